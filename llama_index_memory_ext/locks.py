@@ -1,0 +1,110 @@
+"""Lets one task at a time through a door that tasks, event loops and threads of this process share."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from weakref import WeakValueDictionary
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Hashable
+    from types import TracebackType
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class SharedLock:
+    """A first-come, first-served lock for tasks of any event loop in any thread.
+
+    ``asyncio.Lock`` belongs to one event loop, and a blocked ``threading.Lock`` stops a whole loop;
+    here a waiter is a future that the releasing thread completes.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._waiters: deque[Future[None]] = deque()
+        self._held = False
+        self.holder: asyncio.Task[object] | None = None
+
+    async def __aenter__(self) -> None:
+        waiter = self._queue_up()
+        if waiter is not None:
+            try:
+                await asyncio.wrap_future(waiter)
+            except asyncio.CancelledError:
+                self._give_up(waiter)
+                raise
+        self.holder = asyncio.current_task()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.holder = None
+        self._pass_on()
+
+    def _queue_up(self) -> Future[None] | None:
+        with self._mutex:
+            if not self._held:
+                self._held = True
+                return None
+            waiter: Future[None] = Future()
+            self._waiters.append(waiter)
+            return waiter
+
+    def _give_up(self, waiter: Future[None]) -> None:
+        with self._mutex:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+                return
+        # The lock was handed over in the moment of the cancellation: nobody else would release it.
+        if not waiter.cancelled():
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        with self._mutex:
+            while self._waiters:
+                waiter = self._waiters.popleft()
+                if waiter.set_running_or_notify_cancel():
+                    waiter.set_result(None)
+                    return
+            self._held = False
+
+
+_locks: WeakValueDictionary[Hashable, SharedLock] = WeakValueDictionary()
+_locks_guard = threading.Lock()
+
+
+def lock_for(*door: Hashable) -> SharedLock:
+    """The lock of this door, the same object for everyone who holds or awaits it at this time."""
+    with _locks_guard:
+        lock = _locks.get(door)
+        if lock is None:
+            lock = _locks[door] = SharedLock()
+        return lock
+
+
+def uninterrupted(
+    function: Callable[P, Awaitable[T]],
+) -> Callable[P, Awaitable[T]]:
+    """Run a coroutine function to its end even if its caller is cancelled; the caller is cancelled then.
+
+    SQLAlchemy throws a connection away when a statement on it is cancelled. With an in-memory database
+    that is the whole database, and with any other it is unknown what was stored.
+    """
+
+    async def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        task = asyncio.ensure_future(function(*args, **kwargs))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.done():
+                await asyncio.wait([task])
+            raise
+
+    run.__doc__ = function.__doc__
+    run.__name__ = getattr(function, "__name__", "run")
+    return run

@@ -1,0 +1,406 @@
+"""Puts a store and the blocks together as one LlamaIndex Memory that flushes every turn."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from llama_index.core.async_utils import asyncio_run
+from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
+from llama_index.core.bridge.pydantic import Field, model_validator
+from llama_index.core.memory import BaseMemoryBlock, InsertMethod, Memory
+from llama_index.core.memory.memory import generate_chat_store_key
+from llama_index.core.prompts import RichPromptTemplate
+from llama_index.core.storage.chat_store.base_db import MessageStatus
+
+from llama_index_memory_ext.condensed_block import CondensedMemoryBlock
+from llama_index_memory_ext.errors import LimitError, MessageError, StoreError, TurnError
+from llama_index_memory_ext.locks import SharedLock, lock_for
+from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
+from llama_index_memory_ext.tokens import TokenCounter, as_counter
+from llama_index_memory_ext.transcript import body_of, escape_tags, message_tokens
+from llama_index_memory_ext.window import plan_flush
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from types import TracebackType
+
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_TOKEN_LIMIT = 60_000
+DEFAULT_CONDENSED_TOKEN_LIMIT = 50_000
+# At this share or less, every turn but the newest leaves short-term memory, however short it is.
+FLUSH_EVERY_TURN = 0.0001
+
+_MEMORY_OPENING, _MEMORY_CLOSING = "<memory>\n", "</memory>\n\n"
+
+
+class MemoryBlocksTemplate(RichPromptTemplate):
+    """Joins the blocks' texts as they are.
+
+    No template language ever sees what users and tools have written, and nothing is compiled or parsed.
+    ``template_str`` says the same in Jinja, for people who look it up.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            template_str=(
+                "<memory>\n{% for name, blocks in memory_blocks %}<{{ name }}>\n"
+                "{% for block in blocks %}{{ block.text }}{% endfor %}</{{ name }}>\n{% endfor %}</memory>\n\n"
+            ),
+            template_vars=["memory_blocks"],
+        )
+
+    def format_messages(self, llm: Any = None, **kwargs: Any) -> list[ChatMessage]:
+        """One user message: a text block, and between its parts whatever is not text."""
+        content: list[Any] = []
+        _add_text(content, _MEMORY_OPENING)
+        for name, blocks in kwargs["memory_blocks"]:
+            _add_text(content, f"<{name}>\n")
+            for block in blocks:
+                if isinstance(block, TextBlock):
+                    _add_text(content, block.text if block.text.endswith("\n") else f"{block.text}\n")
+                else:
+                    content.append(block)
+            _add_text(content, f"</{name}>\n")
+        _add_text(content, _MEMORY_CLOSING)
+        return [ChatMessage(role=MessageRole.USER, blocks=content)]
+
+
+class CondensedMemory(Memory):
+    """A LlamaIndex ``Memory`` that shows the model one message: what was said before, and the question.
+
+    Build it with ``from_defaults`` and pass it to every run: ``agent.run(question, memory=memory)``.
+
+    LlamaIndex cannot keep two concurrent runs of one session apart: the later question takes the earlier
+    one out of short-term memory. Let one at a time through with ``async with memory.turn():``.
+
+    Close it with ``await memory.aclose()``, or use it as ``async with CondensedMemory.from_defaults(...)``.
+    """
+
+    token_limit: int = Field(default=DEFAULT_TOKEN_LIMIT, description="The overall token limit of the memory.")
+    chat_history_token_ratio: float = Field(
+        default=FLUSH_EVERY_TURN, description="Share of the token limit for turns that are not flushed yet."
+    )
+    memory_blocks_template: RichPromptTemplate = Field(
+        default_factory=MemoryBlocksTemplate, description="Joins the texts of the blocks."
+    )
+    insert_method: InsertMethod = Field(default=InsertMethod.USER, description="Where the blocks' text goes.")
+    tokenizer_fn: TokenCounter = Field(
+        default_factory=TokenCounter, exclude=True, repr=False, description="Counts the tokens."
+    )
+    sql_store: MemoryStore = Field(
+        default_factory=MemoryStore, exclude=True, repr=False, description="Keeps the log and the cursors."
+    )
+
+    @model_validator(mode="after")
+    def _check_blocks(self) -> CondensedMemory:
+        if not any(isinstance(block, CondensedMemoryBlock) for block in self.memory_blocks):
+            raise ValueError(
+                "a CondensedMemory needs a CondensedMemoryBlock on its own store, and none was given: build it "
+                "with CondensedMemory.from_defaults(...)"
+            )
+        return self
+
+    @classmethod
+    def class_name(cls) -> str:
+        """The name under which LlamaIndex serialises this memory."""
+        return "CondensedMemory"
+
+    @classmethod
+    def from_defaults(  # type: ignore[override]
+        cls,
+        session_id: str | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        *,
+        token_limit: int = DEFAULT_TOKEN_LIMIT,
+        condensed_token_limit: int = DEFAULT_CONDENSED_TOKEN_LIMIT,
+        memory_blocks: list[BaseMemoryBlock[Any]] | None = None,
+        tokenizer_fn: Callable[[str], list[Any]] | None = None,
+        chat_history_token_ratio: float = FLUSH_EVERY_TURN,
+        memory_blocks_template: RichPromptTemplate | None = None,
+        insert_method: InsertMethod | str = InsertMethod.USER,
+        image_token_size_estimate: int = 256,
+        audio_token_size_estimate: int = 256,
+        video_token_size_estimate: int = 256,
+        chat_store: MemoryStore | None = None,
+        table_name: str = DEFAULT_TABLE_NAME,
+        async_database_uri: str | None = None,
+        async_engine: AsyncEngine | None = None,
+        db_schema: str | None = None,
+    ) -> CondensedMemory:
+        """A memory with a condensed block on its own store.
+
+        Args:
+            session_id: Names the conversation. Needed with a database that outlives the process.
+            chat_history: Replaces what the session holds.
+            token_limit: Most tokens that a prompt has by what this package adds to the messages of the
+                current turn. If these alone are longer, nothing is added.
+            condensed_token_limit: Most tokens of the record.
+            memory_blocks: Further blocks, shown behind the record.
+            tokenizer_fn: Counts the tokens; default: o200k_base, exact and offline.
+            chat_history_token_ratio: Share of the token limit for turns that are shown as messages of their
+                own; by default every turn but the newest is condensed.
+            memory_blocks_template: A template of your own, as for LlamaIndex's ``Memory``.
+            insert_method: ``"user"`` (in front of the question) or ``"system"``.
+            image_token_size_estimate: Tokens counted for an image; likewise for audio and video.
+            chat_store: A store of your own instead of the following four.
+            table_name: The chat table.
+            async_database_uri: SQLite by aiosqlite or PostgreSQL by asyncpg; default: in memory.
+            async_engine: Your own engine; it is not closed.
+            db_schema: The schema of the tables, where the database has schemas.
+
+        Raises:
+            LimitError: ``condensed_token_limit`` does not fit into ``token_limit``.
+            StoreError: The database cannot be used, or would outlive a session without a ``session_id``.
+        """
+        if not 0 < condensed_token_limit <= token_limit:
+            raise LimitError(
+                f"The blocks' limits must be at least 1 and fit into token_limit={token_limit}; "
+                f"condensed_token_limit={condensed_token_limit} does not. Lower it, or raise token_limit."
+            )
+        store = chat_store or MemoryStore(
+            async_database_uri, table_name=table_name, async_engine=async_engine, db_schema=db_schema
+        )
+        if not isinstance(store, MemoryStore):
+            raise StoreError(
+                f"chat_store must be a MemoryStore, which keeps the cursors of the blocks; it is a "
+                f"{type(store).__name__}. Use MemoryStore(async_database_uri)."
+            )
+        if not (session_id or store.is_in_memory):
+            raise StoreError(
+                f"{store!r} outlives this process, but without a session_id nobody could find the conversation "
+                "again. Give it one: CondensedMemory.from_defaults(session_id=...)."
+            )
+        counter = as_counter(tokenizer_fn) if tokenizer_fn is not None else TokenCounter()
+        record = CondensedMemoryBlock(token_limit=condensed_token_limit, tokenizer_fn=counter, store=store)
+        memory = cls(
+            session_id=session_id or generate_chat_store_key(),
+            token_limit=token_limit,
+            memory_blocks=[record, *(memory_blocks or [])],
+            tokenizer_fn=counter,
+            chat_history_token_ratio=chat_history_token_ratio,
+            memory_blocks_template=memory_blocks_template or MemoryBlocksTemplate(),
+            insert_method=InsertMethod(insert_method),
+            image_token_size_estimate=image_token_size_estimate,
+            audio_token_size_estimate=audio_token_size_estimate,
+            video_token_size_estimate=video_token_size_estimate,
+            sql_store=store,
+        )
+        if chat_history is not None:
+            asyncio_run(memory.aset(chat_history))
+        return memory
+
+    # ---- turns and life ------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[CondensedMemory]:
+        """Let one run at a time through per session, in every task and thread of this process.
+
+        Raises:
+            TurnError: The task that holds the turn asks for it again.
+        """
+        lock = lock_for("turn", self.session_id, *self.sql_store.identity)
+        if lock.holder is not None and lock.holder is asyncio.current_task():
+            raise TurnError("This task is within memory.turn() already; run the agent without opening another.")
+        async with lock:
+            yield self
+
+    async def aflush(self) -> None:
+        """Move the last turn into the record too, as the next question would."""
+        async with self._calls():
+            await self._append([], len)
+
+    async def aclose(self) -> None:
+        """Flush, and close the database connections that this memory has opened."""
+        await self.aflush()
+        await self.sql_store.aclose()
+
+    async def aforget(self) -> dict[str, int]:
+        """Delete the session for good: its messages and the cursors. Returns the counts per kind."""
+        async with self._calls():
+            return await self.sql_store.forget(self.session_id)
+
+    def forget(self) -> dict[str, int]:
+        """Delete the session for good: its messages and the cursors. Returns the counts per kind."""
+        counts: dict[str, int] = asyncio_run(self.aforget())
+        return counts
+
+    async def __aenter__(self) -> CondensedMemory:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> CondensedMemory:
+        # A workflow that copies its start event must go on writing to this conversation.
+        return self
+
+    # ---- writing -------------------------------------------------------------------------------------
+
+    async def aput(self, message: ChatMessage) -> None:
+        """Add a message; a user's message moves the turns before it into the record."""
+        await self.aput_messages([message])
+
+    async def aput_messages(self, messages: list[ChatMessage]) -> None:
+        """Add messages in one step; none is fine.
+
+        Raises:
+            MessageError: Something else than a ``ChatMessage`` is among them; nothing is written then.
+        """
+        _check_messages(messages)
+        if messages:
+            async with self._calls():
+                await self._append(messages, self._plan_flush)
+
+    async def aset(self, messages: list[ChatMessage]) -> None:
+        """Replace the whole conversation, the record included."""
+        _check_messages(messages)
+        async with self._calls():
+            await self._append(messages, self._plan_flush, replace=True)
+
+    async def areset(self, status: MessageStatus | None = None) -> None:
+        """Delete the conversation: the messages, and what the blocks of this package show of them."""
+        async with self._calls():
+            await self.sql_store.delete_messages(self.session_id, status)
+
+    async def _append(
+        self, messages: list[ChatMessage], plan: Callable[[Sequence[ChatMessage]], int], *, replace: bool = False
+    ) -> None:
+        flushed = await self.sql_store.append(self.session_id, messages, plan, replace=replace)
+        if not flushed:
+            return
+        results = await asyncio.gather(
+            *(
+                block.aput(list(flushed), from_short_term_memory=True, session_id=self.session_id)
+                for block in self.memory_blocks
+            ),
+            return_exceptions=True,
+        )
+        for block, result in zip(self.memory_blocks, results, strict=True):
+            if isinstance(result, Exception):
+                # The messages are stored; a block that fails must not cost the user the answer.
+                logger.warning("Block %r did not take %d messages: %r", block.name, len(flushed), type(result))
+
+    def _plan_flush(self, messages: Sequence[ChatMessage]) -> int:
+        every_turn = self.chat_history_token_ratio <= FLUSH_EVERY_TURN
+        return plan_flush(
+            [1 if every_turn else self._tokens(message) for message in messages],
+            turn_starts=[message.role == MessageRole.USER for message in messages],
+            limit=0 if every_turn else int(self.token_limit * self.chat_history_token_ratio),
+        )
+
+    # ---- reading -------------------------------------------------------------------------------------
+
+    async def aget(
+        self, input: str | ChatMessage | None = None, initial_token_count: int = 0, **block_kwargs: Any
+    ) -> list[ChatMessage]:
+        """The messages for the model: the current turn, with the record in front of its question.
+
+        Args:
+            input: What the blocks should take for the question, if it is not among the messages.
+            initial_token_count: Tokens of the limit that the caller needs for something else.
+            block_kwargs: Passed on to each block.
+        """
+        async with self._calls():
+            turn = await self.sql_store.get_messages(self.session_id, MessageStatus.ACTIVE)
+            question = ChatMessage(content=input) if isinstance(input, str) else input
+            asked = [question] if question is not None and not _is_last_question(question, turn) else []
+            contents = await self._get_memory_blocks_content([*turn, *asked], **block_kwargs)
+            room = self.token_limit - initial_token_count - sum(self._tokens(message) for message in turn)
+            content, messages = await self._within(room, contents)
+        return self._insert_memory_content([_without_our_tags(message) for message in turn], content, messages)
+
+    async def _within(self, room: int, contents: dict[str, Any]) -> tuple[list[Any], list[ChatMessage]]:
+        """What the blocks gave, formatted, and truncated to ``room`` tokens as far as they can be."""
+        blocks = sorted(
+            (block for block in self.memory_blocks if _may_be_truncated(block)), key=lambda block: -block.priority
+        )
+        while True:
+            content, messages = await self._formatted(contents)
+            excess = self._estimate(contents) - room
+            if excess > 0:
+                # The estimate is never too low; only where it is over the room the exact count decides.
+                excess = sum(map(self._tokens, [*messages, ChatMessage(blocks=content)])) - room
+            shrinkable = [block for block in blocks if contents.get(block.name)]
+            if excess <= 0 or not shrinkable:
+                return content, messages
+            name = shrinkable[0].name
+            contents[name] = await shrinkable[0].atruncate(contents[name], excess)
+
+    def _estimate(self, contents: dict[str, Any]) -> float:
+        """At least as many tokens as the blocks' texts have in our template; the counter remembers theirs."""
+        texts = [content for content in contents.values() if isinstance(content, str)]
+        if len(texts) < len(contents) or not isinstance(self.memory_blocks_template, MemoryBlocksTemplate):
+            return math.inf
+        tags = _MEMORY_OPENING + _MEMORY_CLOSING + "".join(f"<{name}>\n</{name}>\n\n" for name in contents)
+        # No token is shorter than a byte.
+        return sum(self.tokenizer_fn.count(text) for text in texts) + len(tags.encode())
+
+    async def _formatted(self, contents: dict[str, Any]) -> tuple[list[Any], list[ChatMessage]]:
+        blocks, messages = await self._format_memory_blocks(contents)
+        formatted = self.memory_blocks_template.format_messages(memory_blocks=blocks) if blocks else []
+        content = list(formatted[0].blocks) if formatted else []
+        if content and isinstance(content[-1], TextBlock) and not content[-1].text.endswith("\n\n"):
+            # Some APIs join the text blocks of a message without anything between them.
+            content[-1] = TextBlock(text=content[-1].text.rstrip("\n") + "\n\n")
+        return content, messages
+
+    def _tokens(self, message: ChatMessage) -> int:
+        estimates = {
+            "image": self.image_token_size_estimate,
+            "audio": self.audio_token_size_estimate,
+            "video": self.video_token_size_estimate,
+            "document": self.document_token_size_estimate,
+        }
+        return message_tokens(message, self.tokenizer_fn, estimates)
+
+    def _calls(self) -> SharedLock:
+        """One call at a time per session and event loop, so that a turn is read as it was written.
+
+        Not across loops: a synchronous call inside a running loop would wait for the loop that it blocks.
+        """
+        return lock_for("calls", id(asyncio.get_running_loop()), self.session_id, *self.sql_store.identity)
+
+
+def _add_text(content: list[Any], text: str) -> None:
+    if content and isinstance(content[-1], TextBlock):
+        content[-1] = TextBlock(text=content[-1].text + text)
+    else:
+        content.append(TextBlock(text=text))
+
+
+def _check_messages(messages: Any) -> None:
+    wrong = next((message for message in messages if not isinstance(message, ChatMessage)), None)
+    if wrong is not None:
+        raise MessageError(
+            f"A memory takes ChatMessage objects; this is a {type(wrong).__name__}. "
+            'Wrap a text as ChatMessage(role="user", content=text).'
+        )
+
+
+def _is_last_question(question: ChatMessage, turn: list[ChatMessage]) -> bool:
+    """Whether the question is the turn's own: agents hand it over a second time in each tool round."""
+    asked = [message for message in turn if message.role == MessageRole.USER]
+    return bool(asked) and body_of(asked[-1]) == body_of(question)
+
+
+def _may_be_truncated(block: BaseMemoryBlock[Any]) -> bool:
+    return isinstance(block, CondensedMemoryBlock) or block.priority > 0
+
+
+def _without_our_tags(message: ChatMessage) -> ChatMessage:
+    """The message with our tags escaped in a user's text, which stands in one message with the record."""
+    if message.role != MessageRole.USER:
+        return message
+    blocks = [
+        TextBlock(text=escape_tags(block.text)) if isinstance(block, TextBlock) else block for block in message.blocks
+    ]
+    return ChatMessage(role=message.role, blocks=blocks, additional_kwargs=message.additional_kwargs)

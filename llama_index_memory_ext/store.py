@@ -1,0 +1,588 @@
+"""Keeps the log of each session and the cursors of its readers in one SQL database."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import warnings
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationError, model_serializer
+from llama_index.core.storage.chat_store.base_db import MessageStatus
+from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI, SQLAlchemyChatStore
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    delete,
+    func,
+    insert,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async_engine
+from sqlalchemy.pool import StaticPool
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from llama_index_memory_ext.errors import StoreError
+from llama_index_memory_ext.locks import SharedLock, lock_for, uninterrupted
+from llama_index_memory_ext.transcript import storable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+logger = logging.getLogger(__name__)
+
+ACTIVE, ARCHIVED = MessageStatus.ACTIVE.value, MessageStatus.ARCHIVED.value
+DEFAULT_TABLE_NAME = "llama_index_memory"
+
+_ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
+_BUSY_SECONDS = 30
+# The log itself has a row among the cursors: its writers lock it, and its epoch tells the readers when
+# rows that they have seen were deleted.
+_LOG = "log"
+
+
+@dataclass(frozen=True, slots=True)
+class LogRow:
+    """One message of the log. ``id`` grows in the order in which the messages were written."""
+
+    id: int
+    message: ChatMessage
+
+
+@dataclass(frozen=True, slots=True)
+class LogPage:
+    """What a reader is given: its cursor, and a page of the log behind it, oldest row first.
+
+    ``position`` is the last row that the reader has left behind, 0 at the beginning. ``epoch`` changes
+    whenever rows were deleted: what was remembered of this session is void then. ``fresh`` is false if
+    that has happened since ``Seen``. ``more`` is true if there are older rows before this page.
+    """
+
+    position: int
+    epoch: int
+    fresh: bool
+    more: bool
+    rows: list[LogRow]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a reader remembers of a session: the epoch, its cursor, and the last row that it was given."""
+
+    epoch: int = 0
+    position: int = 0
+    last_id: int = 0
+
+
+class MemoryStore(SQLAlchemyChatStore):
+    """LlamaIndex's SQL chat store with a log that blocks read by cursors.
+
+    The chat table is the host's own, with the same columns, so an existing database keeps working; rows
+    with the status ``archived`` are the log. Beside it stands ``<table_name>_cursors``. Rows of a
+    session are written, archived and read in the order of their ids.
+
+    Args:
+        async_database_uri: A SQLAlchemy address with an async driver: SQLite by aiosqlite (the default is
+            a private in-memory database) or PostgreSQL by asyncpg.
+        table_name: The host's chat table.
+        async_engine: An engine of your own instead of an address. It is used as it is and never closed.
+        db_schema: The schema of the tables, where the database has schemas.
+
+    Raises:
+        StoreError: The address cannot be read, or names a database or a driver that cannot keep the log.
+    """
+
+    async_database_uri: str = Field(
+        default=DEFAULT_ASYNC_DATABASE_URI, repr=False, description="SQLAlchemy async connection URI"
+    )
+
+    _url: URL = PrivateAttr()
+    _in_memory: bool = PrivateAttr(default=True)
+    _identity: tuple[str, ...] = PrivateAttr(default=())
+    _cursors: Table = PrivateAttr()
+    _owns_engine: bool = PrivateAttr(default=False)
+    _ready: bool = PrivateAttr(default=False)
+
+    def __init__(
+        self,
+        async_database_uri: str | None = DEFAULT_ASYNC_DATABASE_URI,
+        table_name: str = DEFAULT_TABLE_NAME,
+        async_engine: AsyncEngine | None = None,
+        db_data: list[dict[str, Any]] | None = None,
+        db_schema: str | None = None,
+    ) -> None:
+        url = async_engine.url if async_engine is not None else _checked_url(async_database_uri)
+        super().__init__(
+            table_name=table_name,
+            async_database_uri=url.render_as_string(hide_password=async_engine is not None),
+            async_engine=async_engine,
+            db_data=db_data,
+            db_schema=db_schema,
+        )
+        _check_backend(url)
+        self._url = url
+        self._owns_engine = async_engine is None
+        self._in_memory = _is_in_memory(url)
+        place = f"memory {id(async_engine or self)}" if self._in_memory else _place(url)
+        self._identity = (place, str(self.db_schema), table_name)
+        self._define_tables(None if url.get_backend_name() == "sqlite" else db_schema)
+
+    # ---- what it is --------------------------------------------------------------------------------
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether everything is gone when this store is."""
+        return self._in_memory
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What two stores of one process have in common if they keep their rows in the same table."""
+        return self._identity
+
+    def __repr_args__(self) -> list[tuple[str | None, Any]]:
+        return [("async_database_uri", self._url.render_as_string()), ("table_name", self.table_name)]
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> MemoryStore:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An engine cannot travel and a password must not: the copy opens its own connections.
+        return _reopen, (self._url.render_as_string(), self.table_name, self.db_schema)
+
+    def __del__(self) -> None:
+        private = getattr(self, "__pydantic_private__", None) or {}
+        if private.get("_ready") and private.get("_owns_engine") and not self._in_memory:
+            warnings.warn(
+                f"{self!r} was not closed. Close it with `await store.aclose()`, a memory with "
+                "`await memory.aclose()` or `async with memory:`.",
+                ResourceWarning,
+                stacklevel=2,
+            )
+
+    @model_serializer()
+    def dump_store(self) -> dict[str, Any]:
+        """The settings without the password, and the rows if they are kept in memory only."""
+        dump: dict[str, Any] = super().dump_store()
+        dump["async_database_uri"] = self._url.render_as_string()
+        return dump
+
+    @classmethod
+    def class_name(cls) -> str:
+        """The name under which LlamaIndex serialises this store."""
+        return "MemoryStore"
+
+    # ---- the log -----------------------------------------------------------------------------------
+
+    @uninterrupted
+    async def append(
+        self,
+        key: str,
+        messages: Sequence[ChatMessage],
+        plan_flush: Callable[[Sequence[ChatMessage]], int],
+        *,
+        replace: bool = False,
+    ) -> list[ChatMessage]:
+        """Write messages behind the active ones and move what leaves short-term memory into the log.
+
+        ``plan_flush`` is given the active messages with the new ones behind them, oldest first, and says
+        how many of the oldest go into the log. ``replace`` deletes all that the session had before. All of
+        it is one transaction.
+
+        Returns:
+            The messages that went into the log, oldest first, as copies.
+        """
+        rows = [_new_row(key, message) for message in messages]
+        async with self._writing(key) as connection:
+            if replace:
+                await self._delete(connection, key)
+            active = [] if replace else await self._active_rows(connection, key)
+            old = [_message(row) for row in active]
+            flushed = plan_flush([*old, *messages])
+            await self._archive(connection, key, active[:flushed])
+            new = max(flushed - len(active), 0)
+            await self._insert(connection, rows, archived=new)
+        return [*old[:flushed], *(ChatMessage.model_validate(row["data"]) for row in rows[:new])]
+
+    @uninterrupted
+    async def read_log(self, key: str, reader: str, seen: Seen, *, before: int | None = None, limit: int) -> LogPage:
+        """The newest ``limit`` rows of the log that this reader has neither left behind nor seen.
+
+        ``before`` turns the page: only rows with a smaller id.
+        """
+        log = self._rows
+        async with self._reading() as connection:
+            epoch, position = await self._cursor(connection, key, reader)
+            fresh = epoch == seen.epoch and position >= seen.position
+            after = max(position, seen.last_id if fresh else 0)
+            query = select(log.c.id, log.c.role, log.c.data).where(
+                log.c.key == key, log.c.status == ARCHIVED, log.c.id > after
+            )
+            if before is not None:
+                query = query.where(log.c.id < before)
+            found = (await connection.execute(query.order_by(log.c.id.desc()).limit(limit))).all()
+        rows = [LogRow(row.id, _message(row)) for row in reversed(found)]
+        return LogPage(position, epoch, fresh, len(rows) == limit, rows)
+
+    @uninterrupted
+    async def move_cursor(self, key: str, reader: str, *, epoch: int, old: int, new: int) -> bool:
+        """Move a reader's cursor from ``old`` to ``new``, for every worker.
+
+        False if another worker has moved it or the log was reset meanwhile, or if the database is busy.
+        """
+        cursors = self._cursors
+        try:
+            async with self._writing(key) as connection:
+                current_epoch, position = await self._cursor(connection, key, reader)
+                # A log that only the plain host has written had no epoch before it was locked just now.
+                if position != old or epoch not in (0, current_epoch):
+                    return False
+                row = self._upsert({"key": key, "reader": reader, "position": new, "epoch": current_epoch})
+                index = [cursors.c.key, cursors.c.reader]
+                await connection.execute(row.on_conflict_do_update(index_elements=index, set_={"position": new}))
+        except SQLAlchemyError as error:
+            logger.warning("The cursor of %s was not moved (%s); it is tried again.", reader, type(error).__name__)
+            return False
+        return True
+
+    @uninterrupted
+    async def knows(self, key: str) -> bool:
+        """Whether this store has ever been given a message of the session."""
+        for table in (self._cursors, self._rows):
+            async with self._reading() as connection:
+                if (await connection.execute(select(table.c.key).where(table.c.key == key).limit(1))).first():
+                    return True
+        return False
+
+    @uninterrupted
+    async def forget(self, key: str) -> dict[str, int]:
+        """Delete a session: its messages and the cursors of its readers. Returns the counts per kind."""
+        counts = {}
+        async with self._writing(key) as connection:
+            for kind, table in (("messages", self._rows), ("cursors", self._cursors)):
+                counts[kind] = (await connection.execute(delete(table).where(table.c.key == key))).rowcount
+        # The row that this very call has locked is nobody's.
+        counts["cursors"] -= 1
+        return counts
+
+    async def aclose(self) -> None:
+        """Close the engine if this store has opened it; a later call opens it again.
+
+        An in-memory database is gone then.
+        """
+        if self._owns_engine and self._async_engine is not None:
+            engine, self._async_engine = self._async_engine, None
+            self._async_session_factory, self._ready = None, False
+            await engine.dispose()
+
+    # ---- what the host asks of a chat store ------------------------------------------------------------
+
+    @uninterrupted
+    async def get_messages(
+        self,
+        key: str,
+        status: MessageStatus | None = MessageStatus.ACTIVE,
+        limit: int | None = None,
+        offset: int | None = None,
+    ) -> list[ChatMessage]:
+        """The messages of a session, in the order in which they were written."""
+        query = self._where(select(self._rows.c.role, self._rows.c.data), key, status).order_by(self._rows.c.id)
+        # SQLite knows an offset only behind a limit.
+        query = query.limit(limit if limit is not None or not offset else 2**62).offset(offset)
+        async with self._reading() as connection:
+            return [_message(row) for row in await connection.execute(query)]
+
+    @uninterrupted
+    async def count_messages(self, key: str, status: MessageStatus | None = MessageStatus.ACTIVE) -> int:
+        """How many messages a session has."""
+        async with self._reading() as connection:
+            return (
+                await connection.execute(self._where(select(func.count()).select_from(self._rows), key, status))
+            ).scalar_one()
+
+    async def add_message(
+        self, key: str, message: ChatMessage, status: MessageStatus = MessageStatus.ACTIVE
+    ) -> None:
+        """Write one message."""
+        await self.add_messages(key, [message], status)
+
+    @uninterrupted
+    async def add_messages(
+        self, key: str, messages: Sequence[ChatMessage], status: MessageStatus = MessageStatus.ACTIVE
+    ) -> None:
+        """Write messages in one transaction; none is fine."""
+        rows = [_new_row(key, message) for message in messages]
+        async with self._writing(key) as connection:
+            await self._insert(connection, rows, archived=len(rows) if status == MessageStatus.ARCHIVED else 0)
+
+    async def set_messages(
+        self, key: str, messages: Sequence[ChatMessage], status: MessageStatus = MessageStatus.ACTIVE
+    ) -> None:
+        """Replace all messages of a session, the log's too."""
+        archived = len(messages) if status == MessageStatus.ARCHIVED else 0
+        await self.append(key, messages, lambda _: archived, replace=True)
+
+    @uninterrupted
+    async def delete_message(self, key: str, idx: int) -> ChatMessage | None:
+        """Delete the message with this row id and return it, or None if the session has none such."""
+        this = (self._rows.c.key == key, self._rows.c.id == idx)
+        async with self._writing(key) as connection:
+            row = (await connection.execute(select(self._rows.c.role, self._rows.c.data).where(*this))).first()
+            if row is None:
+                return None
+            await connection.execute(delete(self._rows).where(*this))
+            await self._start_epoch(connection, key)
+        return _message(row)
+
+    @uninterrupted
+    async def delete_messages(self, key: str, status: MessageStatus | None = None) -> None:
+        """Delete the messages of a session."""
+        async with self._writing(key) as connection:
+            await self._delete(connection, key, status)
+
+    @uninterrupted
+    async def delete_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:
+        """Delete the oldest n active messages and return them."""
+        async with self._writing(key) as connection:
+            rows = (await self._active_rows(connection, key))[:n]
+            if rows:
+                await connection.execute(
+                    self._where(delete(self._rows), key, MessageStatus.ACTIVE).where(self._rows.c.id <= rows[-1].id)
+                )
+        return [_message(row) for row in rows]
+
+    @uninterrupted
+    async def archive_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:
+        """Move the oldest n active messages into the log and return them."""
+        async with self._writing(key) as connection:
+            rows = (await self._active_rows(connection, key))[:n]
+            await self._archive(connection, key, rows)
+        return [_message(row) for row in rows]
+
+    @uninterrupted
+    async def get_keys(self) -> list[str]:
+        """The ids of all sessions."""
+        async with self._reading() as connection:
+            return list((await connection.execute(select(self._rows.c.key).distinct())).scalars())
+
+    @uninterrupted
+    async def _dump_db_data(self) -> list[dict[str, Any]]:
+        columns = [column for column in self._rows.c if column.name != "id"]
+        async with self._reading() as connection:
+            rows = await connection.execute(select(*columns).order_by(self._rows.c.id))
+            return [dict(row._mapping) for row in rows]
+
+    # ---- statements ------------------------------------------------------------------------------------
+
+    @property
+    def _rows(self) -> Table:
+        assert self._table is not None
+        return self._table
+
+    def _where(self, query: Any, key: str, status: MessageStatus | None) -> Any:
+        query = query.where(self._rows.c.key == key)
+        return query if status is None else query.where(self._rows.c.status == status.value)
+
+    def _upsert(self, values: dict[str, Any]) -> Any:
+        if self._url.get_backend_name() == "sqlite":
+            from sqlalchemy.dialects.sqlite import insert as insert_or_update
+        else:
+            from sqlalchemy.dialects.postgresql import insert as insert_or_update  # type: ignore[assignment]
+        return insert_or_update(self._cursors).values(**values)
+
+    async def _active_rows(self, connection: AsyncConnection, key: str) -> Sequence[Any]:
+        columns = (self._rows.c.id, self._rows.c.role, self._rows.c.data)
+        query = self._where(select(*columns), key, MessageStatus.ACTIVE).order_by(self._rows.c.id)
+        return (await connection.execute(query)).all()
+
+    async def _archive(self, connection: AsyncConnection, key: str, rows: Sequence[Any]) -> None:
+        if rows:
+            await connection.execute(
+                self._where(update(self._rows), key, MessageStatus.ACTIVE)
+                .where(self._rows.c.id <= rows[-1].id)
+                .values(status=ARCHIVED)
+            )
+
+    async def _insert(self, connection: AsyncConnection, rows: list[dict[str, Any]], *, archived: int) -> None:
+        now = time.time_ns()
+        for i, row in enumerate(rows):
+            row.update(timestamp=now + i, status=ARCHIVED if i < archived else ACTIVE)
+        if rows:
+            await connection.execute(insert(self._rows), rows)
+
+    async def _cursor(self, connection: AsyncConnection, key: str, reader: str) -> tuple[int, int]:
+        cursors = self._cursors
+        query = select(cursors.c.reader, cursors.c.position, cursors.c.epoch).where(
+            cursors.c.key == key, cursors.c.reader.in_((_LOG, reader))
+        )
+        found = {row.reader: row for row in await connection.execute(query)}
+        epoch = found[_LOG].epoch if _LOG in found else 0
+        return epoch, found[reader].position if reader in found else 0
+
+    async def _delete(self, connection: AsyncConnection, key: str, status: MessageStatus | None = None) -> None:
+        await connection.execute(self._where(delete(self._rows), key, status))
+        await self._start_epoch(connection, key)
+
+    async def _start_epoch(self, connection: AsyncConnection, key: str) -> None:
+        cursors = self._cursors
+        await connection.execute(delete(cursors).where(cursors.c.key == key, cursors.c.reader != _LOG))
+        await connection.execute(update(cursors).where(cursors.c.key == key).values(epoch=time.time_ns()))
+
+    # ---- connections -----------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _writing(self, key: str) -> AsyncIterator[AsyncConnection]:
+        """A transaction that no other writer of this session can come between, in any process.
+
+        Its first statement writes the session's log row: that locks the row on PostgreSQL, and makes
+        SQLite take its write lock at once instead of failing when it would have to upgrade a read lock.
+        """
+        engine = await self._engine()
+        lock = self._upsert({"key": key, "reader": _LOG, "position": 0, "epoch": time.time_ns()})
+        index = [self._cursors.c.key, self._cursors.c.reader]
+        async with self._gate(), engine.begin() as connection:
+            await connection.execute(lock.on_conflict_do_update(index_elements=index, set_={"position": 0}))
+            yield connection
+
+    @asynccontextmanager
+    async def _reading(self) -> AsyncIterator[AsyncConnection]:
+        engine = await self._engine()
+        # An in-memory database has one connection: its readers must not end a writer's transaction.
+        async with self._gate() if self._in_memory else nullcontext(), engine.connect() as connection:
+            yield connection
+
+    def _gate(self) -> SharedLock | nullcontext[None]:
+        """SQLite has one writer at a time: waiting here is cheaper than its own waiting by polling."""
+        return lock_for("database", *self.identity) if self._url.get_backend_name() == "sqlite" else nullcontext()
+
+    async def _engine(self) -> AsyncEngine:
+        if self._ready and self._async_engine is not None:
+            return self._async_engine
+        async with lock_for("setup", *self.identity):
+            engine = self._async_engine or _open_engine(self._url, in_memory=self.is_in_memory)
+            if not self._ready:
+                await self._create_tables(engine)
+                self._async_engine, self._ready = engine, True
+        return engine
+
+    async def _initialize(self) -> tuple[Any, Table]:
+        """The host's own door to the table, for its code that passes the methods above by."""
+        engine = await self._engine()
+        return async_sessionmaker(bind=engine, expire_on_commit=False), self._rows
+
+    def _define_tables(self, schema: str | None) -> None:
+        self._metadata = MetaData(schema=schema)
+        self._table = Table(
+            self.table_name,
+            self._metadata,
+            Column("id", Integer, primary_key=True, autoincrement=True),
+            Column("key", String, nullable=False, index=True),
+            Column("timestamp", BigInteger, nullable=False, index=True),
+            Column("role", String, nullable=False),
+            Column("status", String, nullable=False, default=ACTIVE, index=True),
+            Column("data", JSON, nullable=False),
+        )
+        # The host's own indexes find a session's active rows only by reading all of its rows.
+        Index(f"ix_{self.table_name}_log", self._table.c.key, self._table.c.status, self._table.c.id)
+        self._cursors = Table(
+            f"{self.table_name}_cursors",
+            self._metadata,
+            Column("key", String, primary_key=True),
+            Column("reader", String, primary_key=True),
+            Column("position", BigInteger, nullable=False),
+            Column("epoch", BigInteger, nullable=False),
+            Column("state", JSON, nullable=True),
+        )
+
+    async def _create_tables(self, engine: AsyncEngine) -> None:
+        # "if not exists" rather than looking first: two processes may be starting at the same time.
+        async with engine.begin() as connection:
+            if self._metadata.schema is not None:
+                await connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{self._metadata.schema}"'))
+            for table in self._metadata.sorted_tables:
+                await connection.execute(CreateTable(table, if_not_exists=True))
+                for index in sorted(table.indexes, key=lambda index: str(index.name)):
+                    await connection.execute(CreateIndex(index, if_not_exists=True))
+            if self._db_data:
+                await connection.execute(insert(self._rows), self._db_data)
+                self._db_data = None
+
+
+def _reopen(uri: str, table_name: str, db_schema: str | None) -> MemoryStore:
+    return MemoryStore(uri, table_name=table_name, db_schema=db_schema)
+
+
+def _new_row(key: str, message: ChatMessage) -> dict[str, Any]:
+    return {"key": key, "role": message.role.value, "data": storable(message)}
+
+
+def _message(row: Any) -> ChatMessage:
+    try:
+        return ChatMessage.model_validate(row.data)
+    except ValidationError:
+        # One row that this version of the host cannot read must not make a whole session unreadable.
+        logger.warning("A stored %s message cannot be read by this version of LlamaIndex.", row.role)
+        return ChatMessage(role=row.role, content="[unreadable message]")
+
+
+def _checked_url(uri: str | None) -> URL:
+    try:
+        return make_url(uri or DEFAULT_ASYNC_DATABASE_URI)
+    except ArgumentError:
+        # The text of the error, and what was given, may hold a password.
+        raise StoreError(
+            "async_database_uri must be a SQLAlchemy address such as 'sqlite+aiosqlite:///memory.db'; "
+            "what was given cannot be read as one."
+        ) from None
+
+
+def _is_in_memory(url: URL) -> bool:
+    nameless = url.database in (None, "", ":memory:") or "mode=memory" in str(url)
+    return url.get_backend_name() == "sqlite" and nameless
+
+
+def _place(url: URL) -> str:
+    if url.get_backend_name() == "sqlite":
+        return os.path.realpath(url.database or "")
+    return f"{url.get_backend_name()} {url.host} {url.port} {url.database}"
+
+
+def _check_backend(url: URL) -> None:
+    wanted = _ASYNC_DRIVERS.get(url.get_backend_name())
+    if wanted is None:
+        raise StoreError(
+            f"MemoryStore keeps its log in SQLite or PostgreSQL; the address names {url.get_backend_name()!r}. "
+            f"Use one of {', '.join(_ASYNC_DRIVERS.values())}."
+        )
+    if "+" not in url.drivername:
+        raise StoreError(
+            f"The database needs an async driver; {url.drivername!r} names none. "
+            f"Write {wanted + '://'!r} instead of {url.drivername + '://'!r}."
+        )
+
+
+def _open_engine(url: URL, *, in_memory: bool) -> AsyncEngine:
+    options: dict[str, Any] = {"hide_parameters": True}
+    if url.get_backend_name() == "sqlite":
+        options["connect_args"] = {"timeout": _BUSY_SECONDS}
+        if in_memory:
+            options["poolclass"] = StaticPool
+        else:
+            # A pool that may have to wait would wait in one event loop for a connection of another.
+            options["max_overflow"] = -1
+    return create_async_engine(url, **options)

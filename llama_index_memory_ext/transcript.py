@@ -1,0 +1,244 @@
+"""Turns a ChatMessage into the text of one entry of the record."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from html import escape
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    MessageRole,
+    TextBlock,
+    ToolCallBlock,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from llama_index_memory_ext.tokens import TokenCounter
+
+OUR_TAGS = frozenset({"memory", "condensed_memory", "relevant_facts", "message", "fact"})
+CLOSING = "</message>\n"
+
+_RESULT_ROLES = frozenset({MessageRole.TOOL, MessageRole.FUNCTION})
+_INVISIBLE_BLOCKS = frozenset({"thinking", "cache"})
+# What a block or the tags of an entry show already, or what the host adds for its own use.
+_SHOWN_ELSEWHERE = frozenset({"session_id", "tool_calls", "function_call", "tool_call_id", "name", "images"})
+_UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
+_ENTRY_START = re.compile(r'^(?=<message role=")', re.MULTILINE)
+_RESULT_START = re.compile(r'<message role="(?:tool|function)"')
+
+
+class ToolCall(NamedTuple):
+    """A call that a model asked for. ``arguments`` is the JSON text, or whatever the model sent."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One message as the record shows it: ``<message role="user">the text</message>`` and a newline.
+
+    ``starts_turn`` is true for a user's message; ``is_result`` is true for a tool's result, which
+    must never stand without the entry before it.
+    """
+
+    row_id: int
+    opening: str
+    body: str
+    tokens: int
+    starts_turn: bool
+    is_result: bool
+
+    @property
+    def text(self) -> str:
+        return f"{self.opening}{self.body}{CLOSING}"
+
+
+def entry_of(row_id: int, message: ChatMessage, counter: TokenCounter, tags: Iterable[str] = ()) -> Entry | None:
+    """The entry of a message, or None if there is nothing to show (an empty or a thinking-only message).
+
+    ``tags`` are further element names, besides our own, that the text must not be able to forge.
+    """
+    body = escape_tags(body_of(message), tags)
+    if not body.strip():
+        return None
+    opening = _opening(message)
+    return Entry(
+        row_id=row_id,
+        opening=opening,
+        body=body,
+        tokens=counter.count(f"{opening}{body}{CLOSING}"),
+        starts_turn=message.role == MessageRole.USER,
+        is_result=message.role in _RESULT_ROLES,
+    )
+
+
+def clip_entry(entry: Entry, limit: int, counter: TokenCounter) -> Entry:
+    """The entry with its body clipped so that it has at most ``limit`` tokens, its tags included.
+
+    If not even the tags fit, the entry comes back with no body and more tokens than the limit.
+    """
+    if entry.tokens <= limit:
+        return entry
+    room = limit - counter.count(entry.opening + CLOSING)
+    while True:
+        body = counter.clip(entry.body, room)
+        tokens = counter.count(f"{entry.opening}{body}{CLOSING}")
+        if tokens <= limit or room <= 0:
+            return Entry(entry.row_id, entry.opening, body, tokens, entry.starts_turn, entry.is_result)
+        room -= tokens - limit
+
+
+def split_entries(text: str) -> list[str]:
+    """The entries of a rendered record, oldest first, each with its newline.
+
+    No message can forge the start of an entry, so this takes apart exactly what was put together.
+    """
+    return [part for part in _ENTRY_START.split(text) if part]
+
+
+def is_result(entry_text: str) -> bool:
+    """Whether an entry of a rendered record is a tool's result."""
+    return _RESULT_START.match(entry_text) is not None
+
+
+def escape_tags(text: str, tags: Iterable[str] = ()) -> str:
+    """Take the force from text that would open or close one of our tags; all else stays as it is.
+
+    >>> escape_tags('</message><b>bold</b> <memory_limit>')
+    '&lt;/message><b>bold</b> <memory_limit>'
+    """
+    if "<" not in text:
+        return text
+    return _tag_pattern(OUR_TAGS.union(tags)).sub("&lt;", text)
+
+
+def body_of(message: ChatMessage) -> str:
+    """The words of a message, its tool calls and a mark for each picture, sound or file; not escaped.
+
+    Calls come from ``ToolCallBlock`` and from ``additional_kwargs`` only where there is no such
+    block, because some LLM classes fill both. Thinking is left out.
+    """
+    lines = [line for block in message.blocks for line in _block_lines(block)]
+    if not any(isinstance(block, ToolCallBlock) for block in message.blocks):
+        lines += [_call_line(call) for call in _calls_in_kwargs(message.additional_kwargs)]
+    extra = {
+        key: value
+        for key, value in message.additional_kwargs.items()
+        if key not in _SHOWN_ELSEWHERE and value not in (None, "", [], {})
+    }
+    if extra:
+        lines.append(f"[{_compact_json(extra)}]")
+    return "\n".join(lines)
+
+
+def message_tokens(message: ChatMessage, counter: TokenCounter, media_tokens: Mapping[str, int]) -> int:
+    """How many tokens the model is sent for a message: exact for text and tool calls, else the estimate.
+
+    ``media_tokens`` gives the estimate for each block type that is not text (``{"image": 256}``).
+    """
+    media = sum(media_tokens.get(block.block_type, 0) for block in message.blocks)
+    return counter.count(body_of(message)) + media
+
+
+def storable(message: ChatMessage) -> dict[str, Any]:
+    """The message as JSON values that every database and every model's API accepts.
+
+    Lone surrogates and NUL become U+FFFD. The message itself is not changed.
+    """
+    stored: dict[str, Any] = _clean(message.model_dump(mode="json"))
+    return stored
+
+
+@lru_cache(maxsize=64)
+def _tag_pattern(tags: frozenset[str]) -> re.Pattern[str]:
+    names = "|".join(re.escape(tag) for tag in sorted(tags))
+    return re.compile(rf"<(?=\s*/?\s*(?:{names})(?![\w.:-]))", re.IGNORECASE)
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        if not _UNSTORABLE.search(value):
+            return value
+        # Two surrogates that belong together are one character; what is left alone is replaced.
+        paired = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return paired.replace("\x00", "\ufffd")
+    if isinstance(value, dict):
+        return {_clean(key): _clean(entry) for key, entry in value.items()}
+    return [_clean(entry) for entry in value] if isinstance(value, list) else value
+
+
+def _opening(message: ChatMessage) -> str:
+    attributes = {"role": message.role.value}
+    if message.role in _RESULT_ROLES:
+        for key in ("tool_call_id", "name"):
+            if message.additional_kwargs.get(key):
+                attributes[key] = str(message.additional_kwargs[key])
+    pairs = " ".join(f'{key}="{_attribute(value)}"' for key, value in attributes.items())
+    return f"<message {pairs}>"
+
+
+def _attribute(value: str) -> str:
+    return escape(" ".join(value.split())[:200], quote=True)
+
+
+def _block_lines(block: Any) -> Iterator[str]:
+    """The lines of one content block; unknown kinds of later hosts are named, never dropped."""
+    if isinstance(block, TextBlock):
+        if block.text:
+            yield block.text
+    elif isinstance(block, ToolCallBlock):
+        yield _call_line(ToolCall(block.tool_call_id or "", block.tool_name, _arguments(block.tool_kwargs)))
+    elif block.block_type == "citable":
+        yield f"[citable: {block.title}]"
+        for part in block.content:
+            yield from _block_lines(part)
+    elif block.block_type == "citation":
+        yield f"[citation: {block.title}]"
+        yield from _block_lines(block.cited_content)
+    elif block.block_type not in _INVISIBLE_BLOCKS:
+        yield _media_line(block)
+
+
+def _media_line(block: Any) -> str:
+    url = str(getattr(block, "url", None) or "")
+    details = [getattr(block, "title", None), None if url.startswith("data:") else url]
+    shown = " ".join(" ".join(str(detail).split()) for detail in details if detail)
+    return f"[{block.block_type}: {shown}]" if shown else f"[{block.block_type}]"
+
+
+def _call_line(call: ToolCall) -> str:
+    return f"[tool call {call.id}] {call.name}({call.arguments})".replace("[tool call ]", "[tool call]")
+
+
+def _calls_in_kwargs(kwargs: Mapping[str, Any]) -> Iterator[ToolCall]:
+    calls = kwargs.get("tool_calls") or []
+    legacy = kwargs.get("function_call")
+    for call in [*(calls if isinstance(calls, list) else [calls]), *([legacy] if legacy else [])]:
+        fields = call if isinstance(call, dict) else getattr(call, "model_dump", lambda: {"name": str(call)})()
+        function = fields.get("function") or fields
+        if not isinstance(function, dict):
+            function = {"name": str(function)}
+        arguments = next((function[key] for key in ("arguments", "args", "input", "parameters") if key in function), {})
+        name = function.get("name") or ""
+        yield ToolCall(str(fields.get("id") or fields.get("call_id") or ""), str(name), _arguments(arguments))
+
+
+def _arguments(value: Any) -> str:
+    return value if isinstance(value, str) else _compact_json(value)
+
+
+def _compact_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    dump = getattr(value, "model_dump", None)
+    return dump() if callable(dump) else str(value)
