@@ -193,19 +193,17 @@ class CondensedMemoryBlock(BaseMemoryBlock[str]):
         window = self._windows.get(session_id, _Window())
         page = await self._page(session_id, window.seen)
         new = self._entries(page)
-        if page.fresh and window.entries and new and new[0].is_result:
+        if not page.fresh or (window.entries and new and new[0].is_result):
             # A result shares the room of its call, so both must be read together.
             window = _Window()
             page = await self._page(session_id, window.seen)
             new = self._entries(page)
-        known = window.entries if page.fresh else ()
-        newest = page.rows[-1].id if page.rows else window.seen.last_id if page.fresh else page.position
+        newest = page.rows[-1].id if page.rows else window.seen.last_id
         while page.more and not self._is_full(new):
             page = await self._page(session_id, window.seen, before=page.rows[0].id)
             new = self._entries(page) + new
-        if page.more:
-            # Older messages than these cannot be in the record.
-            known = ()
+        # If there are older messages than these, they and what was known cannot be in the record any more.
+        known = () if page.more else window.entries
         entries = (entry for entry in (*known, *self._within_shares(new)) if entry.row_id > page.position)
         window = _Window(Seen(page.epoch, page.position, newest), tuple(entries))
         self._windows.put(session_id, window)

@@ -256,9 +256,11 @@ class CondensedMemory(Memory):
             MessageError: Something else than a ``ChatMessage`` is among them; nothing is written then.
         """
         _check_messages(messages)
+        # Only a new question ends the turn before it.
+        starts_turn = any(message.role == MessageRole.USER for message in messages)
         if messages:
             async with self._calls():
-                await self._append(messages, self._plan_flush)
+                await self._append(messages, self._plan_flush if starts_turn else None)
 
     async def aset(self, messages: list[ChatMessage]) -> None:
         """Replace the whole conversation, the record included."""
@@ -272,7 +274,11 @@ class CondensedMemory(Memory):
             await self.sql_store.delete_messages(self.session_id, status)
 
     async def _append(
-        self, messages: list[ChatMessage], plan: Callable[[Sequence[ChatMessage]], int], *, replace: bool = False
+        self,
+        messages: list[ChatMessage],
+        plan: Callable[[Sequence[ChatMessage]], int] | None,
+        *,
+        replace: bool = False,
     ) -> None:
         flushed = await self.sql_store.append(self.session_id, messages, plan, replace=replace)
         if not flushed:

@@ -23,13 +23,19 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    and_,
+    bindparam,
+    case,
     delete,
     func,
     insert,
+    literal,
+    null,
     select,
     text,
     update,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async_engine
@@ -55,6 +61,7 @@ _BUSY_SECONDS = 30
 # The log itself has a row among the cursors: its writers lock it, and its epoch tells the readers when
 # rows that they have seen were deleted.
 _LOG = "log"
+_BEHIND_ALL = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +77,8 @@ class LogPage:
     """What a reader is given: its cursor, and a page of the log behind it, oldest row first.
 
     ``position`` is the last row that the reader has left behind, 0 at the beginning. ``epoch`` changes
-    whenever rows were deleted: what was remembered of this session is void then. ``fresh`` is false if
-    that has happened since ``Seen``. ``more`` is true if there are older rows before this page.
+    whenever rows were deleted. ``fresh`` is false, and the page empty, if that has happened since ``Seen``:
+    what was remembered of the session is void then. ``more`` is true if there are older rows before the page.
     """
 
     position: int
@@ -88,6 +95,39 @@ class Seen:
     epoch: int = 0
     position: int = 0
     last_id: int = 0
+
+
+class _Statements:
+    """The statements of every turn, built once: building one costs as much as running it."""
+
+    def __init__(self, rows: Table, cursors: Table, backend: str) -> None:
+        session, last_id = bindparam("session"), bindparam("last_id")
+        is_active = and_(rows.c.key == session, rows.c.status == ACTIVE)
+        epoch = _value(cursors.c.epoch, cursors, session, literal(_LOG))
+        position = _value(cursors.c.position, cursors, session, bindparam("by"))
+        cursor = (epoch.label("epoch"), position.label("position"))
+        self.cursor = select(null().label("id"), *cursor)
+        # The last row that was seen comes along as a witness that it is still there.
+        unseen = case((rows.c.id == last_id, null()), else_=rows.c.data).label("data")
+        self.page = (
+            select(rows.c.id, rows.c.role, unseen, *cursor)
+            .where(rows.c.key == session, rows.c.status == ARCHIVED)
+            .where(rows.c.id >= last_id, rows.c.id > position, rows.c.id < bindparam("before"))
+            .order_by(rows.c.id.desc())
+            .limit(bindparam("most"))
+        )
+        self.active = select(rows.c.id, rows.c.role, rows.c.data).where(is_active).order_by(rows.c.id)
+        self.archive = update(rows).where(is_active, rows.c.id <= bindparam("last_flushed")).values(status=ARCHIVED)
+        self.insert = insert(rows)
+        upsert = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}[backend](cursors)
+        self.move = upsert.on_conflict_do_update(
+            index_elements=[cursors.c.key, cursors.c.reader], set_={"position": upsert.excluded.position}
+        )
+
+
+def _value(column: Any, cursors: Table, key: Any, reader: Any) -> Any:
+    query = select(column).where(cursors.c.key == key, cursors.c.reader == reader)
+    return func.coalesce(query.scalar_subquery(), 0)
 
 
 class MemoryStore(SQLAlchemyChatStore):
@@ -116,6 +156,7 @@ class MemoryStore(SQLAlchemyChatStore):
     _in_memory: bool = PrivateAttr(default=True)
     _identity: tuple[str, ...] = PrivateAttr(default=())
     _cursors: Table = PrivateAttr()
+    _statements: _Statements = PrivateAttr()
     _owns_engine: bool = PrivateAttr(default=False)
     _ready: bool = PrivateAttr(default=False)
 
@@ -194,15 +235,15 @@ class MemoryStore(SQLAlchemyChatStore):
         self,
         key: str,
         messages: Sequence[ChatMessage],
-        plan_flush: Callable[[Sequence[ChatMessage]], int],
+        plan_flush: Callable[[Sequence[ChatMessage]], int] | None,
         *,
         replace: bool = False,
     ) -> list[ChatMessage]:
         """Write messages behind the active ones and move what leaves short-term memory into the log.
 
         ``plan_flush`` is given the active messages with the new ones behind them, oldest first, and says
-        how many of the oldest go into the log. ``replace`` deletes all that the session had before. All of
-        it is one transaction.
+        how many of the oldest go into the log; without it none does. ``replace`` deletes all that the session
+        had before. All of it is one transaction.
 
         Returns:
             The messages that went into the log, oldest first, as copies.
@@ -211,9 +252,9 @@ class MemoryStore(SQLAlchemyChatStore):
         async with self._writing(key) as connection:
             if replace:
                 await self._delete(connection, key)
-            active = [] if replace else await self._active_rows(connection, key)
+            active = await self._active_rows(connection, key) if plan_flush and not replace else []
             old = [_message(row) for row in active]
-            flushed = plan_flush([*old, *messages])
+            flushed = plan_flush([*old, *messages]) if plan_flush else 0
             await self._archive(connection, key, active[:flushed])
             new = max(flushed - len(active), 0)
             await self._insert(connection, rows, archived=new)
@@ -225,19 +266,13 @@ class MemoryStore(SQLAlchemyChatStore):
 
         ``before`` turns the page: only rows with a smaller id.
         """
-        log = self._rows
+        cursor = {"session": key, "by": reader}
+        page = {"last_id": seen.last_id, "before": before or _BEHIND_ALL, "most": limit + 1}
         async with self._reading() as connection:
-            epoch, position = await self._cursor(connection, key, reader)
-            fresh = epoch == seen.epoch and position >= seen.position
-            after = max(position, seen.last_id if fresh else 0)
-            query = select(log.c.id, log.c.role, log.c.data).where(
-                log.c.key == key, log.c.status == ARCHIVED, log.c.id > after
-            )
-            if before is not None:
-                query = query.where(log.c.id < before)
-            found = (await connection.execute(query.order_by(log.c.id.desc()).limit(limit))).all()
-        rows = [LogRow(row.id, _message(row)) for row in reversed(found)]
-        return LogPage(position, epoch, fresh, len(rows) == limit, rows)
+            found = (await connection.execute(self._statements.page, cursor | page)).all()
+            if not found:
+                found = (await connection.execute(self._statements.cursor, cursor)).all()
+        return _page(found, seen, limit)
 
     @uninterrupted
     async def move_cursor(self, key: str, reader: str, *, epoch: int, old: int, new: int) -> bool:
@@ -245,16 +280,15 @@ class MemoryStore(SQLAlchemyChatStore):
 
         False if another worker has moved it or the log was reset meanwhile, or if the database is busy.
         """
-        cursors = self._cursors
         try:
             async with self._writing(key) as connection:
-                current_epoch, position = await self._cursor(connection, key, reader)
+                query = self._statements.cursor
+                current = (await connection.execute(query, {"session": key, "by": reader})).one()
                 # A log that only the plain host has written had no epoch before it was locked just now.
-                if position != old or epoch not in (0, current_epoch):
+                if current.position != old or epoch not in (0, current.epoch):
                     return False
-                row = self._upsert({"key": key, "reader": reader, "position": new, "epoch": current_epoch})
-                index = [cursors.c.key, cursors.c.reader]
-                await connection.execute(row.on_conflict_do_update(index_elements=index, set_={"position": new}))
+                moved = {"key": key, "reader": reader, "position": new, "epoch": current.epoch}
+                await connection.execute(self._statements.move, moved)
         except SQLAlchemyError as error:
             logger.warning("The cursor of %s was not moved (%s); it is tried again.", reader, type(error).__name__)
             return False
@@ -303,7 +337,7 @@ class MemoryStore(SQLAlchemyChatStore):
         """The messages of a session, in the order in which they were written."""
         query = self._where(select(self._rows.c.role, self._rows.c.data), key, status).order_by(self._rows.c.id)
         # SQLite knows an offset only behind a limit.
-        query = query.limit(limit if limit is not None or not offset else 2**62).offset(offset)
+        query = query.limit(limit if limit is not None or not offset else _BEHIND_ALL).offset(offset)
         async with self._reading() as connection:
             return [_message(row) for row in await connection.execute(query)]
 
@@ -398,41 +432,19 @@ class MemoryStore(SQLAlchemyChatStore):
         query = query.where(self._rows.c.key == key)
         return query if status is None else query.where(self._rows.c.status == status.value)
 
-    def _upsert(self, values: dict[str, Any]) -> Any:
-        if self._url.get_backend_name() == "sqlite":
-            from sqlalchemy.dialects.sqlite import insert as insert_or_update
-        else:
-            from sqlalchemy.dialects.postgresql import insert as insert_or_update  # type: ignore[assignment]
-        return insert_or_update(self._cursors).values(**values)
-
     async def _active_rows(self, connection: AsyncConnection, key: str) -> Sequence[Any]:
-        columns = (self._rows.c.id, self._rows.c.role, self._rows.c.data)
-        query = self._where(select(*columns), key, MessageStatus.ACTIVE).order_by(self._rows.c.id)
-        return (await connection.execute(query)).all()
+        return (await connection.execute(self._statements.active, {"session": key})).all()
 
     async def _archive(self, connection: AsyncConnection, key: str, rows: Sequence[Any]) -> None:
         if rows:
-            await connection.execute(
-                self._where(update(self._rows), key, MessageStatus.ACTIVE)
-                .where(self._rows.c.id <= rows[-1].id)
-                .values(status=ARCHIVED)
-            )
+            await connection.execute(self._statements.archive, {"session": key, "last_flushed": rows[-1].id})
 
     async def _insert(self, connection: AsyncConnection, rows: list[dict[str, Any]], *, archived: int) -> None:
         now = time.time_ns()
         for i, row in enumerate(rows):
             row.update(timestamp=now + i, status=ARCHIVED if i < archived else ACTIVE)
         if rows:
-            await connection.execute(insert(self._rows), rows)
-
-    async def _cursor(self, connection: AsyncConnection, key: str, reader: str) -> tuple[int, int]:
-        cursors = self._cursors
-        query = select(cursors.c.reader, cursors.c.position, cursors.c.epoch).where(
-            cursors.c.key == key, cursors.c.reader.in_((_LOG, reader))
-        )
-        found = {row.reader: row for row in await connection.execute(query)}
-        epoch = found[_LOG].epoch if _LOG in found else 0
-        return epoch, found[reader].position if reader in found else 0
+            await connection.execute(self._statements.insert, rows)
 
     async def _delete(self, connection: AsyncConnection, key: str, status: MessageStatus | None = None) -> None:
         await connection.execute(self._where(delete(self._rows), key, status))
@@ -453,10 +465,9 @@ class MemoryStore(SQLAlchemyChatStore):
         SQLite take its write lock at once instead of failing when it would have to upgrade a read lock.
         """
         engine = await self._engine()
-        lock = self._upsert({"key": key, "reader": _LOG, "position": 0, "epoch": time.time_ns()})
-        index = [self._cursors.c.key, self._cursors.c.reader]
+        log = {"key": key, "reader": _LOG, "position": 0, "epoch": time.time_ns()}
         async with self._gate(), engine.begin() as connection:
-            await connection.execute(lock.on_conflict_do_update(index_elements=index, set_={"position": 0}))
+            await connection.execute(self._statements.move, log)
             yield connection
 
     @asynccontextmanager
@@ -508,6 +519,7 @@ class MemoryStore(SQLAlchemyChatStore):
             Column("epoch", BigInteger, nullable=False),
             Column("state", JSON, nullable=True),
         )
+        self._statements = _Statements(self._table, self._cursors, self._url.get_backend_name())
 
     async def _create_tables(self, engine: AsyncEngine) -> None:
         # "if not exists" rather than looking first: two processes may be starting at the same time.
@@ -525,6 +537,17 @@ class MemoryStore(SQLAlchemyChatStore):
 
 def _reopen(uri: str, table_name: str, db_schema: str | None) -> MemoryStore:
     return MemoryStore(uri, table_name=table_name, db_schema=db_schema)
+
+
+def _page(found: Sequence[Any], seen: Seen, limit: int) -> LogPage:
+    """The page that was found, newest row first, without the row that was seen last."""
+    epoch, position = found[0].epoch, found[0].position
+    rows = [row for row in found if row.id is not None and row.id != seen.last_id]
+    witnessed = len(rows) > limit or len(rows) < len(found) or seen.last_id <= position
+    if seen.last_id and (epoch != seen.epoch or not witnessed):
+        return LogPage(position, epoch, fresh=False, more=False, rows=[])
+    shown = [LogRow(row.id, _message(row)) for row in reversed(rows[:limit])]
+    return LogPage(position, epoch, fresh=True, more=len(rows) > limit, rows=shown)
 
 
 def _new_row(key: str, message: ChatMessage) -> dict[str, Any]:
