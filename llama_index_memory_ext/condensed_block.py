@@ -168,6 +168,11 @@ class CondensedMemoryBlock(BaseMemoryBlock[str]):
             dropped += 1
         return "".join(entries[dropped:]) or None
 
+    async def aclose(self) -> None:
+        """Close the private store, and lose what it held; a given store is its owner's to close."""
+        if self._private_store is not None:
+            await self._private_store.aclose()
+
     # ---- reading -----------------------------------------------------------------------------------
 
     @property

@@ -221,6 +221,14 @@ class CondensedMemory(Memory):
         await self.aflush()
         await self.sql_store.aclose()
 
+    def flush(self) -> None:
+        """Move the last turn into the record too, as the next question would."""
+        asyncio_run(self.aflush())
+
+    def close(self) -> None:
+        """Flush, and close the database connections that this memory has opened."""
+        asyncio_run(self.aclose())
+
     async def aforget(self) -> dict[str, int]:
         """Delete the session for good: its messages and the cursors. Returns the counts per kind."""
         async with self._calls():

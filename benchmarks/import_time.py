@@ -1,0 +1,40 @@
+"""What importing the package adds to importing LlamaIndex, in fresh processes that alternate.
+
+Each process times its own import, so starting Python is not counted. The first process of each side, which
+may have to compile and to read from a cold disk, is not counted either.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from statistics import median
+
+from benchmarks.report import Measure, Promise, publish
+
+ROUNDS = 11
+HOST, BOTH = "llama_index.core", "llama_index.core, llama_index_memory_ext"
+
+
+def import_seconds(modules: str) -> float:
+    """The seconds that the import takes in a new process."""
+    code = f"from time import perf_counter; start = perf_counter(); import {modules}; print(perf_counter() - start)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    return float(done.stdout)
+
+
+def main() -> int:
+    """Measure, publish, and return the exit code."""
+    seconds: dict[str, list[float]] = {HOST: [], BOTH: []}
+    for _ in range(1 + ROUNDS):
+        for modules, taken in seconds.items():
+            taken.append(import_seconds(modules))
+    medians = {modules: median(taken[1:]) for modules, taken in seconds.items()}
+    measures = [Measure(f"import {modules}", taken, "s") for modules, taken in medians.items()]
+    measures.append(Measure("both against LlamaIndex alone", medians[BOTH] / medians[HOST]))
+    promises = [Promise("seconds more than LlamaIndex alone", 0.15, medians[BOTH] - medians[HOST], "s")]
+    return publish("import_time", measures, promises)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

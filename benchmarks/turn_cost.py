@@ -1,0 +1,103 @@
+"""The cost of one turn: ``aput`` a question, ``aget``, ``aput`` the answer, ``aget``, on a SQLite file.
+
+Four sides take turns, in an order that rotates: the package in a session of 10,000 messages, the package
+at 100, LlamaIndex's Memory of the same settings without any block at 100, and the recipe at 100. All limits
+are the defaults. Each side has its own database file. Messages have 20 tokens: short ones make the record
+long in entries, which is the package's bad case.
+
+Sessions grow while they are measured. Those of 100 messages are therefore begun anew in each of the rounds
+and pass 100 by two messages a turn, up to 160. The session of 10,000 goes on through all rounds, so that its
+record is seen at every length between two cuts, and the cut itself too. The first turns of a round warm
+the connections up and are not counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from benchmarks.messages import sample_messages
+from benchmarks.recipe import SESSION, RecipeBlock, host_memory
+from benchmarks.report import Measure, Promise, publish
+from llama_index_memory_ext import CondensedMemory
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from llama_index.core.memory import Memory
+
+ROUNDS, TURNS, WARM_UP = 10, 26, 4
+LONG, SHORT = 10_000, 100
+
+LONG_SESSION = f"CondensedMemory at {LONG:,} messages"
+SHORT_SESSION = f"CondensedMemory at {SHORT} messages"
+HOST = f"Memory without blocks at {SHORT} messages"
+RECIPE = f"the recipe at {SHORT} messages"
+SIDES = (LONG_SESSION, SHORT_SESSION, HOST, RECIPE)
+
+
+@asynccontextmanager
+async def session_of(side: str, file: Path) -> AsyncIterator[Memory]:
+    """A side's memory with the messages that it begins with."""
+    uri = f"sqlite+aiosqlite:///{file}"
+    if side in (LONG_SESSION, SHORT_SESSION):
+        opened = CondensedMemory.from_defaults(session_id=SESSION, async_database_uri=uri)
+    else:
+        opened = host_memory(uri, *([RecipeBlock()] if side == RECIPE else []))
+    async with opened as memory:
+        await memory.aput_messages(sample_messages(LONG if side == LONG_SESSION else SHORT))
+        yield memory
+
+
+async def turn(memory: Memory, number: int) -> float:
+    """The seconds that one turn takes."""
+    question, answer = sample_messages(2, start=2 * number)
+    start = perf_counter()
+    await memory.aput(question)
+    await memory.aget()
+    await memory.aput(answer)
+    await memory.aget()
+    return perf_counter() - start
+
+
+async def measure(folder: Path) -> dict[str, list[float]]:
+    """The seconds of each counted turn of each side."""
+    seconds: dict[str, list[float]] = {side: [] for side in SIDES}
+    async with session_of(LONG_SESSION, folder / "long.db") as long_session:
+        for round_number in range(ROUNDS):
+            async with AsyncExitStack() as stack:
+                memories: dict[str, Memory] = {LONG_SESSION: long_session}
+                for i, side in enumerate(SIDES[1:]):
+                    file = folder / f"{round_number}-{i}.db"
+                    memories[side] = await stack.enter_async_context(session_of(side, file))
+                for number in range(WARM_UP + TURNS):
+                    for i in range(len(SIDES)):
+                        side = SIDES[(number + i) % len(SIDES)]
+                        taken = await turn(memories[side], number)
+                        seconds[side] += [taken] if number >= WARM_UP else []
+    return seconds
+
+
+def main() -> int:
+    """Measure, publish, and return the exit code."""
+    with TemporaryDirectory() as folder:
+        seconds = asyncio.run(measure(Path(folder)))
+    turns = {side: 1000 * median(taken) for side, taken in seconds.items()}
+    measures = [Measure(f"one turn, {side}", taken, "ms") for side, taken in turns.items()]
+    measures.append(Measure("turns measured on each side", ROUNDS * TURNS))
+    measures.append(Measure("the recipe against Memory without blocks", turns[RECIPE] / turns[HOST]))
+    promises = [
+        Promise(f"{LONG:,} messages against {SHORT}", 1.25, turns[LONG_SESSION] / turns[SHORT_SESSION]),
+        Promise(f"CondensedMemory against Memory without blocks at {SHORT}", 1.3, turns[SHORT_SESSION] / turns[HOST]),
+    ]
+    return publish("turn_cost", measures, promises)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""A database file, a memory on it, and an OpenAI server, each as a test needs it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from llama_index.core.memory import BaseMemoryBlock, Memory
+from llama_index.llms.openai import OpenAI
+
+from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock
+from tests.openai_server import Model, OpenAIServer, serve
+
+OpenMemory = Callable[..., CondensedMemory]
+OpenPlainMemory = Callable[..., Memory]
+StartModel = Callable[[Model], tuple[OpenAI, OpenAIServer]]
+
+
+@pytest.fixture
+def database_uri(tmp_path: Path) -> str:
+    return f"sqlite+aiosqlite:///{tmp_path / 'memory.db'}"
+
+
+@pytest.fixture(params=["memory", "file"])
+def any_database_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
+    """No address, for a database in memory, and then a file."""
+    return f"sqlite+aiosqlite:///{tmp_path / 'memory.db'}" if request.param == "file" else None
+
+
+@pytest.fixture
+async def open_memory(database_uri: str) -> AsyncIterator[OpenMemory]:
+    """Opens memories on the test's database file, as a new process would, and closes them at the end."""
+    async with AsyncExitStack() as stack:
+
+        def open_one(session_id: str = "chat", **options: Any) -> CondensedMemory:
+            options.setdefault("async_database_uri", database_uri)
+            memory = CondensedMemory.from_defaults(session_id=session_id, **options)
+            stack.push_async_callback(memory.sql_store.aclose)
+            return memory
+
+        yield open_one
+
+
+@pytest.fixture
+async def open_plain_memory() -> AsyncIterator[OpenPlainMemory]:
+    """Opens LlamaIndex's own Memory with the settings of the preset, and closes what it opens."""
+    async with AsyncExitStack() as stack:
+
+        def open_one(*blocks: BaseMemoryBlock[Any], **options: Any) -> Memory:
+            settings = {"session_id": "chat", "chat_history_token_ratio": 0.0001, "insert_method": "user"}
+            memory = Memory.from_defaults(memory_blocks=list(blocks), **{**settings, **options})
+            stack.push_async_callback(close_plain_memory, memory)
+            return memory
+
+        yield open_one
+
+
+async def close_plain_memory(memory: Memory) -> None:
+    """The host leaves its engine open, and nobody owns the private stores of blocks."""
+    for block in memory.memory_blocks:
+        if isinstance(block, CondensedMemoryBlock):
+            await block.aclose()
+    engine = getattr(memory.sql_store, "_async_engine", None)
+    if engine is not None:
+        await engine.dispose()
+
+
+@pytest.fixture
+async def start_model() -> AsyncIterator[StartModel]:
+    """Starts an OpenAI server around a model, and gives the real client for it."""
+    async with AsyncExitStack() as stack:
+
+        def start(model: Model) -> tuple[OpenAI, OpenAIServer]:
+            server = stack.enter_context(serve(model))
+            http_client = stack.enter_context(httpx.Client())
+            async_http_client = httpx.AsyncClient()
+            stack.push_async_callback(async_http_client.aclose)
+            client = OpenAI(
+                model="gpt-4o-mini",
+                api_base=server.api_base,
+                api_key="sk-test-key",
+                max_retries=0,
+                http_client=http_client,
+                async_http_client=async_http_client,
+            )
+            return client, server
+
+        yield start

@@ -1,0 +1,39 @@
+"""Short names for messages of every kind, and for looking into what the model is shown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from llama_index.core.llms import ChatMessage
+from llama_index.core.base.llms.types import TextBlock, ToolCallBlock
+
+
+def user(text: str) -> ChatMessage:
+    return ChatMessage(role="user", content=text)
+
+
+def assistant(text: str) -> ChatMessage:
+    return ChatMessage(role="assistant", content=text)
+
+
+def calling(*calls: tuple[str, str, dict[str, Any] | str], text: str = "") -> ChatMessage:
+    """An assistant's message with a block for each call: (id, name, arguments)."""
+    said = [TextBlock(text=text)] if text else []
+    blocks = [ToolCallBlock(tool_call_id=call_id, tool_name=name, tool_kwargs=kwargs) for call_id, name, kwargs in calls]
+    return ChatMessage(role="assistant", blocks=[*said, *blocks])
+
+
+def result(call_id: str, text: str) -> ChatMessage:
+    return ChatMessage(role="tool", content=text, additional_kwargs={"tool_call_id": call_id})
+
+
+def sent_text(messages: Sequence[ChatMessage]) -> str:
+    """All text of the messages, joined as OpenAI joins the blocks of a message: without a separator."""
+    return "".join(block.text for message in messages for block in message.blocks if isinstance(block, TextBlock))
+
+
+def record(text: str) -> list[tuple[str, str]]:
+    """The (role, text) of each entry that a prompt shows."""
+    return re.findall(r'<message role="(\w+)"[^>]*>(.*?)</message>\n', text, flags=re.DOTALL)

@@ -1,0 +1,175 @@
+"""An HTTP server that speaks OpenAI's Chat Completions protocol and refuses what OpenAI refuses."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Message = dict[str, Any]
+# What the model answers to the messages and the names of the tools that it was offered.
+Model = Callable[[list[Message], list[str]], Message]
+
+_FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id", "function_call", "refusal", "audio"}
+
+
+@dataclass
+class OpenAIServer:
+    """Where the server listens, and what it was sent: the messages of each accepted request."""
+
+    api_base: str
+    model: Model
+    requests: list[list[Message]] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+    on_request: Callable[[], None] = lambda: None
+
+
+@contextmanager
+def serve(model: Model) -> Iterator[OpenAIServer]:
+    """Serve until the end of the block, on a free port of this machine."""
+    http = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    http.daemon_threads = True
+    server = OpenAIServer(f"http://127.0.0.1:{http.server_address[1]}/v1", model)
+    http.state = server  # type: ignore[attr-defined]
+    thread = threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        http.shutdown()
+        http.server_close()
+        thread.join()
+
+
+def say(text: str) -> Message:
+    """An answer in words."""
+    return {"role": "assistant", "content": text}
+
+
+def call(*calls: tuple[str, str, dict[str, Any]], content: str | None = None) -> Message:
+    """An answer that asks for tools: (id, name, arguments) each."""
+    tool_calls = [
+        {"id": call_id, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+        for call_id, name, arguments in calls
+    ]
+    return {"role": "assistant", "content": content, "tool_calls": tool_calls}
+
+
+def why_refused(messages: Any) -> str | None:
+    """OpenAI's complaint about the messages of a request, or None."""
+    if not isinstance(messages, list) or not messages:
+        return "Invalid 'messages': empty array. Expected an array with minimum length 1."
+    waiting: list[str] = []
+    for i, message in enumerate(messages):
+        complaint = _why_one_refused(i, message, waiting)
+        if complaint:
+            return complaint
+        if message["role"] == "assistant":
+            waiting = [tool_call["id"] for tool_call in message.get("tool_calls") or []]
+        elif message["role"] == "tool":
+            waiting.remove(message["tool_call_id"])
+    return _unanswered(waiting) if waiting else None
+
+
+def _why_one_refused(i: int, message: Message, waiting: list[str]) -> str | None:
+    role, content = message.get("role"), message.get("content")
+    if role not in ("system", "developer", "user", "assistant", "tool"):
+        return f"Invalid value: {role!r}."
+    if set(message) - _FIELDS:
+        return f"Additional properties are not allowed ({sorted(set(message) - _FIELDS)} at messages.[{i}])."
+    if role == "tool" and message.get("tool_call_id") not in waiting:
+        return "messages with role 'tool' must be a response to a preceeding message with 'tool_calls'."
+    if role != "tool" and waiting:
+        return _unanswered(waiting)
+    if content is None and not (role == "assistant" and message.get("tool_calls")):
+        return f"Invalid value for 'content': expected a string, got null (messages.[{i}])."
+    if not isinstance(content, (str, list, type(None))):
+        return f"Invalid type for 'messages.[{i}].content'."
+    if any("\ud800" <= character <= "\udfff" for character in json.dumps(message, ensure_ascii=False)):
+        return "We could not parse the JSON body of your request: invalid unicode."
+    return None
+
+
+def _unanswered(waiting: list[str]) -> str:
+    return (
+        "An assistant message with 'tool_calls' must be followed by tool messages responding to each "
+        f"'tool_call_id'. The following tool_call_ids did not have response messages: {', '.join(waiting)}"
+    )
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Silent."""
+
+    def do_POST(self) -> None:
+        state: OpenAIServer = self.server.state  # type: ignore[attr-defined]
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        complaint = why_refused(body.get("messages"))
+        if complaint:
+            state.refusals.append(complaint)
+            self._send(400, {"error": {"message": complaint, "type": "invalid_request_error"}})
+            return
+        state.requests.append(body["messages"])
+        state.on_request()
+        tools = [tool["function"]["name"] for tool in body.get("tools") or []]
+        message = state.model(body["messages"], tools)
+        if body.get("stream"):
+            self._send_chunks(body["model"], message)
+        else:
+            self._send(200, _completion(body["model"], message))
+
+    def _send(self, status: int, body: dict[str, Any]) -> None:
+        payload = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(payload)))
+        self.end_headers()
+        self.wfile.write(payload)
+
+    def _send_chunks(self, model: str, message: Message) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        for delta in _deltas(message):
+            chunk = {
+                "id": "chatcmpl-1",
+                "object": "chat.completion.chunk",
+                "created": 1,
+                "model": model,
+                "choices": [{"index": 0, "delta": delta, "finish_reason": None}],
+            }
+            self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
+        self.wfile.write(b"data: [DONE]\n\n")
+        self.close_connection = True
+
+
+def _completion(model: str, message: Message) -> dict[str, Any]:
+    reason = "tool_calls" if message.get("tool_calls") else "stop"
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": model,
+        "choices": [{"index": 0, "message": message, "finish_reason": reason}],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+    }
+
+
+def _deltas(message: Message) -> Iterator[dict[str, Any]]:
+    yield {"role": "assistant", "content": ""}
+    text = message.get("content") or ""
+    for start in range(0, len(text), 7):
+        yield {"content": text[start : start + 7]}
+    for i, tool_call in enumerate(message.get("tool_calls") or []):
+        function = tool_call["function"]
+        head = {"name": function["name"], "arguments": ""}
+        yield {"tool_calls": [{"index": i, "id": tool_call["id"], "type": "function", "function": head}]}
+        for start in range(0, len(function["arguments"]), 5):
+            yield {"tool_calls": [{"index": i, "function": {"arguments": function["arguments"][start : start + 5]}}]}

@@ -1,0 +1,240 @@
+"""What the model is sent when real agents and a real chat engine run on the memory."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent, ReActAgent
+from llama_index.core.chat_engine import SimpleChatEngine
+from llama_index.core.tools import FunctionTool
+
+from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock
+from tests.conftest import OpenMemory, OpenPlainMemory, StartModel
+from tests.conversation import assistant, record, user
+from tests.openai_server import Message, call, say
+
+
+def multiply(a: float, b: float) -> float:
+    """Multiply two numbers."""
+    return a * b
+
+
+def divide(a: float, b: float) -> float:
+    """Divide two numbers."""
+    return a / b
+
+
+def calculator(messages: list[Message], tools: list[str]) -> Message:
+    """Works out (3214 * 322) / 2 in two calls, and answers everything else with the number of messages."""
+    question = [message for message in messages if message["role"] == "user"][-1]["content"]
+    results = [message["content"] for message in messages if message["role"] == "tool"]
+    if not question.endswith("(3214 * 322) / 2?"):
+        return say(f"I was sent {len(messages)} messages.")
+    if not results:
+        return call(("call_1", "multiply", {"a": 3214, "b": 322}))
+    if len(results) == 1:
+        return call(("call_2", "divide", {"a": float(results[0]), "b": 2}))
+    return say(f"It is {results[-1]}.")
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_a_function_agent_sends_the_system_prompt_and_one_user_message(
+    open_memory: OpenMemory, start_model: StartModel, streaming: bool
+) -> None:
+    """Within a turn the calls and results follow in the order in which the API asks for them."""
+    llm, server = start_model(calculator)
+    memory = open_memory()
+    agent = FunctionAgent(llm=llm, tools=[multiply, divide], system_prompt="You calculate.", streaming=streaming)
+    answer = await agent.run("What is (3214 * 322) / 2?", memory=memory)
+    assert str(answer) == "It is 517454.0."
+    assert [m["role"] for m in server.requests[-1]] == ["system", "user", "assistant", "tool", "assistant", "tool"]
+
+    answer = await agent.run("How did you go about answering that?", memory=memory)
+    assert str(answer) == "I was sent 2 messages."
+    system, question = server.requests[-1]
+    assert (system["role"], system["content"], question["role"]) == ("system", "You calculate.", "user")
+    text = question["content"]
+    assert text.startswith("<memory>\n<condensed_memory>\n")
+    assert text.endswith("</condensed_memory>\n</memory>\n\nHow did you go about answering that?")
+    shown = record(text)
+    assert [role for role, _ in shown] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+    assert text.count('multiply({"a": 3214, "b": 322})') == 1
+    assert text.count("divide(") == 1
+    assert [body for role, body in shown if role == "tool"] == ["1034908", "517454.0"]
+    assert server.refusals == []
+
+
+async def test_the_second_follow_up_still_finds_both_calls(open_memory: OpenMemory, start_model: StartModel) -> None:
+    """What is in the record stays in it."""
+    llm, server = start_model(calculator)
+    memory = open_memory()
+    agent = FunctionAgent(llm=llm, tools=[multiply, divide])
+    for question in ("What is (3214 * 322) / 2?", "Thanks.", "How did you go about answering that?"):
+        await agent.run(question, memory=memory)
+    (prompt,) = server.requests[-1]
+    assert prompt["content"].count("multiply(") == prompt["content"].count("divide(") == 1
+
+
+async def test_a_react_agent_keeps_its_reasoning_in_the_record(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    """A ReAct agent's calls are part of its text."""
+
+    def react(messages: list[Message], tools: list[str]) -> Message:
+        last = messages[-1]["content"].split("</memory>")[-1]
+        if "Observation: 6" in last:
+            return say("Thought: I know it.\nAnswer: It is 6.")
+        if last.endswith("What is 2 * 3?"):
+            return say('Thought: I need a tool.\nAction: multiply\nAction Input: {"a": 2, "b": 3}')
+        return say("Thought: No tool needed.\nAnswer: You are welcome.")
+
+    llm, server = start_model(react)
+    memory = open_memory()
+    agent = ReActAgent(llm=llm, tools=[multiply], streaming=False)
+    assert str(await agent.run("What is 2 * 3?", memory=memory)) == "It is 6."
+    assert str(await agent.run("Thanks!", memory=memory)) == "You are welcome."
+    system, question = server.requests[-1]
+    assert (system["role"], question["role"]) == ("system", "user")
+    assert question["content"].count("Action: multiply") == 1
+    assert question["content"].endswith("</memory>\n\nThanks!")
+    assert server.refusals == []
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_a_workflow_hands_over_between_agents_in_one_turn(
+    open_memory: OpenMemory, start_model: StartModel, streaming: bool
+) -> None:
+    """The hand-over's call and result stand behind the question, and are in the record of the next turn."""
+
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        question = [message for message in messages if message["role"] == "user"][-1]["content"]
+        if "handoff" in tools and messages[-1]["role"] == "user" and question.endswith("2 * 3?"):
+            return call(("call_1", "handoff", {"to_agent": "maths", "reason": "It is a calculation."}))
+        if "multiply" in tools and len([m for m in messages if m["role"] == "tool"]) == 1:
+            return call(("call_2", "multiply", {"a": 2, "b": 3}))
+        return say("It is 6." if question.endswith("2 * 3?") else "You are welcome.")
+
+    llm, server = start_model(model)
+    memory = open_memory()
+    front = FunctionAgent(name="front", description="Answers.", llm=llm, can_handoff_to=["maths"], streaming=streaming)
+    maths = FunctionAgent(name="maths", description="Calculates.", llm=llm, tools=[multiply], streaming=streaming)
+    workflow = AgentWorkflow(agents=[front, maths], root_agent="front")
+    assert str(await workflow.run("What is 2 * 3?", memory=memory)) == "It is 6."
+    assert [m["role"] for m in server.requests[-1]] == ["user", "assistant", "tool", "assistant", "tool"]
+    await workflow.run("Thanks!", memory=memory)
+    (prompt,) = server.requests[-1]
+    assert prompt["content"].count("handoff(") == prompt["content"].count("multiply(") == 1
+    assert server.refusals == []
+
+
+async def test_a_chat_engine_talks_through_the_memory(open_memory: OpenMemory, start_model: StartModel) -> None:
+    """Asynchronous, streaming and not."""
+    llm, server = start_model(lambda messages, tools: say(f"I was sent {len(messages)} messages."))
+    engine = SimpleChatEngine.from_defaults(llm=llm, memory=open_memory(), system_prompt="You are kind.")
+    await engine.achat("My name is Logan.")
+    streamed = await engine.astream_chat("I live in Paris.")
+    assert "".join([token async for token in streamed.async_response_gen()]) == "I was sent 2 messages."
+    await engine.achat("What is my name?")
+    system, question = server.requests[-1]
+    assert (system["role"], question["role"]) == ("system", "user")
+    assert [body for _, body in record(question["content"])] == [
+        "My name is Logan.",
+        "I was sent 2 messages.",
+        "I live in Paris.",
+        "I was sent 2 messages.",
+    ]
+
+
+def test_a_chat_engine_works_without_an_event_loop(database_uri: str, start_model: StartModel) -> None:
+    """The synchronous calls of the memory finish what they start."""
+    llm, server = start_model(lambda messages, tools: say("Hello."))
+    memory = CondensedMemory.from_defaults(session_id="chat", async_database_uri=database_uri)
+    engine = SimpleChatEngine.from_defaults(llm=llm, memory=memory)
+    engine.chat("My name is Logan.")
+    assert "".join(engine.stream_chat("I live in Paris.").response_gen) == "Hello."
+    engine.chat("What is my name?")
+    (question,) = server.requests[-1]
+    assert [body for _, body in record(question["content"])] == [
+        "My name is Logan.",
+        "Hello.",
+        "I live in Paris.",
+        "Hello.",
+    ]
+    memory.close()
+
+
+async def test_the_block_serves_an_agent_in_a_plain_memory(
+    open_plain_memory: OpenPlainMemory, start_model: StartModel
+) -> None:
+    """The block needs neither the preset nor a store."""
+    llm, server = start_model(calculator)
+    memory = open_plain_memory(CondensedMemoryBlock(token_limit=8_000))
+    agent = FunctionAgent(llm=llm, tools=[multiply, divide])
+    await agent.run("What is (3214 * 322) / 2?", memory=memory)
+    await agent.run("How did you go about answering that?", memory=memory)
+    (prompt,) = server.requests[-1]
+    assert prompt["content"].count("multiply(") == prompt["content"].count("divide(") == 1
+
+
+async def test_parallel_calls_with_a_direct_answer_do_not_break_the_session(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    """The host leaves a call without an answer in the history; condensed into text it does no harm."""
+
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        if messages[-1]["role"] == "user" and messages[-1]["content"].endswith("Both!"):
+            return call(("call_1", "direct", {}), ("call_2", "multiply", {"a": 2, "b": 3}))
+        return say("Fine.")
+
+    def direct() -> str:
+        """Answer at once."""
+        return "at once"
+
+    llm, server = start_model(model)
+    tools: list[Any] = [FunctionTool.from_defaults(direct, return_direct=True), multiply]
+    memory = open_memory()
+    agent = FunctionAgent(llm=llm, tools=tools)
+    assert str(await agent.run("Both!", memory=memory)) == "at once"
+    assert str(await agent.run("And now?", memory=memory)) == "Fine."
+    assert server.refusals == []
+
+
+async def test_a_given_chat_history_replaces_the_conversation(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    """Its older turns come as a record, its last question as the question."""
+    llm, server = start_model(calculator)
+    memory = open_memory()
+    agent = FunctionAgent(llm=llm, tools=[multiply])
+    await agent.run("Forget this.", memory=memory)
+    history = [user("My name is Logan."), assistant("Hello Logan.")]
+    await agent.run("What is my name?", chat_history=history, memory=memory)
+    (prompt,) = server.requests[-1]
+    assert record(prompt["content"]) == [("user", "My name is Logan."), ("assistant", "Hello Logan.")]
+    await agent.run(chat_history=[*history, user("What is my name?")], memory=memory)
+    (prompt,) = server.requests[-1]
+    assert record(prompt["content"]) == [("user", "My name is Logan."), ("assistant", "Hello Logan.")]
+    assert prompt["content"].endswith("</memory>\n\nWhat is my name?")
+
+
+async def test_a_failing_model_costs_no_message(open_memory: OpenMemory, start_model: StartModel) -> None:
+    """A question whose answer failed is in the record of the next turn."""
+    answers = iter([None, say("Here I am.")])
+
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        answer = next(answers)
+        if answer is None:
+            raise ConnectionAbortedError
+        return answer
+
+    llm, server = start_model(model)
+    memory = open_memory()
+    agent = FunctionAgent(llm=llm, tools=[multiply])
+    with pytest.raises(Exception, match=r".+"):
+        await agent.run("Are you there?", memory=memory)
+    await agent.run("And now?", memory=memory)
+    (prompt,) = server.requests[-1]
+    assert record(prompt["content"]) == [("user", "Are you there?")]
+    assert json.dumps(server.refusals) == "[]"

@@ -1,0 +1,85 @@
+"""Each module imports only from rows below its own."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import llama_index_memory_ext
+
+PACKAGE = Path(llama_index_memory_ext.__file__).parent
+ROWS = (
+    {"errors", "locks", "tokens"},
+    {"transcript", "window"},
+    {"store"},
+    {"condensed_block"},
+    {"preset"},
+    {"offline_model", "demo"},
+    {"__init__", "cli", "__main__"},
+)
+ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
+# Modules of one row that stand upon each other.
+ALLOWED_WITHIN_A_ROW = {("demo", "offline_model"), ("__main__", "cli")}
+DOORS = {
+    "sqlalchemy": {"store"},
+    "tiktoken": {"tokens"},
+    "sklearn": {"ranking"},
+    "nltk": {"ranking"},
+}
+
+
+def imported_modules(path: Path) -> set[str]:
+    """The names of all modules that a file imports at any place, but for type checking."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+def own_imports(path: Path) -> set[str]:
+    prefix = "llama_index_memory_ext."
+    names = {name.removeprefix(prefix).split(".")[0] for name in imported_modules(path) if name.startswith(prefix)}
+    return names & set(ROW_OF)
+
+
+def test_every_module_has_a_row() -> None:
+    assert {path.stem for path in PACKAGE.glob("*.py")} == set(ROW_OF)
+
+
+def test_imports_point_down() -> None:
+    upward = {
+        (path.stem, name)
+        for path in PACKAGE.glob("*.py")
+        for name in own_imports(path)
+        if ROW_OF[name] >= ROW_OF[path.stem] and (path.stem, name) not in ALLOWED_WITHIN_A_ROW
+    }
+    assert upward == set()
+
+
+def test_each_library_has_one_door() -> None:
+    passed_by = {
+        (path.stem, library)
+        for path in PACKAGE.glob("*.py")
+        for library, doors in DOORS.items()
+        if path.stem not in doors and any(name.split(".")[0] == library for name in imported_modules(path))
+    }
+    assert passed_by == set()
+
+
+def test_the_public_names_are_sorted_and_exist() -> None:
+    names = llama_index_memory_ext.__all__
+    assert names == sorted(names)
+    assert all(hasattr(llama_index_memory_ext, name) for name in names)
