@@ -70,7 +70,6 @@ def main() -> int:
     puts = {key: median(taken) for key, taken in sorted(seconds.items())}
     measures = [Measure(f"{side}, {size:,} messages", taken, "s") for (side, size), taken in puts.items()]
     each = {size: puts[OURS, size] / size for size in SIZES}
-    measures += [Measure(f"each message of {size:,}", 1e6 * each[size], "us") for size in SIZES]
     measures += [
         Measure(f"the recipe against CondensedMemory, {size:,} messages", taken / puts[OURS, size])
         for (side, size), taken in puts.items()

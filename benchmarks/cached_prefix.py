@@ -45,9 +45,7 @@ def cacheable(prompt: list[int], previous: list[int]) -> int:
 
 def prompt_tokens(messages: list[ChatMessage]) -> list[int]:
     """The prompt as the model gets it."""
-    texts = (
-        "".join(block.text for block in message.blocks if isinstance(block, TextBlock)) for message in messages
-    )
+    texts = ("".join(block.text for block in message.blocks if isinstance(block, TextBlock)) for message in messages)
     marked = (f"<|{message.role.value}|>\n{text}\n" for message, text in zip(messages, texts, strict=True))
     return o200k().encode_ordinary("".join(marked))
 

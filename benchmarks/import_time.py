@@ -19,7 +19,7 @@ HOST, BOTH = "llama_index.core", "llama_index.core, llama_index_memory_ext"
 def import_seconds(modules: str) -> float:
     """The seconds that the import takes in a new process."""
     code = f"from time import perf_counter; start = perf_counter(); import {modules}; print(perf_counter() - start)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, text=True)
     return float(done.stdout)
 
 

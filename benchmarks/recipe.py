@@ -1,7 +1,7 @@
 """The baselines: LlamaIndex's own Memory, and the public notebook recipe for a condensed memory on top of it.
 
-The recipe is written as people copy it, with two differences in its favour: its vocabulary is read from
-the file that llama-index-core ships instead of the network, and it renders the role's name.
+The recipe does what people copy, with one difference in its favour: the vocabulary is read from the file that
+llama-index-core ships, not from the network.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RecipeBlock(BaseMemoryBlock[str]):
             content = "\n".join(block.text for block in message.blocks if isinstance(block, TextBlock))
             kwargs = {key: value for key, value in message.additional_kwargs.items() if key != "session_id"}
             extra = f"\n({kwargs})" if kwargs else ""
-            self.entries.append(f"<message role={message.role.value}>\n{content}{extra}\n</message>")
+            self.entries.append(f"<message role={message.role}>\n{content}{extra}\n</message>")
         while self._tokens() > self.token_limit:
             self.entries = self.entries[1:]
 

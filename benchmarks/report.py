@@ -55,7 +55,7 @@ class Promise:
 
 def publish(name: str, measures: list[Measure], promises: list[Promise]) -> int:
     """Print the tables and write ``results/NAME.json``. Returns the exit code: 1 if a promise is missed."""
-    width = max(len(line.what) for line in (*measures, *promises))
+    width = max(len(what) for what in [*(m.what for m in measures), *(p.what for p in promises)])
     print(f"{name}: {_command(name)}")
     for measure in measures:
         print(f"  {measure.what:{width}}  {_shown(measure.value, measure.unit):>12}")

@@ -10,7 +10,9 @@ NAMES = ("import_time", "cached_prefix", "turn_cost", "bulk_put", "restore")
 
 def main() -> int:
     """Run, name what is not kept or could not be measured, and return the exit code."""
-    codes = {name: subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=False).returncode for name in NAMES}
+    codes = {
+        name: subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=False).returncode for name in NAMES
+    }
     failed = [name for name, code in codes.items() if code]
     print(f"missed or not measured: {', '.join(failed)}" if failed else "all promises kept")
     return 1 if failed else 0

@@ -29,6 +29,7 @@ from llama_index_memory_ext import CondensedMemory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
 
     from llama_index.core.memory import Memory
 
@@ -46,6 +47,7 @@ SIDES = (LONG_SESSION, SHORT_SESSION, HOST, RECIPE)
 async def session_of(side: str, file: Path) -> AsyncIterator[Memory]:
     """A side's memory with the messages that it begins with."""
     uri = f"sqlite+aiosqlite:///{file}"
+    opened: AbstractAsyncContextManager[Memory]
     if side in (LONG_SESSION, SHORT_SESSION):
         opened = CondensedMemory.from_defaults(session_id=SESSION, async_database_uri=uri)
     else:

@@ -98,6 +98,17 @@ class CondensedMemory(Memory):
         default_factory=MemoryStore, exclude=True, repr=False, description="Keeps the log and the cursors."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, values: dict[str, Any]) -> dict[str, Any]:
+        # Memory's own validators run after this one and would take a tokenizer of another model.
+        counter = values.get("tokenizer_fn")
+        return {
+            "token_limit": DEFAULT_TOKEN_LIMIT,
+            **values,
+            "tokenizer_fn": as_counter(counter) if counter is not None else TokenCounter(),
+        }
+
     @model_validator(mode="after")
     def _check_blocks(self) -> CondensedMemory:
         if not any(isinstance(block, CondensedMemoryBlock) for block in self.memory_blocks):
@@ -392,10 +403,10 @@ def _add_text(content: list[Any], text: str) -> None:
 
 
 def _check_messages(messages: Any) -> None:
-    wrong = next((message for message in messages if not isinstance(message, ChatMessage)), None)
-    if wrong is not None:
+    wrong = [type(message).__name__ for message in messages if not isinstance(message, ChatMessage)]
+    if wrong:
         raise MessageError(
-            f"A memory takes ChatMessage objects; this is a {type(wrong).__name__}. "
+            f"A memory takes ChatMessage objects; this is a {wrong[0]}. "
             'Wrap a text as ChatMessage(role="user", content=text).'
         )
 

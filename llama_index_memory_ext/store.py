@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from llama_index.core.async_utils import asyncio_run
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationError, model_serializer
 from llama_index.core.storage.chat_store.base_db import MessageStatus
@@ -171,7 +172,7 @@ class MemoryStore(SQLAlchemyChatStore):
         url = async_engine.url if async_engine is not None else _checked_url(async_database_uri)
         super().__init__(
             table_name=table_name,
-            async_database_uri=url.render_as_string(hide_password=async_engine is not None),
+            async_database_uri=async_database_uri if async_engine is None else url.render_as_string(),
             async_engine=async_engine,
             db_data=db_data,
             db_schema=db_schema,
@@ -196,15 +197,21 @@ class MemoryStore(SQLAlchemyChatStore):
         """What two stores of one process have in common if they keep their rows in the same table."""
         return self._identity
 
+    @property
+    def _uri_without_password(self) -> str:
+        if self._in_memory:
+            return DEFAULT_ASYNC_DATABASE_URI
+        return self.async_database_uri if self._url.password is None else self._url.render_as_string()
+
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
-        return [("async_database_uri", self._url.render_as_string()), ("table_name", self.table_name)]
+        return [("async_database_uri", self._uri_without_password), ("table_name", self.table_name)]
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> MemoryStore:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         # An engine cannot travel and a password must not: the copy opens its own connections.
-        return _reopen, (self._url.render_as_string(), self.table_name, self.db_schema)
+        return _reopen, (self._uri_without_password, self.table_name, self.db_schema)
 
     def __del__(self) -> None:
         private = getattr(self, "__pydantic_private__", None) or {}
@@ -219,8 +226,13 @@ class MemoryStore(SQLAlchemyChatStore):
     @model_serializer()
     def dump_store(self) -> dict[str, Any]:
         """The settings without the password, and the rows if they are kept in memory only."""
-        dump: dict[str, Any] = super().dump_store()
-        dump["async_database_uri"] = self._url.render_as_string()
+        dump: dict[str, Any] = {
+            "table_name": self.table_name,
+            "async_database_uri": self._uri_without_password,
+            "db_schema": self.db_schema,
+        }
+        if self._in_memory:
+            dump["db_data"] = asyncio_run(self._dump_db_data())
         return dump
 
     @classmethod
@@ -542,8 +554,8 @@ def _reopen(uri: str, table_name: str, db_schema: str | None) -> MemoryStore:
 def _page(found: Sequence[Any], seen: Seen, limit: int) -> LogPage:
     """The page that was found, newest row first, without the row that was seen last."""
     epoch, position = found[0].epoch, found[0].position
-    rows = [row for row in found if row.id is not None and row.id != seen.last_id]
-    witnessed = len(rows) > limit or len(rows) < len(found) or seen.last_id <= position
+    rows = [row for row in found if row.id not in (None, seen.last_id)]
+    witnessed = len(rows) > limit or found[-1].id == seen.last_id or seen.last_id <= position
     if seen.last_id and (epoch != seen.epoch or not witnessed):
         return LogPage(position, epoch, fresh=False, more=False, rows=[])
     shown = [LogRow(row.id, _message(row)) for row in reversed(rows[:limit])]

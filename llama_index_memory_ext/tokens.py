@@ -29,8 +29,8 @@ _SHIPPED = {
 }
 # tiktoken's regular expression overflows its stack on white space of about a million characters.
 _PIECE_CHARACTERS = 100_000
-# Between a word and the space before the next one, every encoding of tiktoken starts a new token.
-_WORD_END = re.compile(r"(?<=[^\W\d_]) (?=[^\W\d_])")
+# Every encoding of tiktoken starts a new token at a single space, and behind a line's end.
+_TOKEN_START = re.compile(r"(?<=\S) (?=\S)|(?<=\n)(?=[^\s/])")
 _REMEMBERED_TEXTS = 16
 _WORTH_REMEMBERING = 500
 
@@ -179,7 +179,7 @@ def _pieces(text: str) -> list[str]:
     pieces, start = [], 0
     while len(text) - start > _PIECE_CHARACTERS:
         end = start + _PIECE_CHARACTERS
-        ends = [match.start() for match in _WORD_END.finditer(text, end - 1000, end)]
+        ends = [match.start() for match in _TOKEN_START.finditer(text, end - 1000, end)]
         end = ends[-1] if ends else end
         pieces.append(text[start:end])
         start = end

@@ -9,11 +9,16 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import settings
 from llama_index.core.memory import BaseMemoryBlock, Memory
 from llama_index.llms.openai import OpenAI
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock
 from tests.openai_server import Model, OpenAIServer, serve
+
+# The first example of a property loads a vocabulary; how long that takes says nothing.
+settings.register_profile("here", deadline=None)
+settings.load_profile("here")
 
 OpenMemory = Callable[..., CondensedMemory]
 OpenPlainMemory = Callable[..., Memory]

@@ -1,0 +1,388 @@
+"""The preset: one message for the model, whatever was said, however it is called."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+from typing import Any
+
+import pytest
+from llama_index.core.base.llms.types import ImageBlock, TextBlock
+from llama_index.core.llms import ChatMessage
+from llama_index.core.memory import BaseMemoryBlock, Memory, StaticMemoryBlock
+from llama_index.core.prompts import RichPromptTemplate
+from llama_index.core.storage.chat_store.base_db import MessageStatus
+from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from llama_index_memory_ext import (
+    CondensedMemory,
+    CondensedMemoryBlock,
+    LimitError,
+    MemoryStore,
+    MessageError,
+    StoreError,
+)
+from tests.conftest import OpenMemory, OpenPlainMemory
+from tests.conversation import assistant, calling, record, result, sent_text, user
+
+
+async def talk(memory: Memory, turns: int) -> str:
+    """Some turns, and the prompt of the last question."""
+    for i in range(turns):
+        await memory.aput(user(f"question {i}"))
+        prompt = sent_text(await memory.aget())
+        await memory.aput(assistant(f"answer {i}"))
+    return prompt
+
+
+async def test_an_empty_memory_gives_no_messages(open_memory: OpenMemory) -> None:
+    memory = open_memory()
+    assert await memory.aget() == []
+    assert await memory.aget_all() == []
+    await memory.aflush()
+    assert await memory.aget() == []
+
+
+async def test_the_first_question_comes_alone_and_the_second_with_the_record(open_memory: OpenMemory) -> None:
+    memory = open_memory()
+    await memory.aput(user("My name is Logan."))
+    assert sent_text(await memory.aget()) == "My name is Logan."
+    await memory.aput(assistant("Hello Logan."))
+    await memory.aput(user("What is my name?"))
+    (message,) = await memory.aget()
+    assert sent_text([message]) == (
+        "<memory>\n<condensed_memory>\n"
+        '<message role="user">My name is Logan.</message>\n'
+        '<message role="assistant">Hello Logan.</message>\n'
+        "</condensed_memory>\n</memory>\n\n"
+        "What is my name?"
+    )
+
+
+async def test_the_shortest_turns_are_flushed_too(open_memory: OpenMemory) -> None:
+    """The host keeps turns of a few tokens back."""
+    memory = open_memory()
+    for _ in range(3):
+        await memory.aput(user("ok"))
+        await memory.aput(assistant("ok"))
+    assert len(record(sent_text(await memory.aget()))) == 4
+
+
+async def test_after_the_answer_the_turn_is_whole(open_memory: OpenMemory) -> None:
+    """Agents ask for the messages once more when a turn is over."""
+    memory = open_memory()
+    await talk(memory, 2)
+    question, answer = await memory.aget()
+    assert sent_text([question]).endswith("question 1")
+    assert answer.content == "answer 1"
+
+
+async def test_flushing_takes_the_last_turn_too(open_memory: OpenMemory) -> None:
+    """What is left is one message with the record and no question."""
+    memory = open_memory()
+    await talk(memory, 2)
+    await memory.aflush()
+    await memory.aflush()
+    (message,) = await memory.aget()
+    assert message.role == "user"
+    assert [text for _, text in record(sent_text([message]))] == ["question 0", "answer 0", "question 1", "answer 1"]
+
+
+async def test_resetting_clears_what_the_block_shows(open_memory: OpenMemory) -> None:
+    """Also what another memory on the same session shows."""
+    memory, other = open_memory(), open_memory()
+    await talk(memory, 2)
+    await other.aget()
+    await memory.areset()
+    assert await memory.aget() == await other.aget() == []
+    await talk(memory, 1)
+    await memory.aput(user("next"))
+    assert [text for _, text in record(sent_text(await other.aget()))] == ["question 0", "answer 0"]
+
+
+async def test_setting_replaces_the_whole_conversation(open_memory: OpenMemory) -> None:
+    memory = open_memory()
+    await talk(memory, 2)
+    await memory.aset([user("new"), assistant("fine"), user("newest")])
+    (message,) = await memory.aget()
+    assert record(sent_text([message])) == [("user", "new"), ("assistant", "fine")]
+    await memory.aset([])
+    assert await memory.aget() == []
+
+
+async def test_a_chat_history_can_be_given_at_the_beginning(open_memory: OpenMemory) -> None:
+    """From within a running event loop too."""
+    memory = open_memory(chat_history=[user("one"), assistant("two"), user("three")])
+    assert record(sent_text(await memory.aget())) == [("user", "one"), ("assistant", "two")]
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_the_synchronous_calls_finish_what_they_start(database_uri: str, in_memory: bool) -> None:
+    memory = CondensedMemory.from_defaults("chat", async_database_uri=None if in_memory else database_uri)
+    memory.put(user("one"))
+    memory.put_messages([assistant("two"), user("three")])
+    assert record(sent_text(memory.get())) == [("user", "one"), ("assistant", "two")]
+    assert len(memory.get_all()) == 3
+    memory.flush()
+    assert len(record(sent_text(memory.get()))) == 3
+    memory.set([user("new")])
+    assert sent_text(memory.get()) == "new"
+    memory.reset()
+    assert memory.get() == []
+    memory.put(user("again"))
+    assert memory.forget() == {"messages": 1, "cursors": 0}
+    memory.close()
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+async def test_the_synchronous_calls_work_within_an_event_loop(open_memory: OpenMemory, in_memory: bool) -> None:
+    memory = open_memory(**({"async_database_uri": None} if in_memory else {}))
+    await memory.aput(user("one"))
+    memory.put(user("two"))
+    await memory.aput(user("three"))
+    assert record(sent_text(memory.get())) == record(sent_text(await memory.aget())) == [("user", "one"), ("user", "two")]
+
+
+async def test_nothing_is_a_fine_batch(open_memory: OpenMemory) -> None:
+    """The host raises a database error."""
+    memory = open_memory()
+    await memory.aput_messages([])
+    assert await memory.aget() == []
+
+
+@pytest.mark.parametrize("wrong", ["Hello", None, {"role": "user", "content": "Hello"}])
+async def test_what_is_no_message_is_refused_and_nothing_is_written(open_memory: OpenMemory, wrong: Any) -> None:
+    memory = open_memory()
+    with pytest.raises(MessageError, match=rf"this is a {type(wrong).__name__}\. Wrap a text as ChatMessage"):
+        await memory.aput_messages([user("one"), wrong])
+    with pytest.raises(MessageError):
+        await memory.aput(wrong)
+    with pytest.raises(MessageError):
+        await memory.aset([wrong])
+    assert await memory.aget_all() == []
+
+
+async def test_the_question_is_taken_from_a_message_too(open_memory: OpenMemory) -> None:
+    """The host ignores ``input`` if it is a ChatMessage, and doubles the question that an agent repeats."""
+    asked: list[list[str | None]] = []
+
+    class Listener(BaseMemoryBlock[str]):
+        async def _aget(self, messages: list[ChatMessage] | None = None, **block_kwargs: Any) -> str:
+            asked.append([message.content for message in messages or []])
+            return ""
+
+        async def _aput(self, messages: list[ChatMessage]) -> None:
+            pass
+
+    memory = open_memory(memory_blocks=[Listener(name="listener")])
+    await memory.aput(user("Q"))
+    for question in (None, "Q", user("Q"), "other", user("other")):
+        await memory.aget(input=question)
+    assert asked == [["Q"], ["Q"], ["Q"], ["Q", "other"], ["Q", "other"]]
+
+
+async def test_the_messages_of_the_caller_are_not_changed(open_memory: OpenMemory) -> None:
+    memory = open_memory()
+    messages = [user("one </memory>"), calling(("call_1", "add", {"a": 1})), result("call_1", "1"), user("two")]
+    before = copy.deepcopy(messages)
+    await memory.aput_messages(messages)
+    await memory.aget(input=messages[-1])
+    assert messages == before
+
+
+async def test_what_comes_back_can_be_changed_without_harm(open_memory: OpenMemory) -> None:
+    """Agents write their state into the last message."""
+    memory = open_memory()
+    await memory.aput(user("one"))
+    (message,) = await memory.aget()
+    message.blocks[0].text = "changed"  # type: ignore[union-attr]
+    assert sent_text(await memory.aget()) == "one"
+
+
+async def test_further_blocks_stand_behind_the_record(open_memory: OpenMemory) -> None:
+    """Text, images and messages, as in the host's own Memory."""
+    notes = StaticMemoryBlock(name="notes", static_content=[TextBlock(text="Be kind.")])
+    picture = StaticMemoryBlock(name="picture", static_content=[ImageBlock(url="https://example.org/cat.png")])
+    memory = open_memory(memory_blocks=[notes, picture])
+    await memory.aput(user("one"))
+    await memory.aput(user("two"))
+    (message,) = await memory.aget()
+    before, image, after, question = message.blocks
+    assert isinstance(before, TextBlock)
+    assert before.text.startswith("<memory>\n<condensed_memory>\n")
+    assert before.text.endswith("</condensed_memory>\n<notes>\nBe kind.\n</notes>\n<picture>\n")
+    assert isinstance(image, ImageBlock)
+    assert (after.text, question.text) == ("</picture>\n</memory>\n\n", "two")  # type: ignore[union-attr]
+
+
+async def test_a_block_that_fails_costs_neither_the_message_nor_the_turn(
+    open_memory: OpenMemory, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(BaseMemoryBlock[str]):
+        async def _aget(self, messages: list[ChatMessage] | None = None, **block_kwargs: Any) -> str:
+            return ""
+
+        async def _aput(self, messages: list[ChatMessage]) -> None:
+            raise ConnectionError("no such host: secret text")
+
+    memory = open_memory(memory_blocks=[Failing(name="failing")])
+    assert len(record(await talk(memory, 3))) == 4
+    assert "'failing' did not take" in caplog.text
+    assert "secret" not in caplog.text
+
+
+async def test_a_template_of_the_user_is_honoured(open_memory: OpenMemory) -> None:
+    """A blank line still stands before the question."""
+    template = RichPromptTemplate("{% for name, blocks in memory_blocks %}[{{ name }}: {{ blocks[0].text }}]{% endfor %}")
+    memory = open_memory(memory_blocks_template=template)
+    await talk(memory, 1)
+    await memory.aput(user("next"))
+    text = sent_text(await memory.aget())
+    assert text.startswith('[condensed_memory: <message role="user">question 0</message>')
+    assert text.endswith("]\n\nnext")
+
+
+async def test_the_record_can_go_into_the_system_message(open_memory: OpenMemory) -> None:
+    memory = open_memory(insert_method="system")
+    await talk(memory, 1)
+    await memory.aput(user("next"))
+    system, question = await memory.aget()
+    assert (system.role, question.content) == ("system", "next")
+    assert len(record(sent_text([system]))) == 2
+
+
+async def test_more_turns_can_be_kept_as_messages(open_memory: OpenMemory) -> None:
+    """With a larger share of the limit for them."""
+    memory = open_memory(chat_history_token_ratio=0.5, token_limit=200, condensed_token_limit=100)
+    await talk(memory, 4)
+    assert [message.content for message in await memory.aget()][1::2] == [f"answer {i}" for i in range(4)]
+    await memory.aput(user("word " * 90))
+    assert len(await memory.aget()) < 9
+
+
+def test_limits_that_do_not_fit_are_refused_with_their_numbers() -> None:
+    with pytest.raises(LimitError, match="token_limit=8000; condensed_token_limit=50000 does not"):
+        CondensedMemory.from_defaults(token_limit=8_000)
+    with pytest.raises(LimitError, match="condensed_token_limit=0"):
+        CondensedMemory.from_defaults(condensed_token_limit=0)
+
+
+def test_a_lasting_database_without_a_session_id_is_refused(database_uri: str) -> None:
+    with pytest.raises(StoreError, match="Give it one: CondensedMemory.from_defaults"):
+        CondensedMemory.from_defaults(async_database_uri=database_uri)
+    with pytest.raises(StoreError, match="session_id"):
+        CondensedMemory.from_defaults(chat_store=MemoryStore(database_uri))
+
+
+def test_another_kind_of_store_is_refused() -> None:
+    with pytest.raises(StoreError, match="it is a SQLAlchemyChatStore"):
+        CondensedMemory.from_defaults(chat_store=SQLAlchemyChatStore(table_name="t"))  # type: ignore[arg-type]
+
+
+def test_a_memory_without_the_block_is_refused() -> None:
+    with pytest.raises(ValueError, match="CondensedMemory.from_defaults"):
+        CondensedMemory(token_limit=1_000)
+
+
+def test_a_memory_in_memory_needs_no_session_id() -> None:
+    one, two = CondensedMemory.from_defaults(), CondensedMemory.from_defaults()
+    assert one.session_id != two.session_id
+
+
+async def test_a_copy_is_the_memory_itself(open_memory: OpenMemory) -> None:
+    """Some releases of the workflows copy what a run is given."""
+    memory = open_memory()
+    assert copy.deepcopy(memory) is memory
+    assert copy.deepcopy({"memory": memory})["memory"] is memory
+
+
+async def test_a_memory_can_be_pickled(open_memory: OpenMemory) -> None:
+    """It goes on with the same database."""
+    memory = open_memory()
+    await talk(memory, 2)
+    twin = pickle.loads(pickle.dumps(memory))
+    assert await twin.aget() == await memory.aget()
+    await twin.sql_store.aclose()
+
+
+async def test_leaving_the_block_closes_the_memory(database_uri: str) -> None:
+    """And the last turn is in the record."""
+    async with CondensedMemory.from_defaults("chat", async_database_uri=database_uri) as memory:
+        await talk(memory, 1)
+    assert memory.sql_store._async_engine is None
+    async with CondensedMemory.from_defaults("chat", async_database_uri=database_uri) as memory:
+        assert len(record(sent_text(await memory.aget()))) == 2
+
+
+async def test_an_engine_can_be_lent(database_uri: str) -> None:
+    engine = create_async_engine(database_uri)
+    async with CondensedMemory.from_defaults("chat", async_engine=engine, table_name="talks") as memory:
+        assert len(record(await talk(memory, 2))) == 2
+    again = CondensedMemory.from_defaults("chat", async_engine=engine, table_name="talks")
+    assert len(record(sent_text(await again.aget()))) == 4
+    await engine.dispose()
+
+
+async def test_a_database_of_the_plain_host_is_taken_over(
+    open_memory: OpenMemory, open_plain_memory: OpenPlainMemory, database_uri: str
+) -> None:
+    """Its archived rows and its active ones."""
+    host = open_plain_memory(async_database_uri=database_uri)
+    for i in range(4):
+        await host.aput(user(f"The question number {i}."))
+        await host.aput(assistant(f"The answer number {i}."))
+    assert len(await host.aget_all(MessageStatus.ARCHIVED)) == 6
+    memory = open_memory()
+    question, answer = await memory.aget()
+    assert len(record(sent_text([question]))) == 6
+    assert answer.content == "The answer number 3."
+    await memory.aput(user("next"))
+    texts = [text for _, text in record(sent_text(await memory.aget()))]
+    assert texts == [text for i in range(4) for text in (f"The question number {i}.", f"The answer number {i}.")]
+
+
+async def test_a_long_record_of_the_plain_host_is_cut_like_any_other(
+    open_memory: OpenMemory, open_plain_memory: OpenPlainMemory, database_uri: str
+) -> None:
+    """Though it has no cursors yet."""
+    host = open_plain_memory(async_database_uri=database_uri)
+    for i in range(30):
+        await host.aput(user(f"The question number {i}."))
+    memory = open_memory(condensed_token_limit=200)
+    shown = record(sent_text(await memory.aget()))
+    assert 5 < len(shown) < 20
+    assert shown == record(sent_text(await memory.aget()))
+    assert shown == record(sent_text(await open_memory(condensed_token_limit=200).aget()))
+
+
+async def test_forgetting_leaves_nothing_of_the_session(open_memory: OpenMemory) -> None:
+    memory, other = open_memory(condensed_token_limit=60), open_memory("other")
+    await talk(memory, 8)
+    await talk(other, 1)
+    assert await memory.aforget() == {"messages": 16, "cursors": 1}
+    assert await memory.aget() == []
+    assert len(await other.aget()) == 2
+
+
+async def test_tokens_that_the_caller_needs_are_left_to_it(open_memory: OpenMemory) -> None:
+    """Chat engines say how long their prefix is."""
+    memory = open_memory(token_limit=100, condensed_token_limit=80)
+    await talk(memory, 3)
+    whole = sent_text(await memory.aget())
+    less = sent_text(await memory.aget(initial_token_count=50))
+    assert 0 < len(record(less)) < len(record(whole))
+
+
+async def test_five_concurrent_first_reads_work(any_database_uri: str | None) -> None:
+    """The host finds no table four times."""
+    memory = CondensedMemory.from_defaults("chat", async_database_uri=any_database_uri)
+    assert await asyncio.gather(*(memory.aget() for _ in range(5))) == [[]] * 5
+    await memory.aclose()
+
+
+async def test_its_block_is_the_one_that_anybody_can_use(open_memory: OpenMemory) -> None:
+    (block,) = open_memory(condensed_token_limit=500).memory_blocks
+    assert isinstance(block, CondensedMemoryBlock)
+    assert block.token_limit == 500

@@ -1,0 +1,117 @@
+"""Exact counts, and texts clipped to them."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import pickle
+import time
+
+import pytest
+import tiktoken
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llama_index_memory_ext import TokenCounter
+from llama_index_memory_ext.tokens import as_counter
+from llama_index_memory_ext.transcript import CLOSING
+
+MEGABYTE = 1_000_000
+
+
+@pytest.mark.parametrize("name", ["o200k_base", "cl100k_base"])
+@given(text=st.text())
+def test_counts_are_those_of_tiktoken(name: str, text: str) -> None:
+    """Special tokens count as the plain text that they are."""
+    counter = TokenCounter(name)
+    counter.count("")  # tiktoken finds the vocabulary only after the counter has found it offline.
+    assert counter(text) == tiktoken.get_encoding(name).encode_ordinary(text)
+
+
+@pytest.mark.parametrize("separator", [" ", "\n", " and ", ". Then, "])
+def test_a_long_text_is_counted_in_pieces_that_add_up(separator: str) -> None:
+    """Only a text without any word boundary may count differently."""
+    text = separator.join(["Word's", "3214", "été", "日本"] * 12_000)
+    counter = TokenCounter()
+    assert len(text) > 200_000
+    assert counter.count(text) == len(tiktoken.get_encoding("o200k_base").encode_ordinary(text))
+
+
+@pytest.mark.parametrize("name", ["o200k_base", "cl100k_base"])
+@given(texts=st.lists(st.text(alphabet=st.sampled_from("ab \n\t<>/=.1\u00a0日"), max_size=20), max_size=6))
+def test_lines_in_angle_brackets_add_up(name: str, texts: list[str]) -> None:
+    """So a record need not be counted again as a whole."""
+    counter = TokenCounter(name)
+    entries = [f'<message role="user">{text}{CLOSING}' for text in texts]
+    whole = "<memory>\n" + "".join(entries) + "</memory>\n"
+    assert counter.count(whole) == sum(map(counter.count, ["<memory>\n", *entries, "</memory>\n"]))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a", "中", "\n", " ", "\t", "😀", ".", "\x00", "\ud83d", "Aa", "\u3000", "<|endoftext|>", "a ", "</message>"],
+)
+def test_a_megabyte_of_anything_takes_less_than_a_second(text: str) -> None:
+    """And never raises; the bound is loose because machines differ."""
+    counter = TokenCounter()
+    counter.count("")
+    started = time.perf_counter()
+    assert counter.count(text * (MEGABYTE // len(text))) > 0
+    assert time.perf_counter() - started < 3
+
+
+@given(text=st.text(max_size=300), limit=st.integers(-2, 60))
+def test_a_clipped_text_keeps_to_the_limit(text: str, limit: int) -> None:
+    """A text that fits is not touched."""
+    counter = TokenCounter()
+    clipped = counter.clip(text, limit)
+    assert counter.count(clipped) <= max(limit, 0)
+    if counter.count(text) <= limit:
+        assert clipped == text
+
+
+def test_a_clipped_text_keeps_its_head_and_its_tail_and_says_what_is_missing() -> None:
+    counter = TokenCounter()
+    text = "first " + "middle " * 500 + "last"
+    clipped = counter.clip(text, 100)
+    head, _, tail = clipped.partition("\n[... ")
+    assert head.startswith("first middle")
+    assert tail.endswith("middle last")
+    left_out = int(tail.split()[0])
+    assert counter.count(text) - 100 <= left_out <= counter.count(text) - 60
+
+
+def test_models_and_encodings_are_found_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where the cache folder that tiktoken is told to use is empty."""
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "/nowhere")
+    assert TokenCounter("gpt-4o").count("Hello, world") == 3
+    assert TokenCounter("gpt-4").count("Hello, world") == 3
+    assert os.environ["TIKTOKEN_CACHE_DIR"] == "/nowhere"
+
+
+def test_an_unknown_encoding_warns_once_and_estimates(caplog: pytest.LogCaptureFixture) -> None:
+    """The estimate knows that a Chinese character is about a token."""
+    counter = TokenCounter("no-such-model")
+    with caplog.at_level(logging.WARNING):
+        assert counter.count("日本語") == 3
+        assert counter.count("abcdef") == 2
+        assert len(counter("abcdef")) == 2
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "no-such-model" in warning
+    assert "o200k_base" in warning
+    assert counter.count(counter.clip("word " * 300, 50)) <= 50
+
+
+@given(text=st.text(max_size=300), limit=st.integers(0, 60))
+def test_any_function_from_text_to_tokens_can_count(text: str, limit: int) -> None:
+    """Here a tokenizer with one token per character and one at the beginning of each text."""
+    counter = as_counter(lambda text: [0, *text.encode("utf-8", "surrogatepass")])
+    assert counter.count(text) == 1 + len(text.encode("utf-8", "surrogatepass"))
+    assert counter.clip(text, limit) == "" or counter.count(counter.clip(text, limit)) <= limit
+
+
+def test_a_counter_can_be_copied_and_pickled() -> None:
+    for twin in (copy.deepcopy(TokenCounter("gpt-4")), pickle.loads(pickle.dumps(TokenCounter("gpt-4")))):
+        assert repr(twin) == "TokenCounter('gpt-4')"
+        assert twin.count("Hello, world") == 3
