@@ -1,7 +1,7 @@
 """The cost of one ``aput_messages`` with many messages of 20 tokens, each on a fresh SQLite file.
 
 Every round puts each size once on each side; the recipe only at 1,000 and 2,000 messages, because at 6,000 it
-needs minutes: ``--full`` measures it there too, once. All limits are the defaults, so the recipe begins to drop
+needs a minute or two: ``--full`` measures it there too, once. All limits are the defaults, so the recipe begins to drop
 messages at about 1,700. The messages are made before the clock starts. The first ``aget`` afterwards is
 timed too, for what a put might have left undone.
 """

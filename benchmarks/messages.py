@@ -10,9 +10,9 @@ WORDS_PER_MESSAGE = 20
 
 # Each is one token of o200k_base, with or without a space before it.
 _WORDS = (
-    "time people way water day part sound work year place thing name line right mean old same boy "
-    "form sentence set three land well home air play small end read hand port large add even here must "
-    "big high such follow act why ask men change light kind off need house picture try us again"
+    "time people way water day part sound work year place thing name line right mean old same boy form "
+    "sentence set three land well home air play small end read hand port large add even here must big "
+    "high such follow act why ask men change light kind off need house picture try us again "
 ).split()
 
 

@@ -27,16 +27,26 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_SESSION_ID = "default"
 
-_PAGE_ROWS = 128
+_PAGE_ROWS = 256
 _REMEMBERED_SESSIONS = 128
+
+
+_NOTHING_SEEN = Seen()
 
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """What a block remembers of one session: the entries that it shows, oldest first."""
+    """What a block remembers of one session: the entries that it shows, oldest first, and their text."""
 
-    seen: Seen = Seen()
+    seen: Seen = _NOTHING_SEEN
     entries: tuple[Entry, ...] = ()
+    text: str = ""
+    tokens: int = 0
+
+    @classmethod
+    def of(cls, seen: Seen, entries: Sequence[Entry]) -> _Window:
+        text = "".join(entry.text for entry in entries)
+        return cls(seen, tuple(entries), text, sum(entry.tokens for entry in entries))
 
 
 class _Windows(OrderedDict[str, _Window]):
@@ -89,7 +99,9 @@ class CondensedMemoryBlock(BaseMemoryBlock[str]):
         description="Share of the limit that one message (a tool call with its results counts as one) may "
         "have; a longer one is clipped in its middle.",
     )
-    max_messages: int | None = Field(default=None, ge=1, description="Most messages of the record; None for any number.")
+    max_messages: int | None = Field(
+        default=None, ge=1, description="Most messages of the record; None for any number."
+    )
     keep_messages: int | None = Field(
         default=None,
         ge=1,
@@ -151,10 +163,9 @@ class CondensedMemoryBlock(BaseMemoryBlock[str]):
         """The record as text, one line-ended element per message; empty if nothing was said yet."""
         session_id = session_id or DEFAULT_SESSION_ID
         window = await self._read(session_id)
-        start = self._plan_cut(window.entries)
-        if start:
-            window = await self._cut(session_id, window, start)
-        return self._render(window.entries)
+        if self._is_over(window.tokens, len(window.entries)):
+            window = await self._cut(session_id, window)
+        return self._render(window)
 
     async def atruncate(self, content: Any, tokens_to_truncate: int) -> str | None:
         """The record without its oldest messages: at least ``tokens_to_truncate`` tokens shorter.
@@ -203,14 +214,16 @@ class CondensedMemoryBlock(BaseMemoryBlock[str]):
             window = _Window()
             page = await self._page(session_id, window.seen)
             new = self._entries(page)
+        if not page.rows and page.position == window.seen.position:
+            return window
         newest = page.rows[-1].id if page.rows else window.seen.last_id
         while page.more and not self._is_full(new):
             page = await self._page(session_id, window.seen, before=page.rows[0].id)
             new = self._entries(page) + new
         # If there are older messages than these, they and what was known cannot be in the record any more.
         known = () if page.more else window.entries
-        entries = (entry for entry in (*known, *self._within_shares(new)) if entry.row_id > page.position)
-        window = _Window(Seen(page.epoch, page.position, newest), tuple(entries))
+        entries = [entry for entry in (*known, *self._within_shares(new)) if entry.row_id > page.position]
+        window = _Window.of(Seen(page.epoch, page.position, newest), entries)
         self._windows.put(session_id, window)
         return window
 
@@ -226,26 +239,27 @@ class CondensedMemoryBlock(BaseMemoryBlock[str]):
     @property
     def _room(self) -> int:
         """Tokens for the entries: the limit without the element around them."""
-        return self.token_limit - self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n")
+        return max(0, self.token_limit - self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n"))
+
+    def _is_over(self, tokens: int, messages: int) -> bool:
+        return tokens > self._room or (self.max_messages is not None and messages > self.max_messages)
 
     def _is_full(self, entries: list[Entry]) -> bool:
         """Whether nothing older than these entries can be shown; the oldest unit may be incomplete yet."""
-        units = _units(entries)[1:]
-        shown = self._within_shares([entry for unit in units for entry in unit])
-        too_many = self.max_messages is not None and len(shown) > self.max_messages
-        return too_many or sum(entry.tokens for entry in shown) > self._room
+        if not self._is_over(sum(entry.tokens for entry in entries), len(entries)):
+            return False
+        shown = self._within_shares([entry for unit in _units(entries)[1:] for entry in unit])
+        return self._is_over(sum(entry.tokens for entry in shown), len(shown))
 
     def _within_shares(self, entries: list[Entry]) -> list[Entry]:
         """The entries with each that is over its share of the limit clipped."""
         limit = int(self._room * min(self.message_ratio, self.keep_ratio))
         shown: list[Entry] = []
         for unit in _units(entries):
-            tokens = [entry.tokens for entry in unit]
-            if sum(tokens) > limit:
-                shares = zip(unit, share_out(tokens, limit), strict=True)
-                unit = [clip_entry(entry, share, self.tokenizer_fn) for entry, share in shares]
-            if sum(entry.tokens for entry in unit) <= limit:
-                shown += unit
+            shares = share_out([entry.tokens for entry in unit], limit)
+            clipped = [clip_entry(entry, share, self.tokenizer_fn) for entry, share in zip(unit, shares, strict=True)]
+            if sum(entry.tokens for entry in clipped) <= limit:
+                shown += clipped
         return shown
 
     def _plan_cut(self, entries: Sequence[Entry]) -> int:
@@ -262,33 +276,28 @@ class CondensedMemoryBlock(BaseMemoryBlock[str]):
             keep_messages=keep_messages,
         )
 
-    async def _cut(self, session_id: str, window: _Window, start: int) -> _Window:
-        """The window from ``start`` on, with the cursor moved there for every worker."""
-        position = window.entries[start].row_id - 1
-        seen = window.seen
-        if not await self._log.move_cursor(
-            session_id, self.name, epoch=seen.epoch, old=seen.position, new=position
-        ):
-            # Another worker has cut, or the database is busy: show what there is, within the limit.
-            window = await self._read(session_id)
-            return replace(window, entries=window.entries[self._plan_cut(window.entries) :])
-        window = _Window(replace(seen, position=position), window.entries[start:])
-        self._windows.put(session_id, window)
-        return window
+    async def _cut(self, session_id: str, window: _Window) -> _Window:
+        """The window from the planned cut on, with the cursor moved there for every worker."""
+        seen, entries = window.seen, window.entries[self._plan_cut(window.entries) :]
+        position = entries[0].row_id - 1
+        if await self._log.move_cursor(session_id, self.name, epoch=seen.epoch, old=seen.position, new=position):
+            window = _Window.of(replace(seen, position=position), entries)
+            self._windows.put(session_id, window)
+            return window
+        # Another worker has cut, or the database is busy: show what there is, within the limit.
+        window = await self._read(session_id)
+        return _Window.of(window.seen, window.entries[self._plan_cut(window.entries) :])
 
-    def _render(self, entries: Sequence[Entry]) -> str:
-        tokens = sum(entry.tokens for entry in entries)
-        if tokens > self._room:
+    def _render(self, window: _Window) -> str:
+        if window.tokens > self._room:
             return ""
-        text = "".join(entry.text for entry in entries)
         if self.tokenizer_fn.adds_up:
-            self.tokenizer_fn.remember(text, tokens)
-            return text
-        excess = self.tokenizer_fn.count(text) - self._room
-        while excess > 0:
+            self.tokenizer_fn.remember(window.text, window.tokens)
+            return window.text
+        text, entries = window.text, window.entries
+        while self.tokenizer_fn.count(text) > self._room:
             entries = entries[1:]
             text = "".join(entry.text for entry in entries)
-            excess = self.tokenizer_fn.count(text) - self._room
         return text
 
 

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
+import openai
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.bridge.pydantic import Field
 from llama_index.core.instrumentation.events.llm import LLMChatStartEvent
+from llama_index.llms.openai import OpenAI
 from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.event_handlers import BaseEventHandler
 
@@ -143,9 +145,6 @@ def _run_second_process(path: Path, session: str, turns: Sequence[Sent]) -> int:
 def _model() -> FunctionCallingLLM:
     if not os.environ.get("OPENAI_API_KEY"):
         return OfflineModel()
-    # Imported here: without a key nobody should wait for it.
-    from llama_index.llms.openai import OpenAI
-
     name = os.environ.get("OPENAI_MODEL") or _DEFAULT_MODEL
     model = OpenAI(model=name, api_base=os.environ.get("OPENAI_API_BASE"), timeout=30.0, max_retries=1)
     try:
@@ -199,8 +198,9 @@ async def _ask(agent: FunctionAgent, memory: CondensedMemory, question: str, num
     for call in response.tool_calls:
         arguments = ", ".join(f"{name}={value}" for name, value in call.tool_kwargs.items())
         print(f"  tool      {call.tool_name}({arguments}) -> {call.tool_output.content}")
-    answer = textwrap.indent(textwrap.fill(response.response.content, _COLUMNS), " " * 12)
-    print(f"  answer    {answer.strip()}")
+    answer = (response.response.content or "").splitlines()
+    pieces = (piece for line in answer for piece in textwrap.wrap(line, _COLUMNS) or [""])
+    print("  answer   ", "\n            ".join(pieces))
     return sent
 
 
@@ -272,14 +272,13 @@ def _counted(number: int, noun: str) -> str:
 
 def _reason(error: Exception) -> str:
     """What has failed, in one sentence and without the key."""
-    import openai
-
     if isinstance(error, openai.APIConnectionError):
         return f"there is no connection to {_host()}."
     if isinstance(error, openai.AuthenticationError):
         return f"{_host()} refuses the key in OPENAI_API_KEY."
     if isinstance(error, openai.APIStatusError):
-        return f"{_host()} answers with status {error.status_code}: {_one_line(error.message)}"
+        said = error.body.get("message") if isinstance(error.body, dict) else error.message
+        return f"{_host()} answers with status {error.status_code}: {_one_line(str(said))}"
     cause = getattr(error, "orig", None)
     if cause is not None:
         return f"the database cannot be used: {_one_line(str(cause))}."
@@ -287,7 +286,7 @@ def _reason(error: Exception) -> str:
 
 
 def _one_line(text: str) -> str:
-    key = os.environ.get("OPENAI_API_KEY")
+    key = os.environ.get("OPENAI_API_KEY", "").strip()
     return " ".join((text.replace(key, "[key]") if key else text).split())[:300]
 
 

@@ -6,11 +6,11 @@ import asyncio
 import threading
 from collections import deque
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable
+    from collections.abc import Callable, Coroutine, Hashable
     from types import TracebackType
 
 P = ParamSpec("P")
@@ -88,8 +88,8 @@ def lock_for(*door: Hashable) -> SharedLock:
 
 
 def uninterrupted(
-    function: Callable[P, Awaitable[T]],
-) -> Callable[P, Awaitable[T]]:
+    function: Callable[P, Coroutine[Any, Any, T]],
+) -> Callable[P, Coroutine[Any, Any, T]]:
     """Run a coroutine function to its end even if its caller is cancelled; the caller is cancelled then.
 
     SQLAlchemy throws a connection away when a statement on it is cancelled. With an in-memory database

@@ -180,8 +180,7 @@ def _work_out_sum(prompt: _Prompt) -> Reply | None:
     if found is None:
         return None
     calls = _answered(prompt.turn)
-    results = {(call.name, *call.arguments.values()): _number(text) for call, text in calls if text is not None}
-    outcome = _next_step(found[1], results)
+    outcome = _next_step(found[1], _results(calls))
     if isinstance(outcome, str):
         return Reply(f"A tool could not do it: {outcome}")
     if isinstance(outcome, int | float):
@@ -190,6 +189,15 @@ def _work_out_sum(prompt: _Prompt) -> Reply | None:
     if tool not in prompt.tools:
         return Reply(f"I work out sums with tools only, and there is none named {tool!r}.")
     return Reply(tool_calls=(ToolCall(f"call_{len(calls) + 1}", tool, {"a": a, "b": b}),))
+
+
+def _results(calls: Iterable[tuple[ToolCall, str | None]]) -> dict[_Step, float | str]:
+    results: dict[_Step, float | str] = {}
+    for call, text in calls:
+        a, b = call.arguments.get("a"), call.arguments.get("b")
+        if text is not None and isinstance(a, int | float) and isinstance(b, int | float):
+            results[call.name, a, b] = _number(text)
+    return results
 
 
 def _sum_in(sentence: str) -> tuple[str, ast.expr] | None:
@@ -363,7 +371,7 @@ class OfflineModel(FunctionCallingLLM):
     def get_tool_calls_from_response(
         self,
         response: ChatResponse,
-        error_on_no_tool_call: bool = True,  # noqa: FBT001, FBT002 - the host's signature
+        error_on_no_tool_call: bool = True,
         **_: Any,
     ) -> list[ToolSelection]:
         """The tools that the answer wants called; a ``ValueError`` if none is and ``error_on_no_tool_call``."""

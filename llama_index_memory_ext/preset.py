@@ -15,6 +15,7 @@ from llama_index.core.memory import BaseMemoryBlock, InsertMethod, Memory
 from llama_index.core.memory.memory import generate_chat_store_key
 from llama_index.core.prompts import RichPromptTemplate
 from llama_index.core.storage.chat_store.base_db import MessageStatus
+from typing_extensions import Self
 
 from llama_index_memory_ext.condensed_block import CondensedMemoryBlock
 from llama_index_memory_ext.errors import LimitError, MessageError, StoreError, TurnError
@@ -159,7 +160,9 @@ class CondensedMemory(Memory):
                 own; by default every turn but the newest is condensed.
             memory_blocks_template: A template of your own, as for LlamaIndex's ``Memory``.
             insert_method: ``"user"`` (in front of the question) or ``"system"``.
-            image_token_size_estimate: Tokens counted for an image; likewise for audio and video.
+            image_token_size_estimate: Tokens counted for an image; likewise for the following two.
+            audio_token_size_estimate: Tokens counted for a sound.
+            video_token_size_estimate: Tokens counted for a film.
             chat_store: A store of your own instead of the following four.
             table_name: The chat table.
             async_database_uri: SQLite by aiosqlite or PostgreSQL by asyncpg; default: in memory.
@@ -250,7 +253,7 @@ class CondensedMemory(Memory):
         counts: dict[str, int] = asyncio_run(self.aforget())
         return counts
 
-    async def __aenter__(self) -> CondensedMemory:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -350,9 +353,9 @@ class CondensedMemory(Memory):
         )
         while True:
             content, messages = await self._formatted(contents)
-            excess = self._estimate(contents) - room
-            if excess > 0:
-                # The estimate is never too low; only where it is over the room the exact count decides.
+            excess = 0
+            # The estimate is never too low; only where it is over the room the exact count decides.
+            if self._estimate(contents) > room:
                 excess = sum(map(self._tokens, [*messages, ChatMessage(blocks=content)])) - room
             shrinkable = [block for block in blocks if contents.get(block.name)]
             if excess <= 0 or not shrinkable:

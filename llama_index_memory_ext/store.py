@@ -67,10 +67,16 @@ _BEHIND_ALL = 2**62
 
 @dataclass(frozen=True, slots=True)
 class LogRow:
-    """One message of the log. ``id`` grows in the order in which the messages were written."""
+    """One message of the log, parsed when it is asked for. ``id`` grows in the order of writing."""
 
     id: int
-    message: ChatMessage
+    role: str
+    data: Any
+
+    @property
+    def message(self) -> ChatMessage:
+        """The message; a stand-in if this version of the host cannot read it."""
+        return _message(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +108,8 @@ class _Statements:
     """The statements of every turn, built once: building one costs as much as running it."""
 
     def __init__(self, rows: Table, cursors: Table, backend: str) -> None:
-        session, last_id = bindparam("session"), bindparam("last_id")
+        session: Any = bindparam("session")
+        last_id: Any = bindparam("last_id")
         is_active = and_(rows.c.key == session, rows.c.status == ACTIVE)
         epoch = _value(cursors.c.epoch, cursors, session, literal(_LOG))
         position = _value(cursors.c.position, cursors, session, bindparam("by"))
@@ -120,7 +127,7 @@ class _Statements:
         self.active = select(rows.c.id, rows.c.role, rows.c.data).where(is_active).order_by(rows.c.id)
         self.archive = update(rows).where(is_active, rows.c.id <= bindparam("last_flushed")).values(status=ARCHIVED)
         self.insert = insert(rows)
-        upsert = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}[backend](cursors)
+        upsert: Any = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}[backend](cursors)
         self.move = upsert.on_conflict_do_update(
             index_elements=[cursors.c.key, cursors.c.reader], set_={"position": upsert.excluded.position}
         )
@@ -356,14 +363,12 @@ class MemoryStore(SQLAlchemyChatStore):
     @uninterrupted
     async def count_messages(self, key: str, status: MessageStatus | None = MessageStatus.ACTIVE) -> int:
         """How many messages a session has."""
+        query = self._where(select(func.count()).select_from(self._rows), key, status)
         async with self._reading() as connection:
-            return (
-                await connection.execute(self._where(select(func.count()).select_from(self._rows), key, status))
-            ).scalar_one()
+            count: int = (await connection.execute(query)).scalar_one()
+        return count
 
-    async def add_message(
-        self, key: str, message: ChatMessage, status: MessageStatus = MessageStatus.ACTIVE
-    ) -> None:
+    async def add_message(self, key: str, message: ChatMessage, status: MessageStatus = MessageStatus.ACTIVE) -> None:
         """Write one message."""
         await self.add_messages(key, [message], status)
 
@@ -431,7 +436,7 @@ class MemoryStore(SQLAlchemyChatStore):
         columns = [column for column in self._rows.c if column.name != "id"]
         async with self._reading() as connection:
             rows = await connection.execute(select(*columns).order_by(self._rows.c.id))
-            return [dict(row._mapping) for row in rows]
+            return [dict(row) for row in rows.mappings()]
 
     # ---- statements ------------------------------------------------------------------------------------
 
@@ -558,7 +563,7 @@ def _page(found: Sequence[Any], seen: Seen, limit: int) -> LogPage:
     witnessed = len(rows) > limit or found[-1].id == seen.last_id or seen.last_id <= position
     if seen.last_id and (epoch != seen.epoch or not witnessed):
         return LogPage(position, epoch, fresh=False, more=False, rows=[])
-    shown = [LogRow(row.id, _message(row)) for row in reversed(rows[:limit])]
+    shown = [LogRow(row.id, row.role, row.data) for row in reversed(rows[:limit])]
     return LogPage(position, epoch, fresh=True, more=len(rows) > limit, rows=shown)
 
 

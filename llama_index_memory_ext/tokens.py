@@ -8,7 +8,7 @@ import os
 import re
 import threading
 from collections import OrderedDict
-from functools import lru_cache
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -186,7 +186,7 @@ def _pieces(text: str) -> list[str]:
     return [*pieces, text[start:]]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _encoding(name: str) -> tiktoken.Encoding | None:
     # Imported here: it costs time that a program without a single count need not spend.
     import tiktoken

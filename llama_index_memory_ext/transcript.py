@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -51,14 +51,15 @@ class Entry:
 
     row_id: int
     opening: str
-    body: str
+    text: str
     tokens: int
     starts_turn: bool
     is_result: bool
 
     @property
-    def text(self) -> str:
-        return f"{self.opening}{self.body}{CLOSING}"
+    def body(self) -> str:
+        """The text between the tags."""
+        return self.text[len(self.opening) : -len(CLOSING)]
 
 
 def entry_of(row_id: int, message: ChatMessage, counter: TokenCounter, tags: Iterable[str] = ()) -> Entry | None:
@@ -70,11 +71,12 @@ def entry_of(row_id: int, message: ChatMessage, counter: TokenCounter, tags: Ite
     if not body.strip():
         return None
     opening = _opening(message)
+    text = f"{opening}{body}{CLOSING}"
     return Entry(
         row_id=row_id,
         opening=opening,
-        body=body,
-        tokens=counter.count(f"{opening}{body}{CLOSING}"),
+        text=text,
+        tokens=counter.count(text),
         starts_turn=message.role == MessageRole.USER,
         is_result=message.role in _RESULT_ROLES,
     )
@@ -89,10 +91,10 @@ def clip_entry(entry: Entry, limit: int, counter: TokenCounter) -> Entry:
         return entry
     room = limit - counter.count(entry.opening + CLOSING)
     while True:
-        body = counter.clip(entry.body, room)
-        tokens = counter.count(f"{entry.opening}{body}{CLOSING}")
+        text = f"{entry.opening}{counter.clip(entry.body, room)}{CLOSING}"
+        tokens = counter.count(text)
         if tokens <= limit or room <= 0:
-            return Entry(entry.row_id, entry.opening, body, tokens, entry.starts_turn, entry.is_result)
+            return replace(entry, text=text, tokens=tokens)
         room -= tokens - limit
 
 
@@ -215,20 +217,29 @@ def _media_line(block: Any) -> str:
 
 
 def _call_line(call: ToolCall) -> str:
-    return f"[tool call {call.id}] {call.name}({call.arguments})".replace("[tool call ]", "[tool call]")
+    head = f"[tool call {call.id}]" if call.id else "[tool call]"
+    return f"{head} {call.name}({call.arguments})"
 
 
 def _calls_in_kwargs(kwargs: Mapping[str, Any]) -> Iterator[ToolCall]:
     calls = kwargs.get("tool_calls") or []
-    legacy = kwargs.get("function_call")
-    for call in [*(calls if isinstance(calls, list) else [calls]), *([legacy] if legacy else [])]:
-        fields = call if isinstance(call, dict) else getattr(call, "model_dump", lambda: {"name": str(call)})()
-        function = fields.get("function") or fields
-        if not isinstance(function, dict):
-            function = {"name": str(function)}
-        arguments = next((function[key] for key in ("arguments", "args", "input", "parameters") if key in function), {})
-        name = function.get("name") or ""
-        yield ToolCall(str(fields.get("id") or fields.get("call_id") or ""), str(name), _arguments(arguments))
+    yield from map(_tool_call, calls if isinstance(calls, list) else [calls])
+    if kwargs.get("function_call"):
+        yield _tool_call(kwargs["function_call"])
+
+
+def _tool_call(call: Any) -> ToolCall:
+    """A call in any of the shapes in which providers write it; one of no known shape as its name."""
+    dump = getattr(call, "model_dump", None)
+    fields = call if isinstance(call, dict) else dump() if callable(dump) else {"name": call}
+    function = fields.get("function") or fields
+    if not isinstance(function, dict):
+        function = {"name": function}
+    arguments: Any = next(
+        (function[key] for key in ("arguments", "args", "input", "parameters") if key in function), {}
+    )
+    call_id = fields.get("id") or fields.get("call_id") or ""
+    return ToolCall(str(call_id), str(function.get("name") or ""), _arguments(arguments))
 
 
 def _arguments(value: Any) -> str:

@@ -30,6 +30,10 @@ def plan_cut(
         turn_starts: True for each message of a user. A cut in front of one is preferred, unless it
             would keep less than half of what may be kept.
         results: True for each tool's result, which is never parted from the messages before it.
+        token_limit: Most tokens before a cut.
+        keep_tokens: Most tokens after it.
+        max_messages: Most messages before a cut; None for any number.
+        keep_messages: Most messages after it.
 
     The newest message always stays, with the call that it answers, even if that is over ``keep_tokens``
     or ``keep_messages``: see to it beforehand that no message and its results pass ``token_limit``.

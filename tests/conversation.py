@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from llama_index.core.llms import ChatMessage
 from llama_index.core.base.llms.types import TextBlock, ToolCallBlock
+from llama_index.core.llms import ChatMessage
 
 
 def user(text: str) -> ChatMessage:
@@ -21,7 +21,9 @@ def assistant(text: str) -> ChatMessage:
 def calling(*calls: tuple[str, str, dict[str, Any] | str], text: str = "") -> ChatMessage:
     """An assistant's message with a block for each call: (id, name, arguments)."""
     said = [TextBlock(text=text)] if text else []
-    blocks = [ToolCallBlock(tool_call_id=call_id, tool_name=name, tool_kwargs=kwargs) for call_id, name, kwargs in calls]
+    blocks = [
+        ToolCallBlock(tool_call_id=call_id, tool_name=name, tool_kwargs=kwargs) for call_id, name, kwargs in calls
+    ]
     return ChatMessage(role="assistant", blocks=[*said, *blocks])
 
 

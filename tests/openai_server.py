@@ -75,7 +75,9 @@ def why_refused(messages: Any) -> str | None:
     return _unanswered(waiting) if waiting else None
 
 
-def _why_one_refused(i: int, message: Message, waiting: list[str]) -> str | None:
+def _why_one_refused(  # noqa: PLR0911 - one return for each of OpenAI's complaints
+    i: int, message: Message, waiting: list[str]
+) -> str | None:
     role, content = message.get("role"), message.get("content")
     if role not in ("system", "developer", "user", "assistant", "tool"):
         return f"Invalid value: {role!r}."
@@ -104,7 +106,7 @@ def _unanswered(waiting: list[str]) -> str:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, *args: Any) -> None:
         """Silent."""
 
     def do_POST(self) -> None:

@@ -201,9 +201,7 @@ async def test_parallel_calls_with_a_direct_answer_do_not_break_the_session(
     assert server.refusals == []
 
 
-async def test_a_given_chat_history_replaces_the_conversation(
-    open_memory: OpenMemory, start_model: StartModel
-) -> None:
+async def test_a_given_chat_history_replaces_the_conversation(open_memory: OpenMemory, start_model: StartModel) -> None:
     """Its older turns come as a record, its last question as the question."""
     llm, server = start_model(calculator)
     memory = open_memory()

@@ -12,6 +12,7 @@ from llama_index.core.llms import ChatMessage
 from pydantic import ValidationError
 
 from llama_index_memory_ext import CondensedMemoryBlock, LimitError, MemoryStore, StoreError, TokenCounter
+from llama_index_memory_ext.tokens import as_counter
 from tests.conftest import OpenPlainMemory
 from tests.conversation import assistant, calling, record, result, sent_text, user
 
@@ -67,9 +68,7 @@ async def test_a_block_that_takes_nothing_from_short_term_memory() -> None:
 
 
 @pytest.mark.parametrize("durable", [True, False])
-async def test_it_works_in_a_plain_memory(
-    open_plain_memory: OpenPlainMemory, database_uri: str, durable: bool
-) -> None:
+async def test_it_works_in_a_plain_memory(open_plain_memory: OpenPlainMemory, database_uri: str, durable: bool) -> None:
     """With a store of its own that forgets, and with one that the memory shares and that remembers."""
     store = MemoryStore(database_uri) if durable else None
     memory = open_plain_memory(CondensedMemoryBlock(store=store), chat_store=store)
@@ -234,7 +233,7 @@ async def test_the_name_of_the_block_cannot_be_closed_from_within() -> None:
 
 async def test_any_tokenizer_can_count_the_limit() -> None:
     """Here one token per character, and one for each text."""
-    block = CondensedMemoryBlock(token_limit=400, tokenizer_fn=lambda text: [0, *map(ord, text)])
+    block = CondensedMemoryBlock(token_limit=400, tokenizer_fn=as_counter(lambda text: [0, *map(ord, text)]))
     for i in range(30):
         await block.aput([user(f"message {i}")], session_id="chat")
         text = await block.aget([], session_id="chat")

@@ -142,7 +142,9 @@ async def test_the_synchronous_calls_work_within_an_event_loop(open_memory: Open
     await memory.aput(user("one"))
     memory.put(user("two"))
     await memory.aput(user("three"))
-    assert record(sent_text(memory.get())) == record(sent_text(await memory.aget())) == [("user", "one"), ("user", "two")]
+    assert (
+        record(sent_text(memory.get())) == record(sent_text(await memory.aget())) == [("user", "one"), ("user", "two")]
+    )
 
 
 async def test_nothing_is_a_fine_batch(open_memory: OpenMemory) -> None:
@@ -235,7 +237,9 @@ async def test_a_block_that_fails_costs_neither_the_message_nor_the_turn(
 
 async def test_a_template_of_the_user_is_honoured(open_memory: OpenMemory) -> None:
     """A blank line still stands before the question."""
-    template = RichPromptTemplate("{% for name, blocks in memory_blocks %}[{{ name }}: {{ blocks[0].text }}]{% endfor %}")
+    template = RichPromptTemplate(
+        "{% for name, blocks in memory_blocks %}[{{ name }}: {{ blocks[0].text }}]{% endfor %}"
+    )
     memory = open_memory(memory_blocks_template=template)
     await talk(memory, 1)
     await memory.aput(user("next"))
@@ -270,7 +274,7 @@ def test_limits_that_do_not_fit_are_refused_with_their_numbers() -> None:
 
 
 def test_a_lasting_database_without_a_session_id_is_refused(database_uri: str) -> None:
-    with pytest.raises(StoreError, match="Give it one: CondensedMemory.from_defaults"):
+    with pytest.raises(StoreError, match=r"Give it one: CondensedMemory\.from_defaults"):
         CondensedMemory.from_defaults(async_database_uri=database_uri)
     with pytest.raises(StoreError, match="session_id"):
         CondensedMemory.from_defaults(chat_store=MemoryStore(database_uri))
@@ -282,7 +286,7 @@ def test_another_kind_of_store_is_refused() -> None:
 
 
 def test_a_memory_without_the_block_is_refused() -> None:
-    with pytest.raises(ValueError, match="CondensedMemory.from_defaults"):
+    with pytest.raises(ValueError, match=r"CondensedMemory\.from_defaults"):
         CondensedMemory(token_limit=1_000)
 
 

@@ -9,6 +9,7 @@ import pickle
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from llama_index.core.llms import ChatMessage
@@ -154,7 +155,7 @@ async def test_a_reader_learns_that_rows_it_has_seen_are_gone(store: MemoryStore
     page = await store.read_log("chat", "reader", Seen(), limit=10)
     seen = Seen(page.epoch, 0, page.rows[-1].id)
     await store.move_cursor("chat", "reader", epoch=page.epoch, old=0, new=page.rows[0].id)
-    arguments = {"set_messages": [[user("new")]], "delete_message": [page.rows[0].id]}.get(change, [])
+    arguments: Any = {"set_messages": [[user("new")]], "delete_message": [page.rows[0].id]}.get(change, [])
     await getattr(store, change)("chat", *arguments)
     page = await store.read_log("chat", "reader", seen, limit=10)
     assert (page.fresh, page.position, page.rows) == (False, 0, [])

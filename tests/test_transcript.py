@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llama_index.core.base.llms.types import (
     AudioBlock,
-    CachePoint,
     CacheControl,
+    CachePoint,
     CitableBlock,
     DocumentBlock,
     ImageBlock,

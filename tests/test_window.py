@@ -16,7 +16,7 @@ def cut(kinds: str, tokens: list[int], **limits: int) -> int:
         tokens,
         turn_starts=[kind == "u" for kind in kinds],
         results=[kind == "t" for kind in kinds],
-        **{"token_limit": 100, "keep_tokens": 75, **limits},  # type: ignore[arg-type]
+        **{"token_limit": 100, "keep_tokens": 75, **limits},
     )
 
 

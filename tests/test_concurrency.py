@@ -1,0 +1,195 @@
+"""Many tasks, threads and processes on one session."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from llama_index.core.agent.workflow import FunctionAgent
+
+from llama_index_memory_ext import CondensedMemory, TurnError
+from llama_index_memory_ext.locks import SharedLock, lock_for
+from tests.conftest import OpenMemory, StartModel
+from tests.conversation import assistant, record, sent_text, user
+from tests.openai_server import Message, call, say
+
+BIG: dict[str, Any] = {"token_limit": 100_000, "condensed_token_limit": 90_000}
+
+
+@pytest.fixture
+async def memory(any_database_uri: str | None) -> AsyncIterator[CondensedMemory]:
+    async with CondensedMemory.from_defaults("chat", async_database_uri=any_database_uri, **BIG) as memory:
+        yield memory
+
+
+async def test_no_concurrent_put_is_lost(memory: CondensedMemory) -> None:
+    """20 at a time, 20 times: 400 rows, each once in the record, in the order of the rows."""
+    for round_number in range(20):
+        await asyncio.gather(*(memory.aput(user(f"message {round_number}-{i}")) for i in range(20)))
+    rows = [message.content for message in await memory.aget_all()]
+    assert len(rows) == len(set(rows)) == 400
+    await memory.aflush()
+    assert [text for _, text in record(sent_text(await memory.aget()))] == rows
+
+
+async def test_reading_and_writing_at_once_shows_each_message_once(memory: CondensedMemory) -> None:
+    async def read() -> None:
+        for _ in range(20):
+            text = sent_text(await memory.aget())
+            shown = [text for _, text in record(text)]
+            assert len(shown) == len(set(shown))
+
+    async def write(name: str) -> None:
+        for i in range(20):
+            await memory.aput(user(f"{name} {i}"))
+            await memory.aput(assistant(f"{name} answer {i}"))
+
+    await asyncio.gather(write("ann"), read(), write("bob"), read())
+    await memory.aflush()
+    assert len(record(sent_text(await memory.aget()))) == 80
+
+
+async def test_threads_with_loops_of_their_own_lose_nothing(memory: CondensedMemory) -> None:
+    """Synchronous calls from web workers, say."""
+
+    def work(name: int) -> None:
+        for i in range(10):
+            memory.put(user(f"{name}-{i}"))
+            memory.get()
+
+    await asyncio.gather(*(asyncio.to_thread(work, name) for name in range(4)))
+    rows = [message.content for message in await memory.aget_all()]
+    assert len(rows) == len(set(rows)) == 40
+    await memory.aflush()
+    assert [text for _, text in record(sent_text(await memory.aget()))] == rows
+
+
+WORKER = """
+import asyncio, sys
+from llama_index.core.llms import ChatMessage
+from llama_index_memory_ext import CondensedMemory
+
+async def main(uri, name):
+    async with CondensedMemory.from_defaults("chat", async_database_uri=uri) as memory:
+        for i in range(25):
+            await memory.aput(ChatMessage(role="user", content=f"{name}-{i}"))
+            await memory.aget()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_processes_share_a_session(database_uri: str, open_memory: OpenMemory) -> None:
+    """Four of them, beginning at the same time on a file that does not exist yet."""
+    workers = [subprocess.Popen([sys.executable, "-c", WORKER, database_uri, str(i)]) for i in range(4)]
+    assert [await asyncio.to_thread(worker.wait, 120) for worker in workers] == [0] * 4
+    memory = open_memory(**BIG)
+    rows = [message.content for message in await memory.aget_all()]
+    assert len(rows) == len(set(rows)) == 100
+    assert [text for _, text in record(sent_text(await memory.aget()))] == rows
+
+
+def echo(text: str) -> str:
+    """Say it again."""
+    return text
+
+
+async def test_within_turns_concurrent_runs_get_each_its_own_answer(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    """Even with a tool call in each; and each finds the other's turn whole or not at all."""
+
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        question = [message for message in messages if message["role"] == "user"][-1]["content"].split("\n")[-1]
+        if messages[-1]["role"] == "user":
+            return call(("call_1", "echo", {"text": question}))
+        return say(f"You asked: {messages[-1]['content']}")
+
+    llm, server = start_model(model)
+    memory, same = open_memory(), open_memory()
+    agent = FunctionAgent(llm=llm, tools=[echo])
+
+    async def ask(i: int) -> str:
+        own = memory if i % 2 else same
+        async with own.turn():
+            return str(await agent.run(f"Number {i}?", memory=own))
+
+    answers = await asyncio.gather(*(ask(i) for i in range(6)))
+    assert answers == [f"You asked: Number {i}?" for i in range(6)]
+    roles = [role for role, _ in record(server.requests[-1][0]["content"])]
+    assert roles == ["user", "assistant", "tool", "assistant"] * 5
+    assert server.refusals == []
+
+
+async def test_a_turn_within_itself_is_refused(open_memory: OpenMemory) -> None:
+    """It would wait for its own end."""
+    memory = open_memory()
+    async with memory.turn():
+        with pytest.raises(TurnError, match=r"within memory\.turn"):
+            async with memory.turn():
+                pass
+    async with memory.turn() as same:
+        assert same is memory
+
+
+async def test_sessions_do_not_wait_for_each_other(open_memory: OpenMemory) -> None:
+    async with open_memory("ann").turn(), open_memory("bob").turn():
+        pass
+
+
+async def test_a_turn_is_alone_in_every_thread() -> None:
+    """The lock goes from hand to hand, in the order of asking."""
+    inside: list[str] = []
+    entered = threading.Event()
+
+    async def hold(name: str) -> None:
+        async with lock_for("door"):
+            entered.set()
+            inside.append(f"{name} in")
+            await asyncio.sleep(0)
+            inside.append(f"{name} out")
+
+    await asyncio.gather(*(asyncio.to_thread(asyncio.run, hold(str(i))) for i in range(5)), *map(hold, "abc"))
+    assert entered.is_set()
+    assert len(inside) == 16
+    assert all(out == into.replace("in", "out") for into, out in zip(inside[::2], inside[1::2], strict=True))
+
+
+async def test_a_cancelled_waiter_leaves_the_lock_usable() -> None:
+    """Cancelled while it waits, and in the moment in which the lock is handed to it."""
+    lock = SharedLock()
+    order: list[int] = []
+
+    async def wait(i: int) -> None:
+        async with lock:
+            order.append(i)
+
+    async with lock:
+        tasks = [asyncio.ensure_future(wait(i)) for i in range(3)]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+    tasks[1].cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(result) for result in results] == [asyncio.CancelledError, asyncio.CancelledError, type(None)]
+    assert order == [2]
+    async with lock:
+        pass
+
+
+async def test_a_cancelled_put_keeps_its_message_and_the_session(memory: CondensedMemory) -> None:
+    """Whenever the cancellation comes."""
+    for steps in range(12):
+        task = asyncio.ensure_future(memory.aput(user(f"message {steps}")))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    await memory.aput(user("last"))
+    rows = [message.content for message in await memory.aget_all()]
+    assert rows[-1] == "last"
+    assert [text for _, text in record(sent_text(await memory.aget()))] == rows[:-1]

@@ -1,0 +1,100 @@
+"""Another process goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llama_index_memory_ext import CondensedMemory, MemoryStore
+from tests.conftest import OpenMemory
+from tests.conversation import assistant, calling, record, result, sent_text, user
+
+LIMITS: dict[str, Any] = {"token_limit": 400, "condensed_token_limit": 300}
+TURNS = 8
+
+WORKER = """
+import asyncio, json, os, signal, sys
+from tests.test_restart import LIMITS, one_turn
+from llama_index_memory_ext import CondensedMemory
+
+async def main(uri, first, last):
+    memory = CondensedMemory.from_defaults("chat", async_database_uri=uri, **LIMITS)
+    for i in range(int(first), int(last)):
+        print(json.dumps(await one_turn(memory, i)), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def one_turn(memory: CondensedMemory, i: int) -> str:
+    """A question with a tool call; what the model is shown comes back."""
+    await memory.aput(user(f"What is in file {i}?"))
+    prompt = sent_text(await memory.aget())
+    answer = assistant(f"There are {i} words in it.")
+    await memory.aput_messages([calling((f"call_{i}", "read", {"file": i})), result(f"call_{i}", "words " * i), answer])
+    await memory.aget()
+    return prompt
+
+
+@pytest.mark.parametrize("killed_after", range(1, TURNS, 2))
+async def test_a_killed_process_is_continued_by_another(
+    open_memory: OpenMemory, database_uri: str, tmp_path: object, killed_after: int
+) -> None:
+    """Killed after any turn: the prompts are those of a conversation without a break."""
+    prompts = []
+    for first, last in ((0, killed_after), (killed_after, TURNS)):
+        command = [sys.executable, "-c", WORKER, database_uri, str(first), str(last)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        prompts += [json.loads(line) for line in done.stdout.splitlines()]
+    unbroken = open_memory(async_database_uri=f"sqlite+aiosqlite:///{tmp_path}/unbroken.db", **LIMITS)
+    assert prompts == [await one_turn(unbroken, i) for i in range(TURNS)]
+    assert 0 < len(record(prompts[-1])) < 4 * TURNS
+
+
+@settings(max_examples=30)
+@given(speakers=st.lists(st.sampled_from(["the same", "the other", "a new one"]), min_size=1, max_size=25))
+async def test_memories_that_take_turns_show_what_one_alone_would_show(speakers: list[str]) -> None:
+    """Two that know each other's cuts, and new ones that know nothing."""
+    alone = CondensedMemory.from_defaults("chat", **LIMITS)
+    store = MemoryStore()
+    memories = [CondensedMemory.from_defaults("chat", chat_store=store, **LIMITS) for _ in range(2)]
+    now = 0
+    for i, speaker in enumerate(speakers):
+        now = 1 - now if speaker == "the other" else now
+        if speaker == "a new one":
+            memories[now] = CondensedMemory.from_defaults("chat", chat_store=store, **LIMITS)
+        assert await one_turn(memories[now], i) == await one_turn(alone, i)
+    await alone.aclose()
+    await store.aclose()
+
+
+async def test_the_follow_up_of_another_day_finds_the_calls(open_memory: OpenMemory) -> None:
+    memory = open_memory()
+    await one_turn(memory, 3)
+    await memory.sql_store.aclose()
+    again = open_memory()
+    await again.aput(user("How did you go about answering that?"))
+    assert '[tool call call_3] read({"file": 3})' in sent_text(await again.aget())
+
+
+async def test_only_the_rows_that_are_shown_are_read_again(open_memory: OpenMemory) -> None:
+    """However long the history is."""
+    memory = open_memory(**LIMITS)
+    for i in range(40):
+        await memory.aput_messages([user(f"question {i}"), assistant(f"answer {i}")])
+        await memory.aget()
+    again = open_memory(**LIMITS)
+    await again.aget()
+    (block,) = again.memory_blocks
+    page = await again.sql_store.read_log("chat", block.name, block._windows["chat"].seen, limit=1_000)  # type: ignore[attr-defined]
+    assert page.rows == []
+    assert page.position > 20
