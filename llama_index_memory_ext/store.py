@@ -40,7 +40,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async_engine
-from sqlalchemy.pool import StaticPool
+from sqlalchemy.pool import AsyncAdaptedQueuePool, StaticPool
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from llama_index_memory_ext.errors import StoreError
@@ -620,9 +620,6 @@ def _open_engine(url: URL, *, in_memory: bool) -> AsyncEngine:
     options: dict[str, Any] = {"hide_parameters": True}
     if url.get_backend_name() == "sqlite":
         options["connect_args"] = {"timeout": _BUSY_SECONDS}
-        if in_memory:
-            options["poolclass"] = StaticPool
-        else:
-            # A pool that may have to wait would wait in one event loop for a connection of another.
-            options["max_overflow"] = -1
+        # A pool of limited size would have to wait in one event loop for a connection of another.
+        options |= {"poolclass": StaticPool} if in_memory else {"poolclass": AsyncAdaptedQueuePool, "max_overflow": -1}
     return create_async_engine(url, **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -109,16 +108,6 @@ async def test_short_turns_are_kept_back_by_the_host(open_plain_memory: OpenPlai
         await memory.aput(user("ok"))
         await memory.aput(assistant("ok"))
     assert block.puts == []
-
-
-async def test_a_database_in_memory_loses_concurrent_messages() -> None:
-    """All tasks share one connection, and each ends the others' transactions."""
-    memory = Memory.from_defaults(session_id="chat")
-    await memory.aput(user("The table is there now."))
-    for i in range(20):
-        await asyncio.gather(*(memory.aput(user(f"{i}-{j}")) for j in range(20)), return_exceptions=True)
-    assert len(await memory.aget_all()) < 400
-    await memory.sql_store._async_engine.dispose()  # type: ignore[attr-defined]
 
 
 async def test_an_empty_batch_is_a_database_error(open_plain_memory: OpenPlainMemory) -> None:
