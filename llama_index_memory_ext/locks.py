@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from concurrent.futures import Future
@@ -12,6 +13,8 @@ from weakref import WeakValueDictionary
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Hashable
     from types import TracebackType
+
+logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,21 +33,33 @@ class SharedLock:
         self._held = False
         self.holder: asyncio.Task[object] | None = None
 
-    async def __aenter__(self) -> None:
+    async def acquire(self, seconds: float | None = None) -> None:
+        """Wait until it is this task's turn.
+
+        Raises:
+            asyncio.TimeoutError: It was not within so many ``seconds``.
+        """
         waiter = self._queue_up()
         if waiter is not None:
             try:
-                await asyncio.wrap_future(waiter)
-            except asyncio.CancelledError:
+                await asyncio.wait_for(asyncio.wrap_future(waiter), seconds)
+            except (asyncio.CancelledError, asyncio.TimeoutError):
                 self._give_up(waiter)
                 raise
         self.holder = asyncio.current_task()
 
+    def release(self) -> None:
+        """Let the next task in."""
+        self.holder = None
+        self._pass_on()
+
+    async def __aenter__(self) -> None:
+        await self.acquire()
+
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.holder = None
-        self._pass_on()
+        self.release()
 
     def _queue_up(self) -> Future[None] | None:
         with self._mutex:
@@ -103,6 +118,8 @@ def uninterrupted(
         except asyncio.CancelledError:
             if not task.done():
                 await asyncio.wait([task])
+            if not task.cancelled() and task.exception() is not None:
+                logger.warning("%s failed after its caller was cancelled: %r", run.__name__, type(task.exception()))
             raise
 
     run.__doc__ = function.__doc__

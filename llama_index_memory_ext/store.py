@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
@@ -44,7 +45,7 @@ from sqlalchemy.pool import AsyncAdaptedQueuePool, StaticPool
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from llama_index_memory_ext.errors import StoreError
-from llama_index_memory_ext.locks import SharedLock, lock_for, uninterrupted
+from llama_index_memory_ext.locks import lock_for, uninterrupted
 from llama_index_memory_ext.transcript import storable
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ _ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncp
 _BUSY_SECONDS = 30
 # The log itself has a row among the cursors: its writers lock it, and its epoch tells the readers when
 # rows that they have seen were deleted.
-_LOG = "log"
+_LOG = "<log>"
 _BEHIND_ALL = 2**62
 
 
@@ -483,7 +484,7 @@ class MemoryStore(SQLAlchemyChatStore):
         """
         engine = await self._engine()
         log = {"key": key, "reader": _LOG, "position": 0, "epoch": time.time_ns()}
-        async with self._gate(), engine.begin() as connection:
+        async with self._alone(), engine.begin() as connection:
             await connection.execute(self._statements.move, log)
             yield connection
 
@@ -491,12 +492,27 @@ class MemoryStore(SQLAlchemyChatStore):
     async def _reading(self) -> AsyncIterator[AsyncConnection]:
         engine = await self._engine()
         # An in-memory database has one connection: its readers must not end a writer's transaction.
-        async with self._gate() if self._in_memory else nullcontext(), engine.connect() as connection:
+        async with self._alone() if self._in_memory else nullcontext(), engine.connect() as connection:
             yield connection
 
-    def _gate(self) -> SharedLock | nullcontext[None]:
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
         """SQLite has one writer at a time: waiting here is cheaper than its own waiting by polling."""
-        return lock_for("database", *self.identity) if self._url.get_backend_name() == "sqlite" else nullcontext()
+        if self._url.get_backend_name() != "sqlite":
+            yield
+            return
+        lock = lock_for("database", *self.identity)
+        try:
+            await lock.acquire(_BUSY_SECONDS)
+        except asyncio.TimeoutError:
+            raise StoreError(
+                f"The database was busy for {_BUSY_SECONDS} s. A synchronous call (put, get, ...) within a running "
+                "event loop waits for ever if a task of the same loop is writing: await aput, aget, ... there."
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     async def _engine(self) -> AsyncEngine:
         if self._ready and self._async_engine is not None:

@@ -77,8 +77,9 @@ async def test_the_second_follow_up_still_finds_both_calls(open_memory: OpenMemo
     assert prompt["content"].count("multiply(") == prompt["content"].count("divide(") == 1
 
 
+@pytest.mark.parametrize("streaming", [True, False])
 async def test_a_react_agent_keeps_its_reasoning_in_the_record(
-    open_memory: OpenMemory, start_model: StartModel
+    open_memory: OpenMemory, start_model: StartModel, streaming: bool
 ) -> None:
     """A ReAct agent's calls are part of its text."""
 
@@ -92,7 +93,7 @@ async def test_a_react_agent_keeps_its_reasoning_in_the_record(
 
     llm, server = start_model(react)
     memory = open_memory()
-    agent = ReActAgent(llm=llm, tools=[multiply], streaming=False)
+    agent = ReActAgent(llm=llm, tools=[multiply], streaming=streaming)
     assert str(await agent.run("What is 2 * 3?", memory=memory)) == "It is 6."
     assert str(await agent.run("Thanks!", memory=memory)) == "You are welcome."
     system, question = server.requests[-1]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from llama_index.core.agent.workflow import FunctionAgent
 
-from llama_index_memory_ext import CondensedMemory, TurnError
+from llama_index_memory_ext import CondensedMemory, StoreError, TurnError, store
 from llama_index_memory_ext.locks import SharedLock, lock_for
 from tests.conftest import OpenMemory, StartModel
 from tests.conversation import assistant, record, sent_text, user
@@ -179,6 +179,19 @@ async def test_a_cancelled_waiter_leaves_the_lock_usable() -> None:
     assert order == [2]
     async with lock:
         pass
+
+
+async def test_a_synchronous_call_that_blocks_the_writing_loop_is_told_so(
+    memory: CondensedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could wait for ever: the task that it waits for needs the loop that it blocks."""
+    monkeypatch.setattr(store, "_BUSY_SECONDS", 0.2)
+    lock = lock_for("database", *memory.sql_store.identity)
+    async with lock:
+        with pytest.raises(StoreError, match=r"await aput, aget, \.\.\. there"):
+            memory.put(user("one"))
+    memory.put(user("two"))
+    assert [message.content for message in await memory.aget_all()] == ["two"]
 
 
 async def test_a_cancelled_put_keeps_its_message_and_the_session(memory: CondensedMemory) -> None:

@@ -141,6 +141,14 @@ async def test_a_moved_cursor_hides_what_is_behind_it_from_its_reader_only(store
     assert len(other.rows) == 2
 
 
+async def test_a_reader_may_have_any_name(store: MemoryStore) -> None:
+    """The log's own row is none of theirs."""
+    await store.add_messages("chat", [user("one"), user("two")], MessageStatus.ARCHIVED)
+    assert await store.move_cursor("chat", "log", epoch=0, old=0, new=1)
+    await store.add_message("chat", user("three"))
+    assert (await store.read_log("chat", "log", Seen(), limit=10)).position == 1
+
+
 async def test_of_two_workers_only_one_moves_the_cursor(store: MemoryStore) -> None:
     await store.add_messages("chat", [user("one"), user("two")], MessageStatus.ARCHIVED)
     epoch = (await store.read_log("chat", "reader", Seen(), limit=10)).epoch
