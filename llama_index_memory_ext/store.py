@@ -41,7 +41,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async_engine
-from sqlalchemy.pool import AsyncAdaptedQueuePool, StaticPool
+from sqlalchemy.pool import AsyncAdaptedQueuePool, NullPool, StaticPool
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from llama_index_memory_ext.errors import StoreError
@@ -63,7 +63,8 @@ _BUSY_SECONDS = 30
 # The log itself has a row among the cursors: its writers lock it, and its epoch tells the readers when
 # rows that they have seen were deleted.
 _LOG = "<log>"
-_BEHIND_ALL = 2**62
+# The largest id that the host's column can hold.
+_LAST_ID = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ class _Statements:
         self.page = (
             select(rows.c.id, rows.c.role, unseen, *cursor)
             .where(rows.c.key == session, rows.c.status == ARCHIVED)
-            .where(rows.c.id >= last_id, rows.c.id > position, rows.c.id < bindparam("before"))
+            .where(rows.c.id >= last_id, rows.c.id > position, rows.c.id <= bindparam("newest"))
             .order_by(rows.c.id.desc())
             .limit(bindparam("most"))
         )
@@ -148,9 +149,10 @@ class MemoryStore(SQLAlchemyChatStore):
 
     Args:
         async_database_uri: A SQLAlchemy address with an async driver: SQLite by aiosqlite (the default is
-            a private in-memory database) or PostgreSQL by asyncpg.
+            a private in-memory database) or PostgreSQL by asyncpg, with a new connection per transaction.
         table_name: The host's chat table.
-        async_engine: An engine of your own instead of an address. It is used as it is and never closed.
+        async_engine: An engine of your own instead of an address, with a pool as you like it. It is used as
+            it is and never closed.
         db_schema: The schema of the tables, where the database has schemas.
 
     Raises:
@@ -287,7 +289,7 @@ class MemoryStore(SQLAlchemyChatStore):
         ``before`` turns the page: only rows with a smaller id.
         """
         cursor = {"session": key, "by": reader}
-        page = {"last_id": seen.last_id, "before": before or _BEHIND_ALL, "most": limit + 1}
+        page = {"last_id": seen.last_id, "newest": _LAST_ID if before is None else before - 1, "most": limit + 1}
         async with self._reading() as connection:
             found = (await connection.execute(self._statements.page, cursor | page)).all()
             if not found:
@@ -357,7 +359,7 @@ class MemoryStore(SQLAlchemyChatStore):
         """The messages of a session, in the order in which they were written."""
         query = self._where(select(self._rows.c.role, self._rows.c.data), key, status).order_by(self._rows.c.id)
         # SQLite knows an offset only behind a limit.
-        query = query.limit(limit if limit is not None or not offset else _BEHIND_ALL).offset(offset)
+        query = query.limit(limit if limit is not None or not offset else _LAST_ID).offset(offset)
         async with self._reading() as connection:
             return [_message(row) for row in await connection.execute(query)]
 
@@ -615,7 +617,7 @@ def _is_in_memory(url: URL) -> bool:
 def _place(url: URL) -> str:
     if url.get_backend_name() == "sqlite":
         return os.path.realpath(url.database or "")
-    return f"{url.get_backend_name()} {url.host} {url.port} {url.database}"
+    return url.render_as_string()
 
 
 def _check_backend(url: URL) -> None:
@@ -633,9 +635,12 @@ def _check_backend(url: URL) -> None:
 
 
 def _open_engine(url: URL, *, in_memory: bool) -> AsyncEngine:
-    options: dict[str, Any] = {"hide_parameters": True}
-    if url.get_backend_name() == "sqlite":
-        options["connect_args"] = {"timeout": _BUSY_SECONDS}
+    if in_memory:
+        pool: dict[str, Any] = {"poolclass": StaticPool}
+    elif url.get_backend_name() == "sqlite":
         # A pool of limited size would have to wait in one event loop for a connection of another.
-        options |= {"poolclass": StaticPool} if in_memory else {"poolclass": AsyncAdaptedQueuePool, "max_overflow": -1}
-    return create_async_engine(url, **options)
+        pool = {"poolclass": AsyncAdaptedQueuePool, "max_overflow": -1}
+    else:
+        # A connection of asyncpg works in one event loop only, and each synchronous call has its own.
+        return create_async_engine(url, hide_parameters=True, poolclass=NullPool)
+    return create_async_engine(url, hide_parameters=True, connect_args={"timeout": _BUSY_SECONDS}, **pool)

