@@ -229,6 +229,8 @@ async def test_a_session_can_be_forgotten(store: MemoryStore) -> None:
         ("sqlite:///chat.db", "Write 'sqlite+aiosqlite://' instead of 'sqlite://'"),
         ("postgresql://me:hunter2@host/db", "Write 'postgresql+asyncpg://'"),
         ("mysql+aiomysql://me:hunter2@host/db", "SQLite or PostgreSQL; the address names 'mysql'"),
+        ("sqlite+pysqlite:///chat.db", "Write 'sqlite+aiosqlite://' instead of 'sqlite+pysqlite://'"),
+        ("nosuch://me:hunter2@host/db", "must be a SQLAlchemy address"),
         ("nonsense hunter2", "must be a SQLAlchemy address"),
     ],
 )

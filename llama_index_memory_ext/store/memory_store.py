@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 import warnings
 from contextlib import asynccontextmanager, nullcontext
@@ -16,53 +15,34 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationError, model_serializer
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI, SQLAlchemyChatStore
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Column,
-    Index,
-    Integer,
-    MetaData,
-    String,
-    Table,
-    and_,
-    bindparam,
-    case,
-    delete,
-    func,
-    insert,
-    literal,
-    null,
-    select,
-    text,
-    update,
-)
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async_engine
-from sqlalchemy.pool import AsyncAdaptedQueuePool, NullPool, StaticPool
+from sqlalchemy import MetaData, Table, delete, func, select, text, update
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.locks import lock_for, uninterrupted
+from llama_index_memory_ext.store.engine import (
+    BUSY_SECONDS,
+    check_backend,
+    checked_url,
+    is_in_memory,
+    open_engine,
+    place_of,
+)
+from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LOG, Statements, define_cursors, define_rows
 from llama_index_memory_ext.transcript import storable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
+    from sqlalchemy.engine import URL
     from sqlalchemy.ext.asyncio import AsyncConnection
 
 logger = logging.getLogger(__name__)
 
-ACTIVE, ARCHIVED = MessageStatus.ACTIVE.value, MessageStatus.ARCHIVED.value
 DEFAULT_TABLE_NAME = "llama_index_memory"
 
-_ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
-_BUSY_SECONDS = 30
-# The log itself has a row among the cursors: its writers lock it, and its epoch tells the readers when
-# rows that they have seen were deleted.
-_LOG = "<log>"
 # The largest id that the host's column can hold.
 _LAST_ID = 2**31 - 1
 
@@ -106,40 +86,6 @@ class Seen:
     last_id: int = 0
 
 
-class _Statements:
-    """The statements of every turn, built once: building one costs as much as running it."""
-
-    def __init__(self, rows: Table, cursors: Table, backend: str) -> None:
-        session: Any = bindparam("session")
-        last_id: Any = bindparam("last_id")
-        is_active = and_(rows.c.key == session, rows.c.status == ACTIVE)
-        epoch = _value(cursors.c.epoch, cursors, session, literal(_LOG))
-        position = _value(cursors.c.position, cursors, session, bindparam("by"))
-        cursor = (epoch.label("epoch"), position.label("position"))
-        self.cursor = select(null().label("id"), *cursor)
-        # The last row that was seen comes along as a witness that it is still there.
-        unseen = case((rows.c.id == last_id, null()), else_=rows.c.data).label("data")
-        self.page = (
-            select(rows.c.id, rows.c.role, unseen, *cursor)
-            .where(rows.c.key == session, rows.c.status == ARCHIVED)
-            .where(rows.c.id >= last_id, rows.c.id > position, rows.c.id <= bindparam("newest"))
-            .order_by(rows.c.id.desc())
-            .limit(bindparam("most"))
-        )
-        self.active = select(rows.c.id, rows.c.role, rows.c.data).where(is_active).order_by(rows.c.id)
-        self.archive = update(rows).where(is_active, rows.c.id <= bindparam("last_flushed")).values(status=ARCHIVED)
-        self.insert = insert(rows)
-        upsert: Any = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}[backend](cursors)
-        self.move = upsert.on_conflict_do_update(
-            index_elements=[cursors.c.key, cursors.c.reader], set_={"position": upsert.excluded.position}
-        )
-
-
-def _value(column: Any, cursors: Table, key: Any, reader: Any) -> Any:
-    query = select(column).where(cursors.c.key == key, cursors.c.reader == reader)
-    return func.coalesce(query.scalar_subquery(), 0)
-
-
 class MemoryStore(SQLAlchemyChatStore):
     """LlamaIndex's SQL chat store with a log that blocks read by cursors.
 
@@ -167,7 +113,7 @@ class MemoryStore(SQLAlchemyChatStore):
     _in_memory: bool = PrivateAttr(default=True)
     _identity: tuple[str, ...] = PrivateAttr(default=())
     _cursors: Table = PrivateAttr()
-    _statements: _Statements = PrivateAttr()
+    _statements: Statements = PrivateAttr()
     _owns_engine: bool = PrivateAttr(default=False)
     _ready: bool = PrivateAttr(default=False)
 
@@ -179,7 +125,8 @@ class MemoryStore(SQLAlchemyChatStore):
         db_data: list[dict[str, Any]] | None = None,
         db_schema: str | None = None,
     ) -> None:
-        url = async_engine.url if async_engine is not None else _checked_url(async_database_uri)
+        url = checked_url(async_database_uri) if async_engine is None else async_engine.url
+        check_backend(url)
         super().__init__(
             table_name=table_name,
             async_database_uri=async_database_uri if async_engine is None else url.render_as_string(),
@@ -187,13 +134,15 @@ class MemoryStore(SQLAlchemyChatStore):
             db_data=db_data,
             db_schema=db_schema,
         )
-        _check_backend(url)
         self._url = url
         self._owns_engine = async_engine is None
-        self._in_memory = _is_in_memory(url)
-        place = f"memory {id(async_engine or self)}" if self._in_memory else _place(url)
+        self._in_memory = is_in_memory(url)
+        place = f"memory {id(async_engine or self)}" if self._in_memory else place_of(url)
         self._identity = (place, str(self.db_schema), table_name)
-        self._define_tables(None if url.get_backend_name() == "sqlite" else db_schema)
+        self._metadata = MetaData(schema=None if url.get_backend_name() == "sqlite" else db_schema)
+        self._table = define_rows(table_name, self._metadata)
+        self._cursors = define_cursors(table_name, self._metadata)
+        self._statements = Statements(self._table, self._cursors, url.get_backend_name())
 
     # ---- what it is --------------------------------------------------------------------------------
 
@@ -472,7 +421,7 @@ class MemoryStore(SQLAlchemyChatStore):
 
     async def _start_epoch(self, connection: AsyncConnection, key: str) -> None:
         cursors = self._cursors
-        await connection.execute(delete(cursors).where(cursors.c.key == key, cursors.c.reader != _LOG))
+        await connection.execute(delete(cursors).where(cursors.c.key == key, cursors.c.reader != LOG))
         await connection.execute(update(cursors).where(cursors.c.key == key).values(epoch=time.time_ns()))
 
     # ---- connections -----------------------------------------------------------------------------------
@@ -485,7 +434,7 @@ class MemoryStore(SQLAlchemyChatStore):
         SQLite take its write lock at once instead of failing when it would have to upgrade a read lock.
         """
         engine = await self._engine()
-        log = {"key": key, "reader": _LOG, "position": 0, "epoch": time.time_ns()}
+        log = {"key": key, "reader": LOG, "position": 0, "epoch": time.time_ns()}
         async with self._alone(), engine.begin() as connection:
             await connection.execute(self._statements.move, log)
             yield connection
@@ -505,10 +454,10 @@ class MemoryStore(SQLAlchemyChatStore):
             return
         lock = lock_for("database", *self.identity)
         try:
-            await lock.acquire(_BUSY_SECONDS)
+            await lock.acquire(BUSY_SECONDS)
         except asyncio.TimeoutError:
             raise StoreError(
-                f"The database was busy for {_BUSY_SECONDS} s. A synchronous call (put, get, ...) within a running "
+                f"The database was busy for {BUSY_SECONDS} s. A synchronous call (put, get, ...) within a running "
                 "event loop waits for ever if a task of the same loop is writing: await aput, aget, ... there."
             ) from None
         try:
@@ -520,7 +469,7 @@ class MemoryStore(SQLAlchemyChatStore):
         if self._ready and self._async_engine is not None:
             return self._async_engine
         async with lock_for("setup", *self.identity):
-            engine = self._async_engine or _open_engine(self._url, in_memory=self.is_in_memory)
+            engine = self._async_engine or open_engine(self._url)
             if not self._ready:
                 await self._create_tables(engine)
                 self._async_engine, self._ready = engine, True
@@ -530,31 +479,6 @@ class MemoryStore(SQLAlchemyChatStore):
         """The host's own door to the table, for its code that passes the methods above by."""
         engine = await self._engine()
         return async_sessionmaker(bind=engine, expire_on_commit=False), self._rows
-
-    def _define_tables(self, schema: str | None) -> None:
-        self._metadata = MetaData(schema=schema)
-        self._table = Table(
-            self.table_name,
-            self._metadata,
-            Column("id", Integer, primary_key=True, autoincrement=True),
-            Column("key", String, nullable=False, index=True),
-            Column("timestamp", BigInteger, nullable=False, index=True),
-            Column("role", String, nullable=False),
-            Column("status", String, nullable=False, default=ACTIVE, index=True),
-            Column("data", JSON, nullable=False),
-        )
-        # The host's own indexes find a session's active rows only by reading all of its rows.
-        Index(f"ix_{self.table_name}_log", self._table.c.key, self._table.c.status, self._table.c.id)
-        self._cursors = Table(
-            f"{self.table_name}_cursors",
-            self._metadata,
-            Column("key", String, primary_key=True),
-            Column("reader", String, primary_key=True),
-            Column("position", BigInteger, nullable=False),
-            Column("epoch", BigInteger, nullable=False),
-            Column("state", JSON, nullable=True),
-        )
-        self._statements = _Statements(self._table, self._cursors, self._url.get_backend_name())
 
     async def _create_tables(self, engine: AsyncEngine) -> None:
         # "if not exists" rather than looking first: two processes may be starting at the same time.
@@ -566,7 +490,7 @@ class MemoryStore(SQLAlchemyChatStore):
                 for index in sorted(table.indexes, key=lambda index: str(index.name)):
                     await connection.execute(CreateIndex(index, if_not_exists=True))
             if self._db_data:
-                await connection.execute(insert(self._rows), self._db_data)
+                await connection.execute(self._statements.insert, self._db_data)
                 self._db_data = None
 
 
@@ -596,51 +520,3 @@ def _message(row: Any) -> ChatMessage:
         # One row that this version of the host cannot read must not make a whole session unreadable.
         logger.warning("A stored %s message cannot be read by this version of LlamaIndex.", row.role)
         return ChatMessage(role=row.role, content="[unreadable message]")
-
-
-def _checked_url(uri: str | None) -> URL:
-    try:
-        return make_url(uri or DEFAULT_ASYNC_DATABASE_URI)
-    except ArgumentError:
-        # The text of the error, and what was given, may hold a password.
-        raise StoreError(
-            "async_database_uri must be a SQLAlchemy address such as 'sqlite+aiosqlite:///memory.db'; "
-            "what was given cannot be read as one."
-        ) from None
-
-
-def _is_in_memory(url: URL) -> bool:
-    nameless = url.database in (None, "", ":memory:") or "mode=memory" in str(url)
-    return url.get_backend_name() == "sqlite" and nameless
-
-
-def _place(url: URL) -> str:
-    if url.get_backend_name() == "sqlite":
-        return os.path.realpath(url.database or "")
-    return url.render_as_string()
-
-
-def _check_backend(url: URL) -> None:
-    wanted = _ASYNC_DRIVERS.get(url.get_backend_name())
-    if wanted is None:
-        raise StoreError(
-            f"MemoryStore keeps its log in SQLite or PostgreSQL; the address names {url.get_backend_name()!r}. "
-            f"Use one of {', '.join(_ASYNC_DRIVERS.values())}."
-        )
-    if "+" not in url.drivername:
-        raise StoreError(
-            f"The database needs an async driver; {url.drivername!r} names none. "
-            f"Write {wanted + '://'!r} instead of {url.drivername + '://'!r}."
-        )
-
-
-def _open_engine(url: URL, *, in_memory: bool) -> AsyncEngine:
-    if in_memory:
-        pool: dict[str, Any] = {"poolclass": StaticPool}
-    elif url.get_backend_name() == "sqlite":
-        # A pool of limited size would have to wait in one event loop for a connection of another.
-        pool = {"poolclass": AsyncAdaptedQueuePool, "max_overflow": -1}
-    else:
-        # A connection of asyncpg works in one event loop only, and each synchronous call has its own.
-        return create_async_engine(url, hide_parameters=True, poolclass=NullPool)
-    return create_async_engine(url, hide_parameters=True, connect_args={"timeout": _BUSY_SECONDS}, **pool)

@@ -1,0 +1,76 @@
+"""Reads the address of a database, and opens it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import AsyncAdaptedQueuePool, NullPool, StaticPool
+
+from llama_index_memory_ext.errors import StoreError
+
+BUSY_SECONDS = 30
+
+_ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
+
+
+def checked_url(uri: str | None) -> URL:
+    """The address, read; the default is a private database in memory.
+
+    Raises:
+        StoreError: It cannot be read, or names a database or a driver that cannot keep the log.
+    """
+    try:
+        url = make_url(uri or DEFAULT_ASYNC_DATABASE_URI)
+        is_async = url.get_dialect().is_async
+    except (ArgumentError, NoSuchModuleError):
+        # The text of the error, and what was given, may hold a password.
+        raise StoreError(
+            "async_database_uri must be a SQLAlchemy address such as 'sqlite+aiosqlite:///memory.db'; "
+            "what was given cannot be read as one."
+        ) from None
+    check_backend(url)
+    if not is_async:
+        wanted = _ASYNC_DRIVERS[url.get_backend_name()]
+        raise StoreError(
+            f"The database needs an async driver; {url.drivername!r} names none. "
+            f"Write {wanted + '://'!r} instead of {url.drivername + '://'!r}."
+        )
+    return url
+
+
+def check_backend(url: URL) -> None:
+    """Refuse, by a StoreError, a database whose locks the log does not know."""
+    if url.get_backend_name() not in _ASYNC_DRIVERS:
+        raise StoreError(
+            f"MemoryStore keeps its log in SQLite or PostgreSQL; the address names {url.get_backend_name()!r}. "
+            f"Use one of {', '.join(_ASYNC_DRIVERS.values())}."
+        )
+
+
+def is_in_memory(url: URL) -> bool:
+    """Whether the database is gone with its connection."""
+    nameless = url.database in (None, "", ":memory:") or "mode=memory" in str(url)
+    return url.get_backend_name() == "sqlite" and nameless
+
+
+def place_of(url: URL) -> str:
+    """What addresses of the same database have in common."""
+    return os.path.realpath(url.database or "") if url.get_backend_name() == "sqlite" else url.render_as_string()
+
+
+def open_engine(url: URL) -> AsyncEngine:
+    """An engine that may be used from several event loops, and whose errors quote no parameters."""
+    if is_in_memory(url):
+        pool: dict[str, Any] = {"poolclass": StaticPool}
+    elif url.get_backend_name() == "sqlite":
+        # A pool of limited size would have to wait in one event loop for a connection of another.
+        pool = {"poolclass": AsyncAdaptedQueuePool, "max_overflow": -1}
+    else:
+        # A connection of asyncpg works in one event loop only, and each synchronous call has its own.
+        return create_async_engine(url, hide_parameters=True, poolclass=NullPool)
+    return create_async_engine(url, hide_parameters=True, connect_args={"timeout": BUSY_SECONDS}, **pool)

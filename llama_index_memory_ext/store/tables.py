@@ -1,0 +1,96 @@
+"""Says what the tables are, and the statements that every turn needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llama_index.core.storage.chat_store.base_db import MessageStatus
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    and_,
+    bindparam,
+    case,
+    func,
+    insert,
+    literal,
+    null,
+    select,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+
+ACTIVE, ARCHIVED = MessageStatus.ACTIVE.value, MessageStatus.ARCHIVED.value
+# The log itself has a row among the cursors: its writers lock it, and its epoch tells the readers when
+# rows that they have seen were deleted.
+LOG = "<log>"
+
+
+def define_rows(table_name: str, metadata: MetaData) -> Table:
+    """LlamaIndex's own chat table, and an index by which the log of a session is found."""
+    rows = Table(
+        table_name,
+        metadata,
+        Column("id", Integer, primary_key=True, autoincrement=True),
+        Column("key", String, nullable=False, index=True),
+        Column("timestamp", BigInteger, nullable=False, index=True),
+        Column("role", String, nullable=False),
+        Column("status", String, nullable=False, default=ACTIVE, index=True),
+        Column("data", JSON, nullable=False),
+    )
+    # The host's own indexes find a session's active rows only by reading all of its rows.
+    Index(f"ix_{table_name}_log", rows.c.key, rows.c.status, rows.c.id)
+    return rows
+
+
+def define_cursors(table_name: str, metadata: MetaData) -> Table:
+    """How far each reader of each session has come, and what it has made of what lies behind."""
+    return Table(
+        f"{table_name}_cursors",
+        metadata,
+        Column("key", String, primary_key=True),
+        Column("reader", String, primary_key=True),
+        Column("position", BigInteger, nullable=False),
+        Column("epoch", BigInteger, nullable=False),
+        Column("state", JSON, nullable=True),
+    )
+
+
+class Statements:
+    """The statements of every turn, built once: building one costs as much as running it."""
+
+    def __init__(self, rows: Table, cursors: Table, backend: str) -> None:
+        session: Any = bindparam("session")
+        last_id: Any = bindparam("last_id")
+        is_active = and_(rows.c.key == session, rows.c.status == ACTIVE)
+        epoch = _value(cursors.c.epoch, cursors, session, literal(LOG))
+        position = _value(cursors.c.position, cursors, session, bindparam("by"))
+        cursor = (epoch.label("epoch"), position.label("position"))
+        self.cursor = select(null().label("id"), *cursor)
+        # The last row that was seen comes along as a witness that it is still there.
+        unseen = case((rows.c.id == last_id, null()), else_=rows.c.data).label("data")
+        self.page = (
+            select(rows.c.id, rows.c.role, unseen, *cursor)
+            .where(rows.c.key == session, rows.c.status == ARCHIVED)
+            .where(rows.c.id >= last_id, rows.c.id > position, rows.c.id <= bindparam("newest"))
+            .order_by(rows.c.id.desc())
+            .limit(bindparam("most"))
+        )
+        self.active = select(rows.c.id, rows.c.role, rows.c.data).where(is_active).order_by(rows.c.id)
+        self.archive = update(rows).where(is_active, rows.c.id <= bindparam("last_flushed")).values(status=ARCHIVED)
+        self.insert = insert(rows)
+        upsert: Any = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}[backend](cursors)
+        self.move = upsert.on_conflict_do_update(
+            index_elements=[cursors.c.key, cursors.c.reader], set_={"position": upsert.excluded.position}
+        )
+
+
+def _value(column: Any, cursors: Table, key: Any, reader: Any) -> Any:
+    query = select(column).where(cursors.c.key == key, cursors.c.reader == reader)
+    return func.coalesce(query.scalar_subquery(), 0)
