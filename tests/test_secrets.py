@@ -6,6 +6,7 @@ import copy
 import json
 import logging
 import pickle
+from pathlib import Path
 
 import pytest
 from llama_index.core.agent.workflow import FunctionAgent
@@ -28,14 +29,15 @@ def test_no_password_is_in_what_a_memory_shows() -> None:
     assert PASSWORD not in json.dumps(memory.model_dump(mode="json", serialize_as_any=True), default=str)
 
 
-async def test_an_error_of_the_database_does_not_quote_the_message(tmp_path: object) -> None:
+async def test_an_error_of_the_database_does_not_quote_the_message(tmp_path: Path) -> None:
     """SQLAlchemy would print the parameters of the statement."""
-    memory = CondensedMemory.from_defaults(
-        "chat", async_database_uri=f"sqlite+aiosqlite:///{tmp_path}/no/such/folder.db"
-    )
+    file = tmp_path / "memory.db"
+    file.write_bytes(b"This is no database. " * 100)
+    memory = CondensedMemory.from_defaults("chat", async_database_uri=f"sqlite+aiosqlite:///{file}")
     with pytest.raises(SQLAlchemyError) as error:
         await memory.aput(user("my secret"))
     assert "my secret" not in str(error.value)
+    await memory.sql_store.aclose()
 
 
 async def test_logs_hold_no_message_text(open_memory: OpenMemory, caplog: pytest.LogCaptureFixture) -> None:

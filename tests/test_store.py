@@ -241,6 +241,12 @@ def test_an_address_that_cannot_work_is_refused_with_the_way_out(uri: str, says:
     assert "hunter2" not in str(error.value)
 
 
+async def test_a_file_in_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    store = MemoryStore(f"sqlite+aiosqlite:///{tmp_path}/no/memory.db")
+    with pytest.raises(StoreError, match=r"needs a folder .*/no': create it first"):
+        await store.get_messages("chat")
+
+
 def test_no_password_leaves_the_store() -> None:
     store = MemoryStore("postgresql+asyncpg://me:hunter2@host/db")
     for shown in (repr(store), str(store), json.dumps(store.model_dump()), str(pickle.dumps(store))):

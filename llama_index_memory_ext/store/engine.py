@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI
@@ -64,10 +65,17 @@ def place_of(url: URL) -> str:
 
 
 def open_engine(url: URL) -> AsyncEngine:
-    """An engine that may be used from several event loops, and whose errors quote no parameters."""
+    """An engine that may be used from several event loops, and whose errors quote no parameters.
+
+    Raises:
+        StoreError: The folder of a SQLite file does not exist.
+    """
     if is_in_memory(url):
         pool: dict[str, Any] = {"poolclass": StaticPool}
     elif url.get_backend_name() == "sqlite":
+        folder = Path(url.database or "").expanduser().parent
+        if not folder.is_dir() and "uri" not in url.query:
+            raise StoreError(f"The database file {url.database!r} needs a folder {str(folder)!r}: create it first.")
         # A pool of limited size would have to wait in one event loop for a connection of another.
         pool = {"poolclass": AsyncAdaptedQueuePool, "max_overflow": -1}
     else:

@@ -471,7 +471,12 @@ class MemoryStore(SQLAlchemyChatStore):
         async with lock_for("setup", *self.identity):
             engine = self._async_engine or open_engine(self._url)
             if not self._ready:
-                await self._create_tables(engine)
+                try:
+                    await self._create_tables(engine)
+                except BaseException:
+                    if self._async_engine is None:
+                        await engine.dispose()
+                    raise
                 self._async_engine, self._ready = engine, True
         return engine
 
