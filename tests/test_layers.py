@@ -9,7 +9,7 @@ import llama_index_memory_ext
 
 PACKAGE = Path(llama_index_memory_ext.__file__).parent
 ROWS = (
-    {"errors", "locks", "tokens"},
+    {"errors", "facts", "locks", "tokens"},
     {"transcript", "window"},
     {"store"},
     {"condensed_block"},

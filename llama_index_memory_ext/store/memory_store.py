@@ -30,7 +30,8 @@ from llama_index_memory_ext.store.engine import (
     open_engine,
     place_of,
 )
-from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LOG, Statements, define_cursors, define_rows
+from llama_index_memory_ext.store.fact_table import FactTable, define_facts
+from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, FACTS, LOG, Statements, define_cursors, define_rows
 from llama_index_memory_ext.transcript import storable
 
 if TYPE_CHECKING:
@@ -78,6 +79,15 @@ class LogPage:
 
 
 @dataclass(frozen=True, slots=True)
+class Unread:
+    """The oldest rows that a reader has not left behind, and where its cursor stands."""
+
+    position: int
+    epoch: int
+    rows: list[LogRow]
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
     """What a reader remembers of a session: the epoch, its cursor, and the last row that it was given."""
 
@@ -113,6 +123,7 @@ class MemoryStore(SQLAlchemyChatStore):
     _in_memory: bool = PrivateAttr(default=True)
     _identity: tuple[str, ...] = PrivateAttr(default=())
     _cursors: Table = PrivateAttr()
+    _facts: FactTable = PrivateAttr()
     _statements: Statements = PrivateAttr()
     _owns_engine: bool = PrivateAttr(default=False)
     _ready: bool = PrivateAttr(default=False)
@@ -142,6 +153,7 @@ class MemoryStore(SQLAlchemyChatStore):
         self._metadata = MetaData(schema=None if url.get_backend_name() == "sqlite" else db_schema)
         self._table = define_rows(table_name, self._metadata)
         self._cursors = define_cursors(table_name, self._metadata)
+        self._facts = FactTable(self, define_facts(table_name, self._metadata), url.get_backend_name())
         self._statements = Statements(self._table, self._cursors, url.get_backend_name())
 
     # ---- what it is --------------------------------------------------------------------------------
@@ -220,7 +232,7 @@ class MemoryStore(SQLAlchemyChatStore):
             The messages that went into the log, oldest first, as copies.
         """
         rows = [_new_row(key, message) for message in messages]
-        async with self._writing(key) as connection:
+        async with self.writing(key) as connection:
             if replace:
                 await self._delete(connection, key)
             active = await self._active_rows(connection, key) if plan_flush and not replace else []
@@ -239,7 +251,7 @@ class MemoryStore(SQLAlchemyChatStore):
         """
         cursor = {"session": key, "by": reader}
         page = {"last_id": seen.last_id, "newest": _LAST_ID if before is None else before - 1, "most": limit + 1}
-        async with self._reading() as connection:
+        async with self.reading() as connection:
             found = (await connection.execute(self._statements.page, cursor | page)).all()
             if not found:
                 found = (await connection.execute(self._statements.cursor, cursor)).all()
@@ -252,14 +264,10 @@ class MemoryStore(SQLAlchemyChatStore):
         False if another worker has moved it or the log was reset meanwhile, or if the database is busy.
         """
         try:
-            async with self._writing(key) as connection:
-                query = self._statements.cursor
-                current = (await connection.execute(query, {"session": key, "by": reader})).one()
-                # A log that only the plain host has written had no epoch before it was locked just now.
-                if current.position != old or epoch not in (0, current.epoch):
+            async with self.writing(key) as connection:
+                if not await self.may_move(connection, key, reader, epoch=epoch, old=old):
                     return False
-                moved = {"key": key, "reader": reader, "position": new, "epoch": current.epoch}
-                await connection.execute(self._statements.move, moved)
+                await self.move(connection, key, reader, epoch=epoch, position=new)
         except SQLAlchemyError as error:
             logger.warning("The cursor of %s was not moved (%s); it is tried again.", reader, type(error).__name__)
             return False
@@ -269,7 +277,7 @@ class MemoryStore(SQLAlchemyChatStore):
     async def knows(self, key: str) -> bool:
         """Whether this store has ever been given a message of the session."""
         for table in (self._cursors, self._rows):
-            async with self._reading() as connection:
+            async with self.reading() as connection:
                 if (await connection.execute(select(table.c.key).where(table.c.key == key).limit(1))).first():
                     return True
         return False
@@ -278,9 +286,12 @@ class MemoryStore(SQLAlchemyChatStore):
     async def forget(self, key: str) -> dict[str, int]:
         """Delete a session: its messages and the cursors of its readers. Returns the counts per kind."""
         counts = {}
-        async with self._writing(key) as connection:
+        async with self.writing(key) as connection:
             for kind, table in (("messages", self._rows), ("cursors", self._cursors)):
-                counts[kind] = (await connection.execute(delete(table).where(table.c.key == key))).rowcount
+                query = delete(table).where(table.c.key == key)
+                if table is self._cursors:
+                    query = query.where(table.c.reader != FACTS)
+                counts[kind] = (await connection.execute(query)).rowcount
         # The row that this very call has locked is nobody's.
         counts["cursors"] -= 1
         return counts
@@ -309,14 +320,14 @@ class MemoryStore(SQLAlchemyChatStore):
         query = self._where(select(self._rows.c.role, self._rows.c.data), key, status).order_by(self._rows.c.id)
         # SQLite knows an offset only behind a limit.
         query = query.limit(limit if limit is not None or not offset else _LAST_ID).offset(offset)
-        async with self._reading() as connection:
+        async with self.reading() as connection:
             return [_message(row) for row in await connection.execute(query)]
 
     @uninterrupted
     async def count_messages(self, key: str, status: MessageStatus | None = MessageStatus.ACTIVE) -> int:
         """How many messages a session has."""
         query = self._where(select(func.count()).select_from(self._rows), key, status)
-        async with self._reading() as connection:
+        async with self.reading() as connection:
             count: int = (await connection.execute(query)).scalar_one()
         return count
 
@@ -330,7 +341,7 @@ class MemoryStore(SQLAlchemyChatStore):
     ) -> None:
         """Write messages in one transaction; none is fine."""
         rows = [_new_row(key, message) for message in messages]
-        async with self._writing(key) as connection:
+        async with self.writing(key) as connection:
             await self._insert(connection, rows, archived=len(rows) if status == MessageStatus.ARCHIVED else 0)
 
     async def set_messages(
@@ -344,7 +355,7 @@ class MemoryStore(SQLAlchemyChatStore):
     async def delete_message(self, key: str, idx: int) -> ChatMessage | None:
         """Delete the message with this row id and return it, or None if the session has none such."""
         this = (self._rows.c.key == key, self._rows.c.id == idx)
-        async with self._writing(key) as connection:
+        async with self.writing(key) as connection:
             row = (await connection.execute(select(self._rows.c.role, self._rows.c.data).where(*this))).first()
             if row is None:
                 return None
@@ -355,13 +366,13 @@ class MemoryStore(SQLAlchemyChatStore):
     @uninterrupted
     async def delete_messages(self, key: str, status: MessageStatus | None = None) -> None:
         """Delete the messages of a session."""
-        async with self._writing(key) as connection:
+        async with self.writing(key) as connection:
             await self._delete(connection, key, status)
 
     @uninterrupted
     async def delete_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:
         """Delete the oldest n active messages and return them."""
-        async with self._writing(key) as connection:
+        async with self.writing(key) as connection:
             rows = (await self._active_rows(connection, key))[:n]
             if rows:
                 await connection.execute(
@@ -372,7 +383,7 @@ class MemoryStore(SQLAlchemyChatStore):
     @uninterrupted
     async def archive_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:
         """Move the oldest n active messages into the log and return them."""
-        async with self._writing(key) as connection:
+        async with self.writing(key) as connection:
             rows = (await self._active_rows(connection, key))[:n]
             await self._archive(connection, key, rows)
         return [_message(row) for row in rows]
@@ -380,13 +391,13 @@ class MemoryStore(SQLAlchemyChatStore):
     @uninterrupted
     async def get_keys(self) -> list[str]:
         """The ids of all sessions."""
-        async with self._reading() as connection:
+        async with self.reading() as connection:
             return list((await connection.execute(select(self._rows.c.key).distinct())).scalars())
 
     @uninterrupted
     async def _dump_db_data(self) -> list[dict[str, Any]]:
         columns = [column for column in self._rows.c if column.name != "id"]
-        async with self._reading() as connection:
+        async with self.reading() as connection:
             rows = await connection.execute(select(*columns).order_by(self._rows.c.id))
             return [dict(row) for row in rows.mappings()]
 
@@ -421,26 +432,82 @@ class MemoryStore(SQLAlchemyChatStore):
 
     async def _start_epoch(self, connection: AsyncConnection, key: str) -> None:
         cursors = self._cursors
-        await connection.execute(delete(cursors).where(cursors.c.key == key, cursors.c.reader != LOG))
-        await connection.execute(update(cursors).where(cursors.c.key == key).values(epoch=time.time_ns()))
+        await connection.execute(delete(cursors).where(cursors.c.key == key, cursors.c.reader.not_in((LOG, FACTS))))
+        await self.start_epoch(connection, key, LOG)
+
+    # ---- what the facts need ---------------------------------------------------------------------------
+
+    @property
+    def facts(self) -> FactTable:
+        """The facts in this database."""
+        return self._facts
+
+    async def start_epoch(self, connection: AsyncConnection, key: str, lock: str) -> None:
+        """Tell all that remember rows under this lock that some of them were deleted."""
+        cursors = self._cursors
+        await connection.execute(
+            update(cursors).where(cursors.c.key == key, cursors.c.reader == lock).values(epoch=time.time_ns())
+        )
+
+    async def lock(self, connection: AsyncConnection, key: str, reader: str) -> None:
+        """Lock a row among the cursors until the transaction ends; it is made if there is none."""
+        row = {"key": key, "reader": reader, "position": 0, "epoch": time.time_ns()}
+        await connection.execute(self._statements.lock, row)
+
+    async def position_of(self, connection: AsyncConnection, key: str, reader: str) -> tuple[int, int]:
+        """The epoch and the position of a row among the cursors; (0, 0) if there is none."""
+        row = (await connection.execute(self._statements.row, {"session": key, "by": reader})).first()
+        return (0, 0) if row is None else (row.epoch, row.position)
+
+    async def move(self, connection: AsyncConnection, key: str, reader: str, *, epoch: int, position: int) -> None:
+        """Set the position of a row among the cursors."""
+        row = {"key": key, "reader": reader, "position": position, "epoch": epoch}
+        await connection.execute(self._statements.move, row)
+
+    async def may_move(self, connection: AsyncConnection, key: str, reader: str, *, epoch: int, old: int) -> bool:
+        """Whether a reader's cursor is still where it was, on the same log."""
+        current = (await connection.execute(self._statements.cursor, {"session": key, "by": reader})).one()
+        # A log that only the plain host has written had no epoch before it was locked just now.
+        return current.position == old and epoch in (0, current.epoch)
+
+    @uninterrupted
+    async def read_unread(self, key: str, reader: str, *, with_active: bool, limit: int) -> Unread:
+        """The oldest ``limit`` rows that this reader has not left behind; on request the active ones too."""
+        statuses = [ARCHIVED, ACTIVE] if with_active else [ARCHIVED]
+        async with self.reading() as connection:
+            cursor = (await connection.execute(self._statements.cursor, {"session": key, "by": reader})).one()
+            page = {"session": key, "last_id": cursor.position, "statuses": statuses, "most": limit}
+            found = (await connection.execute(self._statements.unread, page)).all()
+        return Unread(cursor.position, cursor.epoch, [LogRow(row.id, row.role, row.data) for row in found])
+
+    @uninterrupted
+    async def register(self, key: str, reader: str) -> None:
+        """Make a reader of a session known, so that ``pending`` finds it."""
+        async with self.writing(key) as connection:
+            await self.lock(connection, key, reader)
+
+    @uninterrupted
+    async def pending(self, reader: str) -> list[str]:
+        """The sessions that have messages, active ones too, which this reader has not left behind."""
+        async with self.reading() as connection:
+            return list((await connection.execute(self._statements.pending, {"by": reader})).scalars())
 
     # ---- connections -----------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _writing(self, key: str) -> AsyncIterator[AsyncConnection]:
+    async def writing(self, key: str, lock: str = LOG) -> AsyncIterator[AsyncConnection]:
         """A transaction that no other writer of this session can come between, in any process.
 
         Its first statement writes the session's log row: that locks the row on PostgreSQL, and makes
         SQLite take its write lock at once instead of failing when it would have to upgrade a read lock.
         """
         engine = await self._engine()
-        log = {"key": key, "reader": LOG, "position": 0, "epoch": time.time_ns()}
         async with self._alone(), engine.begin() as connection:
-            await connection.execute(self._statements.move, log)
+            await self.lock(connection, key, lock)
             yield connection
 
     @asynccontextmanager
-    async def _reading(self) -> AsyncIterator[AsyncConnection]:
+    async def reading(self) -> AsyncIterator[AsyncConnection]:
         engine = await self._engine()
         # An in-memory database has one connection: its readers must not end a writer's transaction.
         async with self._alone() if self._in_memory else nullcontext(), engine.connect() as connection:

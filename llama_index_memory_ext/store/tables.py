@@ -17,6 +17,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
+    exists,
     func,
     insert,
     literal,
@@ -30,6 +31,8 @@ ACTIVE, ARCHIVED = MessageStatus.ACTIVE.value, MessageStatus.ARCHIVED.value
 # The log itself has a row among the cursors: its writers lock it, and its epoch tells the readers when
 # rows that they have seen were deleted.
 LOG = "<log>"
+# So do the facts of a namespace: its position counts their changes.
+FACTS = "<facts>"
 
 
 def define_rows(table_name: str, metadata: MetaData) -> Table:
@@ -86,9 +89,19 @@ class Statements:
         self.archive = update(rows).where(is_active, rows.c.id <= bindparam("last_flushed")).values(status=ARCHIVED)
         self.insert = insert(rows)
         upsert: Any = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}[backend](cursors)
-        self.move = upsert.on_conflict_do_update(
-            index_elements=[cursors.c.key, cursors.c.reader], set_={"position": upsert.excluded.position}
+        columns = [cursors.c.key, cursors.c.reader]
+        self.move = upsert.on_conflict_do_update(index_elements=columns, set_={"position": upsert.excluded.position})
+        self.lock = upsert.on_conflict_do_update(index_elements=columns, set_={"position": cursors.c.position})
+        own = (cursors.c.key == session, cursors.c.reader == bindparam("by"))
+        self.row = select(cursors.c.epoch, cursors.c.position).where(*own)
+        self.unread = (
+            select(rows.c.id, rows.c.role, rows.c.status, rows.c.data)
+            .where(rows.c.key == session, rows.c.id > last_id, rows.c.status.in_(bindparam("statuses", expanding=True)))
+            .order_by(rows.c.id)
+            .limit(bindparam("most"))
         )
+        behind = exists().where(rows.c.key == cursors.c.key, rows.c.id > cursors.c.position)
+        self.pending = select(cursors.c.key).where(cursors.c.reader == bindparam("by"), behind)
 
 
 def _value(column: Any, cursors: Table, key: Any, reader: Any) -> Any:

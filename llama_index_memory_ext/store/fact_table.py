@@ -1,0 +1,150 @@
+"""Keeps the facts of each namespace, in the order in which they changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import JSON, BigInteger, Column, Index, MetaData, String, Table, bindparam, delete, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from llama_index_memory_ext.facts import Fact, normalised
+from llama_index_memory_ext.locks import uninterrupted
+from llama_index_memory_ext.store.tables import FACTS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from llama_index_memory_ext.store.memory_store import MemoryStore, Unread
+
+
+@dataclass(frozen=True, slots=True)
+class FactChanges:
+    """The facts of a namespace, retired ones too, that changed after a reader has seen it, oldest change first.
+
+    ``change`` numbers the last change. ``fresh`` is false if facts were deleted since, and ``facts`` are all
+    there are then. ``epoch`` changes with every deletion.
+    """
+
+    epoch: int
+    change: int
+    fresh: bool
+    facts: list[Fact]
+
+
+NOTHING_READ = FactChanges(epoch=0, change=0, fresh=True, facts=[])
+
+
+def define_facts(table_name: str, metadata: MetaData) -> Table:
+    """A fact as JSON, with what it is found by: its namespace and the number of its last change there."""
+    facts = Table(
+        f"{table_name}_facts",
+        metadata,
+        # An id alone is not enough: what one user imports must not replace another's fact.
+        Column("namespace", String, primary_key=True),
+        Column("id", String, primary_key=True),
+        Column("change", BigInteger, nullable=False),
+        Column("data", JSON, nullable=False),
+    )
+    Index(f"ix_{table_name}_facts_change", facts.c.namespace, facts.c.change)
+    return facts
+
+
+class FactTable:
+    """The facts of a ``MemoryStore``, on its engine and within its transactions."""
+
+    def __init__(self, store: MemoryStore, table: Table, backend: str) -> None:
+        self._store = store
+        self._table = table
+        self._changed = (
+            select(table.c.change, table.c.data)
+            .where(table.c.namespace == bindparam("ns"), table.c.change > bindparam("seen"))
+            .order_by(table.c.change)
+        )
+        upsert: Any = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}[backend](table)
+        self._put = upsert.on_conflict_do_update(
+            index_elements=[table.c.namespace, table.c.id],
+            set_={"change": upsert.excluded.change, "data": upsert.excluded.data},
+        )
+
+    @uninterrupted
+    async def read(self, namespace: str, seen: FactChanges = NOTHING_READ) -> FactChanges:
+        """What has changed since ``seen``; everything if facts were deleted meanwhile."""
+        async with self._store.reading() as connection:
+            epoch, last = await self._store.position_of(connection, namespace, FACTS)
+            fresh = epoch == seen.epoch
+            if fresh and last == seen.change:
+                return FactChanges(epoch, last, fresh=True, facts=[])
+            found = await connection.execute(self._changed, {"ns": namespace, "seen": seen.change if fresh else 0})
+            rows = found.all()
+        change = max([last, *(row.change for row in rows)])
+        return FactChanges(epoch, change, fresh, [Fact.model_validate(row.data) for row in rows])
+
+    @uninterrupted
+    async def write(self, namespace: str, facts: Sequence[Fact]) -> None:
+        """Store facts; one with a known id replaces that."""
+        async with self._store.writing(namespace, FACTS) as connection:
+            await self._put_all(connection, namespace, facts)
+
+    @uninterrupted
+    async def write_extracted(
+        self, namespace: str, facts: Sequence[Fact], seen: FactChanges, *, session_id: str, reader: str, unread: Unread
+    ) -> bool:
+        """Store what was made of unread rows and move the reader behind them, both or neither.
+
+        New facts that another worker has stored since ``seen`` are left out. False if the cursor has moved
+        or the log was reset meanwhile: nothing is stored then.
+        """
+        store, last = self._store, unread.rows[-1].id
+        async with store.writing(session_id) as connection:
+            if not await store.may_move(connection, session_id, reader, epoch=unread.epoch, old=unread.position):
+                return False
+            await store.move(connection, session_id, reader, epoch=unread.epoch, position=last)
+            # Always the session first and the namespace second: two workers cannot wait for each other.
+            await store.lock(connection, namespace, FACTS)
+            known = await self._contents_since(connection, namespace, seen.change)
+            await self._put_all(
+                connection,
+                namespace,
+                [fact for fact in facts if known.get(normalised(fact.content), fact.id) == fact.id],
+            )
+        return True
+
+    async def _put_all(self, connection: AsyncConnection, namespace: str, facts: Sequence[Fact]) -> None:
+        if facts:
+            epoch, last = await self._store.position_of(connection, namespace, FACTS)
+            rows = [_row(fact, namespace, last + i) for i, fact in enumerate(facts, start=1)]
+            await connection.execute(self._put, rows)
+            await self._store.move(connection, namespace, FACTS, epoch=epoch, position=last + len(rows))
+
+    async def _contents_since(self, connection: AsyncConnection, namespace: str, change: int) -> dict[str, str]:
+        """The ids of the facts that came to be after a change and hold, by their normalised content."""
+        rows = await connection.execute(self._changed, {"ns": namespace, "seen": change})
+        facts = (Fact.model_validate(row.data) for row in rows)
+        return {normalised(fact.content): fact.id for fact in facts if not fact.retired}
+
+    @uninterrupted
+    async def delete(self, namespace: str, ids: Sequence[str] | None = None) -> int:
+        """Delete facts for good, by default all of the namespace; returns how many there were."""
+        query = delete(self._table).where(self._table.c.namespace == namespace)
+        if ids is not None:
+            query = query.where(self._table.c.id.in_(ids))
+        async with self._store.writing(namespace, FACTS) as connection:
+            deleted: int = (await connection.execute(query)).rowcount
+            await self._store.start_epoch(connection, namespace, FACTS)
+        return deleted
+
+    @uninterrupted
+    async def count(self, namespace: str) -> int:
+        """How many facts there are, retired ones too."""
+        query = select(func.count()).select_from(self._table).where(self._table.c.namespace == namespace)
+        async with self._store.reading() as connection:
+            counted: int = (await connection.execute(query)).scalar_one()
+        return counted
+
+
+def _row(fact: Fact, namespace: str, change: int) -> dict[str, Any]:
+    stored = fact.model_copy(update={"namespace": namespace}).model_dump(mode="json")
+    return {"id": fact.id, "namespace": namespace, "change": change, "data": stored}
