@@ -1,0 +1,110 @@
+"""What is known about a user: one fact, and when two facts say the same."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from datetime import datetime, timezone
+from typing import Annotated, Any, Literal
+from uuid import uuid4
+
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+Category = Literal["preference", "knowledge", "context", "behavior", "goal", "correction"]
+
+_UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
+# Marks that tell one fact from another: C# and C, 50% and 50, R&D, a@b, 1/2.
+_TELLING = frozenset("#%&@/*")
+
+
+def _storable(value: Any) -> Any:
+    """Lone surrogates and NUL, which no database takes, become U+FFFD."""
+    return _UNSTORABLE.sub("\ufffd", value) if isinstance(value, str) else value
+
+
+def _not_blank(value: str) -> str:
+    if not value.strip():
+        raise ValueError("a fact needs words: expected content with a visible character, saw only white space")
+    return value
+
+
+def _utc(value: datetime) -> datetime:
+    return value.astimezone(timezone.utc)
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+Text = Annotated[str, BeforeValidator(_storable)]
+Content = Annotated[str, BeforeValidator(_storable), AfterValidator(_not_blank)]
+Utc = Annotated[AwareDatetime, AfterValidator(_utc)]
+
+
+class Fact(BaseModel):
+    """One thing that is known about a user. It never changes; ``model_copy(update=...)`` makes a new one.
+
+    Only ``content`` is needed. Lone surrogates and NUL in texts become U+FFFD. Datetimes must carry a
+    time zone and come out in UTC. A fact that was created at a given time was updated then, too, unless said otherwise.
+
+    Raises:
+        pydantic.ValidationError: Blank content, an unknown category or field, a confidence outside
+            0..1, or a datetime without a time zone.
+
+    >>> Fact(content="Prefers pytest for testing", confidence=0.9, category="preference").retired
+    False
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: Text = Field(default_factory=lambda: uuid4().hex, min_length=1)
+    namespace: Text = Field(default="", description="Whose fact it is: facts of two namespaces never meet.")
+    content: Content = Field(description="The fact in one sentence.")
+    category: Category = "knowledge"
+    confidence: float = Field(default=1.0, ge=0.0, le=1.0, description="How sure it is, 0..1.")
+    created_at: Utc = Field(default_factory=_now)
+    updated_at: Utc = Field(default_factory=_now)
+    session_id: Text | None = Field(default=None, description="The session in which it was said.")
+    message_ids: tuple[int, ...] = Field(default=(), description="The rows of the log in which it was said.")
+    quote: Text = Field(default="", description="The words of the user that say it, verbatim.")
+    source: Text = Field(default="", description="The words of the message it came from: it is found by them, too.")
+    retired_at: Utc | None = Field(default=None, description="Since when it is no longer true.")
+    retired_reason: Text | None = None
+    replaced_by: Text | None = Field(default=None, description="The id of the fact that holds instead.")
+    pinned: bool = Field(default=False, description="Whether it is shown before facts that match better.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _updated_when_created(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or "updated_at" in values:
+            return values
+        created_at = values.get("created_at", _now())
+        return {**values, "created_at": created_at, "updated_at": created_at}
+
+    @property
+    def retired(self) -> bool:
+        """Whether it is kept only for undo and for the record, and never shown to a model."""
+        return self.retired_at is not None
+
+
+def normalised(content: str) -> str:
+    """The content by which duplicates are found: NFKC, casefolded, punctuation and white space folded to one space.
+
+    Marks that tell one fact from another stay, a sign in front of a number too. Text of nothing but
+    punctuation stays as it is, and the empty text is "".
+
+    >>> normalised("Prefers  ｐｙｔｅｓｔ - for testing!") == normalised("prefers pytest for testing")
+    True
+    >>> normalised("Likes C#") == normalised("Likes C")
+    False
+    """
+    text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", content).casefold())
+    folded = "".join(" " if _is_punctuation(text, i) else character for i, character in enumerate(text))
+    return " ".join((folded if folded.strip() else text).split())
+
+
+def _is_punctuation(text: str, i: int) -> bool:
+    if not unicodedata.category(text[i]).startswith("P") or text[i] in _TELLING:
+        return False
+    is_sign = text[i] == "-" and text[i + 1 : i + 2].isdigit() and not text[:i][-1:].strip()
+    return not is_sign

@@ -1,0 +1,168 @@
+"""Finds the documents that share terms with a query, and how near they are by TF-IDF."""
+
+from __future__ import annotations
+
+from array import array
+from math import log, sqrt
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+_WORTH_COMPACTING = 64
+
+
+class InvertedIndex:
+    """Rows of weighted terms that can be added and removed at any time; every answer is that of the living rows.
+
+    A term's weight in a row is ``weight * idf`` with the smoothed idf of scikit-learn's TfidfTransformer, ``1 +
+    ln((1 + n) / (1 + df))``. As idf is ``a - l`` with ``a = 1 + ln(1 + n)`` and ``l = ln(1 + df)``, the square of
+    a row's length is ``a^2 * sum(w^2) - 2a * sum(w^2 * l) + sum(w^2 * l^2)``. The three sums are kept for each row, and
+    a new row changes them only in the rows that share a term with it: nothing is ever computed anew from the texts.
+
+    Not safe for threads: the owner locks.
+    """
+
+    def __init__(self) -> None:
+        self._postings: dict[str, _Posting] = {}
+        self._rows: dict[str, int] = {}
+        self._ids: list[str] = []
+        self._terms: list[tuple[str, ...]] = []
+        self._alive = array("b")
+        self._sums = (array("d"), array("d"), array("d"))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __contains__(self, row_id: object) -> bool:
+        return row_id in self._rows
+
+    def add(self, rows: Iterable[tuple[str, Mapping[str, float]]]) -> None:
+        """Append rows of an id and the weights of its terms; an id that is there already is replaced."""
+        changed: set[str] = set()
+        for row_id, weights in rows:
+            if row_id in self._rows:
+                changed.update(self._bury(row_id))
+            number = len(self._ids)
+            self._rows[row_id] = number
+            self._ids.append(row_id)
+            self._terms.append(tuple(weights))
+            self._alive.append(1)
+            self._sums[0].append(sum(weight * weight for weight in weights.values()))
+            self._sums[1].append(0.0)
+            self._sums[2].append(0.0)
+            for term, weight in weights.items():
+                posting = self._postings.get(term)
+                if posting is None:
+                    posting = self._postings[term] = _Posting()
+                posting.rows.append(number)
+                posting.weights.append(weight)
+                posting.living += 1
+            changed.update(weights)
+        self._settle(changed)
+
+    def remove(self, ids: Iterable[str]) -> None:
+        """Take rows away; ids that are not there are passed over."""
+        changed: set[str] = set()
+        for row_id in ids:
+            if row_id in self._rows:
+                changed.update(self._bury(row_id))
+        self._settle(changed)
+        dead = len(self._ids) - len(self._rows)
+        if dead > max(_WORTH_COMPACTING, len(self._rows)):
+            self._compact()
+
+    def nearest(self, query: Mapping[str, float], length_exponent: float) -> tuple[list[str], NDArray[np.float64]]:
+        """The ids of the rows that share a term with the query, in no order, and how near each is, in (0, 1].
+
+        With an exponent of 1 these are cosines. Below 1 the cosine is multiplied by ``(length / longest) ** (1 -
+        exponent)``, so that a long row is punished less for its length. Unknown terms of the query do not count.
+        """
+        top = 1 + log(1 + len(self._rows))
+        near = np.zeros(len(self._ids))
+        query_square = 0.0
+        for term, weight in query.items():
+            posting = self._postings.get(term)
+            if posting is not None and posting.living:
+                idf = top - log(1 + posting.living)
+                query_square += (weight * idf) ** 2
+                near[_view(posting.rows)] += weight * idf * idf * _view(posting.weights)
+        found = np.flatnonzero(near * _view(self._alive)) if query_square else np.empty(0, dtype=np.intp)
+        if not len(found):
+            return [], np.empty(0)
+        first, second, third = (_view(sums)[found] for sums in self._sums)
+        lengths = np.sqrt(top * top * first - 2 * top * second + third)
+        cosines = near[found] / (sqrt(query_square) * lengths)
+        if length_exponent != 1:
+            cosines *= (lengths / lengths.max()) ** (1 - length_exponent)
+        return [self._ids[row] for row in found.tolist()], np.minimum(cosines, 1.0)
+
+    def _bury(self, row_id: str) -> Sequence[str]:
+        """The terms of the row, which is dead from now on."""
+        number = self._rows.pop(row_id)
+        self._alive[number] = 0
+        terms, self._terms[number] = self._terms[number], ()
+        for term in terms:
+            self._postings[term].living -= 1
+        return terms
+
+    def _settle(self, terms: Iterable[str]) -> None:
+        """Bring the sums of all rows with one of these terms up to date."""
+        _, linear, square = map(_view, self._sums)
+        for term in terms:
+            posting = self._postings[term]
+            if not posting.living:
+                # Only dead rows are left in it, and their lengths are never asked for.
+                del self._postings[term]
+                continue
+            rows, now, before = _view(posting.rows), log(1 + posting.living), posting.settled_log
+            squares = np.square(_view(posting.weights), dtype=np.float64)
+            old = slice(0, posting.settled)
+            new = slice(posting.settled, None)
+            linear[rows[old]] += squares[old] * (now - before)
+            square[rows[old]] += squares[old] * (now * now - before * before)
+            linear[rows[new]] += squares[new] * now
+            square[rows[new]] += squares[new] * (now * now)
+            posting.settled, posting.settled_log = len(rows), now
+
+    def _compact(self) -> None:
+        """Forget the dead rows."""
+        alive = _view(self._alive).astype(bool)
+        numbers = (np.cumsum(alive) - 1).astype(np.intc)
+        for posting in self._postings.values():
+            rows = _view(posting.rows)
+            kept = alive[rows]
+            weights = _view(posting.weights)[kept]
+            posting.rows = array("i", numbers[rows[kept]].tobytes())
+            posting.weights = array("f", weights.tobytes())
+            posting.settled = len(posting.rows)
+        living = np.flatnonzero(alive).tolist()
+        self._ids = [self._ids[row] for row in living]
+        self._terms = [self._terms[row] for row in living]
+        self._rows = {row_id: row for row, row_id in enumerate(self._ids)}
+        first, second, third = (array("d", _view(sums)[alive].tobytes()) for sums in self._sums)
+        self._sums = (first, second, third)
+        self._alive = array("b", [1]) * len(living)
+
+
+class _Posting:
+    """The rows that hold a term, and its weight in each."""
+
+    __slots__ = ("living", "rows", "settled", "settled_log", "weights")
+
+    def __init__(self) -> None:
+        self.rows = array("i")
+        self.weights = array("f")
+        self.living = 0
+        # How many of the rows have the term in their sums, and with which logarithm.
+        self.settled = 0
+        self.settled_log = 0.0
+
+
+def _view(values: array[Any]) -> NDArray[Any]:
+    """The numbers of an array without a copy. An array cannot grow while a view of it is alive."""
+    return np.frombuffer(values, dtype=values.typecode)
