@@ -41,8 +41,8 @@ relative date ("tomorrow") becomes a calendar date (2025-11-28).
 confirmed: the numbers of known facts that the user says again. They are not new facts.
 
 retired: known facts that, by the user's words, are wrong or no longer true: the number, a short reason, in \
-replaced_by the label of the new fact that holds instead (empty if there is none), and as quote the user's own words. Name only \
-facts that contradict what the user says now.
+replaced_by the label of the new fact that holds instead (empty if there is none), and as quote the user's own words. \
+Name only facts that contradict what the user says now.
 
 Leave out: passwords, keys and other secrets; what the assistant is allowed to do; how a single answer should be; \
 whatever is about the assistant itself; what only the assistant says; questions and small talk. Often there is nothing \

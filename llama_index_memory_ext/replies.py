@@ -15,7 +15,7 @@ from llama_index_memory_ext.facts import Category
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 _SUBJECT = re.compile(
-    r"(?:the )?user(?:['\u2019]s)? (?!interface|experience|stor|account|manual|group|name\b|id\b)"
+    r"(?:the )?user(?:['\u2019]s | (?!interface|experience|stor|account|manual|group|name\b|id\b))"
     r"|用户(?!名|体验|界面|组)",
     re.IGNORECASE,
 )
