@@ -101,7 +101,10 @@ async def ask_for_facts(llm: LLM, messages: Sequence[ChatMessage]) -> Extraction
     """
     # The tool's raw arguments are read here: the host turns those it cannot parse into {}, which is "nothing new".
     if isinstance(llm, FunctionCallingLLM) and _calls_functions(llm):
-        response = await llm.achat_with_tools([_TOOL], chat_history=list(messages), tool_required=True)
+        # Of several calls the host would drop all but the first, unless it is told to expect them.
+        response = await llm.achat_with_tools(
+            [_TOOL], chat_history=list(messages), tool_required=True, allow_parallel_tool_calls=True
+        )
         calls = calls_of(response.message)
         if calls:
             return joined([parse_reply(call.arguments) for call in calls])
