@@ -45,7 +45,7 @@ class Fact(BaseModel):
     """One thing that is known about a user. It never changes; ``model_copy(update=...)`` makes a new one.
 
     Only ``content`` is needed. Lone surrogates and NUL in texts become U+FFFD. Datetimes must carry a
-    time zone and come out in UTC. A fact that was created at a given time was updated then, too, unless said otherwise.
+    time zone and come out in UTC; without an ``updated_at`` a fact was updated when it was created.
 
     Raises:
         pydantic.ValidationError: Blank content, an unknown category or field, a confidence outside
@@ -67,7 +67,10 @@ class Fact(BaseModel):
     session_id: Text | None = Field(default=None, description="The session in which it was said.")
     message_ids: tuple[int, ...] = Field(default=(), description="The rows of the log in which it was said.")
     quote: Text = Field(default="", description="The words of the user that say it, verbatim.")
-    source: Text = Field(default="", description="The words of the message it came from: it is found by them, too.")
+    source: Text = Field(
+        default="",
+        description="The words of the message it came from and of those beside it, by which it is found too.",
+    )
     retired_at: Utc | None = Field(default=None, description="Since when it is no longer true.")
     retired_reason: Text | None = None
     replaced_by: Text | None = Field(default=None, description="The id of the fact that holds instead.")
@@ -93,7 +96,7 @@ def normalised(content: str) -> str:
     Marks that tell one fact from another stay, a sign in front of a number too. Text of nothing but
     punctuation stays as it is, and the empty text is "".
 
-    >>> normalised("Prefers  ｐｙｔｅｓｔ - for testing!") == normalised("prefers pytest for testing")
+    >>> normalised("Prefers  PyTest - for testing!") == normalised("prefers pytest for testing")
     True
     >>> normalised("Likes C#") == normalised("Likes C")
     False

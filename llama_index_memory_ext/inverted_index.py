@@ -3,17 +3,48 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator, Mapping
 from math import log, sqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
 _WORTH_COMPACTING = 64
+# How far the logarithm of a term's rows may move before the rows that have it are brought up to date. One more row
+# moves it by less once there are a thousand, and then the length of no row is off by more than this share.
+_TOLERANCE = 1e-3
+
+
+class Similarities(Mapping[str, float]):
+    """How near rows are, in (0, 1], by id. It holds the rows that are near at all, and looks one up when it is asked.
+
+    It may outlive a change of its index: rows that came later are not in it.
+    """
+
+    def __init__(self, ids: Sequence[str], rows: Mapping[str, int], near: NDArray[np.float64]) -> None:
+        self._ids = ids
+        self._rows = rows
+        self._near = near
+
+    def __getitem__(self, row_id: str) -> float:
+        row = self._rows[row_id]
+        if row >= len(self._near) or not self._near[row]:
+            raise KeyError(row_id)
+        return float(self._near[row])
+
+    def __iter__(self) -> Iterator[str]:
+        return (self._ids[row] for row in np.flatnonzero(self._near).tolist())
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self._near))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({dict(self)})"
 
 
 class InvertedIndex:
@@ -23,17 +54,23 @@ class InvertedIndex:
     ln((1 + n) / (1 + df))``. As idf is ``a - l`` with ``a = 1 + ln(1 + n)`` and ``l = ln(1 + df)``, the square of
     a row's length is ``a^2 * sum(w^2) - 2a * sum(w^2 * l) + sum(w^2 * l^2)``. The three sums are kept for each row, and
     a new row changes them only in the rows that share a term with it: nothing is ever computed anew from the texts.
+    The lengths are exact while no term is in more than 1,000 rows, and within a thousandth beyond that.
 
     Not safe for threads: the owner locks.
+
+    Args:
+        length_exponent: 0..1, the power of a row's length by which its product with the query is divided.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, length_exponent: float = 1.0) -> None:
+        self.length_exponent = length_exponent
         self._postings: dict[str, _Posting] = {}
         self._rows: dict[str, int] = {}
         self._ids: list[str] = []
         self._terms: list[tuple[str, ...]] = []
         self._alive = array("b")
         self._sums = (array("d"), array("d"), array("d"))
+        self._known_reciprocals: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -76,30 +113,40 @@ class InvertedIndex:
         if dead > max(_WORTH_COMPACTING, len(self._rows)):
             self._compact()
 
-    def nearest(self, query: Mapping[str, float], length_exponent: float) -> tuple[list[str], NDArray[np.float64]]:
-        """The ids of the rows that share a term with the query, in no order, and how near each is, in (0, 1].
+    def nearest(self, query: Mapping[str, float]) -> Similarities:
+        """How near each row is that shares a term with the query, in (0, 1]; terms that no row has do not count.
 
-        With an exponent of 1 these are cosines. Below 1 the cosine is multiplied by ``(length / longest) ** (1 -
-        exponent)``, so that a long row is punished less for its length. Unknown terms of the query do not count.
+        With a length exponent of 1 these are cosines. Otherwise each cosine is multiplied by ``(length / longest)
+        ** (1 - exponent)``, where the longest row is that of the whole index.
         """
-        top = 1 + log(1 + len(self._rows))
         near = np.zeros(len(self._ids))
         query_square = 0.0
         for term, weight in query.items():
             posting = self._postings.get(term)
             if posting is not None and posting.living:
-                idf = top - log(1 + posting.living)
+                idf = self._top - log(1 + posting.living)
                 query_square += (weight * idf) ** 2
                 near[_view(posting.rows)] += weight * idf * idf * _view(posting.weights)
-        found = np.flatnonzero(near * _view(self._alive)) if query_square else np.empty(0, dtype=np.intp)
-        if not len(found):
-            return [], np.empty(0)
-        first, second, third = (_view(sums)[found] for sums in self._sums)
-        lengths = np.sqrt(top * top * first - 2 * top * second + third)
-        cosines = near[found] / (sqrt(query_square) * lengths)
-        if length_exponent != 1:
-            cosines *= (lengths / lengths.max()) ** (1 - length_exponent)
-        return [self._ids[row] for row in found.tolist()], np.minimum(cosines, 1.0)
+        if query_square:
+            near *= self._reciprocals()
+            np.minimum(near / sqrt(query_square), 1.0, out=near)
+        return Similarities(self._ids, self._rows, near)
+
+    @property
+    def _top(self) -> float:
+        return 1 + log(1 + len(self._rows))
+
+    def _reciprocals(self) -> NDArray[np.float64]:
+        """What a row's product with the query is multiplied by, computed once after each change; 0 for dead rows."""
+        if self._known_reciprocals is None:
+            top, exponent = self._top, self.length_exponent
+            first, second, third = map(_view, self._sums)
+            lengths = np.sqrt(np.maximum(top * top * first - 2 * top * second + third, 0.0))
+            lengths *= _view(self._alive)
+            longest = lengths.max(initial=0.0)
+            divisors = lengths**exponent * longest ** (1 - exponent)
+            self._known_reciprocals = np.divide(1.0, divisors, out=np.zeros_like(lengths), where=lengths > 0)
+        return self._known_reciprocals
 
     def _bury(self, row_id: str) -> Sequence[str]:
         """The terms of the row, which is dead from now on."""
@@ -112,6 +159,7 @@ class InvertedIndex:
 
     def _settle(self, terms: Iterable[str]) -> None:
         """Bring the sums of all rows with one of these terms up to date."""
+        self._known_reciprocals = None
         _, linear, square = map(_view, self._sums)
         for term in terms:
             posting = self._postings[term]
@@ -119,18 +167,22 @@ class InvertedIndex:
                 # Only dead rows are left in it, and their lengths are never asked for.
                 del self._postings[term]
                 continue
-            rows, now, before = _view(posting.rows), log(1 + posting.living), posting.settled_log
-            squares = np.square(_view(posting.weights), dtype=np.float64)
-            old = slice(0, posting.settled)
+            now, before = log(1 + posting.living), posting.settled_log
+            if abs(now - before) > _TOLERANCE:
+                old = slice(0, posting.settled)
+                rows, squares = _view(posting.rows)[old], np.square(_view(posting.weights)[old], dtype=np.float64)
+                linear[rows] += squares * (now - before)
+                square[rows] += squares * (now * now - before * before)
+                posting.settled_log = before = now
             new = slice(posting.settled, None)
-            linear[rows[old]] += squares[old] * (now - before)
-            square[rows[old]] += squares[old] * (now * now - before * before)
-            linear[rows[new]] += squares[new] * now
-            square[rows[new]] += squares[new] * (now * now)
-            posting.settled, posting.settled_log = len(rows), now
+            rows, squares = _view(posting.rows)[new], np.square(_view(posting.weights)[new], dtype=np.float64)
+            linear[rows] += squares * before
+            square[rows] += squares * (before * before)
+            posting.settled = len(posting.rows)
 
     def _compact(self) -> None:
         """Forget the dead rows."""
+        self._known_reciprocals = None
         alive = _view(self._alive).astype(bool)
         numbers = (np.cumsum(alive) - 1).astype(np.intc)
         for posting in self._postings.values():

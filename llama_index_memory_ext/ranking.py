@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import log
@@ -70,8 +69,8 @@ class TfidfRanker:
 
     Documents are appended to an inverted index; nothing is ever fitted again. With ``length_exponent=1`` and
     documents without context the similarities equal ``TfidfVectorizer(sublinear_tf=True, analyzer=...)`` fitted
-    on ``text`` and ``date`` of the documents, to six digits. The vector of a document with context is the sum of its own
-    and, times their weights, those of the context's texts.
+    on ``text`` and ``date`` of the documents, to six digits. A word of the context counts as its weight says: as a
+    part of a word.
 
     Args:
         length_exponent: 0..1. The power of a document's length by which its product with the query is divided:
@@ -81,9 +80,8 @@ class TfidfRanker:
     """
 
     def __init__(self, *, length_exponent: float = LENGTH_EXPONENT, vectorizer: Any | None = None) -> None:
-        self.length_exponent = length_exponent
         self._analyze: Callable[[str], Iterable[str]] = (vectorizer or default_vectorizer()).build_analyzer()
-        self._index = InvertedIndex()
+        self._index = InvertedIndex(length_exponent)
         self._guard = threading.Lock()
 
     def add(self, documents: Iterable[Document]) -> None:
@@ -97,12 +95,11 @@ class TfidfRanker:
         with self._guard:
             self._index.remove(ids)
 
-    def similarities(self, query: str) -> dict[str, float]:
+    def similarities(self, query: str) -> Mapping[str, float]:
         """How near each document is that shares a term with the query, in (0, 1]; empty if none does."""
         weights = self._weights(Document("", query))
         with self._guard:
-            ids, near = self._index.nearest(weights, self.length_exponent)
-        return dict(zip(ids, near.tolist(), strict=True))
+            return self._index.nearest(weights)
 
     def __len__(self) -> int:
         return len(self._index)
@@ -111,13 +108,12 @@ class TfidfRanker:
         return document_id in self._index
 
     def _weights(self, document: Document) -> dict[str, float]:
-        """1 + ln(count) of each term; the terms of the context with their share of it on top."""
-        counts = Counter(self._analyze(f"{document.text}\n{document.date}" if document.date else document.text))
-        weights = {term: 1 + log(count) for term, count in counts.items()}
-        for text, share in document.context:
-            for term, count in Counter(self._analyze(text)).items():
-                weights[term] = weights.get(term, 0.0) + share * (1 + log(count))
-        return weights
+        """1 + ln(count) of each term. A word of the context counts as its share of one, and less than one as it is."""
+        counts: dict[str, float] = {}
+        for text, share in ((f"{document.text}\n{document.date}", 1.0), *document.context):
+            for term in self._analyze(text):
+                counts[term] = counts.get(term, 0.0) + share
+        return {term: 1 + log(count) if count > 1 else count for term, count in counts.items()}
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if key != "_guard"}
@@ -129,7 +125,7 @@ class TfidfRanker:
 def default_vectorizer() -> Any:
     """The scikit-learn CountVectorizer whose analyzer the default ranker uses: see ``words.words_of``."""
     # Imported here: it takes most of a second and 100 MiB that a program without facts need not spend.
-    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.feature_extraction.text import CountVectorizer  # type: ignore[import-untyped]
 
     return CountVectorizer(analyzer=_terms)
 
@@ -203,14 +199,13 @@ def rank(
 def similarities_of(facts: Sequence[Fact], question: str, context: Sequence[str], ranker: FactRanker) -> list[float]:
     """The similarity of each fact to the question and what was said before it, the best 1; all 0 without evidence."""
     near = [0.0] * len(facts)
-    weight = 1.0
-    for text in (question, *reversed(context)):
-        found = ranker.similarities(text) if text.strip() else {}
+    for age, text in enumerate((question, *reversed(context))):
+        weight = EARLIER_WEIGHT / 2 ** (age - 1) if age else 1.0
+        found = ranker.similarities(text)
         raw = [found.get(fact.id, 0.0) for fact in facts] if found else []
         best = max(raw, default=0.0)
         if best > 0:
             near = [so_far + weight * value / best for so_far, value in zip(near, raw, strict=True)]
-        weight = EARLIER_WEIGHT if text is question else weight / 2
     best = max(near, default=0.0)
     return [value / best for value in near] if best > 0 else near
 
@@ -230,9 +225,9 @@ def format_facts(facts: Sequence[Fact], max_tokens: int = 2000, current_context:
 
 
 def turns_of(context: str) -> list[str]:
-    """The turns of a context, oldest first: parted by blank lines or, where there is none, by lines; at least "".
+    r"""The turns of a context, oldest first: parted by blank lines or, where there is none, by lines; at least "".
 
-    >>> turns_of("I use Python.\\n\\nSince 2019.\\n\\nHow do I write tests?")[-1]
+    >>> turns_of("I use Python.\n\nSince 2019.\n\nHow do I write tests?")[-1]
     'How do I write tests?'
     """
     turns = [part.strip() for part in context.split("\n\n") if part.strip()]
@@ -263,6 +258,6 @@ def _stem(word: str) -> str:
 @cache
 def _stemmer() -> Any:
     # Imported here for the same reason. The stemmer is rules, it needs none of nltk's downloads.
-    from nltk.stem.snowball import EnglishStemmer
+    from nltk.stem.snowball import EnglishStemmer  # type: ignore[import-untyped]
 
     return EnglishStemmer()

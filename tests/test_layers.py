@@ -9,9 +9,9 @@ import llama_index_memory_ext
 
 PACKAGE = Path(llama_index_memory_ext.__file__).parent
 ROWS = (
-    {"errors", "locks", "tokens"},
-    {"transcript", "window"},
-    {"store"},
+    {"budget", "errors", "evidence", "facts", "inverted_index", "locks", "offences", "tokens", "words"},
+    {"rendering", "replies", "transcript", "window"},
+    {"extraction", "gates", "ranking", "store"},
     {"condensed_block"},
     {"preset"},
     {"offline_model", "demo"},
@@ -19,7 +19,7 @@ ROWS = (
 )
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
 # Modules of one row that stand upon each other.
-ALLOWED_WITHIN_A_ROW = {("demo", "offline_model"), ("__main__", "cli")}
+ALLOWED_WITHIN_A_ROW = {("demo", "offline_model"), ("__main__", "cli"), ("rendering", "transcript")}
 DOORS = {
     "sqlalchemy": {"store"},
     "tiktoken": {"tokens"},
