@@ -18,6 +18,7 @@ _WORTH_COMPACTING = 64
 # How far the logarithm of a term's rows may move before the rows that have it are brought up to date. One more row
 # moves it by less once there are a thousand, and then the length of no row is off by more than this share.
 _TOLERANCE = 1e-3
+_DIGITS = 9
 
 
 class Similarities(Mapping[str, float]):
@@ -32,10 +33,16 @@ class Similarities(Mapping[str, float]):
         self._near = near
 
     def __getitem__(self, row_id: str) -> float:
-        row = self._rows[row_id]
-        if row >= len(self._near) or not self._near[row]:
+        near: float | None = self.get(row_id)
+        if near is None:
             raise KeyError(row_id)
-        return float(self._near[row])
+        return near
+
+    def get(self, row_id: str, default: Any = None) -> Any:
+        """How near a row is, or the default."""
+        # Written out because facts are looked up by the thousand.
+        row = self._rows.get(row_id, -1)
+        return self._near.item(row) or default if 0 <= row < self._near.size else default
 
     def __iter__(self) -> Iterator[str]:
         return (self._ids[row] for row in np.flatnonzero(self._near).tolist())
@@ -80,18 +87,16 @@ class InvertedIndex:
 
     def add(self, rows: Iterable[tuple[str, Mapping[str, float]]]) -> None:
         """Append rows of an id and the weights of its terms; an id that is there already is replaced."""
-        changed: set[str] = set()
+        changed: dict[str, None] = {}
         for row_id, weights in rows:
             if row_id in self._rows:
-                changed.update(self._bury(row_id))
+                changed.update(dict.fromkeys(self._bury(row_id)))
             number = len(self._ids)
             self._rows[row_id] = number
             self._ids.append(row_id)
             self._terms.append(tuple(weights))
             self._alive.append(1)
-            self._sums[0].append(sum(weight * weight for weight in weights.values()))
-            self._sums[1].append(0.0)
-            self._sums[2].append(0.0)
+            sums = [0.0, 0.0, 0.0]
             for term, weight in weights.items():
                 posting = self._postings.get(term)
                 if posting is None:
@@ -99,15 +104,19 @@ class InvertedIndex:
                 posting.rows.append(number)
                 posting.weights.append(weight)
                 posting.living += 1
-            changed.update(weights)
+                for power in range(3):
+                    sums[power] += weight * weight * posting.settled_log**power
+            for kept, value in zip(self._sums, sums, strict=True):
+                kept.append(value)
+            changed.update(dict.fromkeys(weights))
         self._settle(changed)
 
     def remove(self, ids: Iterable[str]) -> None:
         """Take rows away; ids that are not there are passed over."""
-        changed: set[str] = set()
+        changed: dict[str, None] = {}
         for row_id in ids:
             if row_id in self._rows:
-                changed.update(self._bury(row_id))
+                changed.update(dict.fromkeys(self._bury(row_id)))
         self._settle(changed)
         dead = len(self._ids) - len(self._rows)
         if dead > max(_WORTH_COMPACTING, len(self._rows)):
@@ -129,7 +138,8 @@ class InvertedIndex:
                 near[_view(posting.rows)] += weight * idf * idf * _view(posting.weights)
         if query_square:
             near *= self._reciprocals()
-            np.minimum(near / sqrt(query_square), 1.0, out=near)
+            # Rounded, so that rows with the same words are equally near whatever came and went in between.
+            near = np.minimum(np.round(near / sqrt(query_square), _DIGITS), 1.0)
         return Similarities(self._ids, self._rows, near)
 
     @property
@@ -169,16 +179,10 @@ class InvertedIndex:
                 continue
             now, before = log(1 + posting.living), posting.settled_log
             if abs(now - before) > _TOLERANCE:
-                old = slice(0, posting.settled)
-                rows, squares = _view(posting.rows)[old], np.square(_view(posting.weights)[old], dtype=np.float64)
+                rows, squares = _view(posting.rows), np.square(_view(posting.weights), dtype=np.float64)
                 linear[rows] += squares * (now - before)
                 square[rows] += squares * (now * now - before * before)
-                posting.settled_log = before = now
-            new = slice(posting.settled, None)
-            rows, squares = _view(posting.rows)[new], np.square(_view(posting.weights)[new], dtype=np.float64)
-            linear[rows] += squares * before
-            square[rows] += squares * (before * before)
-            posting.settled = len(posting.rows)
+                posting.settled_log = now
 
     def _compact(self) -> None:
         """Forget the dead rows."""
@@ -191,7 +195,6 @@ class InvertedIndex:
             weights = _view(posting.weights)[kept]
             posting.rows = array("i", numbers[rows[kept]].tobytes())
             posting.weights = array("f", weights.tobytes())
-            posting.settled = len(posting.rows)
         living = np.flatnonzero(alive).tolist()
         self._ids = [self._ids[row] for row in living]
         self._terms = [self._terms[row] for row in living]
@@ -204,14 +207,13 @@ class InvertedIndex:
 class _Posting:
     """The rows that hold a term, and its weight in each."""
 
-    __slots__ = ("living", "rows", "settled", "settled_log", "weights")
+    __slots__ = ("living", "rows", "settled_log", "weights")
 
     def __init__(self) -> None:
         self.rows = array("i")
         self.weights = array("f")
         self.living = 0
-        # How many of the rows have the term in their sums, and with which logarithm.
-        self.settled = 0
+        # The logarithm with which the term is in the sums of its rows.
         self.settled_log = 0.0
 
 

@@ -162,7 +162,7 @@ def rank(
     """All facts, best first: ``score = similarity_weight * similarity + confidence_weight * confidence``.
 
     Args:
-        facts: The facts to rank; none gives an empty list.
+        facts: The facts to rank, retired ones like all others; none gives an empty list.
         question: The user's last message.
         context: What was said before it, oldest first. Each text is scored apart, divided by its best, and
             counts little, less the older it is.

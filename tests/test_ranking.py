@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from threading import Thread
@@ -132,6 +134,20 @@ def test_no_facts_give_no_ranking() -> None:
 def test_equal_scores_go_to_the_newest() -> None:
     twins = facts_of("Likes tea", "Likes tea")
     assert rank(twins, "tea?")[0].fact is twins[1]
+
+
+@given(texts=st.lists(TEXTS, min_size=1, max_size=12), removed=st.sets(st.integers(0, 11)), query=TEXTS)
+def test_the_same_words_are_equally_near_whatever_came_in_between(
+    texts: list[str], removed: set[int], query: str
+) -> None:
+    ranker = TfidfRanker()
+    ranker.add([Document("first", "docker test 喜欢吃茶")])
+    for document in documents(texts):
+        ranker.add([document])
+    ranker.add([Document("last", "test docker 喜欢吃茶")])
+    ranker.remove(map(str, removed))
+    found = ranker.similarities(query)
+    assert found.get("first") == found.get("last")
 
 
 def test_the_parts_of_a_score_can_be_read() -> None:
@@ -351,6 +367,16 @@ def test_words_of_many_scripts_are_found() -> None:
 def test_a_day_is_one_word_however_it_is_written(text: str) -> None:
     assert "may8" in terms(text)
     assert "may8" in terms(date_words(THEN.replace(month=5, day=8)))
+
+
+def test_scikit_learn_and_nltk_are_imported_on_first_use() -> None:
+    """LlamaIndex itself may import them; then there is nothing to save."""
+    code = (
+        "import sys, llama_index_memory_ext; before = set(sys.modules); import llama_index_memory_ext.ranking; "
+        "print(sorted({'sklearn', 'nltk'} & (set(sys.modules) - before)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, text=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_results_are_plain_values() -> None:
