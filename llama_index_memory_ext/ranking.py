@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 SIMILARITY_WEIGHT, CONFIDENCE_WEIGHT = 0.6, 0.4
 CONTEXT_SHARE = 0.3
 LENGTH_EXPONENT = 0.6
-# What the turn before the question weighs beside it; the turn before that weighs half of it, and so on.
-EARLIER_WEIGHT = 0.2
+# What each of the turns before the question weighs beside it, and the most that all of them weigh together.
+EARLIER_WEIGHT, EARLIER_TOTAL = 0.2, 0.4
 FIRST_CATEGORIES = frozenset({"correction"})
 
 
@@ -164,8 +164,8 @@ def rank(
     Args:
         facts: The facts to rank, retired ones like all others; none gives an empty list.
         question: The user's last message.
-        context: What was said before it, oldest first. Each text is scored apart, divided by its best, and
-            counts little, less the older it is.
+        context: What was said before it. Each text is scored apart, divided by its best, and counts a fifth of
+            the question, less where there are more than two.
         similarity_weight: At least 0.
         confidence_weight: At least 0. The two are divided by their sum.
         ranker: Knows the documents of these facts; one that it does not know has similarity 0. None indexes the
@@ -199,8 +199,8 @@ def rank(
 def similarities_of(facts: Sequence[Fact], question: str, context: Sequence[str], ranker: FactRanker) -> list[float]:
     """The similarity of each fact to the question and what was said before it, the best 1; all 0 without evidence."""
     near = [0.0] * len(facts)
-    for age, text in enumerate((question, *reversed(context))):
-        weight = EARLIER_WEIGHT / 2 ** (age - 1) if age else 1.0
+    earlier = min(EARLIER_WEIGHT, EARLIER_TOTAL / max(len(context), 1))
+    for text, weight in ((question, 1.0), *((text, earlier) for text in context)):
         found = ranker.similarities(text)
         raw = [found.get(fact.id, 0.0) for fact in facts] if found else []
         best = max(raw, default=0.0)

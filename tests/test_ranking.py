@@ -93,6 +93,19 @@ def test_what_was_said_before_counts_too_but_less() -> None:
     assert ranked[3] == "Deploys with Docker"
 
 
+def test_a_long_context_does_not_drown_the_question() -> None:
+    facts = facts_of("Likes tea", "Has a piano", "Lives in Oslo")
+    assert order(facts, "Which tea?", ["Oslo and the piano"] * 50)[0] == "Likes tea"
+
+
+def test_the_turns_before_weigh_more_than_a_little_confidence() -> None:
+    facts = facts_of(
+        ("Works mostly in Python", 0.8), ("Prefers pytest for testing", 0.8), ("Deploys with Docker", 0.95)
+    )
+    ranked = order(facts, "How do I write tests?", ["I'm working on a Python project", "It uses FastAPI"])
+    assert ranked[-1] == "Deploys with Docker"
+
+
 def test_a_question_that_leans_on_the_turn_before_is_understood() -> None:
     facts = facts_of("Bob lives in Rome", "Caroline lives in Oslo", "Ann lives in Bonn")
     assert order(facts, "And where does she live?", ["Have you met Caroline?"])[0] == "Caroline lives in Oslo"
