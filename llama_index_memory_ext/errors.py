@@ -1,5 +1,7 @@
 """The errors of this package: one base class, and each says what was expected, what was seen and what to do."""
 
+from __future__ import annotations
+
 
 class MemoryExtError(Exception):
     """Base of every error that this package raises on purpose."""
@@ -19,3 +21,20 @@ class MessageError(MemoryExtError, TypeError):
 
 class TurnError(MemoryExtError):
     """A turn was opened inside itself and would wait for its own end for ever."""
+
+
+class FactReplyError(MemoryExtError, ValueError):
+    """A model's answer in which no facts could be read. ``reply`` is what it said.
+
+    The words of the answer are in ``reply`` alone, never in the message, which may end up in a log.
+    """
+
+    def __init__(self, reply: str) -> None:
+        super().__init__(
+            'Expected a JSON object such as {"new_facts": [], "confirmed": [], "retired": []}, or an empty answer '
+            f"for nothing new; saw {len(reply)} characters in which there is none. `reply` of this error holds them."
+        )
+        self.reply = reply
+
+    def __reduce__(self) -> tuple[type[FactReplyError], tuple[str]]:
+        return FactReplyError, (self.reply,)

@@ -31,6 +31,10 @@ _SHOWN_ELSEWHERE = frozenset({"session_id", "tool_calls", "function_call", "tool
 _UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
 _ENTRY_START = re.compile(r'^(?=<message role=")', re.MULTILINE)
 _RESULT_START = re.compile(r'<message role="(?:tool|function)"')
+_ASSISTANT_ROLES = frozenset({MessageRole.ASSISTANT, MessageRole.CHATBOT, MessageRole.MODEL})
+# How a ReActAgent's message begins, and where the answer in it does.
+_REACT_START = re.compile(r"\s*(?:Thought|Action|Action Input|Observation):")
+_REACT_ANSWER = re.compile(r"(?:^|\s)Answer:")
 
 
 class ToolCall(NamedTuple):
@@ -39,6 +43,14 @@ class ToolCall(NamedTuple):
     id: str
     name: str
     arguments: str
+
+
+class Line(NamedTuple):
+    """What one message of the log said: its row, who spoke (user or assistant), and the words (``spoken``)."""
+
+    row_id: int
+    role: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +153,33 @@ def body_of(message: ChatMessage) -> str:
     return "\n".join(lines)
 
 
+def spoken(message: ChatMessage) -> str:
+    """What was said to one another: the text of a user's message or of a final answer, not escaped.
+
+    Of a ReAct answer only what follows the last ``Answer:``. "" for tool calls, whatever is said beside
+    them, for results, for instructions (system, developer), and where there is no text.
+    """
+    text = _clean("\n".join(block.text for block in message.blocks if isinstance(block, TextBlock))).strip()
+    if message.role == MessageRole.USER:
+        return str(text)
+    if message.role not in _ASSISTANT_ROLES or calls_of(message):
+        return ""
+    if not _REACT_START.match(text):
+        return str(text)
+    answers = list(_REACT_ANSWER.finditer(text))
+    return str(text[answers[-1].end() :]).strip() if answers else ""
+
+
+def calls_of(message: ChatMessage) -> list[ToolCall]:
+    """The tool calls of a message, [] if there are none.
+
+    They come from ``ToolCallBlock`` and from ``additional_kwargs`` only where there is no such block,
+    because some LLM classes fill both.
+    """
+    calls = [_call_of_block(block) for block in message.blocks if isinstance(block, ToolCallBlock)]
+    return calls or list(_calls_in_kwargs(message.additional_kwargs))
+
+
 def message_tokens(message: ChatMessage, counter: TokenCounter, media_tokens: Mapping[str, int]) -> int:
     """How many tokens the model is sent for a message: exact for text and tool calls, else the estimate.
 
@@ -197,7 +236,7 @@ def _block_lines(block: Any) -> Iterator[str]:
         if block.text:
             yield block.text
     elif isinstance(block, ToolCallBlock):
-        yield _call_line(ToolCall(block.tool_call_id or "", block.tool_name, _arguments(block.tool_kwargs)))
+        yield _call_line(_call_of_block(block))
     elif block.block_type == "citable":
         yield f"[citable: {block.title}]"
         for part in block.content:
@@ -214,6 +253,10 @@ def _media_line(block: Any) -> str:
     details = [getattr(block, "title", None), None if url.startswith("data:") else url]
     shown = " ".join(" ".join(str(detail).split()) for detail in details if detail)
     return f"[{block.block_type}: {shown}]" if shown else f"[{block.block_type}]"
+
+
+def _call_of_block(block: ToolCallBlock) -> ToolCall:
+    return ToolCall(block.tool_call_id or "", block.tool_name, _arguments(block.tool_kwargs))
 
 
 def _call_line(call: ToolCall) -> str:

@@ -29,6 +29,7 @@ from llama_index_memory_ext.transcript import (
     entry_of,
     escape_tags,
     split_entries,
+    spoken,
     storable,
 )
 from tests.conversation import assistant, calling, record, result, user
@@ -217,3 +218,44 @@ def test_what_is_stored_is_valid_unicode_without_nul(text: str, extra: Any) -> N
 
 def test_two_surrogates_that_belong_together_become_their_character() -> None:
     assert storable(user("\ud83d\ude00 \ud83d"))["blocks"][0]["text"] == "😀 \ufffd"
+
+
+def test_what_users_and_answers_say_is_spoken() -> None:
+    assert spoken(user("I like tea.")) == "I like tea."
+    assert spoken(assistant("Noted.")) == "Noted."
+    assert spoken(ChatMessage(role="model", content="Noted.")) == "Noted."
+    assert spoken(ChatMessage(role="user", blocks=[TextBlock(text="one"), TextBlock(text="two")])) == "one\ntwo"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        calling(("call_1", "add", {"a": 1})),
+        calling(("call_1", "add", {"a": 1}), text="Let me see."),
+        ChatMessage(role="assistant", content="Let me see.", additional_kwargs={"tool_calls": [OPENAI_CALL]}),
+        ChatMessage(role="assistant", content="", additional_kwargs={"function_call": {"name": "add"}}),
+        result("call_1", "My name is Eve."),
+        ChatMessage(role="function", content="My name is Eve."),
+        ChatMessage(role="system", content="The user is Eve."),
+        ChatMessage(role="developer", content="The user is Eve."),
+        ChatMessage(role="user", blocks=[ImageBlock(url="https://example.org/Eve.png")]),
+        ChatMessage(role="assistant", blocks=[ThinkingBlock(content="Perhaps it is Eve.")]),
+        assistant("Thought: I need a tool.\nAction: search\nAction Input: {}\nObservation: My name is Eve."),
+    ],
+)
+def test_tools_instructions_and_thoughts_say_nothing(message: ChatMessage) -> None:
+    assert spoken(message) == ""
+
+
+def test_of_a_react_answer_only_the_last_answer_is_spoken() -> None:
+    steps = "Thought: Sum.\nAction: add\nAction Input: {}\nObservation: Answer: 3\nThought: Done.\n"
+    assert spoken(assistant(f"{steps}Answer: It is 42.\nReally.")) == "It is 42.\nReally."
+    assert spoken(assistant("Thought: I can answer. Answer: It is 42.")) == "It is 42."
+    assert spoken(assistant("The form says: Answer: yes.")) == "The form says: Answer: yes."
+    assert spoken(user("Thought: why?\nAnswer: why not?")) == "Thought: why?\nAnswer: why not?"
+
+
+def test_spoken_words_can_be_sent_anywhere_and_the_message_stays() -> None:
+    message = ChatMessage(role="user", blocks=[TextBlock(text="a\ud83d\x00b")])
+    assert spoken(message) == "a\ufffd\ufffdb"
+    assert message.blocks == [TextBlock(text="a\ud83d\x00b")]

@@ -1,0 +1,107 @@
+"""What the default ranker takes for a question, and for a fact that is appended, at 1,000 to 100,000 facts.
+
+A fact has 11 words, 20 more in its source, and a date. Words are drawn with the frequencies of Zipf's law from 2,400.
+The hardest case is measured: the word "user", the month and one of seven years are in every fact, and the
+question holds them too, so that each question finds all facts. The median of many calls is given.
+
+Each append is that of one fact to the 100,000, and the question after it is measured as well: its first
+act is to compute the lengths of all rows from their sums. Beside them stands what ``rank`` takes with the default
+weights and two earlier turns.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from datetime import datetime, timedelta, timezone
+from statistics import median
+from time import perf_counter
+
+from benchmarks.report import Measure, Promise, publish
+from llama_index_memory_ext.facts import Fact
+from llama_index_memory_ext.ranking import TfidfRanker, document_of, rank
+
+CALLS, RANKED = 100, 1_000
+QUERY_LIMITS = {1_000: 1.0, 10_000: 3.0, 100_000: 20.0}
+START = datetime(2020, 5, 1, tzinfo=timezone.utc)
+
+_STARTS = "ba ce di fo gu ha je ki lo mu na pe ri so tu va we xi yo zu".split()
+_MIDDLES = "blar cten drim ston fend grom".split()
+_ENDS = ["", *"a tor nix pel os um ee ick ash ond urt elf ift own ark ume ize oid ant".split()]
+VOCABULARY = [start + middle + end for start in _STARTS for middle in _MIDDLES for end in _ENDS]
+FREQUENCIES = [1 / (place + 3) for place in range(len(VOCABULARY))]
+
+
+def words(chance: random.Random, count: int) -> str:
+    """So many words."""
+    return " ".join(chance.choices(VOCABULARY, FREQUENCIES, k=count))
+
+
+def make_facts(chance: random.Random, count: int) -> list[Fact]:
+    """Facts whose days are all in a May."""
+    return [
+        Fact(
+            content=f"User {words(chance, 10)}",
+            source=words(chance, 20),
+            created_at=START.replace(year=2020 + i % 7) + timedelta(days=i % 31),
+        )
+        for i in range(count)
+    ]
+
+
+def question(chance: random.Random) -> str:
+    """A question that finds every fact."""
+    return f"What did the user say about {words(chance, 5)} in May 2023?"
+
+
+def milliseconds(start: float) -> float:
+    """Since the start."""
+    return 1000 * (perf_counter() - start)
+
+
+def query_times(ranker: TfidfRanker, chance: random.Random) -> list[float]:
+    """The milliseconds of questions, and of nothing else: each answer must be of all facts."""
+    taken = []
+    for asked in [question(chance) for _ in range(CALLS)]:
+        start = perf_counter()
+        found = ranker.similarities(asked)
+        taken.append(milliseconds(start))
+        assert len(found) == len(ranker)
+    return taken
+
+
+def main() -> int:
+    """Measure, publish, and return the exit code."""
+    chance = random.Random(11)
+    facts = make_facts(chance, max(QUERY_LIMITS) + CALLS)
+    ranker = TfidfRanker()
+    measures, promises = [], []
+    added = 0
+    for count, limit in QUERY_LIMITS.items():
+        start = perf_counter()
+        ranker.add(map(document_of, facts[added:count]))
+        measures.append(Measure(f"indexing {count - added:,} facts", milliseconds(start), "ms"))
+        added = count
+        promises.append(Promise(f"question, {count:,} facts", limit, median(query_times(ranker, chance)), "ms"))
+        if count == RANKED:
+            turns = [question(chance), question(chance)]
+            start = perf_counter()
+            for _ in range(CALLS):
+                rank(facts[:count], question(chance), turns, ranker=ranker)
+            measures.append(Measure(f"rank with two earlier turns, {count:,} facts", milliseconds(start) / CALLS, "ms"))
+    appends, questions_after = [], []
+    for fact in facts[added:]:
+        start = perf_counter()
+        ranker.add([document_of(fact)])
+        appends.append(milliseconds(start))
+        start = perf_counter()
+        ranker.similarities(question(chance))
+        questions_after.append(milliseconds(start))
+    measures.append(Measure(f"longest append at {added:,} facts", max(appends), "ms"))
+    promises.append(Promise(f"append at {added:,} facts", 1.0, median(appends), "ms"))
+    promises.append(Promise("question right after an append", QUERY_LIMITS[added], median(questions_after), "ms"))
+    return publish("ranking_speed", measures, promises)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""How much of the evidence for a question the default ranker brings within 250 to 4,000 tokens, without any model.
+
+    python -m benchmarks.recall [FOLDER]
+
+FOLDER (default ``../shared/recall``) holds ``locomo_dev.json``, five conversations of LoCoMo, and ``score.py``, which
+scores a ranking on them: the mean over five token budgets of the share of a question's evidence that is within the
+budget, adversarial questions left out. Their licence does not allow copies here; without them only the small
+generated set is measured.
+
+An observation is a fact that a model extracted: its day is indexed, and the words of the message it came from and of
+the messages beside that count as its source. Observations with the words of their own message only are printed too. A
+turn is found by its own words, its day and, as context, the words of the turns beside it. ``blended`` is the order
+of ``rank`` with its default weights and the confidences of the file; ``similarity`` leaves the confidences out.
+
+The generated set is our own, made anew on each run from a fixed seed: a fact for each of 40 people and 5 topics, in
+English and in Chinese, and a question for each fact in other words or forms. The figure is the share of questions whose
+fact is first in the order of ``rank``. What is missed shows where words alone end: "allergies" and "allergic" have no
+stem in common, and 搬家 and 搬到 no pair of characters, while a single one is no evidence. Nothing is promised for it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+import sys
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import Measure, Promise, publish
+from llama_index_memory_ext.facts import Fact
+from llama_index_memory_ext.ranking import CONTEXT_SHARE, Document, TfidfRanker, document_of, rank
+
+DEFAULT_FOLDER = Path("../shared/recall")
+Item = dict[str, Any]
+Order = Callable[[str], list[str]]
+
+ENGLISH = (
+    ("{} moved to {} in spring", "Where does {} live since moving?", ("Oslo", "Porto", "Lyon", "Graz")),
+    ("{} bought a {} last week", "What did {} buy?", ("bicycle", "canoe", "piano", "tent")),
+    ("{} is allergic to {}", "Which allergies does {} have?", ("peanuts", "pollen", "milk", "wasps")),
+    ("{} teaches {} at a school", "What has {} taught?", ("chemistry", "history", "music", "algebra")),
+    ("{} adopted a {}", "Which animal was adopted by {}?", ("kitten", "parrot", "rabbit", "puppy")),
+)
+CHINESE = (
+    ("{}春天搬到了{}", "{}搬家以后住在哪里?", ("上海", "成都", "广州", "西安")),
+    ("{}上周买了一{}", "{}最近买了什么?", ("辆自行车", "条皮划艇", "架钢琴", "顶帐篷")),
+    ("{}对{}过敏", "{}有什么过敏?", ("花生", "花粉", "牛奶", "黄蜂")),
+    ("{}在学校教{}", "{}在学校里教哪门课?", ("化学", "历史", "音乐", "代数")),
+    ("{}收养了一只{}", "{}收养的是什么动物?", ("小猫", "鹦鹉", "兔子", "小狗")),
+)
+ENGLISH_NAMES = [first + last for first in ("Ann", "Bel", "Cor", "Dor") for last in
+                 ("abel", "brina", "cosa", "delia", "emar", "fina", "gretta", "hild", "isa", "jona")]  # fmt: skip
+CHINESE_NAMES = [last + first for last in "张王李赵" for first in
+                 ("伟民", "芳华", "秀英", "建国", "丽娜", "志强", "晓梅", "海涛", "雪松", "玉兰")]  # fmt: skip
+
+
+def score_module(folder: Path) -> Any:
+    """The scorer, loaded from where it lies."""
+    spec = importlib.util.spec_from_file_location("score", folder / "score.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def day_of(time: str) -> datetime:
+    """The day of a session: "8 May, 2023"."""
+    return datetime.strptime(time, "%d %B, %Y").replace(tzinfo=timezone.utc)
+
+
+def facts_of(items: Sequence[Item], conversation: Item, beside: int) -> list[Fact]:
+    """The observations as facts, with ``beside`` messages on each side of the one they came from in their source."""
+    turns = conversation["pools"]["turns"]
+    place = {turn["id"]: i for i, turn in enumerate(turns)}
+    facts = []
+    for item in items:
+        near = [place[turn] + step for turn in item["source"] if turn in place for step in range(-beside, beside + 1)]
+        source = "\n".join(turns[i]["text"] for i in near if 0 <= i < len(turns))
+        facts.append(
+            Fact(
+                id=item["id"],
+                content=item["text"],
+                confidence=item["confidence"],
+                created_at=day_of(item["time"]),
+                source=source,
+            )
+        )
+    return facts
+
+
+def blended(items: Sequence[Item], conversation: Item, beside: int = 1, weight: float = 0.4) -> Order:
+    """The order of ``rank``; a confidence weight of 0 leaves similarity alone."""
+    facts = facts_of(items, conversation, beside)
+    ranker = TfidfRanker()
+    ranker.add(map(document_of, facts))
+    return lambda question: [
+        entry.fact.id
+        for entry in rank(facts, question, ranker=ranker, similarity_weight=1 - weight, confidence_weight=weight)
+    ]
+
+
+def turns_by_similarity(items: Sequence[Item], _conversation: Item) -> Order:
+    """The turns, each also found by the turns beside it."""
+    texts = [item["text"] for item in items]
+    ranker = TfidfRanker()
+    ranker.add(
+        Document(
+            item["id"],
+            item["text"],
+            tuple((text, CONTEXT_SHARE) for text in texts[max(i - 1, 0) : i] + texts[i + 1 : i + 2]),
+            item["time"],
+        )
+        for i, item in enumerate(items)
+    )
+    newest_first = [item["id"] for item in reversed(items)]
+
+    def order(question: str) -> list[str]:
+        near = ranker.similarities(question)
+        return sorted(newest_first, key=lambda name: near.get(name, 0.0), reverse=True)
+
+    return order
+
+
+def generated(names: Sequence[str], topics: Sequence[tuple[str, str, tuple[str, ...]]]) -> float:
+    """The percentage of questions whose fact comes first."""
+    chance = random.Random(7)
+    asked: list[tuple[Fact, str]] = []
+    for name in names:
+        for statement, question, things in topics:
+            fact = Fact(content=statement.format(name, chance.choice(things)))
+            asked.append((fact, question.format(name)))
+    facts = [fact for fact, _ in asked]
+    ranker = TfidfRanker()
+    ranker.add(map(document_of, facts))
+    first = [rank(facts, question, ranker=ranker)[0].fact is fact for fact, question in asked]
+    return 100 * sum(first) / len(first)
+
+
+def main() -> int:
+    """Measure, publish, and return the exit code."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_FOLDER
+    english, chinese = generated(ENGLISH_NAMES, ENGLISH), generated(CHINESE_NAMES, CHINESE)
+    measures = [
+        Measure("generated, English: the fact is first", english, "%"),
+        Measure("generated, Chinese: the fact is first", chinese, "%"),
+    ]
+    promises: list[Promise] = []
+    if not (folder / "score.py").is_file():
+        print(f"no score.py in {folder}: LoCoMo is not measured")
+        return max(1, publish("recall", measures, promises))
+    score = score_module(folder)
+    split = json.loads((folder / "locomo_dev.json").read_text(encoding="utf-8"))
+
+    def recall(make: Callable[..., Order], pool: str, **options: Any) -> float:
+        result = score.evaluate(split, lambda items, conversation: make(items, conversation, **options), pool)
+        return float(result["mean_recall"])
+
+    own = "observations, source message alone"
+    measures.append(Measure(f"{own}, blended", recall(blended, "observations", beside=0), "%"))
+    measures.append(Measure(f"{own}, similarity", recall(blended, "observations", beside=0, weight=0.0), "%"))
+    measures.append(Measure("observations, newest first", recall(score.newest_first, "observations"), "%"))
+    promises += [
+        Promise("observations, blended", 70.0, recall(blended, "observations"), "%", at_least=True),
+        Promise("observations, similarity", 71.0, recall(blended, "observations", weight=0.0), "%", at_least=True),
+        Promise("turns, similarity", 74.0, recall(turns_by_similarity, "turns"), "%", at_least=True),
+    ]
+    return publish("recall", measures, promises)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

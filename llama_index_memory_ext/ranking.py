@@ -1,0 +1,263 @@
+"""Ranks facts for a question, by how near they are and how sure."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from math import log
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from llama_index_memory_ext.budget import fit, put_first
+from llama_index_memory_ext.inverted_index import InvertedIndex
+from llama_index_memory_ext.rendering import EMPTY_LINE, line_of
+from llama_index_memory_ext.tokens import TokenCounter
+from llama_index_memory_ext.words import date_words, words_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from llama_index_memory_ext.facts import Fact
+
+SIMILARITY_WEIGHT, CONFIDENCE_WEIGHT = 0.6, 0.4
+CONTEXT_SHARE = 0.3
+LENGTH_EXPONENT = 0.6
+# What each of the turns before the question weighs beside it, and the most that all of them weigh together.
+EARLIER_WEIGHT, EARLIER_TOTAL = 0.2, 0.4
+FIRST_CATEGORIES = frozenset({"correction"})
+
+
+class Document(NamedTuple):
+    """Something to be found. ``context`` is other texts by which it is found too, each with its weight in 0..1."""
+
+    id: str
+    text: str
+    context: tuple[tuple[str, float], ...] = ()
+    date: str = ""
+
+
+def document_of(fact: Fact) -> Document:
+    """A fact as it is found: by its content, the day of its creation and, with less weight, its source."""
+    context = ((fact.source, CONTEXT_SHARE),) if fact.source else ()
+    return Document(fact.id, fact.content, context, date_words(fact.created_at))
+
+
+class FactRanker(Protocol):
+    """Says how near documents are to a query.
+
+    It holds the documents of one namespace. Threads may call it at the same time. A call of
+    ``similarities`` sees each change of ``add`` and ``remove`` as a whole or not at all.
+    """
+
+    def add(self, documents: Iterable[Document]) -> None:
+        """Take documents in; one with an id that is known replaces the one before."""
+
+    def remove(self, ids: Iterable[str]) -> None:
+        """Take documents out, so that they count for nothing any more; unknown ids are passed over."""
+
+    def similarities(self, query: str) -> Mapping[str, float]:
+        """How near each document is, 0..1, by id; a document that is left out, or at 0, has nothing in common.
+
+        Only the order and the proportions within one answer mean something: ``rank`` divides by the best.
+        A query with nothing to go by (empty, stop words or emoji only) gives an empty mapping. Never raises for
+        any string.
+        """
+
+
+class TfidfRanker:
+    """TF-IDF cosines, as scikit-learn's TfidfVectorizer would compute them on all documents that are there now.
+
+    Documents are appended to an inverted index; nothing is ever fitted again. With ``length_exponent=1`` and
+    documents without context the similarities equal ``TfidfVectorizer(sublinear_tf=True, analyzer=...)`` fitted
+    on ``text`` and ``date`` of the documents, to six digits. A word of the context counts as its weight says: as a
+    part of a word.
+
+    Args:
+        length_exponent: 0..1. The power of a document's length by which its product with the query is divided:
+            1 is the cosine; less lets longer documents come before shorter ones more easily.
+        vectorizer: A scikit-learn CountVectorizer or TfidfVectorizer whose analyzer is used instead of ours, for
+            other languages, n-grams or stop words. Nothing else of it is looked at.
+    """
+
+    def __init__(self, *, length_exponent: float = LENGTH_EXPONENT, vectorizer: Any | None = None) -> None:
+        self._analyze: Callable[[str], Iterable[str]] = (vectorizer or default_vectorizer()).build_analyzer()
+        self._index = InvertedIndex(length_exponent)
+        self._guard = threading.Lock()
+
+    def add(self, documents: Iterable[Document]) -> None:
+        """Take documents in; one with an id that is known replaces the one before."""
+        rows = [(document.id, self._weights(document)) for document in documents]
+        with self._guard:
+            self._index.add(rows)
+
+    def remove(self, ids: Iterable[str]) -> None:
+        """Take documents out; unknown ids are passed over."""
+        with self._guard:
+            self._index.remove(ids)
+
+    def similarities(self, query: str) -> Mapping[str, float]:
+        """How near each document is that shares a term with the query, in (0, 1]; empty if none does."""
+        weights = self._weights(Document("", query))
+        with self._guard:
+            return self._index.nearest(weights)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __contains__(self, document_id: object) -> bool:
+        return document_id in self._index
+
+    def _weights(self, document: Document) -> dict[str, float]:
+        """1 + ln(count) of each term. A word of the context counts as its share of one, and less than one as it is."""
+        counts: dict[str, float] = {}
+        for text, share in ((f"{document.text}\n{document.date}", 1.0), *document.context):
+            for term in self._analyze(text):
+                counts[term] = counts.get(term, 0.0) + share
+        return {term: 1 + log(count) if count > 1 else count for term, count in counts.items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key != "_guard"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _guard=threading.Lock())
+
+
+def default_vectorizer() -> Any:
+    """The scikit-learn CountVectorizer whose analyzer the default ranker uses: see ``words.words_of``."""
+    # Imported here: it takes most of a second and 100 MiB that a program without facts need not spend.
+    from sklearn.feature_extraction.text import CountVectorizer  # type: ignore[import-untyped]
+
+    return CountVectorizer(analyzer=_terms)
+
+
+@dataclass(frozen=True, slots=True)
+class RankedFact:
+    """A fact with its marks for one question, all 0..1. ``asked`` is the question and what was said before it."""
+
+    fact: Fact
+    similarity: float
+    confidence: float
+    score: float
+    asked: tuple[str, ...] = ()
+
+    @property
+    def matched(self) -> tuple[str, ...]:
+        """The words, as they were asked, by which the fact is found; empty if it shares none."""
+        document = document_of(self.fact)
+        texts = (document.text, document.date, *(text for text, _ in document.context))
+        known = {term for text in texts for term in _terms(text)}
+        asked = (word for text in self.asked for word in words_of(text, _stem))
+        return tuple(dict.fromkeys(word.written for word in asked if word.term in known))
+
+
+def rank(
+    facts: Sequence[Fact],
+    question: str,
+    context: Sequence[str] = (),
+    *,
+    similarity_weight: float = SIMILARITY_WEIGHT,
+    confidence_weight: float = CONFIDENCE_WEIGHT,
+    ranker: FactRanker | None = None,
+) -> list[RankedFact]:
+    """All facts, best first: ``score = similarity_weight * similarity + confidence_weight * confidence``.
+
+    Args:
+        facts: The facts to rank, retired ones like all others; none gives an empty list.
+        question: The user's last message.
+        context: What was said before it. Each text is scored apart, divided by its best, and counts a fifth of
+            the question, less where there are more than two.
+        similarity_weight: At least 0.
+        confidence_weight: At least 0. The two are divided by their sum.
+        ranker: Knows the documents of these facts; one that it does not know has similarity 0. None indexes the
+            facts for this call, which takes some 0.1 ms for each.
+
+    The similarity is the ranker's, divided by that of the best of these facts: raw cosines are too
+    small to stand against confidences. Where no fact has a word in common, confidence decides. Ties: newest first.
+
+    Raises:
+        ValueError: A negative weight, or both 0.
+    """
+    total = similarity_weight + confidence_weight
+    if similarity_weight < 0 or confidence_weight < 0 or not total:
+        raise ValueError(
+            "similarity_weight and confidence_weight must be at least 0 and not both 0, "
+            f"saw {similarity_weight} and {confidence_weight}. The defaults are {SIMILARITY_WEIGHT} and "
+            f"{CONFIDENCE_WEIGHT}."
+        )
+    if ranker is None:
+        ranker = TfidfRanker()
+        ranker.add(map(document_of, facts))
+    asked = (question, *context)
+    ranked = []
+    for fact, similarity in zip(facts, similarities_of(facts, question, context, ranker), strict=True):
+        score = (similarity_weight * similarity + confidence_weight * fact.confidence) / total
+        ranked.append(RankedFact(fact, similarity, fact.confidence, score, asked))
+    ranked.sort(key=lambda entry: (entry.score, entry.fact.created_at), reverse=True)
+    return ranked
+
+
+def similarities_of(facts: Sequence[Fact], question: str, context: Sequence[str], ranker: FactRanker) -> list[float]:
+    """The similarity of each fact to the question and what was said before it, the best 1; all 0 without evidence."""
+    near = [0.0] * len(facts)
+    earlier = min(EARLIER_WEIGHT, EARLIER_TOTAL / max(len(context), 1))
+    for text, weight in ((question, 1.0), *((text, earlier) for text in context)):
+        found = ranker.similarities(text)
+        raw = [found.get(fact.id, 0.0) for fact in facts] if found else []
+        best = max(raw, default=0.0)
+        if best > 0:
+            near = [so_far + weight * value / best for so_far, value in zip(near, raw, strict=True)]
+    best = max(near, default=0.0)
+    return [value / best for value in near] if best > 0 else near
+
+
+def format_facts(facts: Sequence[Fact], max_tokens: int = 2000, current_context: str | None = None) -> str:
+    """The facts that matter for what is being talked about, best first, as lines of at most ``max_tokens`` tokens.
+
+    Args:
+        facts: Any facts; retired ones are left out. None that fits gives "".
+        max_tokens: Most tokens (o200k_base) of the whole text.
+        current_context: The last turns, oldest first, with a blank line between two, or else a line
+            for each: the last is the question, and those before it count little. None or empty: by confidence.
+    """
+    *context, question = turns_of(current_context or "")
+    ranked = rank([fact for fact in facts if not fact.retired], question, context)
+    return "".join(fitted_lines([entry.fact for entry in ranked], max_tokens, TokenCounter()))
+
+
+def turns_of(context: str) -> list[str]:
+    r"""The turns of a context, oldest first: parted by blank lines or, where there is none, by lines; at least "".
+
+    >>> turns_of("I use Python.\n\nSince 2019.\n\nHow do I write tests?")[-1]
+    'How do I write tests?'
+    """
+    turns = [part.strip() for part in context.split("\n\n") if part.strip()]
+    if len(turns) == 1:
+        turns = [line.strip() for line in turns[0].splitlines() if line.strip()]
+    return turns or [""]
+
+
+def fitted_lines(facts: Sequence[Fact], limit: int, counter: TokenCounter) -> list[str]:
+    """The lines of the facts that fit, in the given order, pinned facts and corrections first."""
+    lines = [line_of(fact) for fact in facts]
+    first = [fact.pinned or fact.category in FIRST_CATEGORIES for fact in facts]
+    tokens = [counter.count(line) if marked else 0 for line, marked in zip(lines, first, strict=True)]
+    lines = [lines[i] for i in put_first(tokens, first, limit)]
+    return [lines[i] for i in fit(lines, limit, counter, least=counter.count(EMPTY_LINE)).kept]
+
+
+def _terms(text: str) -> list[str]:
+    return [word.term for word in words_of(text, _stem)]
+
+
+@lru_cache(maxsize=100_000)
+def _stem(word: str) -> str:
+    stemmed: str = _stemmer().stem(word)
+    return stemmed
+
+
+@cache
+def _stemmer() -> Any:
+    # Imported here for the same reason. The stemmer is rules, it needs none of nltk's downloads.
+    from nltk.stem.snowball import EnglishStemmer  # type: ignore[import-untyped]
+
+    return EnglishStemmer()

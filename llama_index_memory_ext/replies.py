@@ -1,0 +1,251 @@
+"""Reads what a model replies when it is asked for facts, however untidy that is."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from llama_index_memory_ext.errors import FactReplyError
+from llama_index_memory_ext.facts import Category
+
+CATEGORIES: tuple[Category, ...] = get_args(Category)
+
+_SUBJECT = re.compile(
+    r"(?:the )?user(?:['\u2019]s | (?!interface|experience|stor|account|manual|group|name\b|id\b))"
+    r"|用户(?!名|体验|界面|组)",
+    re.IGNORECASE,
+)
+_WORDS_FOR_CONFIDENCE = {"high": 0.9, "medium": 0.6, "low": 0.3}
+
+_SECTIONS = {
+    "new_facts": ("new_facts", "facts", "new"),
+    "confirmed": ("confirmed", "confirmations"),
+    "retired": ("retired", "retirements"),
+}
+_SECTION_NAMES = frozenset(name for names in _SECTIONS.values() for name in names)
+_CONTENT_NAMES = ("content", "fact", "text")
+_NOTHING = re.compile(
+    r"(?:(?:there (?:is|are|were)|i (?:found|see|have)|found) )?"
+    r"(?:no (?:(?:new|additional|relevant|further|lasting) )*(?:facts?|information|changes?)(?: [\w ]{0,60})?"
+    r"|nothing(?: new| (?:new )?to \w+)?|none|null|n/a)[.! ]*"
+    r"|(?:没有|无)(?:任何)?(?:新的?)?(?:事实|信息|内容)?[。. ]*|(?:新しい)?(?:事実|情報)は?(?:ありません|なし)[。. ]*",
+    re.IGNORECASE,
+)
+_EMPTY = re.compile(r"[^\[{]*(?:\[\s*\]|\{\s*\})")
+_STRING_OR_CLUTTER = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[\]}])', re.DOTALL)
+_MOST_STARTS = 2_000
+
+
+class NewFact(BaseModel):
+    """Something new about the user, as the model reports it. Any value can be read; an unusable one has no content."""
+
+    model_config = ConfigDict(frozen=True)
+
+    label: str = Field(description="n1, n2, ...")
+    content: str = Field(description="One statement, in the third person and without a subject.")
+    category: Category
+    confidence: float = Field(description="0 to 1")
+    quote: str = Field(description="The user's own words, verbatim.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, value: Any) -> dict[str, Any]:
+        fields = value if isinstance(value, Mapping) else {"content": value}
+        content = next((fields[name] for name in _CONTENT_NAMES if isinstance(fields.get(name), str)), "")
+        category = str(fields.get("category")).strip().lower()
+        return {
+            "label": _label(fields.get("label")),
+            "content": _without_subject(" ".join(content.split())),
+            "category": category if category in CATEGORIES else "knowledge",
+            "confidence": _confidence(fields.get("confidence")),
+            "quote": _text(fields.get("quote")),
+        }
+
+
+class Retirement(BaseModel):
+    """A known fact that is true no longer. Any value can be read; the number of an unusable one is 0."""
+
+    model_config = ConfigDict(frozen=True)
+
+    number: int = Field(description="The number of the known fact.")
+    reason: str
+    replaced_by: str = Field(description="The label of the new fact that holds instead, or empty.")
+    quote: str = Field(description="The user's own words, verbatim.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, value: Any) -> dict[str, Any]:
+        fields = value if isinstance(value, Mapping) else {"number": value}
+        return {
+            "number": _number(fields.get("number")),
+            "reason": " ".join(_text(fields.get("reason")).split()),
+            "replaced_by": _label(fields.get("replaced_by")),
+            "quote": _text(fields.get("quote")),
+        }
+
+
+class ExtractionReply(BaseModel):
+    """What the conversation says about the user. ``ExtractionReply.model_validate({})`` is "nothing new".
+
+    Whatever JSON value stands in a list becomes an entry of it, so that one bad entry does not spoil the rest.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    new_facts: list[NewFact]
+    confirmed: list[int] = Field(description="Numbers of known facts that the user says again.")
+    retired: list[Retirement]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, value: Any) -> dict[str, Any]:
+        sections = {
+            section: [entry for name in names for entry in _entries(value.get(name))]
+            for section, names in _SECTIONS.items()
+        }
+        sections["confirmed"] = [_number(entry) for entry in sections["confirmed"]]
+        sections["new_facts"] = [_labelled(entry, f"n{i}") for i, entry in enumerate(sections["new_facts"], 1)]
+        return sections
+
+
+def parse_reply(text: str) -> ExtractionReply:
+    """The reply that a model wrote as JSON, whatever stands around it and however untidy it is.
+
+    Of a reply that is torn the entries that are whole are taken. An empty reply and "no new facts" have no entries.
+
+    Raises:
+        FactReplyError: There is text, but no reply in it.
+
+    >>> parse_reply('Sure! {"confirmed": [2,],}').confirmed
+    [2]
+    >>> parse_reply("No new facts.").new_facts
+    []
+    """
+    said = text.rpartition("</think>")[2].strip()
+    if not said or _NOTHING.fullmatch(said):
+        return ExtractionReply.model_validate({})
+    parts: list[dict[str, Any]] = []
+    for form in (said, _STRING_OR_CLUTTER.sub(_blank_clutter, said)):
+        parts = [part for value in _json_values(form) for part in _objects_in(value)]
+        replies = [part for part in parts if _SECTION_NAMES & part.keys()]
+        if replies:
+            return joined([ExtractionReply.model_validate(part) for part in replies])
+    # What is left of a torn reply has lost its order: an unlabelled fact must not answer to a label by its place.
+    facts = [_labelled(part, f"torn{i}") for i, part in enumerate(parts) if any(n in part for n in _CONTENT_NAMES)]
+    retired = [part for part in parts if "number" in part]
+    if facts or retired or _EMPTY.match(said):
+        return ExtractionReply.model_validate({"new_facts": facts, "retired": retired})
+    raise FactReplyError(text)
+
+
+def joined(replies: Sequence[ExtractionReply]) -> ExtractionReply:
+    """All replies as one; a label of one of them means nothing in the others."""
+    if len(replies) == 1:
+        return replies[0]
+    new_facts, retired = [], []
+    for i, reply in enumerate(replies):
+        new_facts += [fact.model_copy(update={"label": f"{fact.label}.{i}"}) for fact in reply.new_facts]
+        retired += [
+            entry.model_copy(update={"replaced_by": f"{entry.replaced_by}.{i}" if entry.replaced_by else ""})
+            for entry in reply.retired
+        ]
+    confirmed = [number for reply in replies for number in reply.confirmed]
+    return ExtractionReply.model_construct(new_facts=new_facts, confirmed=confirmed, retired=retired)
+
+
+def _json_values(text: str) -> Iterator[Any]:
+    """Each JSON value in a text that no other one holds; objects and lists only."""
+    decoder, position = json.JSONDecoder(strict=False), 0
+    for _ in range(_MOST_STARTS):
+        start = re.compile(r"[\[{]").search(text, position)
+        if start is None:
+            return
+        try:
+            value, position = decoder.raw_decode(text, start.start())
+        except (ValueError, RecursionError):
+            position = start.end()
+        else:
+            yield value
+
+
+def _objects_in(value: Any) -> Iterator[dict[str, Any]]:
+    """The objects in a JSON value, outermost first; one that has the lists of a reply keeps what is in it."""
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            yield part
+            if not _SECTION_NAMES & part.keys():
+                waiting += reversed(part.values())
+        elif isinstance(part, list):
+            waiting += reversed(part)
+        elif isinstance(part, str) and part.lstrip().startswith(("{", "[")):
+            # Some models wrap the whole reply into one text.
+            waiting += reversed(list(_json_values(part)))
+
+
+def _blank_clutter(match: re.Match[str]) -> str:
+    return match.group(1) or " "
+
+
+def _entries(value: Any) -> list[Any]:
+    if isinstance(value, str):
+        values = list(_json_values(_STRING_OR_CLUTTER.sub(_blank_clutter, value)))
+        value = values[0] if values else None if _NOTHING.fullmatch(value.strip() or "none") else value
+    if value is None or value == {}:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+def _labelled(entry: Any, label: str) -> Any:
+    if not isinstance(entry, Mapping):
+        return {"content": entry, "label": label}
+    return entry if entry.get("label") else {**entry, "label": label}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _label(value: Any) -> str:
+    """One spelling for "n1", "N1", "1" and 1; other labels in small letters, and "" for none."""
+    text = str(value).strip().lower() if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
+    number = re.fullmatch(r"(?:n|new|new fact)?[ #.]*(\d{1,9})", text, re.ASCII)
+    if number:
+        return f"n{int(number.group(1))}"
+    return "" if text in {"none", "null", "n/a", "-"} else text
+
+
+def _number(value: Any) -> int:
+    """The number of a known fact, 0 for what is none."""
+    if isinstance(value, Mapping):
+        value = value.get("number")
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return 0
+    found = re.fullmatch(r"\D{0,10}?(\d{1,9})(?:\.0*)?", str(value).strip(), re.ASCII)
+    return int(found.group(1)) if found and not str(value).strip().startswith("-") else 0
+
+
+def _confidence(value: Any) -> float:
+    """0..1 from a number, a percentage or a word; 0 for what is none of them."""
+    if isinstance(value, str):
+        text = value.strip().lower()
+        value = _WORDS_FOR_CONFIDENCE.get(text.replace(" ", "_"), text.removesuffix("%"))
+    try:
+        number = 0.0 if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return 0.0
+    if 1 < number <= 100:  # noqa: PLR2004 - a percentage
+        number /= 100
+    return number if 0 <= number <= 1 else 0.0
+
+
+def _without_subject(content: str) -> str:
+    """Prefers tea, where the model writes that the user prefers tea."""
+    subject = _SUBJECT.match(content)
+    rest = content[subject.end() :] if subject else content
+    return rest[:1].upper() + rest[1:] if subject else content

@@ -1,0 +1,91 @@
+"""A fact, and when two say the same."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from llama_index_memory_ext.facts import Fact, normalised
+
+
+def test_a_fact_needs_nothing_but_its_content() -> None:
+    fact = Fact(content="Prefers pytest for testing", confidence=0.9, category="preference")
+    assert (fact.namespace, fact.session_id, fact.message_ids) == ("", None, ())
+    assert not fact.retired
+    assert not fact.pinned
+    assert fact.created_at == fact.updated_at
+    assert fact.created_at.tzinfo == timezone.utc
+    assert fact.id != Fact(content="Prefers pytest for testing").id
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"content": " \n"},
+        {"confidence": 1.1},
+        {"confidence": -0.1},
+        {"category": "opinion"},
+        {"created_at": datetime(2026, 11, 20)},  # noqa: DTZ001
+        {"confidnce": 0.5},
+        {"id": ""},
+    ],
+)
+def test_what_no_fact_can_be_is_refused(wrong: dict[str, Any]) -> None:
+    """A datetime without a zone too: nobody could say when it was."""
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        Fact(**{"content": "Likes tea", **wrong})
+
+
+def test_times_come_out_in_utc_and_a_fact_was_updated_when_it_was_created() -> None:
+    created_at = datetime(2026, 11, 20, 1, tzinfo=timezone(timedelta(hours=2)))
+    fact = Fact(content="Likes tea", created_at=created_at)
+    assert fact.created_at.isoformat() == fact.updated_at.isoformat() == "2026-11-19T23:00:00+00:00"
+
+
+@given(content=st.text(alphabet=st.characters(codec=None), min_size=1), source=st.text(alphabet="a\ud800\x00😀"))
+def test_every_fact_survives_json(content: str, source: str) -> None:
+    """Lone surrogates and NUL, which no database takes, become U+FFFD on the way in."""
+    if not content.strip():
+        return
+    fact = Fact(content=content, source=source)
+    assert Fact.model_validate_json(fact.model_dump_json()) == fact
+    assert not set(fact.content + fact.source) & {"\ud800", "\x00"}
+
+
+def test_a_fact_cannot_be_changed() -> None:
+    fact = Fact(content="Likes tea")
+    with pytest.raises(ValidationError, match="frozen"):
+        fact.content = "Likes coffee"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Prefers pytest.", "prefers  pytest"),
+        ("\uff30\uff39test", "pytest"),
+        ("Doesn't eat meat", "Doesn\u2019t eat meat"),
+        ("喜欢茶。", "喜欢茶"),
+        ("Straße", "STRASSE"),
+    ],
+)
+def test_how_a_thing_is_written_does_not_make_it_another(one: str, other: str) -> None:
+    assert normalised(one) == normalised(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("Likes C#", "Likes C"), ("Likes C++", "Likes C"), ("Earns 50%", "Earns 50"), ("At -5 degrees", "At 5 degrees"),
+     ("Costs 1.5", "Costs 15"), ("?", "!")],
+)  # fmt: skip
+def test_a_mark_that_tells_things_apart_stays(one: str, other: str) -> None:
+    assert normalised(one) != normalised(other)
+
+
+@given(st.text())
+def test_what_is_normalised_stays_as_it_is(text: str) -> None:
+    assert normalised(normalised(text)) == normalised(text)

@@ -1,0 +1,243 @@
+"""How a model's reply is read, however untidy it is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llama_index_memory_ext.errors import FactReplyError
+from llama_index_memory_ext.replies import ExtractionReply, NewFact, parse_reply
+
+TEA: dict[str, Any] = {
+    "label": "n1",
+    "content": "Prefers tea",
+    "category": "preference",
+    "confidence": 0.9,
+    "quote": "I prefer tea",
+}
+CATS: dict[str, Any] = {
+    "label": "n2",
+    "content": "Has 2 cats",
+    "category": "knowledge",
+    "confidence": 0.8,
+    "quote": "my 2 cats",
+}
+RETIRED: dict[str, Any] = {"number": 3, "reason": "moved on", "replaced_by": "n1", "quote": "no longer coffee"}
+REPLY: dict[str, Any] = {"new_facts": [TEA, CATS], "confirmed": [1, 2], "retired": [RETIRED]}
+NOTHING = ExtractionReply.model_validate({})
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+def contents(reply: ExtractionReply) -> list[str]:
+    return [fact.content for fact in reply.new_facts if fact.content]
+
+
+def test_a_reply_is_read_whole() -> None:
+    reply = parse_reply(json.dumps(REPLY))
+    assert [fact.model_dump() for fact in reply.new_facts] == [TEA, CATS]
+    assert reply.confirmed == [1, 2]
+    assert [entry.model_dump() for entry in reply.retired] == [RETIRED]
+
+
+WHOLE = json.dumps(REPLY, indent=1)
+TIGHT = json.dumps(REPLY)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"```json\n{WHOLE}\n```",
+        f"```\n{WHOLE}\n```\nLet me know if you need more!",
+        f"Sure, here is what I found [1]:\n\n{WHOLE}\n\nI left out {{secrets}}.",
+        f'<think>The form is {{"new_facts": [{{"content": "Bad"}}]}}.</think>{WHOLE}',
+        TIGHT.replace("}]", "},]").replace("]}", "],}"),
+        json.dumps({"result": REPLY}),
+        json.dumps({"input": TIGHT}),
+        json.dumps([REPLY]),
+        json.dumps({**REPLY, "new_facts": json.dumps(REPLY["new_facts"])}),
+        json.dumps({"facts": REPLY["new_facts"], "confirmations": ["1", "#2"], "retirements": REPLY["retired"]}),
+        json.dumps({**REPLY, "confirmed": ["1", {"number": 2}], "retired": RETIRED}),
+        "\ufeff" + WHOLE,
+    ],
+)
+def test_what_stands_around_a_reply_and_small_slips_in_it_do_not_matter(text: str) -> None:
+    assert parse_reply(text) == parse_reply(WHOLE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "  \n", "{}", "[]", "```json\n[]\n```", "null", "None.", "No new facts.", "There are no new facts to report.",
+     "Nothing new.", "<think>Hm.</think>", '{"new_facts": null}', '{"new_facts": "none"}', '{"new_facts": []}',
+     "没有新的事实。", "新しい事実はありません。"],
+)  # fmt: skip
+def test_nothing_new_is_a_reply(text: str) -> None:
+    assert parse_reply(text) == NOTHING
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["I cannot help with that.", "No, I will not do that for you.", "{", "[1, 2]", '{"error": "overloaded"}',
+     "[" * 50_000,
+     '{"retired": [], "new_facts": [{"content": "Pref', "[{" * 5_000, "7", '"text"'],
+)  # fmt: skip
+def test_what_is_no_reply_is_refused(text: str) -> None:
+    with pytest.raises(FactReplyError) as refused:
+        parse_reply(text)
+    assert refused.value.reply == text
+
+
+def test_the_error_shows_the_length_of_the_reply_and_none_of_its_words() -> None:
+    error = FactReplyError("Ann's number is 555-0199.")
+    assert "25 characters" in str(error)
+    assert "Ann" not in f"{error!s} {error!r} {error.args}"
+    assert pickle.loads(pickle.dumps(error)).reply == error.reply
+
+
+def test_a_single_fact_without_a_list_is_a_reply() -> None:
+    assert contents(parse_reply(json.dumps(TEA))) == ["Prefers tea"]
+    assert contents(parse_reply(json.dumps({"new_facts": TEA}))) == ["Prefers tea"]
+    assert contents(parse_reply(f"{json.dumps(TEA)}\n{json.dumps(CATS)}")) == ["Prefers tea", "Has 2 cats"]
+
+
+def test_of_a_torn_reply_the_whole_entries_are_taken() -> None:
+    torn = TIGHT[: TIGHT.index("my 2 cats")]
+    assert contents(parse_reply(torn)) == ["Prefers tea"]
+
+
+def test_a_broken_entry_costs_only_itself() -> None:
+    broken = TIGHT.replace('"content": "Prefers tea"', '"content": "Prefers "tea"" oops')
+    reply = parse_reply(broken)
+    assert contents(reply) == ["Has 2 cats"]
+    assert [entry.number for entry in reply.retired] == [3]
+
+
+def test_in_a_torn_reply_no_fact_answers_to_a_label_by_its_place() -> None:
+    """Else a retirement would be joined to a fact that it does not mean."""
+    unlabelled = [{"content": f"Fact {i}"} for i in range(3)]
+    text = json.dumps({"new_facts": unlabelled, "retired": [{"number": 1, "replaced_by": "n2"}]})
+    assert [fact.label for fact in parse_reply(text).new_facts] == ["n1", "n2", "n3"]
+    reply = parse_reply(text.replace('"Fact 0"', "Fact 0"))
+    assert "n2" not in [fact.label for fact in reply.new_facts]
+
+
+@pytest.mark.parametrize("label", ["n2", "N2", "2", 2, " new fact 2 ", "#2"])
+def test_a_label_is_known_in_every_spelling(label: str | int) -> None:
+    reply = parse_reply(json.dumps({"retired": [{"number": 1, "replaced_by": label}]}))
+    assert reply.retired[0].replaced_by == "n2"
+
+
+@pytest.mark.parametrize("none", [None, "", "none", "null", False, [], {}])
+def test_no_replacement_has_many_names(none: Any) -> None:
+    assert parse_reply(json.dumps({"retired": [{"number": 1, "replaced_by": none}]})).retired[0].replaced_by == ""
+
+
+def test_several_replies_in_one_text_keep_their_labels_apart() -> None:
+    one = {"new_facts": [TEA], "retired": [{"number": 1, "replaced_by": "n1"}]}
+    other = {"new_facts": [{**CATS, "label": "n1"}], "retired": [{"number": 2, "replaced_by": "n1"}]}
+    reply = parse_reply(json.dumps(one) + "\n" + json.dumps(other))
+    labels = {fact.content: fact.label for fact in reply.new_facts}
+    assert labels["Prefers tea"] != labels["Has 2 cats"]
+    assert [entry.replaced_by for entry in reply.retired] == [labels["Prefers tea"], labels["Has 2 cats"]]
+
+
+NO_CONFIDENCES: list[Any] = [None, True, "sure", -1, 1e9, float("nan"), float("inf"), [], {}]
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [(0.9, 0.9), (1, 1.0), ("0.8", 0.8), ("90%", 0.9), (85, 0.85), ("high", 0.9), ("low", 0.3)]
+    + [(bad, 0.0) for bad in NO_CONFIDENCES],
+)
+def test_confidence_is_read_in_the_ways_models_write_it(written: Any, read: float) -> None:
+    assert NewFact.model_validate({"content": "x", "confidence": written}).confidence == read
+
+
+@pytest.mark.parametrize("number", [None, True, -1, "-1", "one", 1.5, [], {}, "fact", 10**30])
+def test_what_names_no_fact_has_the_number_0(number: Any) -> None:
+    reply = ExtractionReply.model_validate({"confirmed": [number], "retired": [{"number": number}]})
+    assert reply.confirmed == [0]
+    assert reply.retired[0].number == 0
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("The user prefers tea", "Prefers tea"),
+        ("User's name is Ann", "Name is Ann"),
+        ("用户喜欢喝茶", "喜欢喝茶"),
+        ("User interface work is fun", "User interface work is fun"),
+        ("Prefers\n tea", "Prefers tea"),
+    ],
+)
+def test_a_statement_is_one_line_without_a_subject(written: str, read: str) -> None:
+    assert NewFact.model_validate({"content": written}).content == read
+
+
+def test_an_unknown_category_is_knowledge() -> None:
+    categories = [NewFact.model_validate({"category": value}).category for value in ("Goal", "hobby", None, 7)]
+    assert categories == ["goal", "knowledge", "knowledge", "knowledge"]
+
+
+def test_the_form_asks_for_every_field() -> None:
+    """So that it is a form for strict structured output, too."""
+    schema = ExtractionReply.model_json_schema()
+    for form in (schema, *schema["$defs"].values()):
+        assert set(form["required"]) == set(form["properties"])
+
+
+@given(bad=json_values, place=st.integers(0, 2))
+def test_no_entry_spoils_the_others(bad: Any, place: int) -> None:
+    facts: list[Any] = [TEA, CATS]
+    facts.insert(place, bad)
+    reply = parse_reply(json.dumps({"new_facts": facts, "confirmed": [bad, 1], "retired": [bad, RETIRED]}))
+    assert {"Prefers tea", "Has 2 cats"} <= set(contents(reply))
+    assert reply.confirmed[-1] == 1
+    assert reply.retired[-1].number == 3
+
+
+@given(json_values)
+def test_any_json_is_read_or_refused(value: Any) -> None:
+    with contextlib.suppress(FactReplyError):
+        assert isinstance(parse_reply(json.dumps(value)), ExtractionReply)
+
+
+manglings = st.one_of(
+    st.tuples(st.just("cut"), st.integers(1, len(TIGHT)), st.just("")),
+    st.tuples(st.just("insert"), st.integers(0, len(TIGHT)), st.text(max_size=5) | st.sampled_from('{}[]",:\\\n')),
+    st.tuples(st.just("drop"), st.integers(0, len(TIGHT)), st.just("")),
+)
+
+
+@given(st.lists(manglings, max_size=4), st.text(max_size=20), st.text(max_size=20))
+def test_any_mangled_reply_is_read_or_refused(slips: list[tuple[str, int, str]], before: str, after: str) -> None:
+    text = TIGHT
+    for kind, place, inserted in slips:
+        text = text[:place] + ("" if kind == "cut" else inserted + text[place + (kind == "drop") :])
+    try:
+        reply = parse_reply(before + text + after)
+    except FactReplyError:
+        return
+    assert all(0 <= fact.confidence <= 1 for fact in reply.new_facts)
+
+
+@given(st.integers(0, len(TIGHT)))
+def test_a_cut_reply_gives_what_is_whole_or_is_refused(place: int) -> None:
+    """It is never taken for nothing new, for then what was cut off would be lost for good."""
+    if TIGHT[:place].strip():
+        try:
+            reply = parse_reply(TIGHT[:place])
+        except FactReplyError:
+            return
+        assert contents(reply)
+        assert set(contents(reply)) <= {"Prefers tea", "Has 2 cats"}
