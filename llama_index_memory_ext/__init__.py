@@ -2,24 +2,38 @@
 
 from llama_index_memory_ext.condensed_block import CondensedMemoryBlock
 from llama_index_memory_ext.errors import (
+    FactError,
+    FactReplyError,
     LimitError,
     MemoryExtError,
     MessageError,
     StoreError,
     TurnError,
 )
+from llama_index_memory_ext.facts import Fact
+from llama_index_memory_ext.facts_block import RelevantFactsBlock
 from llama_index_memory_ext.preset import CondensedMemory
+from llama_index_memory_ext.ranking import FactRanker, TfidfRanker, format_facts
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.tokens import TokenCounter
+from llama_index_memory_ext.transcript import extract_conversation_context
 
 __all__ = [
     "CondensedMemory",
     "CondensedMemoryBlock",
+    "Fact",
+    "FactError",
+    "FactRanker",
+    "FactReplyError",
     "LimitError",
     "MemoryExtError",
     "MemoryStore",
     "MessageError",
+    "RelevantFactsBlock",
     "StoreError",
+    "TfidfRanker",
     "TokenCounter",
     "TurnError",
+    "extract_conversation_context",
+    "format_facts",
 ]

@@ -19,6 +19,10 @@ class MessageError(MemoryExtError, TypeError):
     """Something that is not a LlamaIndex ``ChatMessage`` was handed to a memory."""
 
 
+class FactError(MemoryExtError, ValueError):
+    """A fact that does not exist, or something to import that is none."""
+
+
 class TurnError(MemoryExtError):
     """A turn was opened inside itself and would wait for its own end for ever."""
 

@@ -90,6 +90,13 @@ class Fact(BaseModel):
         return self.retired_at is not None
 
 
+def retire(fact: Fact, reason: str, now: datetime, replaced_by: str | None = None) -> Fact:
+    """The fact as one that holds no longer; it is kept, and can be restored."""
+    return fact.model_copy(
+        update={"retired_at": now, "updated_at": now, "retired_reason": reason, "replaced_by": replaced_by}
+    )
+
+
 def normalised(content: str) -> str:
     """The content by which duplicates are found: NFKC, casefolded, punctuation and white space folded to one space.
 

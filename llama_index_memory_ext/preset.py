@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from llama_index.core.async_utils import asyncio_run
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
-from llama_index.core.bridge.pydantic import Field, model_validator
+from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
 from llama_index.core.memory import BaseMemoryBlock, InsertMethod, Memory
 from llama_index.core.memory.memory import generate_chat_store_key
 from llama_index.core.prompts import RichPromptTemplate
@@ -19,6 +19,7 @@ from typing_extensions import Self
 
 from llama_index_memory_ext.condensed_block import CondensedMemoryBlock
 from llama_index_memory_ext.errors import LimitError, MessageError, StoreError, TurnError
+from llama_index_memory_ext.facts_block import RelevantFactsBlock
 from llama_index_memory_ext.locks import SharedLock, lock_for
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.tokens import TokenCounter, as_counter
@@ -29,12 +30,16 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from types import TracebackType
 
+    from llama_index.core.llms.llm import LLM
     from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from llama_index_memory_ext.fact_book import FactBook
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_TOKEN_LIMIT = 60_000
 DEFAULT_CONDENSED_TOKEN_LIMIT = 50_000
+DEFAULT_FACTS_TOKEN_LIMIT = 2_000
 # At this share or less, every turn but the newest leaves short-term memory, however short it is.
 FLUSH_EVERY_TURN = 0.0001
 
@@ -99,6 +104,8 @@ class CondensedMemory(Memory):
         default_factory=MemoryStore, exclude=True, repr=False, description="Keeps the log and the cursors."
     )
 
+    _opened: bool = PrivateAttr(default=False)
+
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -112,9 +119,10 @@ class CondensedMemory(Memory):
 
     @model_validator(mode="after")
     def _check_blocks(self) -> CondensedMemory:
-        if not any(isinstance(block, CondensedMemoryBlock) for block in self.memory_blocks):
+        kinds = {type(block) for block in self.memory_blocks}
+        if not {CondensedMemoryBlock, RelevantFactsBlock} <= kinds:
             raise ValueError(
-                "a CondensedMemory needs a CondensedMemoryBlock on its own store, and none was given: build it "
+                "a CondensedMemory needs a CondensedMemoryBlock and a RelevantFactsBlock on its own store: build it "
                 "with CondensedMemory.from_defaults(...)"
             )
         return self
@@ -132,6 +140,11 @@ class CondensedMemory(Memory):
         *,
         token_limit: int = DEFAULT_TOKEN_LIMIT,
         condensed_token_limit: int = DEFAULT_CONDENSED_TOKEN_LIMIT,
+        facts_token_limit: int = DEFAULT_FACTS_TOKEN_LIMIT,
+        user_id: str | None = None,
+        llm: LLM | None = None,
+        extract_facts: bool = True,
+        extract_every_turns: int = 1,
         memory_blocks: list[BaseMemoryBlock[Any]] | None = None,
         tokenizer_fn: Callable[[str], list[Any]] | None = None,
         chat_history_token_ratio: float = FLUSH_EVERY_TURN,
@@ -146,7 +159,7 @@ class CondensedMemory(Memory):
         async_engine: AsyncEngine | None = None,
         db_schema: str | None = None,
     ) -> CondensedMemory:
-        """A memory with a condensed block on its own store.
+        """A memory with a condensed block and a facts block on one store.
 
         Args:
             session_id: Names the conversation. Needed with a database that outlives the process.
@@ -154,7 +167,12 @@ class CondensedMemory(Memory):
             token_limit: Most tokens that a prompt has by what this package adds to the messages of the
                 current turn. If these alone are longer, nothing is added.
             condensed_token_limit: Most tokens of the record.
-            memory_blocks: Further blocks, shown behind the record.
+            facts_token_limit: Most tokens of the facts.
+            user_id: Whose facts these are, in all of their sessions; default: the session's own.
+            llm: Extracts facts; default: ``Settings.llm`` at first use.
+            extract_facts: Whether facts are extracted. What is known is shown all the same.
+            extract_every_turns: Finished turns that wait for one extraction.
+            memory_blocks: Further blocks, shown behind the record and the facts.
             tokenizer_fn: Counts the tokens; default: o200k_base, exact and offline.
             chat_history_token_ratio: Share of the token limit for turns that are shown as messages of their
                 own; by default every turn but the newest is condensed.
@@ -170,14 +188,10 @@ class CondensedMemory(Memory):
             db_schema: The schema of the tables, where the database has schemas.
 
         Raises:
-            LimitError: ``condensed_token_limit`` does not fit into ``token_limit``.
+            LimitError: The limits of the blocks do not fit into ``token_limit``.
             StoreError: The database cannot be used, or would outlive a session without a ``session_id``.
         """
-        if not 0 < condensed_token_limit <= token_limit:
-            raise LimitError(
-                f"The blocks' limits must be at least 1 and fit into token_limit={token_limit}; "
-                f"condensed_token_limit={condensed_token_limit} does not. Lower it, or raise token_limit."
-            )
+        _check_limits(token_limit, condensed_token_limit, facts_token_limit)
         store = chat_store or MemoryStore(
             async_database_uri, table_name=table_name, async_engine=async_engine, db_schema=db_schema
         )
@@ -193,10 +207,19 @@ class CondensedMemory(Memory):
             )
         counter = as_counter(tokenizer_fn) if tokenizer_fn is not None else TokenCounter()
         record = CondensedMemoryBlock(token_limit=condensed_token_limit, tokenizer_fn=counter, store=store)
+        facts = RelevantFactsBlock(
+            token_limit=facts_token_limit,
+            user_id=user_id,
+            llm=llm,
+            extract_facts=extract_facts,
+            extract_every_turns=extract_every_turns,
+            tokenizer_fn=counter,
+            store=store,
+        )
         memory = cls(
             session_id=session_id or generate_chat_store_key(),
             token_limit=token_limit,
-            memory_blocks=[record, *(memory_blocks or [])],
+            memory_blocks=[record, facts, *(memory_blocks or [])],
             tokenizer_fn=counter,
             chat_history_token_ratio=chat_history_token_ratio,
             memory_blocks_template=memory_blocks_template or MemoryBlocksTemplate(),
@@ -225,14 +248,26 @@ class CondensedMemory(Memory):
         async with lock:
             yield self
 
+    @property
+    def facts_block(self) -> RelevantFactsBlock:
+        """The block that keeps and shows what is known about the user."""
+        return next(block for block in self.memory_blocks if isinstance(block, RelevantFactsBlock))
+
+    @property
+    def facts(self) -> FactBook:
+        """What is known about the user: to list, add, change, retire, restore, forget, export and import."""
+        return self.facts_block.book(self.session_id)
+
     async def aflush(self) -> None:
-        """Move the last turn into the record too, as the next question would."""
+        """Move the last turn into the record too, as the next question would, and extract its facts."""
         async with self._calls():
             await self._append([], len)
+        await self.facts_block.aflush(self.session_id)
 
     async def aclose(self) -> None:
         """Flush, and close the database connections that this memory has opened."""
         await self.aflush()
+        await self.facts_block.aclose()
         await self.sql_store.aclose()
 
     def flush(self) -> None:
@@ -267,6 +302,20 @@ class CondensedMemory(Memory):
 
     # ---- writing -------------------------------------------------------------------------------------
 
+    def put(self, message: ChatMessage) -> None:
+        """Add a message, and wait for the facts that are extracted meanwhile."""
+        self.put_messages([message])
+
+    def put_messages(self, messages: list[ChatMessage]) -> None:
+        """Add messages in one step, and wait for the facts that are extracted meanwhile."""
+
+        async def put_and_extract() -> None:
+            await self.aput_messages(messages)
+            # The event loop of a synchronous call ends with it, and would take the extraction along.
+            await self.facts_block.await_extraction(self.session_id)
+
+        asyncio_run(put_and_extract())
+
     async def aput(self, message: ChatMessage) -> None:
         """Add a message; a user's message moves the turns before it into the record."""
         await self.aput_messages([message])
@@ -281,12 +330,14 @@ class CondensedMemory(Memory):
         # Only a new question ends the turn before it.
         starts_turn = any(message.role == MessageRole.USER for message in messages)
         if messages:
+            await self._open()
             async with self._calls():
                 await self._append(messages, self._plan_flush if starts_turn else None)
 
     async def aset(self, messages: list[ChatMessage]) -> None:
         """Replace the whole conversation, the record included."""
         _check_messages(messages)
+        await self._open()
         async with self._calls():
             await self._append(messages, self._plan_flush, replace=True)
 
@@ -294,6 +345,12 @@ class CondensedMemory(Memory):
         """Delete the conversation: the messages, and what the blocks of this package show of them."""
         async with self._calls():
             await self.sql_store.delete_messages(self.session_id, status)
+
+    async def _open(self) -> None:
+        """Once: whoever reads this session is made known, and what the user's others left unread is read."""
+        if not self._opened:
+            self._opened = True
+            await self.facts_block.aopen(self.session_id)
 
     async def _append(
         self,
@@ -398,6 +455,15 @@ class CondensedMemory(Memory):
         return lock_for("calls", id(asyncio.get_running_loop()), self.session_id, *self.sql_store.identity)
 
 
+def _check_limits(token_limit: int, condensed: int, facts: int) -> None:
+    if min(condensed, facts) < 1 or condensed + facts > token_limit:
+        raise LimitError(
+            f"The blocks' limits must be at least 1 and fit into token_limit={token_limit}; "
+            f"condensed_token_limit={condensed} and facts_token_limit={facts} make {condensed + facts}. "
+            "Lower them, or raise token_limit."
+        )
+
+
 def _add_text(content: list[Any], text: str) -> None:
     if content and isinstance(content[-1], TextBlock):
         content[-1] = TextBlock(text=content[-1].text + text)
@@ -421,7 +487,7 @@ def _is_last_question(question: ChatMessage, turn: list[ChatMessage]) -> bool:
 
 
 def _may_be_truncated(block: BaseMemoryBlock[Any]) -> bool:
-    return isinstance(block, CondensedMemoryBlock) or block.priority > 0
+    return isinstance(block, CondensedMemoryBlock | RelevantFactsBlock) or block.priority > 0
 
 
 def _without_our_tags(message: ChatMessage) -> ChatMessage:

@@ -296,3 +296,29 @@ def _compact_json(value: Any) -> str:
 def _plain(value: Any) -> Any:
     dump = getattr(value, "model_dump", None)
     return dump() if callable(dump) else str(value)
+
+
+def turns_in(messages: Iterable[ChatMessage]) -> list[list[str]]:
+    """What was said in each turn, oldest first: the user's words and the final answers, no tool traffic.
+
+    What was said before the first question stands in a turn of its own.
+    """
+    turns: list[list[str]] = []
+    for message in messages:
+        words = spoken(message)
+        if words and (message.role == MessageRole.USER or not turns):
+            turns.append([words])
+        elif words:
+            turns[-1].append(words)
+    return turns
+
+
+def extract_conversation_context(messages: Iterable[ChatMessage], max_turns: int = 3) -> str:
+    """What was said in the last turns, oldest first, with a blank line between two; "" if nothing was.
+
+    Args:
+        messages: Of any kind; of tool calls and results nothing is taken.
+        max_turns: How many turns at the most, the one that is going on included.
+    """
+    turns = turns_in(messages)
+    return "\n\n".join(" ".join(" ".join(words).split()) for words in turns[max(len(turns) - max_turns, 0) :])

@@ -9,10 +9,21 @@ import llama_index_memory_ext
 
 PACKAGE = Path(llama_index_memory_ext.__file__).parent
 ROWS = (
-    {"budget", "errors", "evidence", "extraction_jobs", "facts", "inverted_index", "locks", "offences", "tokens", "words"},
+    {
+        "budget",
+        "errors",
+        "evidence",
+        "extraction_jobs",
+        "facts",
+        "inverted_index",
+        "locks",
+        "offences",
+        "tokens",
+        "words",
+    },
     {"rendering", "replies", "transcript", "window"},
     {"extraction", "gates", "ranking", "store"},
-    {"fact_book"},
+    {"explanation", "fact_book"},
     {"condensed_block", "facts_block"},
     {"preset"},
     {"offline_model", "demo"},

@@ -1,5 +1,5 @@
 """Keeps the log of each session and the cursors of its readers in one SQL database."""
 
-from llama_index_memory_ext.store.memory_store import DEFAULT_TABLE_NAME, LogPage, LogRow, MemoryStore, Seen
+from llama_index_memory_ext.store.memory_store import DEFAULT_TABLE_NAME, LogPage, LogRow, MemoryStore, Seen, Unread
 
-__all__ = ["DEFAULT_TABLE_NAME", "LogPage", "LogRow", "MemoryStore", "Seen"]
+__all__ = ["DEFAULT_TABLE_NAME", "LogPage", "LogRow", "MemoryStore", "Seen", "Unread"]

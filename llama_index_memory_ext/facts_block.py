@@ -1,0 +1,416 @@
+"""Shows what is known about the user, ranked for the question, and learns more from what the log gains."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+from datetime import date, datetime, timezone
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from llama_index.core.base.llms.types import MessageRole
+from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_validator
+from llama_index.core.llms.llm import LLM  # noqa: TC002 - pydantic reads the annotations of fields
+from llama_index.core.memory import BaseMemoryBlock
+from llama_index.core.settings import Settings
+
+from llama_index_memory_ext.explanation import Explanation, explain
+from llama_index_memory_ext.extraction import ask_for_facts, extraction_prompt
+from llama_index_memory_ext.extraction_jobs import ExtractionJobs, log_failure
+from llama_index_memory_ext.fact_book import FactBook
+from llama_index_memory_ext.facts import Fact, retire
+from llama_index_memory_ext.gates import DEFAULT_MIN_CONFIDENCE, Gated, gate, raised
+from llama_index_memory_ext.ranking import (
+    CONFIDENCE_WEIGHT,
+    SIMILARITY_WEIGHT,
+    FactRanker,
+    RankedFact,
+    TfidfRanker,
+    document_of,
+    fitted_lines,
+    rank,
+)
+from llama_index_memory_ext.rendering import split_lines
+from llama_index_memory_ext.store import MemoryStore, Seen
+from llama_index_memory_ext.store.fact_table import NOTHING_READ, FactChanges
+from llama_index_memory_ext.tokens import TokenCounter, as_counter
+from llama_index_memory_ext.transcript import Line, spoken, turns_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from llama_index.core.base.llms.types import ChatMessage
+
+    from llama_index_memory_ext.store import LogRow, Unread
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_SESSION_ID = "default"
+
+_CONTEXT_ROWS = 40
+_BATCH_ROWS = 200
+_BATCH_TOKENS = 8_000
+_RELATED_FACTS = 10
+_REMEMBERED = 128
+
+
+@dataclass
+class Known:
+    """What this process remembers of a namespace: its facts by id, the ranker's index of those that hold."""
+
+    ranker: FactRanker
+    changes: FactChanges = NOTHING_READ
+    facts: dict[str, Fact] = field(default_factory=dict)
+
+    @property
+    def active(self) -> list[Fact]:
+        """The facts that hold."""
+        return [fact for fact in self.facts.values() if not fact.retired]
+
+    def take(self, changes: FactChanges) -> None:
+        """Follow the changes that were read."""
+        if not changes.fresh:
+            self.ranker.remove(list(self.facts))
+            self.facts.clear()
+        self.ranker.add([document_of(fact) for fact in changes.facts if not fact.retired])
+        self.ranker.remove([fact.id for fact in changes.facts if fact.retired])
+        self.facts.update((fact.id, fact) for fact in changes.facts)
+        self.changes = changes
+
+
+@dataclass(frozen=True)
+class _Talk:
+    """The last turns of a session in the log."""
+
+    seen: Seen = field(default_factory=Seen)
+    messages: tuple[Any, ...] = ()
+
+
+class _Caches:
+    """What can be read again at any time; a copy begins without."""
+
+    def __init__(self) -> None:
+        self.known: OrderedDict[str, Known] = OrderedDict()
+        self.talks: OrderedDict[str, _Talk] = OrderedDict()
+        self.shown: OrderedDict[Any, str] = OrderedDict()
+        self.rejections: Counter[str] = Counter()
+
+    @staticmethod
+    def put(cache: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+        cache[key] = value
+        cache.move_to_end(key)
+        while len(cache) > _REMEMBERED:
+            cache.popitem(last=False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Caches:
+        return _Caches()
+
+    def __reduce__(self) -> tuple[type[_Caches], tuple[()]]:
+        return _Caches, ()
+
+
+class RelevantFactsBlock(BaseMemoryBlock[str]):
+    """What is known about the user and matters for the question, best first, within a token limit.
+
+    Facts are extracted by a model from the log of a ``MemoryStore``, beside the conversation, and belong to a
+    ``user_id``, or to the session if there is none. They are ranked by
+    ``similarity_weight * similarity + confidence_weight * confidence``.
+
+    Without a ``store`` the block keeps a private one in memory, fed by what the memory flushes. Give the
+    memory the same store otherwise.
+    """
+
+    name: str = Field(default="relevant_facts", description="The name of the element around the facts.")
+    user_id: str | None = Field(default=None, description="Whose facts these are; None: those of each session.")
+    token_limit: int = Field(
+        default=2_000, ge=1, description="Most tokens of the facts, all tags included; never exceeded."
+    )
+    similarity_weight: float = Field(default=SIMILARITY_WEIGHT, ge=0, description="Divided by the sum of both.")
+    confidence_weight: float = Field(default=CONFIDENCE_WEIGHT, ge=0, description="Divided by the sum of both.")
+    context_turns: int = Field(default=3, ge=1, description="Turns that are looked at, the current one included.")
+    max_facts: int | None = Field(default=None, ge=1, description="Facts over it are retired, the least sure first.")
+    min_confidence: float = Field(default=DEFAULT_MIN_CONFIDENCE, ge=0, le=1)
+    extract_facts: bool = Field(default=True, description="Whether new facts are extracted.")
+    extract_every_turns: int = Field(default=1, ge=1, description="Finished turns that wait for one extraction.")
+    retry_seconds: float = Field(
+        default=2.0, gt=0, description="Pause after a failed extraction; each further one is twice as long."
+    )
+    tokenizer_fn: TokenCounter = Field(default_factory=TokenCounter, exclude=True, repr=False)
+    store: MemoryStore | None = Field(default=None, exclude=True, repr=False)
+    llm: LLM | None = Field(default=None, exclude=True, repr=False, description="None: Settings.llm at first use.")
+    ranker_factory: Any = Field(default=TfidfRanker, exclude=True, repr=False, description="Makes a FactRanker.")
+
+    _private_store: MemoryStore | None = PrivateAttr(default=None)
+    _caches: _Caches = PrivateAttr(default_factory=_Caches)
+    _jobs: ExtractionJobs = PrivateAttr(default_factory=ExtractionJobs)
+
+    @field_validator("tokenizer_fn", mode="before")
+    @classmethod
+    def _count_with(cls, value: Callable[[str], list[Any]]) -> TokenCounter:
+        return as_counter(value)
+
+    @classmethod
+    def class_name(cls) -> str:
+        """The name under which LlamaIndex serialises this block."""
+        return "RelevantFactsBlock"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A model knows its key, which must not travel with a pickle.
+        state = super().__getstate__()
+        state["__dict__"] = {**state["__dict__"], "llm": None}
+        return state
+
+    # ---- what the host calls -----------------------------------------------------------------------
+
+    async def _aget(
+        self, messages: list[ChatMessage] | None = None, *, session_id: str | None = None, **block_kwargs: Any
+    ) -> str:
+        """The facts as text, one line-ended element per fact; empty if none is known."""
+        session_id = session_id or DEFAULT_SESSION_ID
+        known = await self._read_known(self.namespace_of(session_id))
+        if not known.active:
+            return ""
+        question, context = await self._asked(session_id, messages or [])
+        key = (known.changes.epoch, known.changes.change, self.namespace_of(session_id), question, tuple(context))
+        text = self._caches.shown.get(key)
+        if text is None:
+            ranked = self._ranked(known, question, context)
+            text = "".join(fitted_lines([entry.fact for entry in ranked], self._room, self.tokenizer_fn))
+            self._caches.put(self._caches.shown, key, text)
+        return text
+
+    async def aput(
+        self,
+        messages: list[ChatMessage],
+        from_short_term_memory: bool = False,
+        session_id: str | None = None,
+    ) -> None:
+        """Take notice that the log has grown, and extract beside the conversation. Never fails for a model."""
+        if messages and (self.accept_short_term_memory or not from_short_term_memory):
+            await self._notice(messages, session_id or DEFAULT_SESSION_ID)
+
+    async def _aput(self, messages: list[ChatMessage]) -> None:
+        await self._notice(messages, DEFAULT_SESSION_ID)
+
+    async def atruncate(self, content: Any, tokens_to_truncate: int) -> str | None:
+        """The facts without the lowest-ranked: at least ``tokens_to_truncate`` tokens shorter, or None."""
+        lines = split_lines(content) if isinstance(content, str) else []
+        gone = 0
+        while lines and gone < tokens_to_truncate:
+            gone += self.tokenizer_fn.count(lines.pop())
+        return "".join(lines) or None
+
+    # ---- life --------------------------------------------------------------------------------------
+
+    async def aopen(self, session_id: str) -> None:
+        """Begin with a session: what other sessions of this user have left unread is extracted too."""
+        if self.extract_facts:
+            await self._log.register(session_id, self.reader_of(session_id))
+            for other in await self._log.pending(self.reader_of(session_id)):
+                if other != session_id:
+                    self._jobs.start(other, self._extract_finished, self.retry_seconds)
+
+    async def aflush(self, session_id: str) -> None:
+        """Extract what is left of the session; a failure is logged, and tried again by whoever comes next."""
+        await self._jobs.wait(session_id)
+        if self.extract_facts:
+            try:
+                await self._extract(session_id, least_turns=1)
+            except Exception as error:  # noqa: BLE001 - the same as in the background
+                log_failure(session_id, error, "the next start of this session's memory tries again")
+
+    async def await_extraction(self, session_id: str) -> None:
+        """Wait for the extraction that is under way for the session; one that pauses after a failure is ended."""
+        await self._jobs.wait(session_id)
+
+    def book(self, session_id: str = DEFAULT_SESSION_ID) -> FactBook:
+        """The facts of a session's user, to look at and to change."""
+        return FactBook(self._log, self.namespace_of(session_id))
+
+    async def aexplain(
+        self,
+        question: str,
+        *,
+        session_id: str = DEFAULT_SESSION_ID,
+        context: Sequence[str] = (),
+    ) -> Explanation:
+        """Why each fact is shown for a question, or not; prints as a table, and shows as one in a notebook."""
+        known = await self._read_known(self.namespace_of(session_id))
+        return explain(self._ranked(known, question, context), self._room, self.tokenizer_fn)
+
+    async def aclose(self) -> None:
+        """End what is under way, and close the private store; what was not extracted stays unread."""
+        await self._jobs.stop()
+        if self._private_store is not None:
+            await self._private_store.aclose()
+
+    def namespace_of(self, session_id: str) -> str:
+        """Whose facts a session's are."""
+        return self.user_id if self.user_id is not None else session_id
+
+    def reader_of(self, session_id: str) -> str:
+        """The name of this block's cursor in a session."""
+        return f"{self.name} of {self.namespace_of(session_id)}"
+
+    @property
+    def rejections(self) -> dict[str, int]:
+        """How many replies of the model were not stored by this block, for each reason."""
+        return dict(self._caches.rejections)
+
+    # ---- reading -----------------------------------------------------------------------------------
+
+    @property
+    def _log(self) -> MemoryStore:
+        if self.store is not None:
+            return self.store
+        if self._private_store is None:
+            self._private_store = MemoryStore()
+        return self._private_store
+
+    @property
+    def _room(self) -> int:
+        return max(0, self.token_limit - self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n"))
+
+    async def _read_known(self, namespace: str) -> Known:
+        known = self._caches.known.get(namespace)
+        changes = await self._log.facts.read(namespace, known.changes if known else NOTHING_READ)
+        if known is None or not changes.fresh or changes.facts:
+            known = known or Known(self.ranker_factory())
+            # The first facts load scikit-learn and build the index, which would stop the event loop.
+            await asyncio.to_thread(known.take, changes)
+            self._caches.put(self._caches.known, namespace, known)
+        return known
+
+    async def _asked(self, session_id: str, messages: Sequence[ChatMessage]) -> tuple[str, list[str]]:
+        """The question, and what was said in the turns before it, oldest first."""
+        talk = await self._read_talk(session_id)
+        last = max((i for i, message in enumerate(messages) if message.role == MessageRole.USER), default=-1)
+        question = spoken(messages[last]) if last >= 0 else ""
+        turns = turns_in([*talk.messages, *messages[: max(last, 0)]])
+        if not question and turns:
+            *turns, asked = turns
+            question = asked[0]
+        return question, ["\n".join(turn) for turn in turns[max(len(turns) - self.context_turns + 1, 0) :]]
+
+    async def _read_talk(self, session_id: str) -> _Talk:
+        talk = self._caches.talks.get(session_id, _Talk())
+        page = await self._log.read_log(session_id, f"{self.name} context", talk.seen, limit=_CONTEXT_ROWS)
+        if not page.fresh:
+            talk = _Talk()
+            page = await self._log.read_log(session_id, f"{self.name} context", talk.seen, limit=_CONTEXT_ROWS)
+        if page.rows:
+            said = [row.message for row in page.rows]
+            kept = [message for message in (*talk.messages, *said) if spoken(message)]
+            talk = _Talk(Seen(page.epoch, page.position, page.rows[-1].id), tuple(kept[-_CONTEXT_ROWS:]))
+            self._caches.put(self._caches.talks, session_id, talk)
+        return talk
+
+    def _ranked(self, known: Known, question: str, context: Sequence[str]) -> list[RankedFact]:
+        return rank(
+            known.active,
+            question,
+            context,
+            similarity_weight=self.similarity_weight,
+            confidence_weight=self.confidence_weight,
+            ranker=known.ranker,
+        )
+
+    # ---- extracting --------------------------------------------------------------------------------
+
+    async def _notice(self, messages: Sequence[ChatMessage], session_id: str) -> None:
+        if self.store is None:
+            await self._log.append(session_id, messages, len)
+        if self.extract_facts:
+            self._jobs.start(session_id, self._extract_turns, self.retry_seconds)
+
+    async def _extract_turns(self, session_id: str) -> None:
+        await self._extract(session_id, least_turns=self.extract_every_turns)
+
+    async def _extract_finished(self, session_id: str) -> None:
+        await self._extract(session_id, least_turns=1, with_active=True)
+
+    async def _extract(self, session_id: str, *, least_turns: int, with_active: bool = False) -> None:
+        """Extract until nothing is left: each batch is stored and left behind in one step, or stays unread."""
+        reader = self.reader_of(session_id)
+        while True:
+            unread = await self._log.read_unread(session_id, reader, with_active=with_active, limit=_BATCH_ROWS)
+            lines = [Line(row.id, row.role, spoken(row.message)) for row in unread.rows]
+            asked = sum(line.role == MessageRole.USER.value for line in lines)
+            if not unread.rows or asked < min(least_turns, _BATCH_ROWS):
+                return
+            await self._extract_batch(session_id, reader, *self._batch(unread, lines))
+
+    def _batch(self, unread: Unread, lines: list[Line]) -> tuple[Unread, list[Line]]:
+        """As much as one request should hold, at least one row; it ends where a turn does, if it can."""
+        tokens = 0
+        for i, line in enumerate(lines):
+            tokens += self.tokenizer_fn.count(line.text)
+            if i and tokens > _BATCH_TOKENS:
+                starts = [j for j in range(1, i + 1) if lines[j].role == MessageRole.USER.value]
+                end = starts[-1] if starts else i
+                rows: list[LogRow] = unread.rows[:end]
+                return type(unread)(unread.position, unread.epoch, rows), lines[:end]
+        return unread, lines
+
+    async def _extract_batch(self, session_id: str, reader: str, unread: Unread, lines: Sequence[Line]) -> None:
+        namespace = self.namespace_of(session_id)
+        known = await self._read_known(namespace)
+        now, said = datetime.now(timezone.utc), [line for line in lines if line.text]
+        changed: list[Fact] = []
+        if any(line.role == MessageRole.USER.value for line in said):
+            users = "\n".join(line.text for line in said if line.role == MessageRole.USER.value)
+            related = [entry.fact for entry in self._ranked(known, users, [])[:_RELATED_FACTS]]
+            reply = await ask_for_facts(self._model(), extraction_prompt(said, related, today=_day(now)))
+            gated = gate(
+                reply,
+                said,
+                related,
+                now=now,
+                new_id=lambda: uuid4().hex,
+                active=known.active,
+                namespace=namespace,
+                session_id=session_id,
+                min_confidence=self.min_confidence,
+            )
+            self._caches.rejections.update(gated.rejections)
+            changed = self._within_number(known, changes_of(gated, known.facts, now), now)
+        await self._log.facts.write_extracted(
+            namespace, changed, known.changes, session_id=session_id, reader=reader, unread=unread
+        )
+
+    def _within_number(self, known: Known, changed: list[Fact], now: datetime) -> list[Fact]:
+        if self.max_facts is None:
+            return changed
+        after = {**known.facts, **{fact.id: fact for fact in changed}}
+        holding = sorted(
+            (fact for fact in after.values() if not fact.retired),
+            key=lambda fact: (fact.pinned, fact.confidence, fact.updated_at),
+        )
+        over = holding[: max(len(holding) - self.max_facts, 0)]
+        return list(
+            {fact.id: fact for fact in [*changed, *(retire(fact, "over max_facts", now) for fact in over)]}.values()
+        )
+
+    def _model(self) -> LLM:
+        return self.llm if self.llm is not None else Settings.llm
+
+
+def changes_of(gated: Gated, facts: dict[str, Fact], now: datetime) -> list[Fact]:
+    """The facts as they are after a reply: new ones, those that are surer now, and those that hold no longer."""
+    confirmed = [
+        facts[fact_id].model_copy(update={"confidence": raised(facts[fact_id].confidence), "updated_at": now})
+        for fact_id in gated.confirmed
+        if fact_id in facts
+    ]
+    retired = [
+        retire(facts[entry.fact_id], entry.reason, now, entry.replaced_by)
+        for entry in gated.retired
+        if entry.fact_id in facts
+    ]
+    return [*gated.accepted, *confirmed, *retired]
+
+
+def _day(now: datetime) -> date:
+    return now.date()
