@@ -58,9 +58,9 @@ _REMEMBERED = 128
 
 @dataclass
 class Known:
-    """What this process remembers of a namespace: its facts by id, the ranker's index of those that hold."""
+    """What this process remembers of a namespace: its facts by id, and the index of those that hold, if any do."""
 
-    ranker: FactRanker
+    ranker: FactRanker | None = None
     changes: FactChanges = NOTHING_READ
     facts: dict[str, Fact] = field(default_factory=dict)
 
@@ -69,15 +69,15 @@ class Known:
         """The facts that hold."""
         return [fact for fact in self.facts.values() if not fact.retired]
 
-    def take(self, changes: FactChanges) -> None:
+    def take(self, changes: FactChanges, make_ranker: Callable[[], FactRanker]) -> None:
         """Follow the changes that were read."""
+        self.ranker = self.ranker or make_ranker()
         if not changes.fresh:
             self.ranker.remove(list(self.facts))
             self.facts.clear()
         self.ranker.add([document_of(fact) for fact in changes.facts if not fact.retired])
         self.ranker.remove([fact.id for fact in changes.facts if fact.retired])
         self.facts.update((fact.id, fact) for fact in changes.facts)
-        self.changes = changes
 
 
 @dataclass(frozen=True)
@@ -276,11 +276,12 @@ class RelevantFactsBlock(BaseMemoryBlock[str]):
     async def _read_known(self, namespace: str) -> Known:
         known = self._caches.known.get(namespace)
         changes = await self._log.facts.read(namespace, known.changes if known else NOTHING_READ)
-        if known is None or not changes.fresh or changes.facts:
-            known = known or Known(self.ranker_factory())
+        known = known or Known()
+        if changes.facts or not changes.fresh:
             # The first facts load scikit-learn and build the index, which would stop the event loop.
-            await asyncio.to_thread(known.take, changes)
-            self._caches.put(self._caches.known, namespace, known)
+            await asyncio.to_thread(known.take, changes, self.ranker_factory)
+        known.changes = changes
+        self._caches.put(self._caches.known, namespace, known)
         return known
 
     async def _asked(self, session_id: str, messages: Sequence[ChatMessage]) -> tuple[str, list[str]]:
