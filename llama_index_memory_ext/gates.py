@@ -23,6 +23,7 @@ DEFAULT_MIN_CONFIDENCE = 0.7
 # How much of what is missing to certainty a confirmation adds.
 CONFIRMATION_SHARE = 0.3
 LONGEST_FACT = 500
+LONGEST_QUOTE = 2_000
 
 Kind = Literal["new_fact", "confirmation", "retirement"]
 Reason = Literal[
@@ -118,13 +119,13 @@ def gate(
         session_id: Where they were said.
         min_confidence: 0..1; new facts of less are rejected.
     """
-    here = _Conversation(tuple(lines), said_on or now.date(), now.date())
+    here = _Conversation(tuple(lines), said_on or now.date())
     shown = [*(fact.content for fact in (*known, *active)), *injected]
     new = _NewFacts(_ids_by_content([*known, *active]))
     for candidate in reply.new_facts:
         why = next(_complaints(candidate, here, shown, min_confidence), None)
         if why:
-            new.rejected.append(Rejection("new_fact", *why, candidate.content))
+            new.reject(candidate, *why)
         elif not new.repeats(candidate):
             fact = _fact(candidate, here, new_id(), now)
             new.keep(candidate, fact.model_copy(update={"namespace": namespace, "session_id": session_id}))
@@ -154,7 +155,6 @@ class _Conversation:
 
     lines: tuple[Line, ...]
     said_on: date
-    today: date
 
     def find(self, quote: str, *, by_user: bool = True) -> list[tuple[Line, int]]:
         """The lines of the user (or of the others) that hold a quote, and about where."""
@@ -181,19 +181,25 @@ class _Conversation:
 
     def _evidence(self, lines: Iterable[Line]) -> Evidence:
         text = "\n".join(line.text for line in lines)
-        first, last = min(self.said_on, self.today), max(self.said_on, self.today)
-        return Evidence(text, first_day=first - _DATES_REACH, last_day=last + _DATES_REACH)
+        return Evidence(text, first_day=self.said_on - _DATES_REACH, last_day=self.said_on + _DATES_REACH)
 
 
 @dataclass
 class _NewFacts:
-    """New facts as they pass one after the other, with the id of the fact that each label stands for."""
+    """New facts as they pass one after the other, with the id of the fact that each label stands for.
+
+    Of two candidates with one label it stands for the first, and for nothing if that was rejected.
+    """
 
     known_ids: dict[str, str]
     accepted: list[Fact] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
     rejected: list[Rejection] = field(default_factory=list)
-    id_of_label: dict[str, str] = field(default_factory=dict)
+    id_of_label: dict[str, str | None] = field(default_factory=dict)
+
+    def reject(self, candidate: NewFact, reason: Reason, detail: str) -> None:
+        self.rejected.append(Rejection("new_fact", reason, detail, candidate.content))
+        self.id_of_label.setdefault(candidate.label, None)
 
     def repeats(self, candidate: NewFact) -> bool:
         """Whether it is known already, or was in this reply before; then it confirms the known fact."""
@@ -201,7 +207,7 @@ class _NewFacts:
         if known_id is None:
             return False
         self.id_of_label.setdefault(candidate.label, known_id)
-        self.rejected.append(Rejection("new_fact", "duplicate", "It is known already.", candidate.content))
+        self.reject(candidate, "duplicate", "It is known already.")
         if all(known_id != fact.id for fact in self.accepted):
             self.repeated.append(known_id)
         return True
@@ -234,6 +240,8 @@ def _complaints(
         yield "unreadable", "There is no statement in it."
     if len(new.content) > LONGEST_FACT:
         yield "too_long", f"It has {len(new.content)} characters; a fact has at most {LONGEST_FACT}."
+    if len(new.quote) > LONGEST_QUOTE:
+        yield "too_long", f"Its quote has {len(new.quote)} characters; at most {LONGEST_QUOTE} are kept."
     if new.confidence < min_confidence:
         yield "low_confidence", f"Its confidence is {new.confidence:.2f}; at least {min_confidence:.2f} is needed."
     forbidden = offence(new.content) or offence(new.quote)
@@ -260,7 +268,7 @@ def _why_not_the_users(new: NewFact, here: _Conversation, shown: Sequence[str]) 
 
 
 def _retirements(
-    entries: Iterable[Retirement], known: Sequence[Fact], id_of_label: Mapping[str, str], here: _Conversation
+    entries: Iterable[Retirement], known: Sequence[Fact], id_of_label: Mapping[str, str | None], here: _Conversation
 ) -> tuple[list[RetiredFact], list[Rejection]]:
     retired: dict[str, RetiredFact] = {}
     rejected = []
@@ -269,7 +277,7 @@ def _retirements(
         if fact is None:
             rejected.append(Rejection("retirement", "unknown_fact", "It names no fact that is known."))
             continue
-        new_id = id_of_label.get(entry.replaced_by)
+        new_id = id_of_label.get(entry.replaced_by) if entry.replaced_by else None
         why = next(_objections(entry, fact, new_id, here), None)
         if why is None and fact.id in retired:
             why = "duplicate", "It is retired already."

@@ -44,6 +44,8 @@ _LONGEST_SUM = 300
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _ELEMENT = re.compile(r'^<message role="(\w+)"([^>]*)>(.*?)</message>$', re.MULTILINE | re.DOTALL)
 _CALL_ID = re.compile(r'tool_call_id="([^"]*)"')
+_FACT = re.compile(r"^<fact [^>]*>(.*)</fact>$", re.MULTILINE)
+_KNOWN_FACT = re.compile(r"^(\d+)\. (.*)$", re.MULTILINE)
 _CALL_LINE = re.compile(r"^\[tool call ?([^\]]*)\] ([\w.-]+)\((.*)\)$", re.MULTILINE)
 
 _Step: TypeAlias = "tuple[str, float, float]"
@@ -66,7 +68,7 @@ class Reply:
 
 
 class _Said(NamedTuple):
-    """A message of the prompt, or one of the record in it; ``result_of`` is the id of a call."""
+    """A message of the prompt, or a message or fact of the memory in it; ``result_of`` is the id of a call."""
 
     role: str
     text: str
@@ -89,8 +91,9 @@ def reply(messages: Sequence[Mapping[str, Any]], tool_names: Collection[str] = (
     Args:
         messages: Each with ``role`` and ``content`` (a string, None, or parts of type ``text``), and where they
             apply ``tool_calls`` and ``tool_call_id``. What was said before is read from the messages and from the
-            record within ``<memory>``; the question is what follows the end of that.
-        tool_names: The tools on offer; ``add``, ``subtract``, ``multiply`` and ``divide`` are made use of.
+            record and the facts within ``<memory>``; the question is what follows the end of that.
+        tool_names: The tools on offer; ``add``, ``subtract``, ``multiply``, ``divide`` and ``report_facts`` are
+            made use of.
 
     >>> reply([{"role": "user", "content": "What is 12 + 30?"}], ["add"]).tool_calls
     (ToolCall(id='call_1', name='add', arguments={'a': 12, 'b': 30}),)
@@ -98,7 +101,8 @@ def reply(messages: Sequence[Mapping[str, Any]], tool_names: Collection[str] = (
     'Noted: your name is Logan.'
     """
     prompt = _read(messages, tool_names)
-    answers = (rule(prompt) for rule in (_work_out_sum, _tell_calls, _tell_topic, _tell_questions, _take_note))
+    rules = (_report_facts, _work_out_sum, _tell_calls, _tell_topic, _tell_questions, _take_note)
+    answers = (rule(prompt) for rule in rules)
     return next((answer for answer in answers if answer is not None), Reply(ABOUT))
 
 
@@ -118,8 +122,9 @@ def _read(messages: Sequence[Mapping[str, Any]], tool_names: Collection[str]) ->
     for message in messages:
         role, text = str(message.get("role")), _text(message.get("content"))
         if role in {"system", "user"}:
-            record, _, text = text.rpartition("</memory>")
-            said += _elements(record)
+            memory, _, text = text.rpartition("</memory>")
+            said += _elements(memory)
+            said += [_Said("fact", fact) for fact in _FACT.findall(memory)]
         calls = tuple(_call(call) for call in message.get("tool_calls") or ())
         said.append(_Said(role, text.strip(), calls, str(message.get("tool_call_id") or "")))
     asked = max((i for i, one in enumerate(said) if one.role == "user"), default=None)
@@ -133,11 +138,11 @@ def _text(content: Any) -> str:
     return content or ""
 
 
-def _elements(record: str) -> Iterator[_Said]:
-    for role, attributes, body in _ELEMENT.findall(record):
+def _elements(text: str) -> Iterator[_Said]:
+    for role, attributes, body in _ELEMENT.findall(text):
         # A user may write what looks like a call; only the model's own calls are any.
         lines = _CALL_LINE.findall(body) if role == "assistant" else []
-        calls = tuple(ToolCall(call_id, name, _arguments(text)) for call_id, name, text in lines)
+        calls = tuple(ToolCall(call_id, name, _arguments(arguments)) for call_id, name, arguments in lines)
         yield _Said(role, body.strip(), calls, "".join(_CALL_ID.findall(attributes)))
 
 
@@ -247,33 +252,83 @@ def _told(call: ToolCall, result: str | None) -> str:
     return f"{call.name} with {arguments or 'no arguments'} and {outcome}"
 
 
-def _about_user(statement: str) -> re.Pattern[str]:
-    """Finds what a user says of himself, up to where the sentence ends or turns to something else."""
-    return re.compile(rf"\b{statement}\s+(.+?)(?=,? and (?:i|my) |[\s.!]*$)", re.IGNORECASE)
+class _Statement(NamedTuple):
+    """What a user says of himself, in his words, and the end of it: I like tea, tea."""
+
+    quote: str
+    told: str
 
 
-# What a user may say of himself, how it is said back, and how he asks for it.
+class _Topic(NamedTuple):
+    """Something that a user may say of himself; of a ``single`` one, what he says last takes the place of the rest."""
+
+    said: str
+    echo: str
+    noted: str
+    category: str
+    questions: tuple[str, ...]
+    single: bool = False
+
+
 _TOPICS = (
-    (_about_user("my name is"), "your name is", ("what is my name", "what's my name", "who am i")),
-    (_about_user("i live in"), "you live in", ("where do i live",)),
-    (_about_user("i like"), "you like", ("what do i like",)),
-    (_about_user("i work on"), "you work on", ("what do i work on", "what am i working on")),
+    _Topic(
+        "my name is", "your name is", "Is called", "knowledge", ("what is my name", "what's my name", "who am i"), True
+    ),
+    _Topic("i (?:now )?(?:live in|moved to)", "you live in", "Lives in", "context", ("where do i live",), True),
+    _Topic("i like", "you like", "Likes", "preference", ("what do i like",)),
+    _Topic(
+        "i(?: work|['\u2019]m working| am working) on",
+        "you work on",
+        "Works on",
+        "context",
+        ("what do i work on", "what am i working on"),
+    ),
+    _Topic("i use", "you use", "Uses", "context", ("what do i use",)),
+    _Topic("i prefer", "you prefer", "Prefers", "preference", ("what do i prefer",)),
 )
 
 
-def _tell_topic(prompt: _Prompt) -> Reply | None:
-    """What the user has said of himself last."""
-    texts = [prompt.question, *(one.text for one in reversed(prompt.past) if one.role == "user")]
-    for pattern, echo, questions in _TOPICS:
-        if _asks(prompt, *questions):
-            found = next((told for text in texts for told in reversed(_statements(pattern, text))), None)
-            return Reply(f"{echo.capitalize()} {found}." if found else NOT_SEEN)
-    return None
-
-
-def _statements(pattern: re.Pattern[str], text: str) -> list[str]:
+def _statements(topic: _Topic, text: str) -> list[_Statement]:
+    """What is said of a topic, each up to where the sentence ends or turns to something else."""
+    pattern = re.compile(rf"\b{topic.said}\s+(.+?)(?=,? now\b|,? and (?:i|my)\b|[\s.!]*$)", re.IGNORECASE)
     sentences = (sentence for sentence in _SENTENCE_END.split(text) if not sentence.endswith("?"))
-    return [told for sentence in sentences for told in pattern.findall(sentence)]
+    return [_Statement(found[0], found[1]) for sentence in sentences for found in pattern.finditer(sentence)]
+
+
+def _report_facts(prompt: _Prompt) -> Reply | None:
+    """What the user says of himself in a transcript, and the known facts that hold no longer."""
+    if "report_facts" not in prompt.tools:
+        return None
+    known_facts, _, transcript = prompt.question.partition("<transcript>")
+    texts = [one.text for one in _elements(transcript) if one.role == "user"]
+    new: list[dict[str, Any]] = []
+    retired: list[dict[str, Any]] = []
+    for topic in _TOPICS:
+        statements = [statement for text in texts for statement in _statements(topic, text)]
+        for quote, told in statements[-1 if topic.single else 0 :]:
+            content, label = f"{topic.noted} {told}", f"n{len(new) + 1}"
+            new.append(
+                {"label": label, "content": content, "category": topic.category, "confidence": 0.9, "quote": quote}
+            )
+            retired += [
+                {"number": int(number), "reason": f"The user said: {quote}", "replaced_by": label, "quote": quote}
+                for number, fact in _KNOWN_FACT.findall(known_facts)
+                if topic.single and fact.startswith(topic.noted) and fact.casefold() != content.casefold()
+            ]
+    report = {"new_facts": new, "confirmed": [], "retired": retired}
+    return Reply(tool_calls=(ToolCall("call_1", "report_facts", report),))
+
+
+def _tell_topic(prompt: _Prompt) -> Reply | None:
+    """What the user has said of himself last; if that is not in the conversation, what is known of it."""
+    texts = [prompt.question, *(one.text for one in reversed(prompt.past) if one.role == "user")]
+    facts = [one.text for one in prompt.past if one.role == "fact"]
+    for topic in _TOPICS:
+        if _asks(prompt, *topic.questions):
+            told = [statement.told for text in texts for statement in reversed(_statements(topic, text))]
+            told += [fact.removeprefix(topic.noted).strip() for fact in facts if fact.startswith(topic.noted)]
+            return Reply(f"{topic.echo.capitalize()} {told[0]}." if told else NOT_SEEN)
+    return None
 
 
 def _tell_questions(prompt: _Prompt) -> Reply | None:
@@ -285,7 +340,7 @@ def _tell_questions(prompt: _Prompt) -> Reply | None:
 
 
 def _take_note(prompt: _Prompt) -> Reply | None:
-    told = [f"{echo} {one}" for pattern, echo, _ in _TOPICS for one in _statements(pattern, prompt.question)]
+    told = [f"{topic.echo} {one.told}" for topic in _TOPICS for one in _statements(topic, prompt.question)]
     return Reply(f"Noted: {', '.join(told)}.") if told else None
 
 

@@ -36,8 +36,10 @@ _NOTHING = re.compile(
     re.IGNORECASE,
 )
 _EMPTY = re.compile(r"[^\[{]*(?:\[\s*\]|\{\s*\})")
-_STRING_OR_CLUTTER = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[\]}])', re.DOTALL)
-_MOST_STARTS = 2_000
+# A string that is never closed goes on to the end, or each quotation mark in it would be tried anew.
+_STRING_OR_CLUTTER = re.compile(r'("(?:[^"\\]|\\.)*"?)|,(?=\s*[\]}])', re.DOTALL)
+# A reply has far fewer, and each may be followed into a thousand others before it proves to be none.
+_MOST_STARTS = 1_000
 
 
 class NewFact(BaseModel):

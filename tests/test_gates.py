@@ -103,6 +103,7 @@ def test_chinese_facts_are_kept() -> None:
         (new("Password is swordfish"), "secret"),
         (new("PREFERS pytest, for testing!"), "duplicate"),
         (new("Likes " + "very " * 200 + "long facts"), "too_long"),
+        (new("Likes unit tests", quote="I prefer pytest " * 200), "too_long"),
         (7, "unreadable"),
         ({}, "unreadable"),
         (None, "unreadable"),
@@ -138,7 +139,10 @@ def test_a_relative_date_may_be_worked_out_from_the_day_of_the_conversation() ->
     moved = new("Moved to Berlin in October 2025", quote="We moved to Berlin last month")
     assert kept(gated(moved)) != []
     assert gated(moved, now=datetime(2031, 1, 1, tzinfo=timezone.utc)).rejections == {"number_not_said": 1}
-    assert kept(gated(moved, now=datetime(2031, 1, 1, tzinfo=timezone.utc), said_on=date(2025, 11, 20))) != []
+    late = datetime(2031, 1, 1, tzinfo=timezone.utc)
+    assert kept(gated(moved, now=late, said_on=date(2025, 11, 20))) != []
+    later = new("Moved to Berlin in October 2030", quote="We moved to Berlin last month")
+    assert kept(gated(later, now=late, said_on=date(2025, 11, 20))) == []
 
 
 def test_the_least_confidence_can_be_set() -> None:
@@ -241,6 +245,16 @@ def test_a_replacement_that_is_known_already_stands() -> None:
     )
     assert [(entry.fact_id, entry.replaced_by) for entry in outcome.retired] == [("coffee", "pytest")]
     assert outcome.confirmed == ("pytest",)
+
+
+def test_a_label_stands_for_the_first_fact_that_has_it_or_for_none() -> None:
+    """Else a retirement would be joined to a fact that it does not mean."""
+    both = [new("Drinks 9 teas", label="n1"), new("Likes unit tests", label="n1")]
+    assert gated(*both, retired=[{"number": 1, "replaced_by": "n1"}]).retired == ()
+    (entry,) = gated(*reversed(both), retired=[{"number": 1, "replaced_by": "n1"}]).retired
+    assert entry.replaced_by == "id1"
+    (entry,) = gated(new("Likes unit tests", label="none"), retired=[{"number": 1, "replaced_by": ""}]).retired
+    assert entry.replaced_by is None
 
 
 def test_a_fact_does_not_replace_itself() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import pickle
+import time
 from typing import Any
 
 import pytest
@@ -95,6 +96,14 @@ def test_what_is_no_reply_is_refused(text: str) -> None:
     with pytest.raises(FactReplyError) as refused:
         parse_reply(text)
     assert refused.value.reply == text
+
+
+@pytest.mark.parametrize("text", ['"\\' * 100_000, '{"a":' * 50_000, "[1," * 50_000, '"{' * 100_000, '{"' * 100_000])
+def test_a_reply_made_to_be_slow_to_read_is_refused_at_once(text: str) -> None:
+    before = time.process_time()
+    with pytest.raises(FactReplyError):
+        parse_reply(text)
+    assert time.process_time() - before < 5
 
 
 def test_the_error_shows_the_length_of_the_reply_and_none_of_its_words() -> None:
