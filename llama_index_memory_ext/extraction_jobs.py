@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,76 +18,84 @@ LONGEST_PAUSE_SECONDS = 300.0
 
 @dataclass
 class _Job:
-    """What is under way for one session. ``again`` is set when the log has grown meanwhile."""
+    """What is under way for one session. ``again``: the log has grown meanwhile. ``awaited``: somebody waits."""
 
     task: asyncio.Task[None]
     again: bool = False
     pausing: bool = False
-    failures: int = 0
+    awaited: bool = False
 
 
 @dataclass
 class ExtractionJobs:
-    """The jobs of one block. A copy of it begins without any."""
+    """The jobs of one block, and how often each session has failed. A copy of it begins without any."""
 
-    jobs: dict[str, _Job] = field(default_factory=dict)
+    jobs: dict[tuple[int, str], _Job] = field(default_factory=dict)
+    failures: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def start(self, session_id: str, extract: Callable[[str], Awaitable[None]], pause_seconds: float) -> None:
         """Extract in the background; if that is under way already, once more afterwards."""
-        job = self.jobs.get(session_id)
-        if job is not None and not job.task.done() and job.task.get_loop() is asyncio.get_running_loop():
+        job = self._running(session_id)
+        if job is not None:
             job.again = True
             return
         task = asyncio.ensure_future(self._run(session_id, extract, pause_seconds))
-        self.jobs[session_id] = _Job(task)
+        self.jobs[_here(session_id)] = _Job(task)
 
     async def wait(self, session_id: str) -> None:
         """Wait until the job of a session has ended; one that pauses after a failure is ended."""
-        job = self.jobs.get(session_id)
-        if job is None or job.task.done() or job.task.get_loop() is not asyncio.get_running_loop():
-            return
-        if job.pausing:
-            job.task.cancel()
-        await asyncio.wait([job.task])
+        job = self._running(session_id)
+        if job is not None:
+            job.awaited = True
+            if job.pausing:
+                job.task.cancel()
+            await asyncio.wait([job.task])
 
     async def stop(self) -> None:
         """End all jobs of this event loop."""
-        loop = asyncio.get_running_loop()
-        tasks = [job.task for job in self.jobs.values() if not job.task.done() and job.task.get_loop() is loop]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        self.jobs.clear()
+        jobs = [job for job in (self._running(session_id) for _, session_id in list(self.jobs)) if job is not None]
+        for job in jobs:
+            job.task.cancel()
+        if jobs:
+            await asyncio.wait([job.task for job in jobs])
+        for session_id in [session_id for loop, session_id in self.jobs if loop == id(asyncio.get_running_loop())]:
+            del self.jobs[_here(session_id)]
+
+    def _running(self, session_id: str) -> _Job | None:
+        job = self.jobs.get(_here(session_id))
+        return job if job is not None and not job.task.done() else None
 
     async def _run(self, session_id: str, extract: Callable[[str], Awaitable[None]], pause_seconds: float) -> None:
-        failures = 0
+        job = self.jobs[_here(session_id)]
         while True:
-            self._set(session_id, again=False, pausing=False)
+            failures, not_before = self.failures.get(session_id, (0, 0.0))
+            if time.monotonic() < not_before:
+                job.pausing = True
+                await asyncio.sleep(not_before - time.monotonic())
+            job.pausing = job.again = False
             try:
                 await extract(session_id)
             except Exception as error:  # noqa: BLE001 - a model may fail in any way, and no turn may suffer from it
                 pause = min(pause_seconds * 2**failures, LONGEST_PAUSE_SECONDS)
-                failures += 1
+                self.failures[session_id] = (failures + 1, time.monotonic() + pause)
                 log_failure(session_id, error, f"trying again in {pause:g} s")
-                self._set(session_id, again=True, pausing=True)
-                await asyncio.sleep(pause)
+                if job.awaited:
+                    return
                 continue
-            job = self.jobs.get(session_id)
-            if job is None or not job.again:
+            self.failures.pop(session_id, None)
+            if not job.again:
                 return
-            failures = 0
-
-    def _set(self, session_id: str, *, again: bool, pausing: bool) -> None:
-        job = self.jobs.get(session_id)
-        if job is not None:
-            job.again, job.pausing = again, pausing
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ExtractionJobs:
         return ExtractionJobs()
 
     def __reduce__(self) -> tuple[type[ExtractionJobs], tuple[()]]:
         return ExtractionJobs, ()
+
+
+def _here(session_id: str) -> tuple[int, str]:
+    """A job belongs to its event loop: no other could wait for it."""
+    return id(asyncio.get_running_loop()), session_id
 
 
 def log_failure(session_id: str, error: Exception, outcome: str) -> None:

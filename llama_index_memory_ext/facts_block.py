@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -54,6 +54,7 @@ _BATCH_ROWS = 200
 _BATCH_TOKENS = 8_000
 _RELATED_FACTS = 10
 _REMEMBERED = 128
+_SOURCE_CHARACTERS = 2_000
 
 
 @dataclass
@@ -125,7 +126,7 @@ class RelevantFactsBlock(BaseMemoryBlock[str]):
     name: str = Field(default="relevant_facts", description="The name of the element around the facts.")
     user_id: str | None = Field(default=None, description="Whose facts these are; None: those of each session.")
     token_limit: int = Field(
-        default=2_000, ge=1, description="Most tokens of the facts, all tags included; never exceeded."
+        default=2_000, ge=0, description="Most tokens of the facts, all tags included; never exceeded."
     )
     similarity_weight: float = Field(default=SIMILARITY_WEIGHT, ge=0, description="Divided by the sum of both.")
     confidence_weight: float = Field(default=CONFIDENCE_WEIGHT, ge=0, description="Divided by the sum of both.")
@@ -376,6 +377,10 @@ class RelevantFactsBlock(BaseMemoryBlock[str]):
                 min_confidence=self.min_confidence,
             )
             self._caches.rejections.update(gated.rejections)
+            spoken_by_id = {line.row_id: i for i, line in enumerate(said)}
+            gated = replace(
+                gated, accepted=tuple(_with_neighbours(fact, said, spoken_by_id) for fact in gated.accepted)
+            )
             changed = self._within_number(known, changes_of(gated, known.facts, now), now)
         await self._log.facts.write_extracted(
             namespace, changed, known.changes, session_id=session_id, reader=reader, unread=unread
@@ -411,6 +416,15 @@ def changes_of(gated: Gated, facts: dict[str, Fact], now: datetime) -> list[Fact
         if entry.fact_id in facts
     ]
     return [*gated.accepted, *confirmed, *retired]
+
+
+def _with_neighbours(fact: Fact, said: Sequence[Line], places: dict[int, int]) -> Fact:
+    """The fact with the words of the messages around its own: it is found by them too, which finds most."""
+    found = [places[row_id] for row_id in fact.message_ids if row_id in places]
+    if not found:
+        return fact
+    around = said[max(min(found) - 1, 0) : max(found) + 2]
+    return fact.model_copy(update={"source": "\n".join(line.text[:_SOURCE_CHARACTERS] for line in around)})
 
 
 def _day(now: datetime) -> date:

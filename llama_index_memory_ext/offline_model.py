@@ -252,29 +252,19 @@ def _told(call: ToolCall, result: str | None) -> str:
     return f"{call.name} with {arguments or 'no arguments'} and {outcome}"
 
 
-class _Statement(NamedTuple):
-    """What a user says of himself, in his words, and the end of it: I like tea, tea."""
-
-    quote: str
-    told: str
-
-
 class _Topic(NamedTuple):
-    """Something that a user may say of himself; of a ``single`` one, what he says last takes the place of the rest."""
+    """Something that a user may say of himself, how it is said back and noted as a fact, and how he asks for it."""
 
     said: str
     echo: str
     noted: str
     category: str
     questions: tuple[str, ...]
-    single: bool = False
 
 
 _TOPICS = (
-    _Topic(
-        "my name is", "your name is", "Is called", "knowledge", ("what is my name", "what's my name", "who am i"), True
-    ),
-    _Topic("i (?:now )?(?:live in|moved to)", "you live in", "Lives in", "context", ("where do i live",), True),
+    _Topic("my name is", "your name is", "Is called", "knowledge", ("what is my name", "what's my name", "who am i")),
+    _Topic("i (?:now )?(?:live in|moved to)", "you live in", "Lives in", "context", ("where do i live",)),
     _Topic("i like", "you like", "Likes", "preference", ("what do i like",)),
     _Topic(
         "i(?: work|['\u2019]m working| am working) on",
@@ -286,13 +276,15 @@ _TOPICS = (
     _Topic("i use", "you use", "Uses", "context", ("what do i use",)),
     _Topic("i prefer", "you prefer", "Prefers", "preference", ("what do i prefer",)),
 )
+# Of these only what is said last holds.
+_SINGLE = frozenset({"Is called", "Lives in"})
 
 
-def _statements(topic: _Topic, text: str) -> list[_Statement]:
-    """What is said of a topic, each up to where the sentence ends or turns to something else."""
-    pattern = re.compile(rf"\b{topic.said}\s+(.+?)(?=,? now\b|,? and (?:i|my)\b|[\s.!]*$)", re.IGNORECASE)
+def _statements(topic: _Topic, text: str) -> list[tuple[str, str]]:
+    """What is said of a topic up to where the sentence ends or turns to something else: ("I like tea", "tea")."""
+    pattern = re.compile(rf"\b({topic.said}\s+(.+?))(?=,? now\b|,? and (?:i|my)\b|[\s.!]*$)", re.IGNORECASE)
     sentences = (sentence for sentence in _SENTENCE_END.split(text) if not sentence.endswith("?"))
-    return [_Statement(found[0], found[1]) for sentence in sentences for found in pattern.finditer(sentence)]
+    return [statement for sentence in sentences for statement in pattern.findall(sentence)]
 
 
 def _report_facts(prompt: _Prompt) -> Reply | None:
@@ -305,7 +297,7 @@ def _report_facts(prompt: _Prompt) -> Reply | None:
     retired: list[dict[str, Any]] = []
     for topic in _TOPICS:
         statements = [statement for text in texts for statement in _statements(topic, text)]
-        for quote, told in statements[-1 if topic.single else 0 :]:
+        for quote, told in statements[-1 if topic.noted in _SINGLE else 0 :]:
             content, label = f"{topic.noted} {told}", f"n{len(new) + 1}"
             new.append(
                 {"label": label, "content": content, "category": topic.category, "confidence": 0.9, "quote": quote}
@@ -313,7 +305,7 @@ def _report_facts(prompt: _Prompt) -> Reply | None:
             retired += [
                 {"number": int(number), "reason": f"The user said: {quote}", "replaced_by": label, "quote": quote}
                 for number, fact in _KNOWN_FACT.findall(known_facts)
-                if topic.single and fact.startswith(topic.noted) and fact.casefold() != content.casefold()
+                if topic.noted in _SINGLE and fact.startswith(topic.noted) and fact.casefold() != content.casefold()
             ]
     report = {"new_facts": new, "confirmed": [], "retired": retired}
     return Reply(tool_calls=(ToolCall("call_1", "report_facts", report),))
@@ -325,9 +317,9 @@ def _tell_topic(prompt: _Prompt) -> Reply | None:
     facts = [one.text for one in prompt.past if one.role == "fact"]
     for topic in _TOPICS:
         if _asks(prompt, *topic.questions):
-            told = [statement.told for text in texts for statement in reversed(_statements(topic, text))]
-            told += [fact.removeprefix(topic.noted).strip() for fact in facts if fact.startswith(topic.noted)]
-            return Reply(f"{topic.echo.capitalize()} {told[0]}." if told else NOT_SEEN)
+            answers = [told for text in texts for _, told in reversed(_statements(topic, text))]
+            answers += [fact.removeprefix(topic.noted).strip() for fact in facts if fact.startswith(topic.noted)]
+            return Reply(f"{topic.echo.capitalize()} {answers[0]}." if answers else NOT_SEEN)
     return None
 
 
@@ -340,8 +332,8 @@ def _tell_questions(prompt: _Prompt) -> Reply | None:
 
 
 def _take_note(prompt: _Prompt) -> Reply | None:
-    told = [f"{topic.echo} {one.told}" for topic in _TOPICS for one in _statements(topic, prompt.question)]
-    return Reply(f"Noted: {', '.join(told)}.") if told else None
+    notes = [f"{topic.echo} {told}" for topic in _TOPICS for _, told in _statements(topic, prompt.question)]
+    return Reply(f"Noted: {', '.join(notes)}.") if notes else None
 
 
 def _number(text: str) -> float | str:

@@ -167,7 +167,7 @@ class CondensedMemory(Memory):
             token_limit: Most tokens that a prompt has by what this package adds to the messages of the
                 current turn. If these alone are longer, nothing is added.
             condensed_token_limit: Most tokens of the record.
-            facts_token_limit: Most tokens of the facts.
+            facts_token_limit: Most tokens of the facts; 0 shows none.
             user_id: Whose facts these are, in all of their sessions; default: the session's own.
             llm: Extracts facts; default: ``Settings.llm`` at first use.
             extract_facts: Whether facts are extracted. What is known is shown all the same.
@@ -456,9 +456,9 @@ class CondensedMemory(Memory):
 
 
 def _check_limits(token_limit: int, condensed: int, facts: int) -> None:
-    if min(condensed, facts) < 1 or condensed + facts > token_limit:
+    if condensed < 1 or facts < 0 or condensed + facts > token_limit:
         raise LimitError(
-            f"The blocks' limits must be at least 1 and fit into token_limit={token_limit}; "
+            f"The blocks' limits must be at least 1 (0 for no facts) and fit into token_limit={token_limit}; "
             f"condensed_token_limit={condensed} and facts_token_limit={facts} make {condensed + facts}. "
             "Lower them, or raise token_limit."
         )

@@ -77,6 +77,8 @@ async def open_memory(database_uri: str) -> AsyncIterator[OpenMemory]:
 
         def open_one(session_id: str = "chat", **options: Any) -> CondensedMemory:
             options.setdefault("async_database_uri", database_uri)
+            # Most tests are not about facts, and there is no model to ask for them.
+            options.setdefault("extract_facts", "llm" in options)
             memory = CondensedMemory.from_defaults(session_id=session_id, **options)
             stack.push_async_callback(memory.sql_store.aclose)
             return memory

@@ -151,7 +151,7 @@ async def test_a_chat_engine_talks_through_the_memory(open_memory: OpenMemory, s
 def test_a_chat_engine_works_without_an_event_loop(database_uri: str, start_model: StartModel) -> None:
     """The synchronous calls of the memory finish what they start."""
     llm, server = start_model(lambda messages, tools: say("Hello."))
-    memory = CondensedMemory.from_defaults(session_id="chat", async_database_uri=database_uri)
+    memory = CondensedMemory.from_defaults("chat", async_database_uri=database_uri, extract_facts=False)
     engine = SimpleChatEngine.from_defaults(llm=llm, memory=memory)
     engine.chat("My name is Logan.")
     assert "".join(engine.stream_chat("I live in Paris.").response_gen) == "Hello."

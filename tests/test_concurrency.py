@@ -19,7 +19,7 @@ from tests.conftest import OpenMemory, StartModel
 from tests.conversation import assistant, record, sent_text, user
 from tests.openai_server import Message, call, say
 
-BIG: dict[str, Any] = {"token_limit": 100_000, "condensed_token_limit": 90_000}
+BIG: dict[str, Any] = {"token_limit": 100_000, "condensed_token_limit": 90_000, "extract_facts": False}
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index_memory_ext import CondensedMemory
 
 async def main(uri, name):
-    async with CondensedMemory.from_defaults("chat", async_database_uri=uri) as memory:
+    async with CondensedMemory.from_defaults("chat", async_database_uri=uri, extract_facts=False) as memory:
         for i in range(25):
             await memory.aput(ChatMessage(role="user", content=f"{name}-{i}"))
             await memory.aget()

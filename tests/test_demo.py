@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,11 @@ from llama_index.core.agent.workflow import FunctionAgent
 from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.cli import main
 from llama_index_memory_ext.demo import add, divide, multiply, subtract
+from llama_index_memory_ext.extraction import ask_for_facts, extraction_prompt
+from llama_index_memory_ext.facts import Fact
+from llama_index_memory_ext.gates import Gated, gate
 from llama_index_memory_ext.offline_model import NOT_SEEN, OfflineModel, Reply, reply
+from llama_index_memory_ext.transcript import Line
 from tests.conftest import OpenMemory
 from tests.openai_server import Message, call, say, serve
 
@@ -136,3 +141,53 @@ def test_the_offline_model_speaks_every_dialect_of_the_host() -> None:
     model = OfflineModel()
     assert [part.text for part in model.stream_complete("My name is Ann.")] == ["Noted: your name is Ann."]
     assert model.metadata.is_function_calling_model
+
+
+async def extracted(*said: str, known: tuple[str, ...] = ()) -> Gated:
+    """What of the offline model's report passes the gates; new facts have the ids f1, f2, ..."""
+    now, numbers = datetime(2026, 11, 20, tzinfo=timezone.utc), iter(range(1, 99))
+    lines = [Line(i, "user", text) for i, text in enumerate(said, 1)]
+    facts = [Fact(id=content, content=content) for content in known]
+    report = await ask_for_facts(OfflineModel(), extraction_prompt(lines, facts, today=now.date()))
+    return gate(report, lines, facts, now=now, new_id=lambda: f"f{next(numbers)}")
+
+
+@pytest.mark.parametrize(
+    ("said", "contents"),
+    [
+        ("Hi! My name is Ann and I live in Rome.", ["Is called Ann", "Lives in Rome"]),
+        ("I use Docker, and I prefer pytest for testing!", ["Uses Docker", "Prefers pytest for testing"]),
+        ("I'm working on a shop. I\u2019m working on C++ too.", ["Works on a shop", "Works on C++ too"]),
+        ("Where do I live? Does my name is Ann sound right?", []),
+        ("What is 1 + 1?", []),
+    ],
+)
+async def test_what_the_offline_model_reports_passes_the_gates(said: str, contents: list[str]) -> None:
+    gated = await extracted(said)
+    assert [fact.content for fact in gated.accepted] == contents
+    assert gated.rejected == ()
+
+
+@pytest.mark.parametrize("said", ["I moved to Berlin.", "Actually, I live in Berlin now.", "I now live in Berlin!"])
+async def test_a_new_home_takes_the_place_of_the_known_one(said: str) -> None:
+    gated = await extracted(said, known=("Lives in Paris", "Likes Paris"))
+    assert [(one.fact_id, one.replaced_by) for one in gated.retired] == [("Lives in Paris", "f1")]
+    assert [fact.content for fact in gated.accepted] == ["Lives in Berlin"]
+
+
+async def test_of_several_homes_the_last_is_reported() -> None:
+    gated = await extracted("I live in Rome.", "I moved to Berlin.")
+    assert [fact.content for fact in gated.accepted] == ["Lives in Berlin"]
+
+
+async def test_what_is_known_is_confirmed_when_it_is_said_again() -> None:
+    gated = await extracted("I live in Paris.", known=("Lives in Paris",))
+    assert (gated.accepted, gated.confirmed, gated.retired) == ((), ("Lives in Paris",), ())
+
+
+def test_the_offline_model_reads_the_facts() -> None:
+    """What is said in the conversation comes before them."""
+    fact = '<relevant_facts>\n<fact date="2026-11-20">Lives in Paris</fact>\n</relevant_facts>'
+    said = '<message role="user">I moved to Berlin.</message>'
+    assert ask(f"<memory>\n{fact}\n</memory>\n\nWhere do I live?").text == "You live in Paris."
+    assert ask(f"<memory>\n{said}\n{fact}\n</memory>\n\nWhere do I live?").text == "You live in Berlin."

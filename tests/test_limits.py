@@ -87,7 +87,9 @@ async def test_a_prompt_never_exceeds_the_limit_by_what_is_added_to_the_turn(
     turns: list[list[ChatMessage]], limit: int, share: float
 ) -> None:
     """A turn that is over the limit by itself comes alone."""
-    memory = CondensedMemory.from_defaults(token_limit=limit, condensed_token_limit=max(1, int(limit * share)))
+    memory = CondensedMemory.from_defaults(
+        token_limit=limit, condensed_token_limit=max(1, int(limit * share)), facts_token_limit=0, extract_facts=False
+    )
     for turn in turns:
         await memory.aput_messages([user("a question"), *turn])
         prompt = await memory.aget()
@@ -100,7 +102,9 @@ async def test_a_prompt_never_exceeds_the_limit_by_what_is_added_to_the_turn(
 @pytest.mark.parametrize("limit", [1, 2, 20, 40])
 async def test_a_tiny_limit_is_kept(limit: int) -> None:
     """If need be by showing nothing."""
-    memory = CondensedMemory.from_defaults(token_limit=limit, condensed_token_limit=limit)
+    memory = CondensedMemory.from_defaults(
+        token_limit=limit, condensed_token_limit=limit, facts_token_limit=0, extract_facts=False
+    )
     for i in range(5):
         await memory.aput(user(f"question {i}"))
         assert sent_text(await memory.aget()).endswith(f"question {i}")
@@ -110,7 +114,9 @@ async def test_a_tiny_limit_is_kept(limit: int) -> None:
 
 async def test_what_the_host_does_not_count_is_counted() -> None:
     """Tool arguments, the template and a long question: the host's prompt becomes five times its limit."""
-    memory = CondensedMemory.from_defaults(token_limit=1_000, condensed_token_limit=900)
+    memory = CondensedMemory.from_defaults(
+        token_limit=1_000, condensed_token_limit=900, facts_token_limit=0, extract_facts=False
+    )
     for i in range(20):
         call = ToolCallBlock(tool_call_id="c", tool_name="f", tool_kwargs={"text": "word " * 100})
         await memory.aput_messages([user(f"question {i}"), ChatMessage(role="assistant", blocks=[call])])
@@ -124,7 +130,9 @@ async def test_what_the_host_does_not_count_is_counted() -> None:
 
 async def test_the_count_of_a_prompt_is_exact() -> None:
     """The record is cut by as much as it has to be, and not by much more."""
-    memory = CondensedMemory.from_defaults(token_limit=1_000, condensed_token_limit=1_000)
+    memory = CondensedMemory.from_defaults(
+        token_limit=1_000, condensed_token_limit=1_000, facts_token_limit=0, extract_facts=False
+    )
     lengths = []
     for i in range(200):
         await memory.aput(user(f"question {i}"))

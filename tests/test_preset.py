@@ -120,7 +120,9 @@ async def test_a_chat_history_can_be_given_at_the_beginning(open_memory: OpenMem
 
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_the_synchronous_calls_finish_what_they_start(database_uri: str, in_memory: bool) -> None:
-    memory = CondensedMemory.from_defaults("chat", async_database_uri=None if in_memory else database_uri)
+    memory = CondensedMemory.from_defaults(
+        "chat", async_database_uri=None if in_memory else database_uri, extract_facts=False
+    )
     memory.put(user("one"))
     memory.put_messages([assistant("two"), user("three")])
     assert record(sent_text(memory.get())) == [("user", "one"), ("assistant", "two")]
@@ -259,7 +261,7 @@ async def test_the_record_can_go_into_the_system_message(open_memory: OpenMemory
 
 async def test_more_turns_can_be_kept_as_messages(open_memory: OpenMemory) -> None:
     """With a larger share of the limit for them."""
-    memory = open_memory(chat_history_token_ratio=0.5, token_limit=200, condensed_token_limit=100)
+    memory = open_memory(chat_history_token_ratio=0.5, token_limit=200, condensed_token_limit=100, facts_token_limit=0)
     await talk(memory, 4)
     assert [message.content for message in await memory.aget()][1::2] == [f"answer {i}" for i in range(4)]
     await memory.aput(user("word " * 90))
@@ -267,7 +269,9 @@ async def test_more_turns_can_be_kept_as_messages(open_memory: OpenMemory) -> No
 
 
 def test_limits_that_do_not_fit_are_refused_with_their_numbers() -> None:
-    with pytest.raises(LimitError, match="token_limit=8000; condensed_token_limit=50000 does not"):
+    with pytest.raises(
+        LimitError, match="token_limit=8000; condensed_token_limit=50000 and facts_token_limit=2000 make 52000"
+    ):
         CondensedMemory.from_defaults(token_limit=8_000)
     with pytest.raises(LimitError, match="condensed_token_limit=0"):
         CondensedMemory.from_defaults(condensed_token_limit=0)
@@ -313,18 +317,20 @@ async def test_a_memory_can_be_pickled(open_memory: OpenMemory) -> None:
 
 async def test_leaving_the_block_closes_the_memory(database_uri: str) -> None:
     """And the last turn is in the record."""
-    async with CondensedMemory.from_defaults("chat", async_database_uri=database_uri) as memory:
+    async with CondensedMemory.from_defaults("chat", async_database_uri=database_uri, extract_facts=False) as memory:
         await talk(memory, 1)
     assert memory.sql_store._async_engine is None
-    async with CondensedMemory.from_defaults("chat", async_database_uri=database_uri) as memory:
+    async with CondensedMemory.from_defaults("chat", async_database_uri=database_uri, extract_facts=False) as memory:
         assert len(record(sent_text(await memory.aget()))) == 2
 
 
 async def test_an_engine_can_be_lent(database_uri: str) -> None:
     engine = create_async_engine(database_uri)
-    async with CondensedMemory.from_defaults("chat", async_engine=engine, table_name="talks") as memory:
+    async with CondensedMemory.from_defaults(
+        "chat", async_engine=engine, table_name="talks", extract_facts=False
+    ) as memory:
         assert len(record(await talk(memory, 2))) == 2
-    again = CondensedMemory.from_defaults("chat", async_engine=engine, table_name="talks")
+    again = CondensedMemory.from_defaults("chat", async_engine=engine, table_name="talks", extract_facts=False)
     assert len(record(sent_text(await again.aget()))) == 4
     await engine.dispose()
 
@@ -372,7 +378,7 @@ async def test_forgetting_leaves_nothing_of_the_session(open_memory: OpenMemory)
 
 async def test_tokens_that_the_caller_needs_are_left_to_it(open_memory: OpenMemory) -> None:
     """Chat engines say how long their prefix is."""
-    memory = open_memory(token_limit=100, condensed_token_limit=80)
+    memory = open_memory(token_limit=100, condensed_token_limit=80, facts_token_limit=0)
     await talk(memory, 3)
     whole = sent_text(await memory.aget())
     less = sent_text(await memory.aget(initial_token_count=50))
@@ -381,12 +387,12 @@ async def test_tokens_that_the_caller_needs_are_left_to_it(open_memory: OpenMemo
 
 async def test_five_concurrent_first_reads_work(any_database_uri: str | None) -> None:
     """The host finds no table four times."""
-    memory = CondensedMemory.from_defaults("chat", async_database_uri=any_database_uri)
+    memory = CondensedMemory.from_defaults("chat", async_database_uri=any_database_uri, extract_facts=False)
     assert await asyncio.gather(*(memory.aget() for _ in range(5))) == [[]] * 5
     await memory.aclose()
 
 
 async def test_its_block_is_the_one_that_anybody_can_use(open_memory: OpenMemory) -> None:
-    (block,) = open_memory(condensed_token_limit=500).memory_blocks
+    block = open_memory(condensed_token_limit=500).memory_blocks[0]
     assert isinstance(block, CondensedMemoryBlock)
     assert block.token_limit == 500

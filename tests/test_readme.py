@@ -17,6 +17,8 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, flags=re.DOTALL | re.MULT
 
 
 def model(messages: list[Message], tools: list[str]) -> Message:
+    if tools == ["report_facts"]:
+        return call(("call_1", "report_facts", {"new_facts": []}))
     if messages[-1]["role"] == "tool":
         return say(f"It is {messages[-1]['content']}.")
     if messages[-1]["content"].endswith("What is 3214 * 322?"):

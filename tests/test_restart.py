@@ -16,7 +16,12 @@ from llama_index_memory_ext import CondensedMemory, MemoryStore
 from tests.conftest import OpenMemory
 from tests.conversation import assistant, calling, record, result, sent_text, user
 
-LIMITS: dict[str, Any] = {"token_limit": 400, "condensed_token_limit": 300}
+LIMITS: dict[str, Any] = {
+    "token_limit": 400,
+    "condensed_token_limit": 300,
+    "facts_token_limit": 0,
+    "extract_facts": False,
+}
 TURNS = 8
 
 WORKER = """
@@ -94,7 +99,7 @@ async def test_only_the_rows_that_are_shown_are_read_again(open_memory: OpenMemo
         await memory.aget()
     again = open_memory(**LIMITS)
     await again.aget()
-    (block,) = again.memory_blocks
+    block = again.memory_blocks[0]
     page = await again.sql_store.read_log("chat", block.name, block._windows["chat"].seen, limit=1_000)  # type: ignore[attr-defined]
     assert page.rows == []
     assert page.position > 20

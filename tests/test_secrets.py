@@ -33,7 +33,9 @@ async def test_an_error_of_the_database_does_not_quote_the_message(tmp_path: Pat
     """SQLAlchemy would print the parameters of the statement."""
     file = tmp_path / "memory.db"
     file.write_bytes(b"This is no database. " * 100)
-    memory = CondensedMemory.from_defaults("chat", async_database_uri=f"sqlite+aiosqlite:///{file}")
+    memory = CondensedMemory.from_defaults(
+        "chat", async_database_uri=f"sqlite+aiosqlite:///{file}", extract_facts=False
+    )
     with pytest.raises(SQLAlchemyError) as error:
         await memory.aput(user("my secret"))
     assert "my secret" not in str(error.value)
@@ -43,7 +45,7 @@ async def test_an_error_of_the_database_does_not_quote_the_message(tmp_path: Pat
 async def test_logs_hold_no_message_text(open_memory: OpenMemory, caplog: pytest.LogCaptureFixture) -> None:
     """Above DEBUG, which is SQLAlchemy's and the drivers' to fill."""
     caplog.set_level(logging.INFO)
-    memory = open_memory(token_limit=60, condensed_token_limit=50)
+    memory = open_memory(token_limit=60, condensed_token_limit=50, facts_token_limit=0)
     for _ in range(5):
         await memory.aput(user("my secret"))
         await memory.aget()
@@ -59,7 +61,7 @@ async def test_serialising_a_run_leaves_the_memory_whole(open_memory: OpenMemory
     context = Context(agent)
     await agent.run("One?", memory=memory, ctx=context)
     assert "sk-test-key" not in JsonPickleSerializer().serialize(memory)
-    assert len(memory.memory_blocks) == 1
+    assert len(memory.memory_blocks) == 2
     assert str(await agent.run("Two?", memory=memory, ctx=context)) == "Fine."
     assert len(await memory.aget_all()) == 4
     assert copy.deepcopy(memory) is memory

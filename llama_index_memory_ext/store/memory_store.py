@@ -508,6 +508,7 @@ class MemoryStore(SQLAlchemyChatStore):
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
+        """A connection to read with."""
         engine = await self._engine()
         # An in-memory database has one connection: its readers must not end a writer's transaction.
         async with self._alone() if self._in_memory else nullcontext(), engine.connect() as connection:

@@ -1,0 +1,500 @@
+"""What is known about a user: learned beside the conversation, shown in every session, lost never."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import logging
+import pickle
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.llms import ChatMessage, ChatResponse, MockLLM
+from llama_index.llms.openai import OpenAI
+
+from llama_index_memory_ext import (
+    CondensedMemory,
+    Fact,
+    FactError,
+    MemoryStore,
+    RelevantFactsBlock,
+    TokenCounter,
+)
+from tests.conftest import OpenMemory, OpenPlainMemory, StartModel
+from tests.conversation import assistant, calling, result, sent_text, user
+from tests.openai_server import Message, call, say, serve
+
+COUNTER = TokenCounter()
+SAYS = re.compile(r"I (like|use) (\w+)")
+
+
+def learner(messages: list[Message], tools: list[str]) -> Message:
+    """Reports each "I like X" and "I use X" of the transcript, and answers "Fine." to all else."""
+    if tools != ["report_facts"]:
+        return say("Fine.")
+    said = re.findall(r'<message role="user">(.*?)</message>', messages[-1]["content"].split("<transcript>")[1])
+    found = [
+        {"content": f"{verb.capitalize()}s {what}", "category": "preference", "confidence": 0.9, "quote": match}
+        for text in said
+        for match, verb, what in ((one[0], one[1], one[2]) for one in SAYS.finditer(text))
+    ]
+    return call(("call_1", "report_facts", {"new_facts": found, "confirmed": [], "retired": []}))
+
+
+def extractions(requests: list[list[Message]]) -> list[str]:
+    """The transcripts of the requests that asked for facts."""
+    return [request[-1]["content"] for request in requests if "<transcript>" in str(request[-1]["content"])]
+
+
+def shown(text: str) -> list[str]:
+    return re.findall(r"<fact [^>]*>(.*?)</fact>", text)
+
+
+async def contents(memory: CondensedMemory) -> list[str]:
+    return sorted(fact.content for fact in await memory.facts.alist())
+
+
+async def test_another_session_of_the_user_is_shown_what_one_has_said(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    llm, server = start_model(learner)
+    agent = FunctionAgent(llm=llm)
+    async with open_memory("monday", user_id="ann", llm=llm) as memory:
+        await agent.run("I like Python and tea.", memory=memory)
+        await agent.run("I use Docker.", memory=memory)
+    async with open_memory("friday", user_id="ann", llm=llm) as memory:
+        await agent.run("How should I write Python tests?", memory=memory)
+    asked = [request[-1]["content"] for request in server.requests if str(request[-1]["content"]).endswith("tests?")]
+    assert shown(asked[0]) == ["Likes Python", "Uses Docker"]
+    assert "</relevant_facts>\n</memory>\n\nHow should I write Python tests?" in asked[0]
+    assert server.refusals == []
+
+
+async def test_users_do_not_see_each_others_facts(open_memory: OpenMemory) -> None:
+    """Nor do sessions that belong to no user."""
+    ann, bob = open_memory("a", user_id="ann"), open_memory("b", user_id="bob")
+    nobody, else_ = open_memory("c"), open_memory("d")
+    await ann.facts.aadd("Likes tea", confidence=0.9)
+    await nobody.facts.aadd("Likes rain")
+    for memory in (ann, bob, nobody, else_):
+        await memory.aput(user("What do I like?"))
+    texts = [shown(sent_text(await memory.aget())) for memory in (ann, bob, nobody, else_)]
+    assert texts == [["Likes tea"], [], ["Likes rain"], []]
+
+
+async def test_one_block_may_serve_two_users_memories(
+    open_plain_memory: OpenPlainMemory, start_model: StartModel
+) -> None:
+    """In plain memories, with a private store."""
+    llm, _ = start_model(learner)
+    block = RelevantFactsBlock(llm=llm)
+    for session_id, word in (("ann", "Python"), ("bob", "Docker")):
+        memory = open_plain_memory(block, session_id=session_id)
+        await memory.aput(user(f"I use {word} every day."))
+        await memory.aput(assistant("I see, that is good to know."))
+        await memory.aput(user("Now what about the tests of it?"))
+        await block.await_extraction(session_id)
+        assert shown(sent_text(await memory.aget())) == [f"Uses {word}"]
+    await block.aclose()
+
+
+async def test_the_context_is_what_was_said_in_the_last_turns(open_memory: OpenMemory) -> None:
+    """Tool traffic is none of it, and another worker knows it too."""
+    for content in ("Prefers pytest for testing", "Knows Python well", "Uses FastAPI daily", "Deploys with Docker"):
+        await open_memory("chat", user_id="ann").facts.aadd(content, confidence=0.9)
+    memory = open_memory("chat", user_id="ann")
+    await memory.aput_messages([user("I'm working on a Python project"), assistant("Good.")])
+    await memory.aput_messages(
+        [
+            user("It uses FastAPI and SQLAlchemy"),
+            calling(("c", "run", {"in": "Docker"})),
+            result("c", "Docker"),
+            assistant("Ok."),
+        ]
+    )
+    await memory.aput(user("How do I write tests?"))
+    for worker in (memory, open_memory("chat", user_id="ann")):
+        facts = shown(sent_text(await worker.aget()))
+        assert facts[0] == "Prefers pytest for testing"
+        assert facts[-1] == "Deploys with Docker"
+
+
+async def test_the_facts_keep_to_their_limit_and_say_why(open_memory: OpenMemory) -> None:
+    memory = open_memory("chat", user_id="ann", facts_token_limit=100)
+    for i in range(30):
+        await memory.facts.aadd(f"Has the hobby number {i}, which is chess", confidence=i / 30)
+    await memory.facts.aadd("Is allergic to nuts", pinned=True, confidence=0.1)
+    await memory.aput(user("Which chess?"))
+    text = sent_text(await memory.aget())
+    block = text[text.index("<relevant_facts>") : text.index("</memory>")]
+    assert COUNTER.count(block) <= 100
+    explanation = await memory.facts_block.aexplain("Which chess?")
+    assert [fact.fact.content for fact in explanation.facts if fact.injected and fact.why == "pinned"] == [
+        "Is allergic to nuts"
+    ]
+    assert {fact.why for fact in explanation.facts if not fact.injected} == {"no room"}
+    assert sorted(shown(text)) == sorted(fact.fact.content for fact in explanation.facts if fact.injected)
+    assert "similarity" in str(explanation)
+    assert explanation._repr_html_().startswith("<table>")
+
+
+@settings(max_examples=40)
+@given(
+    facts=st.lists(st.tuples(st.text(min_size=1, max_size=40), st.floats(0, 1), st.booleans()), max_size=8),
+    limit=st.integers(0, 120),
+    question=st.text(max_size=40),
+)
+async def test_no_facts_exceed_the_limit(facts: list[tuple[str, float, bool]], limit: int, question: str) -> None:
+    """Whatever they say, counted with the element around them; and no fact can forge our tags."""
+    block = RelevantFactsBlock(token_limit=limit, extract_facts=False)
+    for content, confidence, pinned in facts:
+        if content.strip():
+            await block.book().aadd(content, confidence=confidence, pinned=pinned)
+    text = await block.aget([user(question)])
+    assert text == "" or COUNTER.count(f"<relevant_facts>\n{text}</relevant_facts>\n") <= limit
+    assert text.count("</fact>") == len(text.splitlines())
+    await block.aclose()
+
+
+async def test_an_extraction_does_not_delay_the_answer(open_memory: OpenMemory, start_model: StartModel) -> None:
+    """The model that extracts waits until the next question has been answered: nobody waits for it."""
+    answered = threading.Event()
+
+    def slow(messages: list[Message], tools: list[str]) -> Message:
+        if tools == ["report_facts"]:
+            assert answered.wait(20)
+        return learner(messages, tools)
+
+    llm, server = start_model(slow)
+    memory = open_memory("chat", user_id="ann", llm=llm)
+    agent = FunctionAgent(llm=llm)
+    await agent.run("I like tea.", memory=memory)
+    assert str(await agent.run("And now?", memory=memory)) == "Fine."
+    answered.set()
+    await memory.aclose()
+    assert await contents(open_memory("chat", user_id="ann")) == ["Likes tea"]
+    assert server.refusals == []
+
+
+async def test_each_finished_turn_is_extracted_once(open_memory: OpenMemory, start_model: StartModel) -> None:
+    """And the last one when the memory is closed."""
+    llm, server = start_model(learner)
+    memory = open_memory("chat", user_id="ann", llm=llm)
+    for i in range(4):
+        await memory.aput_messages([user(f"I like thing{i}."), assistant("Fine.")])
+        await memory.facts_block.await_extraction("chat")
+    await memory.aclose()
+    transcripts = [text.split("<transcript>")[1] for text in extractions(server.requests)]
+    assert [re.findall(r"thing\d", text)[:1] for text in transcripts] == [[f"thing{i}"] for i in range(4)]
+    await memory.aclose()
+    assert len(extractions(server.requests)) == 4
+
+
+async def test_turns_can_wait_for_one_extraction(open_memory: OpenMemory, start_model: StartModel) -> None:
+    llm, server = start_model(learner)
+    memory = open_memory("chat", user_id="ann", llm=llm, extract_every_turns=3)
+    for i in range(5):
+        await memory.aput_messages([user(f"I like thing{i}."), assistant("Fine.")])
+        await memory.facts_block.await_extraction("chat")
+    assert len(extractions(server.requests)) == 1
+    await memory.aclose()
+    assert len(extractions(server.requests)) == 2
+    assert len(await contents(open_memory("chat", user_id="ann"))) == 5
+
+
+@pytest.mark.parametrize("failure", ["unreadable", "refused", "no key"])
+async def test_a_failing_model_costs_nothing(
+    open_memory: OpenMemory, start_model: StartModel, caplog: pytest.LogCaptureFixture, failure: str
+) -> None:
+    """The answer arrives, one line is logged without a word of the user's, and the batch is extracted later."""
+    broken = True
+
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        if tools != ["report_facts"] or not broken:
+            return learner(messages, tools)
+        if failure == "refused":
+            raise ConnectionAbortedError
+        return say("I would rather not say {")
+
+    llm, _ = start_model(model)
+    extractor = (
+        type(llm)(model="gpt-4o-mini", api_base="http://127.0.0.1:9", api_key="x", max_retries=0)
+        if failure == "no key"
+        else llm
+    )
+    memory = open_memory("chat", user_id="ann", llm=extractor)
+    agent = FunctionAgent(llm=llm)
+    await agent.run("I like tea.", memory=memory)
+    assert str(await agent.run("And now?", memory=memory)) == "Fine."
+    await memory.facts_block.await_extraction("chat")
+    lines = [record.getMessage() for record in caplog.records if "were not extracted" in record.getMessage()]
+    assert len(lines) == 1
+    assert "tea" not in caplog.text
+    assert await contents(memory) == []
+    broken = False
+    again = open_memory("chat", user_id="ann", llm=llm)
+    await again.aclose()
+    assert await contents(open_memory("chat", user_id="ann")) == ["Likes tea"]
+
+
+async def test_a_failure_is_tried_again_after_a_pause(start_model: StartModel) -> None:
+    """In the background, without a new message."""
+    tries: list[float] = []
+    done = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        tries.append(time.monotonic())
+        if len(tries) < 3:
+            return say("{ torn")
+        loop.call_soon_threadsafe(done.set)
+        return learner(messages, tools)
+
+    llm, _ = start_model(model)
+    block = RelevantFactsBlock(llm=llm, retry_seconds=0.05)
+    await block.aput([user("I like tea."), assistant("Fine.")], session_id="chat")
+    await asyncio.wait_for(done.wait(), 20)
+    await block.await_extraction("chat")
+    assert [fact.content for fact in await block.book("chat").alist()] == ["Likes tea"]
+    assert tries[2] - tries[1] > tries[1] - tries[0] > 0.04
+    await block.aclose()
+
+
+async def test_text_only_models_are_asked_for_json(open_memory: OpenMemory) -> None:
+    class TextModel(MockLLM):
+        def _text(self) -> str:
+            fact = {"content": "Likes tea", "confidence": 0.9, "quote": "I like tea"}
+            return f"Sure!\n```json\n{json.dumps({'new_facts': [fact, {'content': 3}]})}\n```"
+
+        async def achat(self, messages: Any, **kwargs: Any) -> Any:
+            return ChatResponse(message=ChatMessage(role="assistant", content=self._text()))
+
+    memory = open_memory("chat", user_id="ann", llm=TextModel(max_tokens=None))
+    await memory.aput_messages([user("I like tea."), assistant("Fine.")])
+    await memory.aclose()
+    assert await contents(open_memory("chat", user_id="ann")) == ["Likes tea"]
+
+
+async def test_what_is_not_in_the_source_is_rejected_and_counted(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    replies = [
+        {"content": "Likes tea", "confidence": 0.5, "quote": "I like tea"},
+        {"content": "Likes wine", "confidence": 0.9, "quote": "I like wine"},
+        {"content": "Likes 12 teas", "confidence": 0.9, "quote": "I like tea"},
+    ]
+    llm, _ = start_model(lambda messages, tools: call(("c", "report_facts", {"new_facts": replies})))
+    memory = open_memory("chat", user_id="ann", llm=llm)
+    await memory.aput_messages([user("I like tea."), assistant("Fine.")])
+    await memory.aflush()
+    assert await contents(memory) == []
+    assert sum(memory.facts_block.rejections.values()) == 3
+    assert all(isinstance(reason, str) for reason in memory.facts_block.rejections)
+
+
+async def test_a_correction_retires_the_old_fact_and_can_be_undone(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        number = int(re.search(r"(\d+)\. Lives in Paris", messages[-1]["content"])[1])  # type: ignore[index]
+        new = {"label": "n1", "content": "Lives in Rome", "confidence": 0.9, "quote": "I live in Rome now"}
+        old = {"number": number, "reason": "moved", "replaced_by": "n1", "quote": "I live in Rome now"}
+        return call(("c", "report_facts", {"new_facts": [new], "retired": [old]}))
+
+    llm, _ = start_model(model)
+    memory = open_memory("chat", user_id="ann", llm=llm)
+    old = await memory.facts.aadd("Lives in Paris")
+    await memory.facts.aadd("Likes tea")
+    await memory.aput_messages([user("I live in Rome now."), assistant("Fine.")])
+    await memory.aflush()
+    assert await contents(memory) == ["Likes tea", "Lives in Rome"]
+    retired = next(fact for fact in await memory.facts.alist(with_retired=True) if fact.id == old.id)
+    assert retired.retired
+    assert retired.replaced_by
+    await memory.facts.arestore(old.id)
+    assert "Lives in Paris" in await contents(memory)
+
+
+async def test_there_can_be_a_number_of_facts_at_the_most(start_model: StartModel) -> None:
+    """The least sure are retired, not deleted."""
+    llm, _ = start_model(learner)
+    block = RelevantFactsBlock(llm=llm, max_facts=3)
+    await block.book("chat").aadd("Likes rain", confidence=0.2)
+    await block.aput([user("I like tea. I like cake. I use Python."), assistant("Fine.")], session_id="chat")
+    await block.await_extraction("chat")
+    facts = await block.book("chat").alist(with_retired=True)
+    assert sorted(fact.content for fact in facts if not fact.retired) == ["Likes cake", "Likes tea", "Uses Python"]
+    assert [fact.retired_reason for fact in facts if fact.retired] == ["over max_facts"]
+    await block.aclose()
+
+
+async def test_a_session_that_just_ended_is_picked_up_by_the_next(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    """Its process was killed: nothing was flushed, nothing extracted."""
+    llm, _ = start_model(learner)
+    dead = open_memory("monday", user_id="ann", llm=llm, extract_every_turns=100)
+    await dead.aput_messages([user("I like tea."), assistant("Fine.")])
+    await dead.sql_store.aclose()
+    memory = open_memory("friday", user_id="ann", llm=llm)
+    await memory.aput(user("Hello."))
+    await memory.facts_block.await_extraction("monday")
+    assert await contents(memory) == ["Likes tea"]
+
+
+WORKER = """
+import asyncio, sys
+from tests.conversation import assistant, user
+from llama_index.llms.openai import OpenAI
+from llama_index_memory_ext import CondensedMemory
+
+async def main(uri, api_base, name):
+    llm = OpenAI(model="gpt-4o-mini", api_base=api_base, api_key="x", max_retries=0)
+    memory = CondensedMemory.from_defaults("chat", user_id="ann", llm=llm, async_database_uri=uri)
+    for i in range(5):
+        await memory.aput_messages([user(f"I like tea. I use tool{name}{i}."), assistant("Fine.")])
+        await memory.facts_block.await_extraction("chat")
+    await memory.aclose()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_nothing_is_extracted_twice_by_four_processes(database_uri: str, open_memory: OpenMemory) -> None:
+    """Of one user, on one session."""
+    with serve(learner) as server:
+        command = [sys.executable, "-c", WORKER, database_uri, server.api_base]
+        workers = [subprocess.Popen([*command, str(i)], stderr=subprocess.PIPE) for i in range(4)]
+        errors = [(await asyncio.to_thread(worker.communicate, timeout=120))[1] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0] * 4, errors
+    facts = await contents(open_memory("chat", user_id="ann"))
+    assert facts == sorted(["Likes tea", *(f"Uses tool{name}{i}" for name in range(4) for i in range(5))])
+
+
+def test_a_program_that_simply_ends_leaves_no_warning(database_uri: str, tmp_path: Path) -> None:
+    """And the next start catches up."""
+    program = WORKER.replace("    await memory.aclose()\n", "").replace(
+        '        await memory.facts_block.await_extraction("chat")\n', ""
+    )
+    with serve(learner) as server:
+        command = [sys.executable, "-c", program, database_uri, server.api_base, "x"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_synchronous_calls_extract_too(database_uri: str) -> None:
+    with serve(learner) as server:
+        llm = OpenAI(model="gpt-4o-mini", api_base=server.api_base, api_key="x", max_retries=0, reuse_client=False)
+        memory = CondensedMemory.from_defaults("chat", user_id="ann", llm=llm, async_database_uri=database_uri)
+        memory.put_messages([user("I like tea."), assistant("Fine.")])
+        memory.put(user("And now?"))
+        assert [fact.content for fact in memory.facts.list()] == ["Likes tea"]
+        memory.close()
+
+
+async def test_facts_can_be_looked_at_and_changed(open_memory: OpenMemory) -> None:
+    memory = open_memory("chat", user_id="ann")
+    book = memory.facts
+    tea = await book.aadd(Fact(content="Likes tea", confidence=0.8, category="preference"))
+    rain = await book.aadd("Hates rain")
+    assert {fact.content for fact in await book.alist()} == {"Likes tea", "Hates rain"}
+    assert (await book.aupdate(tea.id, content="Likes green tea")).confidence == 0.8
+    await book.aretire(rain.id, "the sun came out")
+    assert [fact.content for fact in await book.alist()] == ["Likes green tea"]
+    await book.arestore(rain.id)
+    exported = await book.aexport()
+    other = open_memory("other", user_id="bob").facts
+    assert await other.aimport(exported) == 2
+    assert {fact.namespace for fact in await other.alist()} == {"bob"}
+    assert await book.aforget(tea.id) == 1
+    assert await book.aforget() == 1
+    assert await book.alist() == []
+    assert len(await other.alist()) == 2
+
+
+async def test_what_cannot_be_changed_or_imported_is_refused(open_memory: OpenMemory) -> None:
+    """Nothing is stored then."""
+    book = open_memory("chat", user_id="ann").facts
+    with pytest.raises(FactError, match="There is no fact 'x'"):
+        await book.aretire("x")
+    exported = await open_memory("other").facts.aexport()
+    with pytest.raises(FactError, match="Line 2 is no fact"):
+        await book.aimport(exported + '{"content": 1}\n')
+    with pytest.raises(FactError, match="schema version 99, and this package knows version 1"):
+        await book.aimport(exported.replace('"version": 1', '"version": 99'))
+    assert await book.alist() == []
+
+
+async def test_a_deleted_fact_is_gone_for_every_worker(open_memory: OpenMemory) -> None:
+    one, two = open_memory("a", user_id="ann"), open_memory("b", user_id="ann")
+    await one.facts.aadd("Likes tea")
+    await two.aput(user("What do I like?"))
+    assert shown(sent_text(await two.aget())) == ["Likes tea"]
+    await one.facts.aforget()
+    assert shown(sent_text(await two.aget())) == []
+    await one.facts.aadd("Likes cake")
+    assert shown(sent_text(await two.aget())) == ["Likes cake"]
+
+
+async def test_resetting_a_session_keeps_the_facts_of_its_user(open_memory: OpenMemory) -> None:
+    """Also where the session is its own user."""
+    memory = open_memory("chat")
+    await memory.facts.aadd("Likes tea")
+    await memory.aput(user("one"))
+    await memory.areset()
+    await memory.facts.aadd("Likes cake")
+    await memory.aput(user("What do I like?"))
+    assert sorted(shown(sent_text(await memory.aget()))) == ["Likes cake", "Likes tea"]
+
+
+async def test_no_key_leaves_the_block(start_model: StartModel) -> None:
+    llm, _ = start_model(learner)
+    block = RelevantFactsBlock(llm=llm)
+    for leak in (
+        repr(block),
+        str(block.model_dump()),
+        str(block.model_dump(serialize_as_any=True)),
+        str(pickle.dumps(block)),
+    ):
+        assert "sk-test-key" not in leak
+    assert block.llm is llm
+    assert copy.deepcopy(RelevantFactsBlock(token_limit=7)).token_limit == 7
+
+
+async def test_facts_live_in_any_database(any_database_uri: str | None) -> None:
+    store = MemoryStore(any_database_uri)
+    table = store.facts
+    first = await table.read("ann")
+    await table.write("ann", [Fact(content="Likes tea"), Fact(content="Likes cake")])
+    changes = await table.read("ann", first)
+    assert [fact.content for fact in changes.facts] == ["Likes tea", "Likes cake"]
+    assert (await table.read("ann", changes)).facts == []
+    await table.write("ann", [changes.facts[0].model_copy(update={"content": "Likes green tea"})])
+    assert [fact.content for fact in (await table.read("ann", changes)).facts] == ["Likes green tea"]
+    assert await table.count("ann") == 2
+    assert await table.delete("ann", [changes.facts[1].id]) == 1
+    assert not (await table.read("ann", changes)).fresh
+    await store.aclose()
+
+
+async def test_logs_of_a_failed_extraction_name_no_words(
+    caplog: pytest.LogCaptureFixture, start_model: StartModel
+) -> None:
+    llm, _ = start_model(lambda messages, tools: say("my secret {"))
+    block = RelevantFactsBlock(llm=llm)
+    with caplog.at_level(logging.INFO):
+        await block.aput([user("my secret")], session_id="chat")
+        await block.await_extraction("chat")
+    assert "FactReplyError" in caplog.text
+    assert "my secret" not in caplog.text
+    await block.aclose()
