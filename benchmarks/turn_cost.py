@@ -49,7 +49,7 @@ async def session_of(side: str, file: Path) -> AsyncIterator[Memory]:
     uri = f"sqlite+aiosqlite:///{file}"
     opened: AbstractAsyncContextManager[Memory]
     if side in (LONG_SESSION, SHORT_SESSION):
-        opened = CondensedMemory.from_defaults(session_id=SESSION, async_database_uri=uri)
+        opened = CondensedMemory.from_defaults(session_id=SESSION, async_database_uri=uri, extract_facts=False)
     else:
         opened = host_memory(uri, *([RecipeBlock()] if side == RECIPE else []))
     async with opened as memory:
