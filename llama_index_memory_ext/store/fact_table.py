@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
+    from llama_index_memory_ext.store.embedding_table import EmbeddingTable
     from llama_index_memory_ext.store.memory_store import MemoryStore, Unread
 
 
@@ -55,9 +56,10 @@ def define_facts(table_name: str, metadata: MetaData) -> Table:
 class FactTable:
     """The facts of a ``MemoryStore``, on its engine and within its transactions."""
 
-    def __init__(self, store: MemoryStore, table: Table, backend: str) -> None:
+    def __init__(self, store: MemoryStore, table: Table, embeddings: EmbeddingTable, backend: str) -> None:
         self._store = store
         self._table = table
+        self._embeddings = embeddings
         self._changed = (
             select(table.c.change, table.c.data)
             .where(table.c.namespace == bindparam("ns"), table.c.change > bindparam("seen"))
@@ -127,12 +129,13 @@ class FactTable:
 
     @uninterrupted
     async def delete(self, namespace: str, ids: Sequence[str] | None = None) -> int:
-        """Delete facts for good, by default all of the namespace; returns how many there were."""
+        """Delete facts and their embeddings for good, by default all of the namespace; returns how many facts."""
         query = delete(self._table).where(self._table.c.namespace == namespace)
         if ids is not None:
             query = query.where(self._table.c.id.in_(ids))
         async with self._store.writing(namespace, FACTS) as connection:
             deleted: int = (await connection.execute(query)).rowcount
+            await self._embeddings.delete(connection, namespace, ids)
             await self._store.start_epoch(connection, namespace, FACTS)
         return deleted
 

@@ -22,6 +22,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.locks import lock_for, uninterrupted
+from llama_index_memory_ext.store.embedding_table import EmbeddingTable, define_embeddings
 from llama_index_memory_ext.store.engine import (
     BUSY_SECONDS,
     check_backend,
@@ -124,6 +125,7 @@ class MemoryStore(SQLAlchemyChatStore):
     _identity: tuple[str, ...] = PrivateAttr(default=())
     _cursors: Table = PrivateAttr()
     _facts: FactTable = PrivateAttr()
+    _embeddings: EmbeddingTable = PrivateAttr()
     _statements: Statements = PrivateAttr()
     _owns_engine: bool = PrivateAttr(default=False)
     _ready: bool = PrivateAttr(default=False)
@@ -153,8 +155,11 @@ class MemoryStore(SQLAlchemyChatStore):
         self._metadata = MetaData(schema=None if url.get_backend_name() == "sqlite" else db_schema)
         self._table = define_rows(table_name, self._metadata)
         self._cursors = define_cursors(table_name, self._metadata)
-        self._facts = FactTable(self, define_facts(table_name, self._metadata), url.get_backend_name())
-        self._statements = Statements(self._table, self._cursors, url.get_backend_name())
+        backend = url.get_backend_name()
+        facts, embeddings = define_facts(table_name, self._metadata), define_embeddings(table_name, self._metadata)
+        self._embeddings = EmbeddingTable(self, embeddings, facts, backend)
+        self._facts = FactTable(self, facts, self._embeddings, backend)
+        self._statements = Statements(self._table, self._cursors, backend)
 
     # ---- what it is --------------------------------------------------------------------------------
 
@@ -441,6 +446,11 @@ class MemoryStore(SQLAlchemyChatStore):
     def facts(self) -> FactTable:
         """The facts in this database."""
         return self._facts
+
+    @property
+    def embeddings(self) -> EmbeddingTable:
+        """The embeddings of the facts in this database."""
+        return self._embeddings
 
     async def start_epoch(self, connection: AsyncConnection, key: str, lock: str) -> None:
         """Tell all that remember rows under this lock that some of them were deleted."""

@@ -1,0 +1,423 @@
+"""Facts ranked by an embedding model together with their words, and nothing embedded twice."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import pickle
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.bridge.pydantic import Field
+from sqlalchemy import text
+
+from llama_index_memory_ext.embedding_calls import EmbeddingCalls, model_key
+from llama_index_memory_ext.embedding_ranker import EmbeddingRanker
+from llama_index_memory_ext.facts import Fact
+from llama_index_memory_ext.facts_block import RelevantFactsBlock
+from llama_index_memory_ext.ranking import Document, TfidfRanker, document_of, rank
+from llama_index_memory_ext.store import MemoryStore
+from llama_index_memory_ext.vectors import VectorIndex, unit
+
+MEANINGS = {"puppy": "dog", "hound": "dog", "automobile": "car", "physician": "doctor"}
+
+
+class Meanings(BaseEmbedding):
+    """Stands in for a model: adds up a fixed vector for each word, and knows some words that mean the same."""
+
+    model_name: str = "meanings"
+    size: int = 64
+    failing: bool = False
+    refused: str = "no text"
+    asked: list[str] = Field(default_factory=list)
+    in_thread: list[bool] = Field(default_factory=list)
+
+    def _get_text_embedding(self, text: str) -> list[float]:
+        return self._get_query_embedding(text)
+
+    def _get_query_embedding(self, query: str) -> list[float]:
+        self.asked.append(query)
+        self.in_thread.append(not _in_event_loop())
+        if self.failing or self.refused in query:
+            raise ConnectionError(f"cannot embed {query}")
+        words = query.lower().strip("?").split()
+        vectors = [_vector_of(MEANINGS.get(word, word), self.size) for word in words]
+        return [float(number) for number in np.sum(vectors, axis=0)]
+
+    async def _aget_query_embedding(self, query: str) -> list[float]:
+        return self._get_query_embedding(query)
+
+
+class Awaited(Meanings):
+    """The same over a network: its answers come when they come."""
+
+    gate: Any = None
+
+    async def _aget_query_embedding(self, query: str) -> list[float]:
+        if self.gate is not None:
+            await self.gate.wait()
+        return self._get_query_embedding(query)
+
+    async def _aget_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+        if self.gate is not None:
+            await self.gate.wait()
+        return [self._get_query_embedding(text) for text in texts]
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _vector_of(word: str, size: int) -> np.ndarray[Any, Any]:
+    seed = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=4).digest(), "big")
+    return np.random.default_rng(seed).normal(size=size)
+
+
+FACTS = [
+    Fact(content=content, confidence=0.8) for content in ("Has a small dog", "Drives a red car", "Plays the old piano")
+]
+
+
+def ranker_of(model: BaseEmbedding, facts: list[Fact] = FACTS, **options: Any) -> EmbeddingRanker:
+    ranker = EmbeddingRanker(model, **options)
+    ranker.add(map(document_of, facts))
+    return ranker
+
+
+def first(facts: list[Fact], question: str, ranker: EmbeddingRanker) -> str:
+    return rank(facts, question, ranker=ranker)[0].fact.content
+
+
+async def test_a_fact_is_found_by_its_meaning() -> None:
+    ranker = ranker_of(Meanings())
+    assert not ranker.similarities("Which puppy?")
+    assert await ranker.aprepare(["Which puppy?", "Which automobile?"])
+    assert first(FACTS, "Which puppy?", ranker) == "Has a small dog"
+    assert first(FACTS, "Which automobile?", ranker) == "Drives a red car"
+
+
+async def test_similarities_are_the_sum_of_both_each_divided_by_its_best() -> None:
+    ranker, words = ranker_of(Meanings()), TfidfRanker()
+    words.add(map(document_of, FACTS))
+    question = "puppy and piano"
+    await ranker.aprepare([question])
+    vectors = {fact.id: unit(Meanings()._get_query_embedding(fact.content)) for fact in FACTS}
+    cosines = {name: max(float(v @ unit(Meanings()._get_query_embedding(question))), 0) for name, v in vectors.items()}
+    near = words.similarities(question)
+    expected = {
+        fact.id: (cosines[fact.id] / max(cosines.values()) + near.get(fact.id, 0) / max(near.values())) / 2
+        for fact in FACTS
+    }
+    found = ranker.similarities(question)
+    assert {fact.id: found.get(fact.id, 0.0) for fact in FACTS} == pytest.approx(expected, abs=1e-5)
+    assert all(0 < value <= 1 for value in found.values())
+
+
+@pytest.mark.parametrize("question", ["", "?", "😀", "What is it that you do?", "猫"])
+async def test_a_question_with_nothing_to_go_by_is_not_embedded(question: str) -> None:
+    ranker = ranker_of(model := Meanings(asked=[]))
+    assert await ranker.aprepare([question])
+    assert question not in model.asked
+    assert not ranker.similarities(question)
+
+
+async def test_what_was_removed_or_replaced_counts_for_nothing() -> None:
+    ranker = ranker_of(model := Meanings(asked=[]))
+    await ranker.aprepare(["puppy"])
+    ranker.remove([FACTS[0].id, "unknown"])
+    assert FACTS[0].id not in ranker.similarities("puppy")
+    ranker.add([document_of(FACTS[1].model_copy(update={"content": "Walks a hound"}))])
+    assert await ranker.aprepare(["puppy"])
+    assert max(ranker.similarities("puppy").items(), key=lambda pair: pair[1])[0] == FACTS[1].id
+    assert sorted(model.asked) == sorted([*(fact.content for fact in FACTS), "puppy", "Walks a hound"])
+
+
+@given(
+    steps=st.lists(st.tuples(st.booleans(), st.integers(0, 200), st.integers(0, 3)), max_size=400),
+    query=st.integers(0, 3),
+)
+def test_an_index_answers_for_the_vectors_that_are_left(steps: list[tuple[bool, int, int]], query: int) -> None:
+    axes = [unit([float(i == k) + 0.1 for i in range(4)]) for k in range(4)]
+    index, left = VectorIndex(), dict[str, int]()
+    index.start(4)
+    for adding, number, axis in [*((True, n, n % 4) for n in range(0, 200, 2)), *steps]:
+        if adding:
+            index.add(str(number), axes[axis])
+            left[str(number)] = axis
+        else:
+            index.remove(map(str, range(number, 201)))
+            left = {name: kept for name, kept in left.items() if int(name) < number}
+    cosines = index.cosines(axes[query])
+    assert {name: cosines[row] for name, row in index.rows.items()} == pytest.approx(
+        {name: float(axes[axis] @ axes[query]) for name, axis in left.items()}, abs=1e-5
+    )
+    assert np.count_nonzero(cosines) == len(left)
+
+
+@pytest.mark.parametrize("vector", [[], [[1.0]], [1.0, float("nan")], [float("inf")]])
+def test_what_is_no_vector_is_refused(vector: Any) -> None:
+    with pytest.raises(ValueError, match="expected a vector of finite numbers"):
+        unit(vector)
+
+
+# ---- a model that is slow or fails -----------------------------------------------------------------------
+
+
+async def test_a_model_that_fails_costs_no_answer(caplog: pytest.LogCaptureFixture) -> None:
+    """Words alone decide then; one line is logged, without what was said, and later it is tried again."""
+    model = Meanings(failing=True, asked=[])
+    ranker = ranker_of(model, retry_seconds=1e-9)
+    with caplog.at_level(logging.DEBUG, "llama_index_memory_ext"):
+        assert not await ranker.aprepare(["red puppy"])
+        assert dict(ranker.similarities("red puppy")).keys() == {FACTS[1].id}
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert "ConnectionError" in line
+    assert "puppy" not in line
+    model.failing = False
+    assert await ranker.aprepare(["red puppy"])
+    assert dict(ranker.similarities("red puppy")).keys() >= {FACTS[0].id, FACTS[1].id}
+
+
+async def test_a_model_that_has_failed_is_left_alone_for_a_while() -> None:
+    ranker = ranker_of(model := Meanings(failing=True, asked=[]), retry_seconds=3600)
+    assert not await ranker.aprepare(["puppy"])
+    calls = len(model.asked)
+    assert not await ranker.aprepare(["puppy", "car"])
+    assert len(model.asked) == calls
+
+
+def test_each_pause_is_twice_as_long_until_it_works_again() -> None:
+    clock = [0.0]
+    calls = EmbeddingCalls(Meanings(), 10.0, lambda: clock[0])
+    for pause in (10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0):
+        calls.failed("for a test")
+        clock[0] += pause - 0.1
+        assert calls.pausing
+        clock[0] += 0.2
+        assert not calls.pausing
+    calls.worked()
+    assert calls.batch_size == Meanings().embed_batch_size
+
+
+async def test_a_slow_model_is_not_waited_for_but_its_answer_is_used_later() -> None:
+    model = Awaited(gate=asyncio.Event(), asked=[])
+    ranker = ranker_of(model, wait_seconds=0.01, retry_seconds=1e-9)
+    assert not await ranker.aprepare(["puppy"])
+    assert not ranker.similarities("puppy")
+    model.gate.set()
+    await asyncio.wait(ranker._tasks)
+    assert await ranker.aprepare(["puppy"])
+    assert first(FACTS, "puppy", ranker) == "Has a small dog"
+    assert sorted(model.asked) == sorted([*(fact.content for fact in FACTS), "puppy"])
+
+
+async def test_what_is_under_way_ends_with_the_ranker() -> None:
+    model = Awaited(gate=asyncio.Event())
+    ranker = ranker_of(model, wait_seconds=0.01)
+    await ranker.aprepare()
+    await ranker.aclose()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_one_text_that_the_model_refuses_does_not_keep_the_others_from_being_embedded() -> None:
+    facts = [Fact(content=f"number{i} of many") for i in range(40)] + FACTS
+    model = Meanings(refused="number3 ", asked=[], embed_batch_size=8)
+    ranker = ranker_of(model, facts, retry_seconds=1e-9)
+    for _ in range(20):
+        assert not await ranker.aprepare(["puppy"])
+    assert ranker._texts.missing() == {facts[3].id: "number3 of many"}
+    assert first(facts, "puppy", ranker) == "Has a small dog"
+
+
+@pytest.mark.parametrize(("model", "in_thread"), [(Meanings(in_thread=[]), True), (Awaited(in_thread=[]), False)])
+async def test_a_model_that_computes_does_so_in_a_thread(model: Meanings, in_thread: bool) -> None:
+    """One that awaits a network is awaited."""
+    await ranker_of(model).aprepare(["puppy"])
+    assert set(model.in_thread) == {in_thread}
+
+
+async def test_a_model_that_gives_other_vectors_now_begins_anew() -> None:
+    model = Meanings()
+    ranker = ranker_of(model)
+    await ranker.aprepare(["puppy"])
+    model.size = 32
+    assert await ranker.aprepare(["hound"])
+    assert first(FACTS, "hound", ranker) == "Has a small dog"
+
+
+async def test_a_long_text_is_embedded_by_its_beginning_and_its_end() -> None:
+    model = Meanings(asked=[])
+    await ranker_of(model, []).aprepare([f"begins {'x' * 100_000} ends"])
+    assert len(model.asked[0]) < 5_000
+    assert model.asked[0].startswith("begins")
+    assert model.asked[0].endswith("ends")
+
+
+# ---- kept in the store -----------------------------------------------------------------------------------
+
+OpenBlock = Callable[..., RelevantFactsBlock]
+
+
+@pytest.fixture
+async def open_block(any_database_uri: str | None) -> AsyncIterator[OpenBlock]:
+    """Opens blocks for Ann on one database, each as a new process would; in memory they share a store."""
+    async with AsyncExitStack() as stack:
+        shared: list[MemoryStore] = []
+
+        def open_one(**options: Any) -> RelevantFactsBlock:
+            if any_database_uri is not None or not shared:
+                shared.append(MemoryStore(any_database_uri) if any_database_uri else MemoryStore())
+                stack.push_async_callback(shared[-1].aclose)
+            block = RelevantFactsBlock(store=shared[-1], user_id="ann", extract_facts=False, **options)
+            stack.push_async_callback(block.aclose)
+            return block
+
+        yield open_one
+
+
+async def ask(block: RelevantFactsBlock, question: str) -> list[str]:
+    lines = await block.aget([ChatMessage(content=question)], session_id="chat")
+    return [fact.content for line in lines.splitlines() for fact in FACTS if fact.content in line]
+
+
+async def stored(block: RelevantFactsBlock) -> int:
+    assert block.store is not None
+    async with block.store.reading() as connection:
+        return int((await connection.execute(text("SELECT count(*) FROM llama_index_memory_embeddings"))).scalar_one())
+
+
+async def test_no_fact_is_embedded_twice(open_block: OpenBlock) -> None:
+    """Not by another process either."""
+    model = Meanings(asked=[])
+    block = open_block(embed_model=model)
+    for fact in FACTS:
+        await block.book().aadd(fact)
+    for question in ("Which puppy?", "Which puppy?", "Which automobile?"):
+        await ask(block, question)
+    assert sorted(model.asked) == sorted([*(fact.content for fact in FACTS), "Which puppy?", "Which automobile?"])
+    again = Meanings(asked=[])
+    assert (await ask(open_block(embed_model=again), "Which puppy?"))[0] == "Has a small dog"
+    assert again.asked == ["Which puppy?"]
+
+
+async def test_two_blocks_of_one_process_embed_a_fact_once(open_block: OpenBlock) -> None:
+    model = Meanings(asked=[])
+    blocks = [open_block(embed_model=model) for _ in range(4)]
+    for fact in FACTS:
+        await blocks[0].book().aadd(fact)
+    await asyncio.gather(*(ask(block, "Which puppy?") for block in blocks))
+    for fact in FACTS:
+        assert model.asked.count(fact.content) == 1
+
+
+async def test_a_fact_that_has_changed_is_embedded_again_and_one_that_is_only_surer_is_not(
+    open_block: OpenBlock,
+) -> None:
+    model = Meanings(asked=[])
+    block = open_block(embed_model=model)
+    for fact in FACTS:
+        await block.book().aadd(fact)
+    await ask(block, "Which puppy?")
+    model.asked.clear()
+    await block.book().aupdate(FACTS[0].id, confidence=0.95)
+    await block.book().aretire(FACTS[2].id)
+    await block.book().arestore(FACTS[2].id)
+    await ask(block, "Which hound?")
+    assert model.asked == ["Which hound?"]
+    await block.book().aupdate(FACTS[0].id, content="Has a small cat")
+    await ask(block, "Which hound?")
+    assert model.asked == ["Which hound?", "Has a small cat"]
+    await ask(open_block(embed_model=model), "Which cat?")
+    assert model.asked == ["Which hound?", "Has a small cat", "Which cat?"]
+    assert await stored(block) == 3
+
+
+async def test_each_model_has_vectors_of_its_own(open_block: OpenBlock) -> None:
+    await (block := open_block(embed_model=Meanings())).book().aadd(FACTS[0])
+    await ask(block, "Which puppy?")
+    other = Meanings(model_name="another", size=16, asked=[])
+    assert await ask(open_block(embed_model=other), "Which puppy?") == [FACTS[0].content]
+    assert other.asked == ["Which puppy?", FACTS[0].content]
+    assert await stored(block) == 2
+    assert model_key(other) != model_key(Meanings())
+
+
+async def test_a_vector_of_another_length_is_made_again(open_block: OpenBlock) -> None:
+    """The model goes by the same name but is another one since."""
+    await (block := open_block(embed_model=Meanings())).book().aadd(FACTS[0])
+    await ask(block, "Which puppy?")
+    for asked in (["Which puppy?", FACTS[0].content], ["Which puppy?"]):
+        model = Meanings(size=16, asked=[])
+        await ask(open_block(embed_model=model), "Which puppy?")
+        assert model.asked == asked
+
+
+async def test_a_fact_is_forgotten_with_its_vector(open_block: OpenBlock) -> None:
+    block = open_block(embed_model=Meanings())
+    for fact in FACTS:
+        await block.book().aadd(fact)
+    await ask(block, "Which puppy?")
+    await block.book().aforget(FACTS[0].id)
+    assert await stored(block) == 2
+    await block.book().aforget()
+    assert await stored(block) == 0
+
+
+async def test_a_vector_that_comes_after_its_fact_was_forgotten_is_not_kept(open_block: OpenBlock) -> None:
+    block = open_block(embed_model=Meanings())
+    await block.book().aadd(FACTS[0])
+    assert block.store is not None
+    await block.store.embeddings.write("ann", "a model", {FACTS[0].id: ("", b"1"), FACTS[1].id: ("", b"2")})
+    assert await block.store.embeddings.read("ann", "a model", [FACTS[0].id, FACTS[1].id]) == {FACTS[0].id: ("", b"1")}
+    assert await block.store.embeddings.read("bob", "a model", [FACTS[0].id]) == {}
+
+
+async def test_what_was_shown_while_the_model_failed_is_not_what_is_shown_for_ever(open_block: OpenBlock) -> None:
+    model = Meanings(failing=True)
+    block = open_block(embed_model=model, ranker_factory=lambda: EmbeddingRanker(model, retry_seconds=1e-9))
+    block.embed_model = None
+    for fact in (*FACTS, Fact(content="Never fails", confidence=0.81)):
+        await block.book().aadd(fact)
+    shown = await block.aget([ChatMessage(content="Which puppy?")], session_id="chat")
+    assert "Never fails" in shown.splitlines()[0]
+    model.failing = False
+    assert (await ask(block, "Which puppy?"))[0] == "Has a small dog"
+
+
+async def test_the_model_does_not_travel_with_a_pickle_or_a_dump(open_block: OpenBlock) -> None:
+    block = open_block(embed_model=Meanings(model_name="secret"))
+    assert "secret" not in repr(block)
+    assert "embed_model" not in block.model_dump()
+    private = RelevantFactsBlock(embed_model=Meanings())
+    assert pickle.loads(pickle.dumps(private)).embed_model is None
+
+
+async def test_many_facts_are_read_and_written_in_pages(open_block: OpenBlock) -> None:
+    block = open_block(embed_model=Meanings(embed_batch_size=700))
+    assert block.store is not None
+    await block.store.facts.write("ann", [Fact(content=f"number{i} of many") for i in range(1_201)])
+    await ask(block, "number7")
+    assert await stored(block) == 1_201
+    again = Meanings(asked=[])
+    await ask(open_block(embed_model=again), "number7")
+    assert again.asked == ["number7"]
+
+
+async def test_documents_without_a_store_are_embedded_once_too() -> None:
+    ranker = EmbeddingRanker(model := Meanings(asked=[]))
+    ranker.add([Document("1", "a dog"), Document("2", "a car")])
+    for question in ("puppy", "car", "puppy"):
+        assert await ranker.aprepare([question])
+    assert sorted(model.asked) == ["a car", "a dog", "car", "puppy"]
