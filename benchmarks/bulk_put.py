@@ -53,7 +53,9 @@ async def measure(folder: Path, recipe_once: tuple[int, ...]) -> dict[tuple[str,
         recipe_sizes = RECIPE_SIZES if number else (*RECIPE_SIZES, *recipe_once)
         for size in SIZES:
             uri = f"sqlite+aiosqlite:///{folder / f'{number}-{size}'}"
-            ours = CondensedMemory.from_defaults(session_id=SESSION, async_database_uri=f"{uri}-ours.db")
+            ours = CondensedMemory.from_defaults(
+                session_id=SESSION, async_database_uri=f"{uri}-ours.db", extract_facts=False
+            )
             taken, afterwards = await put(ours, size)
             seconds[OURS, size].append(taken)
             seconds[AFTERWARDS, size].append(afterwards)

@@ -69,7 +69,7 @@ async def measure(conversations: list[dict[str, Any]]) -> dict[str, list[tuple[i
     """Cacheable and all tokens of each prompt of all conversations, for each side."""
     counts: dict[str, list[tuple[int, int]]] = {"CondensedMemory": [], "the recipe": []}
     for conversation in conversations:
-        ours = CondensedMemory.from_defaults(condensed_token_limit=LIMIT)
+        ours = CondensedMemory.from_defaults(condensed_token_limit=LIMIT, extract_facts=False)
         counts["CondensedMemory"] += await replay(ours, conversation)
         recipe = host_memory(IN_MEMORY, RecipeBlock(token_limit=LIMIT))
         counts["the recipe"] += await replay(recipe, conversation)

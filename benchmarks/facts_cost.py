@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import Any
 
 from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.bridge.pydantic import Field
 
 from benchmarks.messages import sample_messages
 from benchmarks.report import Measure, Promise, publish
@@ -30,7 +31,7 @@ RUNS = 30
 class SlowExtractor(OfflineModel):
     """Takes a second for an extraction, and notes when it is asked for an answer."""
 
-    asked: list[float] = []
+    asked: list[float] = Field(default_factory=list)
 
     async def achat_with_tools(self, tools: Any, *args: Any, **kwargs: Any) -> Any:
         """Wait if facts are asked for."""
@@ -65,7 +66,7 @@ async def turns(folder: Path) -> tuple[list[float], list[float]]:
 
 async def delays(folder: Path, *, extract: bool) -> list[float]:
     """Seconds from the start of each run to its first call of the model."""
-    llm = SlowExtractor(asked=[])
+    llm = SlowExtractor()
     agent = FunctionAgent(llm=llm)
     taken = []
     uri = f"sqlite+aiosqlite:///{folder / f'delay-{extract}.db'}"

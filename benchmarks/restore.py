@@ -56,7 +56,9 @@ SIDES = (FRESH, SHORT_SESSION, LONG_SESSION, HOST_SESSION)
 
 def opened(file: Path) -> CondensedMemory:
     """The session in this file."""
-    return CondensedMemory.from_defaults(session_id=SESSION, async_database_uri=f"sqlite+aiosqlite:///{file}")
+    return CondensedMemory.from_defaults(
+        session_id=SESSION, async_database_uri=f"sqlite+aiosqlite:///{file}", extract_facts=False
+    )
 
 
 async def write_session(file: Path, count: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from llama_index_memory_ext.tokens import TokenCounter
 
@@ -46,6 +46,24 @@ def fit(lines: Sequence[str], limit: int, counter: TokenCounter, *, least: int =
             text, used = text + line, tokens
     chosen = set(kept)
     return Fitted(tuple(kept), tuple(i for i in range(len(lines)) if i not in chosen), used)
+
+
+def fit_tokens(tokens: Iterable[int], limit: int, *, least: int = 1) -> list[int]:
+    """The places of the lines that fit into ``limit``, best line first, where the tokens of lines add up.
+
+    ``least`` is the tokens of the shortest possible line: no more lines are asked for once less is left.
+
+    >>> fit_tokens([5, 9, 4, 1], 10)
+    [0, 2, 3]
+    """
+    kept, left = [], limit
+    for i, cost in enumerate(tokens):
+        if cost <= left:
+            kept.append(i)
+            left -= cost
+        if left < least:
+            break
+    return kept
 
 
 def put_first(tokens: Sequence[int], first: Sequence[bool], limit: int, share: float = FIRST_SHARE) -> list[int]:

@@ -174,7 +174,7 @@ async def _converse(
     agent = FunctionAgent(tools=[add, subtract, multiply, divide], llm=model)
     turns = list(earlier)
     uri = f"sqlite+aiosqlite:///{path.as_posix()}"
-    async with CondensedMemory.from_defaults(session_id=session, async_database_uri=uri) as memory:
+    async with CondensedMemory.from_defaults(session_id=session, llm=model, async_database_uri=uri) as memory:
         print(f"  stored    {len(await memory.aget_all())} messages of this session")
         for question in questions:
             turns.append(await _ask(agent, memory, question, len(turns) + 1))

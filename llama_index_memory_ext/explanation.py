@@ -33,7 +33,7 @@ class ExplainedFact:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Explanation:
     """The facts for one question, best first, and the tokens of those that are shown."""
 
@@ -46,6 +46,9 @@ class Explanation:
         widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         return "\n".join([*lines, f"{self.tokens} of {self.limit} tokens"])
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th style='text-align:left'>{name}</th>" for name in _HEAD)

@@ -9,7 +9,7 @@ from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.tools import FunctionTool
 from llama_index.core.types import PydanticProgramMode
 
-from llama_index_memory_ext.replies import ExtractionReply, joined, parse_reply
+from llama_index_memory_ext.replies import PROMPT_TAGS, ExtractionReply, joined, parse_reply
 from llama_index_memory_ext.transcript import calls_of, escape_tags
 
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ Answer with one JSON object and nothing else, in this form:
  "retired": [{"number": number, "reason": text, "replaced_by": "n1" or "", "quote": text}, ...]}
 If there is nothing to report: {"new_facts": [], "confirmed": [], "retired": []}"""
 
-_PROMPT_TAGS = ("transcript", "known_facts")
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
 
@@ -114,7 +113,7 @@ async def ask_for_facts(llm: LLM, messages: Sequence[ChatMessage]) -> Extraction
 
 
 def _escaped(text: str) -> str:
-    return escape_tags(text, _PROMPT_TAGS)
+    return escape_tags(text, PROMPT_TAGS)
 
 
 def _dates(today: date, said_on: date) -> str:

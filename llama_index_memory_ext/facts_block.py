@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
@@ -32,9 +33,12 @@ from llama_index_memory_ext.ranking import (
     FactRanker,
     RankedFact,
     TfidfRanker,
+    best_first,
     document_of,
-    fitted_lines,
+    fitted,
     rank,
+    scores_of,
+    similarities_of,
 )
 from llama_index_memory_ext.rendering import split_lines
 from llama_index_memory_ext.store import MemoryStore, Seen
@@ -47,7 +51,7 @@ if TYPE_CHECKING:
 
     from llama_index.core.base.llms.types import ChatMessage
 
-    from llama_index_memory_ext.store import LogRow, Unread
+    from llama_index_memory_ext.store import LogPage, LogRow, Unread
 
 logger = logging.getLogger(__name__)
 
@@ -68,21 +72,21 @@ class Known:
     ranker: FactRanker | None = None
     changes: FactChanges = NOTHING_READ
     facts: dict[str, Fact] = field(default_factory=dict)
-
-    @property
-    def active(self) -> list[Fact]:
-        """The facts that hold."""
-        return [fact for fact in self.facts.values() if not fact.retired]
+    active: tuple[Fact, ...] = ()
+    rendered: dict[str, tuple[str, int]] = field(default_factory=dict)
+    guard: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, changes: FactChanges, make_ranker: Callable[[], FactRanker]) -> None:
-        """Follow the changes that were read."""
-        self.ranker = self.ranker or make_ranker()
-        if not changes.fresh:
-            self.ranker.remove(list(self.facts))
-            self.facts.clear()
-        self.ranker.add([document_of(fact) for fact in changes.facts if not fact.retired])
-        self.ranker.remove([fact.id for fact in changes.facts if fact.retired])
-        self.facts.update((fact.id, fact) for fact in changes.facts)
+        """Follow the changes that were read; in a thread, so one at a time, and what is read meanwhile stays whole."""
+        with self.guard:
+            self.ranker = self.ranker or make_ranker()
+            facts = dict(self.facts) if changes.fresh else {}
+            self.ranker.remove([fact_id for fact_id in self.facts if fact_id not in facts])
+            self.ranker.add([document_of(fact) for fact in changes.facts if not fact.retired])
+            self.ranker.remove([fact.id for fact in changes.facts if fact.retired])
+            facts.update((fact.id, fact) for fact in changes.facts)
+            self.facts, self.rendered = facts, {}
+            self.active = tuple(fact for fact in facts.values() if not fact.retired)
 
 
 @dataclass(frozen=True)
@@ -177,16 +181,20 @@ class RelevantFactsBlock(BaseMemoryBlock[str]):
     ) -> str:
         """The facts as text, one line-ended element per fact; empty if none is known."""
         session_id = session_id or DEFAULT_SESSION_ID
-        known = await self._read_known(self.namespace_of(session_id))
+        talk, now = await self._read_talk(session_id)
+        known = await self._read_known(self.namespace_of(session_id), now)
         if not known.active:
             return ""
-        question, context = await self._asked(session_id, messages or [])
+        question, context = self._asked(talk, messages or [])
         key = (known.changes.epoch, known.changes.change, self.namespace_of(session_id), question, tuple(context))
         text = self._caches.shown.get(key)
         if text is None:
             prepared = await self._prepare(known, [question, *context])
-            ranked = self._ranked(known, question, context)
-            text = "".join(fitted_lines([entry.fact for entry in ranked], self._room, self.tokenizer_fn))
+            facts = self._best_first(known, question, context)
+            lines = fitted(facts, self._room, self.tokenizer_fn, known.rendered)
+            text = "".join(line for line, _ in lines)
+            if self.tokenizer_fn.adds_up:
+                self.tokenizer_fn.remember(text, sum(tokens for _, tokens in lines))
             if prepared:
                 self._caches.put(self._caches.shown, key, text)
         return text
@@ -246,7 +254,11 @@ class RelevantFactsBlock(BaseMemoryBlock[str]):
         session_id: str = DEFAULT_SESSION_ID,
         context: Sequence[str] = (),
     ) -> Explanation:
-        """Why each fact is shown for a question, or not; prints as a table, and shows as one in a notebook."""
+        """Why each fact is shown for a question, or not; prints as a table, and shows as one in a notebook.
+
+        ``session_id`` is needed only by a block without a ``user_id``; ``context`` is what was said in the turns
+        before, oldest first.
+        """
         known = await self._read_known(self.namespace_of(session_id))
         await self._prepare(known, [question, *context])
         return explain(self._ranked(known, question, context), self._room, self.tokenizer_fn)
@@ -287,8 +299,11 @@ class RelevantFactsBlock(BaseMemoryBlock[str]):
     def _room(self) -> int:
         return max(0, self.token_limit - self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n"))
 
-    async def _read_known(self, namespace: str) -> Known:
+    async def _read_known(self, namespace: str, now: tuple[int, int] | None = None) -> Known:
+        """The facts of a namespace; ``now`` is the epoch and the last change, if the caller knows them."""
         known = self._caches.known.get(namespace)
+        if known is not None and now == (known.changes.epoch, known.changes.change):
+            return known
         changes = await self._log.facts.read(namespace, known.changes if known else NOTHING_READ)
         known = known or Known()
         if changes.facts or not changes.fresh:
@@ -309,9 +324,8 @@ class RelevantFactsBlock(BaseMemoryBlock[str]):
         """Embed what is not yet, where there is a model for it; False if facts are ranked by less than that for now."""
         return await known.ranker.aprepare(queries) if isinstance(known.ranker, EmbeddingRanker) else True
 
-    async def _asked(self, session_id: str, messages: Sequence[ChatMessage]) -> tuple[str, list[str]]:
+    def _asked(self, talk: _Talk, messages: Sequence[ChatMessage]) -> tuple[str, list[str]]:
         """The question, and what was said in the turns before it, oldest first."""
-        talk = await self._read_talk(session_id)
         last = max((i for i, message in enumerate(messages) if message.role == MessageRole.USER), default=-1)
         question = spoken(messages[last]) if last >= 0 else ""
         turns = turns_in([*talk.messages, *messages[: max(last, 0)]])
@@ -320,18 +334,30 @@ class RelevantFactsBlock(BaseMemoryBlock[str]):
             question = asked[0]
         return question, ["\n".join(turn) for turn in turns[max(len(turns) - self.context_turns + 1, 0) :]]
 
-    async def _read_talk(self, session_id: str) -> _Talk:
+    async def _read_talk(self, session_id: str) -> tuple[_Talk, tuple[int, int] | None]:
+        """The last turns in the log, and how far the changes of the facts have come."""
         talk = self._caches.talks.get(session_id, _Talk())
-        page = await self._log.read_log(session_id, f"{self.name} context", talk.seen, limit=_CONTEXT_ROWS)
+        page = await self._context_page(session_id, talk.seen)
         if not page.fresh:
             talk = _Talk()
-            page = await self._log.read_log(session_id, f"{self.name} context", talk.seen, limit=_CONTEXT_ROWS)
+            page = await self._context_page(session_id, talk.seen)
         if page.rows:
             said = [row.message for row in page.rows]
             kept = [message for message in (*talk.messages, *said) if spoken(message)]
             talk = _Talk(Seen(page.epoch, page.position, page.rows[-1].id), tuple(kept[-_CONTEXT_ROWS:]))
             self._caches.put(self._caches.talks, session_id, talk)
-        return talk
+        return talk, page.facts
+
+    async def _context_page(self, session_id: str, seen: Seen) -> LogPage:
+        watched = self.namespace_of(session_id)
+        return await self._log.read_log(session_id, f"{self.name} context", seen, limit=_CONTEXT_ROWS, watch=watched)
+
+    def _best_first(self, known: Known, question: str, context: Sequence[str]) -> list[Fact]:
+        """The same order as that of ``_ranked``, without the marks of each fact, which take as long as all the rest."""
+        facts, ranker = known.active, known.ranker
+        near = similarities_of(facts, question, context, ranker) if ranker is not None else [0.0] * len(facts)
+        scores = scores_of(facts, near, self.similarity_weight, self.confidence_weight)
+        return [facts[i] for i in best_first(facts, scores)]
 
     def _ranked(self, known: Known, question: str, context: Sequence[str]) -> list[RankedFact]:
         return rank(

@@ -205,11 +205,12 @@ class CondensedMemory(Memory):
                 f"{store!r} outlives this process, but without a session_id nobody could find the conversation "
                 "again. Give it one: CondensedMemory.from_defaults(session_id=...)."
             )
+        session_id = session_id or generate_chat_store_key()
         counter = as_counter(tokenizer_fn) if tokenizer_fn is not None else TokenCounter()
         record = CondensedMemoryBlock(token_limit=condensed_token_limit, tokenizer_fn=counter, store=store)
         facts = RelevantFactsBlock(
             token_limit=facts_token_limit,
-            user_id=user_id,
+            user_id=user_id if user_id is not None else session_id,
             llm=llm,
             extract_facts=extract_facts,
             extract_every_turns=extract_every_turns,
@@ -217,7 +218,7 @@ class CondensedMemory(Memory):
             store=store,
         )
         memory = cls(
-            session_id=session_id or generate_chat_store_key(),
+            session_id=session_id,
             token_limit=token_limit,
             memory_blocks=[record, facts, *(memory_blocks or [])],
             tokenizer_fn=counter,

@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 from math import log
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from llama_index_memory_ext.budget import fit, put_first
+from llama_index_memory_ext.budget import fit, fit_tokens, put_first
 from llama_index_memory_ext.inverted_index import InvertedIndex
 from llama_index_memory_ext.rendering import EMPTY_LINE, line_of
 from llama_index_memory_ext.tokens import TokenCounter
@@ -108,10 +108,12 @@ class TfidfRanker:
         return document_id in self._index
 
     def _weights(self, document: Document) -> dict[str, float]:
-        """1 + ln(count) of each term. A word of the context counts as its share of one, and less than one as it is."""
+        """1 + ln(count) of each term. A word of a context counts once, as its share of one."""
         counts: dict[str, float] = {}
-        for text, share in ((f"{document.text}\n{document.date}", 1.0), *document.context):
-            for term in self._analyze(text):
+        for term in self._analyze(f"{document.text}\n{document.date}"):
+            counts[term] = counts.get(term, 0.0) + 1.0
+        for text, share in document.context:
+            for term in set(self._analyze(text)):
                 counts[term] = counts.get(term, 0.0) + share
         return {term: 1 + log(count) if count > 1 else count for term, count in counts.items()}
 
@@ -177,6 +179,23 @@ def rank(
     Raises:
         ValueError: A negative weight, or both 0.
     """
+    if ranker is None:
+        ranker = TfidfRanker()
+        ranker.add(map(document_of, facts))
+    near = similarities_of(facts, question, context, ranker)
+    scores = scores_of(facts, near, similarity_weight, confidence_weight)
+    asked = (question, *context)
+    return [RankedFact(facts[i], near[i], facts[i].confidence, scores[i], asked) for i in best_first(facts, scores)]
+
+
+def scores_of(
+    facts: Sequence[Fact], similarities: Sequence[float], similarity_weight: float, confidence_weight: float
+) -> list[float]:
+    """The score of each fact, 0..1; the weights are divided by their sum.
+
+    Raises:
+        ValueError: A negative weight, or both 0.
+    """
     total = similarity_weight + confidence_weight
     if similarity_weight < 0 or confidence_weight < 0 or not total:
         raise ValueError(
@@ -184,16 +203,14 @@ def rank(
             f"saw {similarity_weight} and {confidence_weight}. The defaults are {SIMILARITY_WEIGHT} and "
             f"{CONFIDENCE_WEIGHT}."
         )
-    if ranker is None:
-        ranker = TfidfRanker()
-        ranker.add(map(document_of, facts))
-    asked = (question, *context)
-    ranked = []
-    for fact, similarity in zip(facts, similarities_of(facts, question, context, ranker), strict=True):
-        score = (similarity_weight * similarity + confidence_weight * fact.confidence) / total
-        ranked.append(RankedFact(fact, similarity, fact.confidence, score, asked))
-    ranked.sort(key=lambda entry: (entry.score, entry.fact.created_at), reverse=True)
-    return ranked
+    near, sure = similarity_weight / total, confidence_weight / total
+    return [near * value + sure * fact.confidence for fact, value in zip(facts, similarities, strict=True)]
+
+
+def best_first(facts: Sequence[Fact], scores: Sequence[float]) -> list[int]:
+    """The places of the facts by score, the best first; ties: the newest first."""
+    keys = [(score, fact.created_at) for score, fact in zip(scores, facts, strict=True)]
+    return sorted(range(len(facts)), key=keys.__getitem__, reverse=True)
 
 
 def similarities_of(facts: Sequence[Fact], question: str, context: Sequence[str], ranker: FactRanker) -> list[float]:
@@ -236,13 +253,38 @@ def turns_of(context: str) -> list[str]:
     return turns or [""]
 
 
-def fitted_lines(facts: Sequence[Fact], limit: int, counter: TokenCounter) -> list[str]:
+def fitted_lines(
+    facts: Sequence[Fact], limit: int, counter: TokenCounter, rendered: dict[str, tuple[str, int]] | None = None
+) -> list[str]:
     """The lines of the facts that fit, in the given order, pinned facts and corrections first."""
-    lines = [line_of(fact) for fact in facts]
+    return [text for text, _ in fitted(facts, limit, counter, rendered)]
+
+
+def fitted(
+    facts: Sequence[Fact], limit: int, counter: TokenCounter, rendered: dict[str, tuple[str, int]] | None = None
+) -> list[tuple[str, int]]:
+    """The same lines, each with its tokens.
+
+    ``rendered`` remembers the line and the tokens of each fact, by its id, from one call to the next.
+    """
+    known = {} if rendered is None else rendered
+
+    def line(fact: Fact) -> tuple[str, int]:
+        entry = known.get(fact.id)
+        if entry is None:
+            text = line_of(fact)
+            entry = known[fact.id] = (text, counter.count(text))
+        return entry
+
     first = [fact.pinned or fact.category in FIRST_CATEGORIES for fact in facts]
-    tokens = [counter.count(line) if marked else 0 for line, marked in zip(lines, first, strict=True)]
-    lines = [lines[i] for i in put_first(tokens, first, limit)]
-    return [lines[i] for i in fit(lines, limit, counter, least=counter.count(EMPTY_LINE)).kept]
+    if any(first):
+        tokens = [line(fact)[1] if marked else 0 for fact, marked in zip(facts, first, strict=True)]
+        facts = [facts[i] for i in put_first(tokens, first, limit)]
+    least = counter.count(EMPTY_LINE)
+    if not counter.adds_up:
+        lines = [line(fact)[0] for fact in facts]
+        return [line(facts[i]) for i in fit(lines, limit, counter, least=least).kept]
+    return [line(facts[i]) for i in fit_tokens((line(fact)[1] for fact in facts), limit, least=least)]
 
 
 def _terms(text: str) -> list[str]:

@@ -11,6 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.facts import Category
+from llama_index_memory_ext.transcript import unescape_tags
+
+PROMPT_TAGS = ("transcript", "known_facts")
 
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 
@@ -210,7 +213,8 @@ def _labelled(entry: Any, label: str) -> Any:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+    # A model copies what it was shown, and our own tags were shown escaped.
+    return unescape_tags(value, PROMPT_TAGS) if isinstance(value, str) else ""
 
 
 def _label(value: Any) -> str:

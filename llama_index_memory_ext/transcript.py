@@ -134,6 +134,17 @@ def escape_tags(text: str, tags: Iterable[str] = ()) -> str:
     return _tag_pattern(OUR_TAGS.union(tags)).sub("&lt;", text)
 
 
+def unescape_tags(text: str, tags: Iterable[str] = ()) -> str:
+    """What ``escape_tags`` was given, for text that a model has copied from a prompt.
+
+    >>> unescape_tags("Likes &lt;/message> tags")
+    'Likes </message> tags'
+    """
+    if "&lt;" not in text:
+        return text
+    return _tag_pattern(OUR_TAGS.union(tags), "&lt;").sub("<", text)
+
+
 def body_of(message: ChatMessage) -> str:
     """The words of a message, its tool calls and a mark for each picture, sound or file; not escaped.
 
@@ -199,9 +210,9 @@ def storable(message: ChatMessage) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=64)
-def _tag_pattern(tags: frozenset[str]) -> re.Pattern[str]:
+def _tag_pattern(tags: frozenset[str], opening: str = "<") -> re.Pattern[str]:
     names = "|".join(re.escape(tag) for tag in sorted(tags))
-    return re.compile(rf"<(?=\s*/?\s*(?:{names})(?![\w.:-]))", re.IGNORECASE)
+    return re.compile(rf"{opening}(?=\s*/?\s*(?:{names})(?![\w.:-]))", re.IGNORECASE)
 
 
 def _clean(value: Any) -> Any:

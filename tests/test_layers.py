@@ -32,7 +32,12 @@ ROWS = (
 )
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
 # Modules of one row that stand upon each other.
-ALLOWED_WITHIN_A_ROW = {("demo", "offline_model"), ("__main__", "cli"), ("rendering", "transcript")}
+ALLOWED_WITHIN_A_ROW = {
+    ("demo", "offline_model"),
+    ("__main__", "cli"),
+    ("rendering", "transcript"),
+    ("replies", "transcript"),
+}
 DOORS = {
     "sqlalchemy": {"store"},
     "tiktoken": {"tokens"},

@@ -35,7 +35,7 @@ def said(messages: list[ChatMessage]) -> list[str | None]:
 
 
 async def read(store: MemoryStore, seen: Seen | None = None, **options: int) -> list[str | None]:
-    page = await store.read_log("chat", "reader", seen or Seen(), **{"limit": 10, **options})
+    page = await store.read_log("chat", "reader", seen or Seen(), **{"limit": 10, **options})  # type: ignore[arg-type]
     return said([row.message for row in page.rows])
 
 

@@ -70,6 +70,7 @@ class LogPage:
     ``position`` is the last row that the reader has left behind, 0 at the beginning. ``epoch`` changes
     whenever rows were deleted. ``fresh`` is false, and the page empty, if that has happened since ``Seen``:
     what was remembered of the session is void then. ``more`` is true if there are older rows before the page.
+    ``facts`` is the epoch and the last change of the facts that were watched.
     """
 
     position: int
@@ -77,6 +78,7 @@ class LogPage:
     fresh: bool
     more: bool
     rows: list[LogRow]
+    facts: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,17 +251,21 @@ class MemoryStore(SQLAlchemyChatStore):
         return [*old[:flushed], *(ChatMessage.model_validate(row["data"]) for row in rows[:new])]
 
     @uninterrupted
-    async def read_log(self, key: str, reader: str, seen: Seen, *, before: int | None = None, limit: int) -> LogPage:
+    async def read_log(
+        self, key: str, reader: str, seen: Seen, *, before: int | None = None, limit: int, watch: str | None = None
+    ) -> LogPage:
         """The newest ``limit`` rows of the log that this reader has neither left behind nor seen.
 
-        ``before`` turns the page: only rows with a smaller id.
+        ``before`` turns the page: only rows with a smaller id. ``watch`` names a namespace of facts: the page says
+        how far its changes have come, which saves asking for them.
         """
-        cursor = {"session": key, "by": reader}
+        sql = self._statements
+        cursor = {"session": key, "by": reader, **({} if watch is None else {"namespace": watch})}
         page = {"last_id": seen.last_id, "newest": _LAST_ID if before is None else before - 1, "most": limit + 1}
         async with self.reading() as connection:
-            found = (await connection.execute(self._statements.page, cursor | page)).all()
+            found = (await connection.execute(sql.page if watch is None else sql.watching_page, cursor | page)).all()
             if not found:
-                found = (await connection.execute(self._statements.cursor, cursor)).all()
+                found = (await connection.execute(sql.cursor if watch is None else sql.watching_cursor, cursor)).all()
         return _page(found, seen, limit)
 
     @uninterrupted
@@ -584,12 +590,13 @@ def _reopen(uri: str, table_name: str, db_schema: str | None) -> MemoryStore:
 def _page(found: Sequence[Any], seen: Seen, limit: int) -> LogPage:
     """The page that was found, newest row first, without the row that was seen last."""
     epoch, position = found[0].epoch, found[0].position
+    facts = (found[0].facts_epoch, found[0].facts_change) if "facts_epoch" in found[0]._fields else None
     rows = [row for row in found if row.id not in (None, seen.last_id)]
     witnessed = len(rows) > limit or found[-1].id == seen.last_id or seen.last_id <= position
     if seen.last_id and (epoch != seen.epoch or not witnessed):
-        return LogPage(position, epoch, fresh=False, more=False, rows=[])
+        return LogPage(position, epoch, fresh=False, more=False, rows=[], facts=facts)
     shown = [LogRow(row.id, row.role, row.data) for row in reversed(rows[:limit])]
-    return LogPage(position, epoch, fresh=True, more=len(rows) > limit, rows=shown)
+    return LogPage(position, epoch, fresh=True, more=len(rows) > limit, rows=shown, facts=facts)
 
 
 def _new_row(key: str, message: ChatMessage) -> dict[str, Any]:

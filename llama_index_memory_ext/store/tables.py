@@ -85,6 +85,10 @@ class Statements:
             .order_by(rows.c.id.desc())
             .limit(bindparam("most"))
         )
+        facts = (cursors.c.epoch, cursors.c.position)
+        watched = [_value(column, cursors, bindparam("namespace"), literal(FACTS)) for column in facts]
+        labelled = [column.label(name) for column, name in zip(watched, ("facts_epoch", "facts_change"), strict=True)]
+        self.watching_cursor, self.watching_page = self.cursor.add_columns(*labelled), self.page.add_columns(*labelled)
         self.active = select(rows.c.id, rows.c.role, rows.c.data).where(is_active).order_by(rows.c.id)
         self.archive = update(rows).where(is_active, rows.c.id <= bindparam("last_flushed")).values(status=ARCHIVED)
         self.insert = insert(rows)
