@@ -5,7 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 
-NAMES = ("import_time", "cached_prefix", "turn_cost", "bulk_put", "restore")
+NAMES = (
+    "import_time",
+    "cached_prefix",
+    "turn_cost",
+    "bulk_put",
+    "restore",
+    "facts_cost",
+    "ranking_speed",
+    "recall",
+)
 
 
 def main() -> int:

@@ -74,8 +74,8 @@ class Listener(BaseEventHandler):
         return "Listener"
 
     def handle(self, event: Any, **_: Any) -> None:
-        """Take the messages of a call that is about to start."""
-        if isinstance(event, LLMChatStartEvent):
+        """Take the messages of a call that is about to start, unless it extracts facts beside the conversation."""
+        if isinstance(event, LLMChatStartEvent) and "<known_facts>" not in str(event.messages[-1].content)[:20]:
             self.calls.append(list(event.messages))
 
 
