@@ -114,7 +114,9 @@ async def test_similarities_are_the_sum_of_both_each_divided_by_its_best() -> No
     question = "puppy and piano"
     await ranker.aprepare([question])
     vectors = {fact.id: unit(Meanings()._get_query_embedding(fact.content)) for fact in FACTS}
-    cosines = {name: max(float(v @ unit(Meanings()._get_query_embedding(question))), 0) for name, v in vectors.items()}
+    cosines = {name: float(v @ unit(Meanings()._get_query_embedding(question))) for name, v in vectors.items()}
+    everywhere = max(min(cosines.values()), 0) * len(FACTS) / (len(FACTS) + 2)
+    cosines = {name: max(cosine - everywhere, 0) for name, cosine in cosines.items()}
     near = words.similarities(question)
     expected = {
         fact.id: (cosines[fact.id] / max(cosines.values()) + near.get(fact.id, 0) / max(near.values())) / 2
@@ -159,11 +161,27 @@ def test_an_index_answers_for_the_vectors_that_are_left(steps: list[tuple[bool, 
         else:
             index.remove(map(str, range(number, 201)))
             left = {name: kept for name, kept in left.items() if int(name) < number}
+    expected = {name: float(axes[axis] @ axes[query]) for name, axis in left.items()}
+    everywhere = min(expected.values(), default=0.0) * len(left) / (len(left) + 2)
     cosines = index.cosines(axes[query])
     assert {name: cosines[row] for name, row in index.rows.items()} == pytest.approx(
-        {name: float(axes[axis] @ axes[query]) for name, axis in left.items()}, abs=1e-5
+        {name: cosine - everywhere for name, cosine in expected.items()}, abs=1e-5
     )
     assert np.count_nonzero(cosines) == len(left)
+
+
+async def test_a_model_to_which_all_texts_are_alike_still_tells_them_apart() -> None:
+    """A related fact comes before an unrelated one that is surer."""
+
+    class Narrow(Meanings):
+        def _get_query_embedding(self, query: str) -> list[float]:
+            return [number + 5 for number in super()._get_query_embedding(query)]
+
+    many = [Fact(content=f"number{i}", confidence=0.95) for i in range(50)]
+    related = Fact(content="Some hound", confidence=0.55)
+    ranker = ranker_of(Narrow(), [*many, related])
+    await ranker.aprepare(["Some dog"])
+    assert first([*many, related], "Some dog", ranker) == "Some hound"
 
 
 @pytest.mark.parametrize("vector", [[], [[1.0]], [1.0, float("nan")], [float("inf")]])

@@ -36,7 +36,7 @@ def test_a_block_of_code_runs(code: str, tmp_path: Path) -> None:
         )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    if "agent.run(\"What" in code:
+    if 'agent.run("What' in code:
         assert done.stdout == "It is 1034908.\nBy multiplying.\n"
     assert server.refusals == []
 
