@@ -388,11 +388,15 @@ class RelevantFactsBlock(BaseMemoryBlock[str]):
         reader = self.reader_of(session_id)
         while True:
             unread = await self._log.read_unread(session_id, reader, with_active=with_active, limit=_BATCH_ROWS)
-            lines = [Line(row.id, row.role, spoken(row.message)) for row in unread.rows]
+            lines = [Line(row.id, row.role, self._clipped(spoken(row.message))) for row in unread.rows]
             asked = sum(line.role == MessageRole.USER.value for line in lines)
-            if not unread.rows or asked < min(least_turns, _BATCH_ROWS):
+            # A full batch is extracted in any case: a turn of very many tool calls must not stand in the way for ever.
+            if not unread.rows or (asked < least_turns and len(unread.rows) < _BATCH_ROWS):
                 return
             await self._extract_batch(session_id, reader, *self._batch(unread, lines))
+
+    def _clipped(self, text: str) -> str:
+        return self.tokenizer_fn.clip(text, _BATCH_TOKENS // 2)
 
     def _batch(self, unread: Unread, lines: list[Line]) -> tuple[Unread, list[Line]]:
         """As much as one request should hold, at least one row; it ends where a turn does, if it can."""

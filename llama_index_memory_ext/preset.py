@@ -19,6 +19,7 @@ from typing_extensions import Self
 
 from llama_index_memory_ext.condensed_block import CondensedMemoryBlock
 from llama_index_memory_ext.errors import LimitError, MessageError, StoreError, TurnError
+from llama_index_memory_ext.extraction_jobs import log_failure
 from llama_index_memory_ext.facts_block import RelevantFactsBlock
 from llama_index_memory_ext.locks import SharedLock, lock_for
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
@@ -349,9 +350,14 @@ class CondensedMemory(Memory):
 
     async def _open(self) -> None:
         """Once: whoever reads this session is made known, and what the user's others left unread is read."""
-        if not self._opened:
-            self._opened = True
+        if self._opened:
+            return
+        self._opened = True
+        try:
             await self.facts_block.aopen(self.session_id)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the message that comes now must be stored
+            self._opened = False
+            log_failure(self.session_id, error, "the next message tries again")
 
     async def _append(
         self,

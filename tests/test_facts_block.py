@@ -42,7 +42,8 @@ def learner(messages: list[Message], tools: list[str]) -> Message:
     """Reports each "I like X" and "I use X" of the transcript, and answers "Fine." to all else."""
     if tools != ["report_facts"]:
         return say("Fine.")
-    said = re.findall(r'<message role="user">(.*?)</message>', messages[-1]["content"].split("<transcript>")[1])
+    transcript = messages[-1]["content"].split("<transcript>")[1]
+    said = re.findall(r'<message role="user">(.*?)</message>', transcript, flags=re.DOTALL)
     found = [
         {"content": f"{verb.capitalize()}s {what}", "category": "preference", "confidence": 0.9, "quote": match}
         for text in said
@@ -323,6 +324,20 @@ async def test_a_correction_retires_the_old_fact_and_can_be_undone(
     assert retired.replaced_by
     await memory.facts.arestore(old.id)
     assert "Lives in Paris" in await contents(memory)
+
+
+async def test_neither_a_long_message_nor_a_long_turn_stands_in_the_way(start_model: StartModel) -> None:
+    """One is clipped for the model that extracts, of the other the tool traffic is passed over."""
+    llm, server = start_model(learner)
+    block = RelevantFactsBlock(llm=llm)
+    traffic = [message for i in range(300) for message in (calling((f"c{i}", "run", {})), result(f"c{i}", "done"))]
+    await block.aput([user("Go."), *traffic, assistant("Done.")], session_id="chat")
+    await block.aput([user("I like tea. " + "word " * 50_000), assistant("Fine.")], session_id="chat")
+    await block.aflush("chat")
+    assert [fact.content for fact in await block.book("chat").alist()] == ["Likes tea"]
+    assert max(COUNTER.count(text) for text in extractions(server.requests)) < 9_000
+    assert "done" not in "".join(extractions(server.requests))
+    await block.aclose()
 
 
 async def test_there_can_be_a_number_of_facts_at_the_most(start_model: StartModel) -> None:
