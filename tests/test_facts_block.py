@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage, ChatResponse, MockLLM
+from llama_index.core.settings import Settings
 from llama_index.llms.openai import OpenAI
 
 from llama_index_memory_ext import (
@@ -269,6 +270,18 @@ async def test_a_failure_is_tried_again_after_a_pause(start_model: StartModel) -
     assert [fact.content for fact in await block.book("chat").alist()] == ["Likes tea"]
     assert tries[2] - tries[1] > tries[1] - tries[0] > 0.04
     await block.aclose()
+
+
+async def test_without_a_model_of_its_own_the_settings_one_is_asked(
+    open_memory: OpenMemory, start_model: StartModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that is there when it is needed, not the one that was there when the memory was made."""
+    llm, _ = start_model(learner)
+    memory = open_memory("chat", user_id="ann", extract_facts=True)
+    monkeypatch.setattr(Settings, "_llm", llm)
+    await memory.aput_messages([user("I like tea."), assistant("Fine.")])
+    await memory.aflush()
+    assert await contents(memory) == ["Likes tea"]
 
 
 async def test_text_only_models_are_asked_for_json(open_memory: OpenMemory) -> None:
