@@ -44,6 +44,14 @@ class Similarities(Mapping[str, float]):
         row = self._rows.get(row_id, -1)
         return self._near.item(row) or default if 0 <= row < self._near.size else default
 
+    def of(self, ids: Sequence[str]) -> NDArray[np.float64]:
+        """How near these rows are, in their order; 0 for one that is not near, or not there."""
+        rows = np.fromiter((self._rows.get(row_id, -1) for row_id in ids), dtype=np.int64, count=len(ids))
+        known = (rows >= 0) & (rows < self._near.size)
+        near = np.zeros(len(ids))
+        near[known] = self._near[rows[known]]
+        return near
+
     def __iter__(self) -> Iterator[str]:
         return (self._ids[row] for row in np.flatnonzero(self._near).tolist())
 

@@ -8,8 +8,10 @@ from functools import cache, lru_cache
 from math import log
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import numpy as np
+
 from llama_index_memory_ext.budget import fit, fit_tokens, put_first
-from llama_index_memory_ext.inverted_index import InvertedIndex
+from llama_index_memory_ext.inverted_index import InvertedIndex, Similarities
 from llama_index_memory_ext.rendering import EMPTY_LINE, line_of
 from llama_index_memory_ext.tokens import TokenCounter
 from llama_index_memory_ext.words import date_words, words_of
@@ -215,16 +217,23 @@ def best_first(facts: Sequence[Fact], scores: Sequence[float]) -> list[int]:
 
 def similarities_of(facts: Sequence[Fact], question: str, context: Sequence[str], ranker: FactRanker) -> list[float]:
     """The similarity of each fact to the question and what was said before it, the best 1; all 0 without evidence."""
-    near = [0.0] * len(facts)
+    near, ids = np.zeros(len(facts)), [fact.id for fact in facts]
     earlier = min(EARLIER_WEIGHT, EARLIER_TOTAL / max(len(context), 1))
     for text, weight in ((question, 1.0), *((text, earlier) for text in context)):
         found = ranker.similarities(text)
-        raw = [found.get(fact.id, 0.0) for fact in facts] if found else []
-        best = max(raw, default=0.0)
-        if best > 0:
-            near = [so_far + weight * value / best for so_far, value in zip(near, raw, strict=True)]
-    best = max(near, default=0.0)
-    return [value / best for value in near] if best > 0 else near
+        if found and ids:
+            # Facts are looked up by the thousand, which takes longer one by one than all the rest.
+            raw = (
+                found.of(ids)
+                if isinstance(found, Similarities)
+                else np.array([found.get(fact_id, 0.0) for fact_id in ids])
+            )
+            best = float(raw.max())
+            if best > 0:
+                near += weight / best * raw
+    best = float(near.max()) if ids else 0.0
+    values: list[float] = (near / best if best > 0 else near).tolist()
+    return values
 
 
 def format_facts(facts: Sequence[Fact], max_tokens: int = 2000, current_context: str | None = None) -> str:
