@@ -91,10 +91,11 @@ class Known:
 
 @dataclass(frozen=True)
 class _Talk:
-    """The last turns of a session in the log."""
+    """The last messages of a session in the log, and the turns that they make."""
 
     seen: Seen = field(default_factory=Seen)
-    messages: tuple[Any, ...] = ()
+    messages: tuple[ChatMessage, ...] = ()
+    turns: tuple[list[str], ...] = ()
 
 
 class _Caches:
@@ -328,7 +329,7 @@ class RelevantFactsBlock(BaseMemoryBlock[str]):
         """The question, and what was said in the turns before it, oldest first."""
         last = max((i for i, message in enumerate(messages) if message.role == MessageRole.USER), default=-1)
         question = spoken(messages[last]) if last >= 0 else ""
-        turns = turns_in([*talk.messages, *messages[: max(last, 0)]])
+        turns = [*talk.turns, *turns_in(messages[: max(last, 0)])]
         if not question and turns:
             *turns, asked = turns
             question = asked[0]
@@ -343,8 +344,10 @@ class RelevantFactsBlock(BaseMemoryBlock[str]):
             page = await self._context_page(session_id, talk.seen)
         if page.rows:
             said = [row.message for row in page.rows]
-            kept = [message for message in (*talk.messages, *said) if spoken(message)]
-            talk = _Talk(Seen(page.epoch, page.position, page.rows[-1].id), tuple(kept[-_CONTEXT_ROWS:]))
+            new = [message for message in said if spoken(message)]
+            kept = (*talk.messages, *new)[-_CONTEXT_ROWS:]
+            seen = Seen(page.epoch, page.position, page.rows[-1].id)
+            talk = _Talk(seen, kept, tuple(turns_in(kept)[-self.context_turns :]))
             self._caches.put(self._caches.talks, session_id, talk)
         return talk, page.facts
 
