@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from types import TracebackType
 
+    from llama_index.core.base.embeddings.base import BaseEmbedding
     from llama_index.core.llms.llm import LLM
     from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -144,6 +145,7 @@ class CondensedMemory(Memory):
         facts_token_limit: int = DEFAULT_FACTS_TOKEN_LIMIT,
         user_id: str | None = None,
         llm: LLM | None = None,
+        embed_model: BaseEmbedding | None = None,
         extract_facts: bool = True,
         extract_every_turns: int = 1,
         memory_blocks: list[BaseMemoryBlock[Any]] | None = None,
@@ -171,6 +173,7 @@ class CondensedMemory(Memory):
             facts_token_limit: Most tokens of the facts; 0 shows none.
             user_id: Whose facts these are, in all of their sessions; default: the session's own.
             llm: Extracts facts; default: ``Settings.llm`` at first use.
+            embed_model: Ranks the facts together with their words; default: by their words alone.
             extract_facts: Whether facts are extracted. What is known is shown all the same.
             extract_every_turns: Finished turns that wait for one extraction.
             memory_blocks: Further blocks, shown behind the record and the facts.
@@ -213,6 +216,7 @@ class CondensedMemory(Memory):
             token_limit=facts_token_limit,
             user_id=user_id if user_id is not None else session_id,
             llm=llm,
+            embed_model=embed_model,
             extract_facts=extract_facts,
             extract_every_turns=extract_every_turns,
             tokenizer_fn=counter,

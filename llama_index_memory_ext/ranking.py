@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import log
@@ -110,13 +111,13 @@ class TfidfRanker:
         return document_id in self._index
 
     def _weights(self, document: Document) -> dict[str, float]:
-        """1 + ln(count) of each term. A word of a context counts once, as its share of one."""
+        """1 + ln(count) of each term, in the text and in each context alike; a context's count as its share says."""
         counts: dict[str, float] = {}
         for term in self._analyze(f"{document.text}\n{document.date}"):
             counts[term] = counts.get(term, 0.0) + 1.0
         for text, share in document.context:
-            for term in set(self._analyze(text)):
-                counts[term] = counts.get(term, 0.0) + share
+            for term, count in Counter(self._analyze(text)).items():
+                counts[term] = counts.get(term, 0.0) + share * (1 + log(count))
         return {term: 1 + log(count) if count > 1 else count for term, count in counts.items()}
 
     def __getstate__(self) -> dict[str, Any]:
