@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_validator, model_validator
-from llama_index.core.memory import BaseMemoryBlock
+from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
 
 from llama_index_memory_ext.errors import LimitError, StoreError
-from llama_index_memory_ext.store import MemoryStore, Seen
-from llama_index_memory_ext.tokens import TokenCounter, as_counter
+from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, LogBlock, Remembered
+from llama_index_memory_ext.store import Seen
 from llama_index_memory_ext.transcript import Entry, clip_entry, entry_of, is_result, split_entries
 from llama_index_memory_ext.window import plan_cut, share_out
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from llama_index.core.base.llms.types import ChatMessage
 
@@ -25,10 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_SESSION_ID = "default"
-
 _PAGE_ROWS = 256
-_REMEMBERED_SESSIONS = 128
 
 
 _NOTHING_SEEN = Seen()
@@ -49,23 +44,7 @@ class _Window:
         return cls(seen, tuple(entries), text, sum(entry.tokens for entry in entries))
 
 
-class _Windows(OrderedDict[str, _Window]):
-    """The windows of the sessions that a block served last: a cache, so a copy starts without."""
-
-    def put(self, session_id: str, window: _Window) -> None:
-        self[session_id] = window
-        self.move_to_end(session_id)
-        while len(self) > _REMEMBERED_SESSIONS:
-            self.popitem(last=False)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Windows:
-        return _Windows()
-
-    def __reduce__(self) -> tuple[type[_Windows], tuple[()]]:
-        return _Windows, ()
-
-
-class CondensedMemoryBlock(BaseMemoryBlock[str]):
+class CondensedMemoryBlock(LogBlock):
     """What was said in this session, oldest first, one element per message, within a token limit.
 
     The block reads the log of a ``MemoryStore``. While the record fits into ``token_limit`` it is shown
@@ -80,6 +59,7 @@ class CondensedMemoryBlock(BaseMemoryBlock[str]):
 
     Raises:
         LimitError: ``keep_messages`` is larger than ``max_messages``.
+        StoreError: By ``aput``, if the given store has never seen the session: the memory keeps its messages elsewhere.
 
     >>> CondensedMemoryBlock(token_limit=8_000).name
     'condensed_memory'
@@ -107,20 +87,7 @@ class CondensedMemoryBlock(BaseMemoryBlock[str]):
         ge=1,
         description="Messages that are left when there are over `max_messages`; default: `keep_ratio` of them.",
     )
-    tokenizer_fn: TokenCounter = Field(
-        default_factory=TokenCounter, exclude=True, repr=False, description="Counts the tokens; o200k_base by default."
-    )
-    store: MemoryStore | None = Field(
-        default=None, exclude=True, repr=False, description="The store whose log is shown; None for a private one."
-    )
-
-    _private_store: MemoryStore | None = PrivateAttr(default=None)
-    _windows: _Windows = PrivateAttr(default_factory=_Windows)
-
-    @field_validator("tokenizer_fn", mode="before")
-    @classmethod
-    def _count_with(cls, value: Callable[[str], list[Any]]) -> TokenCounter:
-        return as_counter(value)
+    _windows: Remembered[str, _Window] = PrivateAttr(default_factory=Remembered)
 
     @model_validator(mode="after")
     def _check_messages(self) -> CondensedMemoryBlock:
@@ -137,25 +104,6 @@ class CondensedMemoryBlock(BaseMemoryBlock[str]):
         return "CondensedMemoryBlock"
 
     # ---- what the host calls -----------------------------------------------------------------------
-
-    async def aput(
-        self,
-        messages: list[ChatMessage],
-        from_short_term_memory: bool = False,
-        session_id: str | None = None,
-    ) -> None:
-        """Take notice of messages that have left short-term memory.
-
-        With a ``store`` they are in its log already. The messages are not changed.
-
-        Raises:
-            StoreError: The given store has never seen this session: the memory keeps its messages elsewhere.
-        """
-        if messages and (self.accept_short_term_memory or not from_short_term_memory):
-            await self._notice(messages, session_id or DEFAULT_SESSION_ID)
-
-    async def _aput(self, messages: list[ChatMessage]) -> None:
-        await self._notice(messages, DEFAULT_SESSION_ID)
 
     async def _aget(
         self, messages: list[ChatMessage] | None = None, *, session_id: str | None = None, **block_kwargs: Any
@@ -179,20 +127,7 @@ class CondensedMemoryBlock(BaseMemoryBlock[str]):
             dropped += 1
         return "".join(entries[dropped:]) or None
 
-    async def aclose(self) -> None:
-        """Close the private store, and lose what it held; a given store is its owner's to close."""
-        if self._private_store is not None:
-            await self._private_store.aclose()
-
     # ---- reading -----------------------------------------------------------------------------------
-
-    @property
-    def _log(self) -> MemoryStore:
-        if self.store is not None:
-            return self.store
-        if self._private_store is None:
-            self._private_store = MemoryStore()
-        return self._private_store
 
     async def _notice(self, messages: Sequence[ChatMessage], session_id: str) -> None:
         if self.store is None:
@@ -239,7 +174,7 @@ class CondensedMemoryBlock(BaseMemoryBlock[str]):
     @property
     def _room(self) -> int:
         """Tokens for the entries: the limit without the element around them."""
-        return max(0, self.token_limit - self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n"))
+        return self._room_within(self.token_limit)
 
     def _is_over(self, tokens: int, messages: int) -> bool:
         return tokens > self._room or (self.max_messages is not None and messages > self.max_messages)

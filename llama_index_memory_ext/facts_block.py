@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
 from functools import partial
@@ -14,9 +14,8 @@ from uuid import uuid4
 
 from llama_index.core.base.embeddings.base import BaseEmbedding  # noqa: TC002 - pydantic reads it too
 from llama_index.core.base.llms.types import MessageRole
-from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_validator
+from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.llms.llm import LLM  # noqa: TC002 - pydantic reads the annotations of fields
-from llama_index.core.memory import BaseMemoryBlock
 from llama_index.core.settings import Settings
 
 from llama_index_memory_ext.embedding_calls import model_key
@@ -27,6 +26,7 @@ from llama_index_memory_ext.extraction_jobs import ExtractionJobs, log_failure
 from llama_index_memory_ext.fact_book import FactBook
 from llama_index_memory_ext.facts import Fact, retire
 from llama_index_memory_ext.gates import DEFAULT_MIN_CONFIDENCE, Gated, gate, raised
+from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, LogBlock, Remembered
 from llama_index_memory_ext.ranking import (
     CONFIDENCE_WEIGHT,
     SIMILARITY_WEIGHT,
@@ -41,9 +41,8 @@ from llama_index_memory_ext.ranking import (
     similarities_of,
 )
 from llama_index_memory_ext.rendering import split_lines
-from llama_index_memory_ext.store import MemoryStore, Seen
+from llama_index_memory_ext.store import Seen
 from llama_index_memory_ext.store.fact_table import NOTHING_READ, FactChanges
-from llama_index_memory_ext.tokens import TokenCounter, as_counter
 from llama_index_memory_ext.transcript import Line, spoken, turns_in
 
 if TYPE_CHECKING:
@@ -55,13 +54,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_SESSION_ID = "default"
-
 _CONTEXT_ROWS = 40
 _BATCH_ROWS = 200
 _BATCH_TOKENS = 8_000
 _RELATED_FACTS = 10
-_REMEMBERED = 128
 _SOURCE_CHARACTERS = 2_000
 
 
@@ -98,30 +94,7 @@ class _Talk:
     turns: tuple[list[str], ...] = ()
 
 
-class _Caches:
-    """What can be read again at any time; a copy begins without."""
-
-    def __init__(self) -> None:
-        self.known: OrderedDict[str, Known] = OrderedDict()
-        self.talks: OrderedDict[str, _Talk] = OrderedDict()
-        self.shown: OrderedDict[Any, str] = OrderedDict()
-        self.rejections: Counter[str] = Counter()
-
-    @staticmethod
-    def put(cache: OrderedDict[Any, Any], key: Any, value: Any) -> None:
-        cache[key] = value
-        cache.move_to_end(key)
-        while len(cache) > _REMEMBERED:
-            cache.popitem(last=False)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Caches:
-        return _Caches()
-
-    def __reduce__(self) -> tuple[type[_Caches], tuple[()]]:
-        return _Caches, ()
-
-
-class RelevantFactsBlock(BaseMemoryBlock[str]):
+class RelevantFactsBlock(LogBlock):
     """What is known about the user and matters for the question, best first, within a token limit.
 
     Facts are extracted by a model from the log of a ``MemoryStore``, beside the conversation, and belong to a
@@ -147,22 +120,17 @@ class RelevantFactsBlock(BaseMemoryBlock[str]):
     retry_seconds: float = Field(
         default=2.0, gt=0, description="Pause after a failed extraction; each further one is twice as long."
     )
-    tokenizer_fn: TokenCounter = Field(default_factory=TokenCounter, exclude=True, repr=False)
-    store: MemoryStore | None = Field(default=None, exclude=True, repr=False)
     llm: LLM | None = Field(default=None, exclude=True, repr=False, description="None: Settings.llm at first use.")
     embed_model: BaseEmbedding | None = Field(
         default=None, exclude=True, repr=False, description="Ranks facts together with their words; None: words alone."
     )
     ranker_factory: Any = Field(default=TfidfRanker, exclude=True, repr=False, description="Makes a FactRanker.")
 
-    _private_store: MemoryStore | None = PrivateAttr(default=None)
-    _caches: _Caches = PrivateAttr(default_factory=_Caches)
+    _known: Remembered[str, Known] = PrivateAttr(default_factory=Remembered)
+    _talks: Remembered[str, _Talk] = PrivateAttr(default_factory=Remembered)
+    _shown: Remembered[Any, str] = PrivateAttr(default_factory=Remembered)
+    _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
     _jobs: ExtractionJobs = PrivateAttr(default_factory=ExtractionJobs)
-
-    @field_validator("tokenizer_fn", mode="before")
-    @classmethod
-    def _count_with(cls, value: Callable[[str], list[Any]]) -> TokenCounter:
-        return as_counter(value)
 
     @classmethod
     def class_name(cls) -> str:
@@ -188,7 +156,7 @@ class RelevantFactsBlock(BaseMemoryBlock[str]):
             return ""
         question, context = self._asked(talk, messages or [])
         key = (known.changes.epoch, known.changes.change, self.namespace_of(session_id), question, tuple(context))
-        text = self._caches.shown.get(key)
+        text = self._shown.get(key)
         if text is None:
             prepared = await self._prepare(known, [question, *context])
             facts = self._best_first(known, question, context)
@@ -197,21 +165,8 @@ class RelevantFactsBlock(BaseMemoryBlock[str]):
             if self.tokenizer_fn.adds_up:
                 self.tokenizer_fn.remember(text, sum(tokens for _, tokens in lines))
             if prepared:
-                self._caches.put(self._caches.shown, key, text)
+                self._shown.put(key, text)
         return text
-
-    async def aput(
-        self,
-        messages: list[ChatMessage],
-        from_short_term_memory: bool = False,
-        session_id: str | None = None,
-    ) -> None:
-        """Take notice that the log has grown, and extract beside the conversation. Never fails for a model."""
-        if messages and (self.accept_short_term_memory or not from_short_term_memory):
-            await self._notice(messages, session_id or DEFAULT_SESSION_ID)
-
-    async def _aput(self, messages: list[ChatMessage]) -> None:
-        await self._notice(messages, DEFAULT_SESSION_ID)
 
     async def atruncate(self, content: Any, tokens_to_truncate: int) -> str | None:
         """The facts without the lowest-ranked: at least ``tokens_to_truncate`` tokens shorter, or None."""
@@ -267,11 +222,10 @@ class RelevantFactsBlock(BaseMemoryBlock[str]):
     async def aclose(self) -> None:
         """End what is under way, and close the private store; what was not extracted stays unread."""
         await self._jobs.stop()
-        for known in list(self._caches.known.values()):
+        for known in list(self._known.values()):
             if isinstance(known.ranker, EmbeddingRanker):
                 await known.ranker.aclose()
-        if self._private_store is not None:
-            await self._private_store.aclose()
+        await super().aclose()
 
     def namespace_of(self, session_id: str) -> str:
         """Whose facts a session's are."""
@@ -284,25 +238,17 @@ class RelevantFactsBlock(BaseMemoryBlock[str]):
     @property
     def rejections(self) -> dict[str, int]:
         """How many replies of the model were not stored by this block, for each reason."""
-        return dict(self._caches.rejections)
+        return dict(self._rejections)
 
     # ---- reading -----------------------------------------------------------------------------------
 
     @property
-    def _log(self) -> MemoryStore:
-        if self.store is not None:
-            return self.store
-        if self._private_store is None:
-            self._private_store = MemoryStore()
-        return self._private_store
-
-    @property
     def _room(self) -> int:
-        return max(0, self.token_limit - self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n"))
+        return self._room_within(self.token_limit)
 
     async def _read_known(self, namespace: str, now: tuple[int, int] | None = None) -> Known:
         """The facts of a namespace; ``now`` is the epoch and the last change, if the caller knows them."""
-        known = self._caches.known.get(namespace)
+        known = self._known.get(namespace)
         if known is not None and now == (known.changes.epoch, known.changes.change):
             return known
         changes = await self._log.facts.read(namespace, known.changes if known else NOTHING_READ)
@@ -311,7 +257,7 @@ class RelevantFactsBlock(BaseMemoryBlock[str]):
             # The first facts load scikit-learn and build the index, which would stop the event loop.
             await asyncio.to_thread(known.take, changes, partial(self._make_ranker, namespace))
         known.changes = changes
-        self._caches.put(self._caches.known, namespace, known)
+        self._known.put(namespace, known)
         return known
 
     def _make_ranker(self, namespace: str) -> FactRanker:
@@ -337,7 +283,7 @@ class RelevantFactsBlock(BaseMemoryBlock[str]):
 
     async def _read_talk(self, session_id: str) -> tuple[_Talk, tuple[int, int] | None]:
         """The last turns in the log, and how far the changes of the facts have come."""
-        talk = self._caches.talks.get(session_id, _Talk())
+        talk = self._talks.get(session_id, _Talk())
         page = await self._context_page(session_id, talk.seen)
         if not page.fresh:
             talk = _Talk()
@@ -348,7 +294,7 @@ class RelevantFactsBlock(BaseMemoryBlock[str]):
             kept = (*talk.messages, *new)[-_CONTEXT_ROWS:]
             seen = Seen(page.epoch, page.position, page.rows[-1].id)
             talk = _Talk(seen, kept, tuple(turns_in(kept)[-self.context_turns :]))
-            self._caches.put(self._caches.talks, session_id, talk)
+            self._talks.put(session_id, talk)
         return talk, page.facts
 
     async def _context_page(self, session_id: str, seen: Seen) -> LogPage:
@@ -433,7 +379,7 @@ class RelevantFactsBlock(BaseMemoryBlock[str]):
                 session_id=session_id,
                 min_confidence=self.min_confidence,
             )
-            self._caches.rejections.update(gated.rejections)
+            self._rejections.update(gated.rejections)
             spoken_by_id = {line.row_id: i for i, line in enumerate(said)}
             gated = replace(
                 gated, accepted=tuple(_with_neighbours(fact, said, spoken_by_id) for fact in gated.accepted)

@@ -25,6 +25,7 @@ ROWS = (
     {"embedded_texts", "embedding_calls", "rendering", "replies", "transcript", "window"},
     {"extraction", "gates", "ranking", "store"},
     {"embedding_ranker", "explanation", "fact_book"},
+    {"log_block"},
     {"condensed_block", "facts_block"},
     {"preset"},
     {"offline_model", "demo"},

@@ -1,0 +1,97 @@
+"""What every block has that reads the log of a store: the store, the counter, and a cache that copies do without."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_validator
+from llama_index.core.memory import BaseMemoryBlock
+
+from llama_index_memory_ext.store import MemoryStore
+from llama_index_memory_ext.tokens import TokenCounter, as_counter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from llama_index.core.base.llms.types import ChatMessage
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+DEFAULT_SESSION_ID = "default"
+
+_REMEMBERED = 128
+
+
+class Remembered(OrderedDict[K, V], Generic[K, V]):
+    """What was used last and can be read again at any time; a copy begins without."""
+
+    def put(self, key: K, value: V) -> None:
+        """Remember an entry, and forget the one that was put longest ago if there are too many."""
+        self[key] = value
+        self.move_to_end(key)
+        while len(self) > _REMEMBERED:
+            self.popitem(last=False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Remembered[K, V]:
+        return Remembered()
+
+    def __reduce__(self) -> tuple[type[Remembered[Any, Any]], tuple[()]]:
+        return Remembered, ()
+
+
+class LogBlock(BaseMemoryBlock[str]):
+    """A block that reads the log of its store, or of a private one in memory that is fed by what is flushed."""
+
+    tokenizer_fn: TokenCounter = Field(
+        default_factory=TokenCounter, exclude=True, repr=False, description="Counts the tokens; o200k_base by default."
+    )
+    store: MemoryStore | None = Field(
+        default=None, exclude=True, repr=False, description="The store whose log is read; None for a private one."
+    )
+
+    _private_store: MemoryStore | None = PrivateAttr(default=None)
+
+    @field_validator("tokenizer_fn", mode="before")
+    @classmethod
+    def _count_with(cls, value: Callable[[str], list[Any]]) -> TokenCounter:
+        return as_counter(value)
+
+    async def aput(
+        self,
+        messages: list[ChatMessage],
+        from_short_term_memory: bool = False,
+        session_id: str | None = None,
+    ) -> None:
+        """Take notice of messages that have left short-term memory.
+
+        With a ``store`` they are in its log already. The messages are not changed.
+        """
+        if messages and (self.accept_short_term_memory or not from_short_term_memory):
+            await self._notice(messages, session_id or DEFAULT_SESSION_ID)
+
+    async def _aput(self, messages: list[ChatMessage]) -> None:
+        await self._notice(messages, DEFAULT_SESSION_ID)
+
+    async def aclose(self) -> None:
+        """Close the private store, and lose what it held; a given store is its owner's to close."""
+        if self._private_store is not None:
+            await self._private_store.aclose()
+
+    @abstractmethod
+    async def _notice(self, messages: Sequence[ChatMessage], session_id: str) -> None:
+        """The log of a session has grown by these messages, or has to with a private store."""
+
+    @property
+    def _log(self) -> MemoryStore:
+        if self.store is not None:
+            return self.store
+        if self._private_store is None:
+            self._private_store = MemoryStore()
+        return self._private_store
+
+    def _room_within(self, token_limit: int) -> int:
+        """Tokens for what the block shows: the limit without the element around it."""
+        return max(0, token_limit - self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n"))
