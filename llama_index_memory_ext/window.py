@@ -18,6 +18,7 @@ def plan_cut(
     keep_tokens: int,
     max_messages: int | None = None,
     keep_messages: int | None = None,
+    only_at_starts: bool = False,
 ) -> int:
     """The index of the first message to keep, oldest first; 0 while nothing has to go.
 
@@ -34,6 +35,7 @@ def plan_cut(
         keep_tokens: Most tokens after it.
         max_messages: Most messages before a cut; None for any number.
         keep_messages: Most messages after it.
+        only_at_starts: Whether a cut is made nowhere else than at ``turn_starts``, as long as one of them fits.
 
     The newest message always stays, with the call that it answers, even if that is over ``keep_tokens``
     or ``keep_messages``: see to it beforehand that no message and its results pass ``token_limit``.
@@ -48,7 +50,7 @@ def plan_cut(
     if not fitting:
         return cuts[-1] if cuts else 0
     turns = [i for i in fitting if turn_starts[i]]
-    if turns and kept[turns[0]] * 2 >= min(keep_tokens, kept[fitting[0]]):
+    if turns and (only_at_starts or kept[turns[0]] * 2 >= min(keep_tokens, kept[fitting[0]])):
         return turns[0]
     return fitting[0]
 

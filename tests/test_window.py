@@ -36,6 +36,13 @@ def test_a_cut_in_front_of_a_turn_is_preferred_unless_it_costs_too_much() -> Non
     assert cut("uauaaau", [40, 10, 20, 15, 15, 15, 5]) == 2
 
 
+def test_a_cut_can_be_made_at_starts_only() -> None:
+    """Whatever that costs; where none of them fits, the limit still holds."""
+    limits = {"token_limit": 100, "keep_tokens": 100}
+    assert cut("uaua", [90, 70, 5, 5], **limits, only_at_starts=True) == 2
+    assert cut("uaua", [90, 70, 50, 60], **limits, only_at_starts=True) == 3
+
+
 def test_a_result_is_never_parted_from_its_call() -> None:
     assert cut("uattua", [60, 20, 20, 20, 10, 10]) in (1, 4)
     assert cut("uattt", [60, 30, 20, 20, 20]) == 1
