@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +12,7 @@ from llama_index_memory_ext.window import plan_cut, plan_flush, share_out
 KINDS = st.lists(st.tuples(st.sampled_from("uart"), st.integers(1, 30)), max_size=25)
 
 
-def cut(kinds: str, tokens: list[int], **limits: int) -> int:
+def cut(kinds: str, tokens: list[int], **limits: Any) -> int:
     """u: a user's message, a: an assistant's, t: a tool's result."""
     return plan_cut(
         tokens,
