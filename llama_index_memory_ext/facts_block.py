@@ -15,17 +15,15 @@ from uuid import uuid4
 from llama_index.core.base.embeddings.base import BaseEmbedding  # noqa: TC002 - pydantic reads it too
 from llama_index.core.base.llms.types import MessageRole
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
-from llama_index.core.llms.llm import LLM  # noqa: TC002 - pydantic reads the annotations of fields
-from llama_index.core.settings import Settings
 
 from llama_index_memory_ext.embedding_calls import model_key
 from llama_index_memory_ext.embedding_ranker import EmbeddingRanker
 from llama_index_memory_ext.explanation import Explanation, explain
 from llama_index_memory_ext.extraction import ask_for_facts, extraction_prompt
-from llama_index_memory_ext.extraction_jobs import ExtractionJobs, log_failure
 from llama_index_memory_ext.fact_book import FactBook
 from llama_index_memory_ext.facts import Fact, retire
 from llama_index_memory_ext.gates import DEFAULT_MIN_CONFIDENCE, Gated, gate, raised
+from llama_index_memory_ext.jobs import Jobs, log_failure
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, LogBlock, Remembered
 from llama_index_memory_ext.ranking import (
     CONFIDENCE_WEIGHT,
@@ -59,6 +57,7 @@ _BATCH_ROWS = 200
 _BATCH_TOKENS = 8_000
 _RELATED_FACTS = 10
 _SOURCE_CHARACTERS = 2_000
+_FAILED = "Facts were not extracted"
 
 
 @dataclass
@@ -117,10 +116,6 @@ class RelevantFactsBlock(LogBlock):
     min_confidence: float = Field(default=DEFAULT_MIN_CONFIDENCE, ge=0, le=1)
     extract_facts: bool = Field(default=True, description="Whether new facts are extracted.")
     extract_every_turns: int = Field(default=1, ge=1, description="Finished turns that wait for one extraction.")
-    retry_seconds: float = Field(
-        default=2.0, gt=0, description="Pause after a failed extraction; each further one is twice as long."
-    )
-    llm: LLM | None = Field(default=None, exclude=True, repr=False, description="None: Settings.llm at first use.")
     embed_model: BaseEmbedding | None = Field(
         default=None, exclude=True, repr=False, description="Ranks facts together with their words; None: words alone."
     )
@@ -130,7 +125,7 @@ class RelevantFactsBlock(LogBlock):
     _talks: Remembered[str, _Talk] = PrivateAttr(default_factory=Remembered)
     _shown: Remembered[Any, str] = PrivateAttr(default_factory=Remembered)
     _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
-    _jobs: ExtractionJobs = PrivateAttr(default_factory=ExtractionJobs)
+    _jobs: Jobs = PrivateAttr(default_factory=lambda: Jobs(_FAILED))
 
     @classmethod
     def class_name(cls) -> str:
@@ -138,9 +133,8 @@ class RelevantFactsBlock(LogBlock):
         return "RelevantFactsBlock"
 
     def __getstate__(self) -> dict[str, Any]:
-        # A model knows its key, which must not travel with a pickle.
         state = super().__getstate__()
-        state["__dict__"] = {**state["__dict__"], "llm": None, "embed_model": None}
+        state["__dict__"] = {**state["__dict__"], "embed_model": None}
         return state
 
     # ---- what the host calls -----------------------------------------------------------------------
@@ -193,11 +187,7 @@ class RelevantFactsBlock(LogBlock):
             try:
                 await self._extract(session_id, least_turns=1)
             except Exception as error:  # noqa: BLE001 - the same as in the background
-                log_failure(session_id, error, "the next start of this session's memory tries again")
-
-    async def await_extraction(self, session_id: str) -> None:
-        """Wait for the extraction that is under way for the session; one that pauses after a failure is ended."""
-        await self._jobs.wait(session_id)
+                log_failure(_FAILED, session_id, error, "the next start of this session's memory tries again")
 
     def book(self, session_id: str = DEFAULT_SESSION_ID) -> FactBook:
         """The facts of a session's user, to look at and to change."""
@@ -221,7 +211,6 @@ class RelevantFactsBlock(LogBlock):
 
     async def aclose(self) -> None:
         """End what is under way, and close the private store; what was not extracted stays unread."""
-        await self._jobs.stop()
         for known in list(self._known.values()):
             if isinstance(known.ranker, EmbeddingRanker):
                 await known.ranker.aclose()
@@ -404,9 +393,6 @@ class RelevantFactsBlock(LogBlock):
         return list(
             {fact.id: fact for fact in [*changed, *(retire(fact, "over max_facts", now) for fact in over)]}.values()
         )
-
-    def _model(self) -> LLM:
-        return self.llm if self.llm is not None else Settings.llm
 
 
 def changes_of(gated: Gated, facts: dict[str, Fact], now: datetime) -> list[Fact]:

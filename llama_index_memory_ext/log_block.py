@@ -1,4 +1,4 @@
-"""What every block has that reads the log of a store: the store, the counter, and a cache that copies do without."""
+"""What every block has that reads the log of a store: the store, the counter, the model, and jobs beside the talk."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_validator
+from llama_index.core.llms.llm import LLM  # noqa: TC002 - pydantic reads the annotations of fields
 from llama_index.core.memory import BaseMemoryBlock
+from llama_index.core.settings import Settings
 
+from llama_index_memory_ext.jobs import Jobs
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.tokens import TokenCounter, as_counter
 
@@ -52,7 +55,19 @@ class LogBlock(BaseMemoryBlock[str]):
         default=None, exclude=True, repr=False, description="The store whose log is read; None for a private one."
     )
 
+    llm: LLM | None = Field(default=None, exclude=True, repr=False, description="None: Settings.llm at first use.")
+    retry_seconds: float = Field(
+        default=2.0, gt=0, description="Pause after the model has failed; each further one is twice as long."
+    )
+
     _private_store: MemoryStore | None = PrivateAttr(default=None)
+    _jobs: Jobs = PrivateAttr(default_factory=lambda: Jobs("The log was not read"))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A model knows its key, which must not travel with a pickle.
+        state = super().__getstate__()
+        state["__dict__"] = {**state["__dict__"], "llm": None}
+        return state
 
     @field_validator("tokenizer_fn", mode="before")
     @classmethod
@@ -75,14 +90,22 @@ class LogBlock(BaseMemoryBlock[str]):
     async def _aput(self, messages: list[ChatMessage]) -> None:
         await self._notice(messages, DEFAULT_SESSION_ID)
 
+    async def await_jobs(self, session_id: str) -> None:
+        """Wait for what is under way beside the session; what pauses after a failure is ended."""
+        await self._jobs.wait(session_id)
+
     async def aclose(self) -> None:
-        """Close the private store, and lose what it held; a given store is its owner's to close."""
+        """End what is under way, and close the private store with all that it held; a given one is its owner's."""
+        await self._jobs.stop()
         if self._private_store is not None:
             await self._private_store.aclose()
 
     @abstractmethod
     async def _notice(self, messages: Sequence[ChatMessage], session_id: str) -> None:
         """The log of a session has grown by these messages, or has to with a private store."""
+
+    def _model(self) -> LLM:
+        return self.llm if self.llm is not None else Settings.llm
 
     @property
     def _log(self) -> MemoryStore:

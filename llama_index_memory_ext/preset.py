@@ -19,9 +19,10 @@ from typing_extensions import Self
 
 from llama_index_memory_ext.condensed_block import CondensedMemoryBlock
 from llama_index_memory_ext.errors import LimitError, MessageError, StoreError, TurnError
-from llama_index_memory_ext.extraction_jobs import log_failure
 from llama_index_memory_ext.facts_block import RelevantFactsBlock
+from llama_index_memory_ext.jobs import log_failure
 from llama_index_memory_ext.locks import SharedLock, lock_for
+from llama_index_memory_ext.log_block import LogBlock
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.tokens import TokenCounter, as_counter
 from llama_index_memory_ext.transcript import body_of, escape_tags, message_tokens
@@ -309,16 +310,16 @@ class CondensedMemory(Memory):
     # ---- writing -------------------------------------------------------------------------------------
 
     def put(self, message: ChatMessage) -> None:
-        """Add a message, and wait for the facts that are extracted meanwhile."""
+        """Add a message, and wait for what is extracted or summarised meanwhile."""
         self.put_messages([message])
 
     def put_messages(self, messages: list[ChatMessage]) -> None:
-        """Add messages in one step, and wait for the facts that are extracted meanwhile."""
+        """Add messages in one step, and wait for what is extracted or summarised meanwhile."""
 
         async def put_and_extract() -> None:
             await self.aput_messages(messages)
             # The event loop of a synchronous call ends with it, and would take the extraction along.
-            await self.facts_block.await_extraction(self.session_id)
+            await self._await_jobs()
 
         asyncio_run(put_and_extract())
 
@@ -352,6 +353,11 @@ class CondensedMemory(Memory):
         async with self._calls():
             await self.sql_store.delete_messages(self.session_id, status)
 
+    async def _await_jobs(self) -> None:
+        for block in self.memory_blocks:
+            if isinstance(block, LogBlock):
+                await block.await_jobs(self.session_id)
+
     async def _open(self) -> None:
         """Once: whoever reads this session is made known, and what the user's others left unread is read."""
         if self._opened:
@@ -361,7 +367,9 @@ class CondensedMemory(Memory):
             await self.facts_block.aopen(self.session_id)
         except Exception as error:  # noqa: BLE001 - whatever it is, the message that comes now must be stored
             self._opened = False
-            log_failure(self.session_id, error, "the next message tries again")
+            log_failure(
+                "What others left unread was not looked for", self.session_id, error, "the next message tries again"
+            )
 
     async def _append(
         self,

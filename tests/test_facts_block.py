@@ -105,7 +105,7 @@ async def test_one_block_may_serve_two_users_memories(
         await memory.aput(user(f"I use {word} every day."))
         await memory.aput(assistant("I see, that is good to know."))
         await memory.aput(user("Now what about the tests of it?"))
-        await block.await_extraction(session_id)
+        await block.await_jobs(session_id)
         assert shown(sent_text(await memory.aget())) == [f"Uses {word}"]
     await block.aclose()
 
@@ -194,7 +194,7 @@ async def test_each_finished_turn_is_extracted_once(open_memory: OpenMemory, sta
     memory = open_memory("chat", user_id="ann", llm=llm)
     for i in range(4):
         await memory.aput_messages([user(f"I like thing{i}."), assistant("Fine.")])
-        await memory.facts_block.await_extraction("chat")
+        await memory.facts_block.await_jobs("chat")
     await memory.aclose()
     transcripts = [text.split("<transcript>")[1] for text in extractions(server.requests)]
     assert [re.findall(r"thing\d", text)[:1] for text in transcripts] == [[f"thing{i}"] for i in range(4)]
@@ -207,7 +207,7 @@ async def test_turns_can_wait_for_one_extraction(open_memory: OpenMemory, start_
     memory = open_memory("chat", user_id="ann", llm=llm, extract_every_turns=3)
     for i in range(5):
         await memory.aput_messages([user(f"I like thing{i}."), assistant("Fine.")])
-        await memory.facts_block.await_extraction("chat")
+        await memory.facts_block.await_jobs("chat")
     assert len(extractions(server.requests)) == 1
     await memory.aclose()
     assert len(extractions(server.requests)) == 2
@@ -238,7 +238,7 @@ async def test_a_failing_model_costs_nothing(
     agent = FunctionAgent(llm=llm)
     await agent.run("I like tea.", memory=memory)
     assert str(await agent.run("And now?", memory=memory)) == "Fine."
-    await memory.facts_block.await_extraction("chat")
+    await memory.facts_block.await_jobs("chat")
     lines = [record.getMessage() for record in caplog.records if "were not extracted" in record.getMessage()]
     assert len(lines) == 1
     assert "tea" not in caplog.text
@@ -266,7 +266,7 @@ async def test_a_failure_is_tried_again_after_a_pause(start_model: StartModel) -
     block = RelevantFactsBlock(llm=llm, retry_seconds=0.05)
     await block.aput([user("I like tea."), assistant("Fine.")], session_id="chat")
     await asyncio.wait_for(done.wait(), 20)
-    await block.await_extraction("chat")
+    await block.await_jobs("chat")
     assert [fact.content for fact in await block.book("chat").alist()] == ["Likes tea"]
     assert tries[1] - tries[0] >= 0.05
     assert tries[2] - tries[1] >= 0.1
@@ -360,7 +360,7 @@ async def test_there_can_be_a_number_of_facts_at_the_most(start_model: StartMode
     block = RelevantFactsBlock(llm=llm, max_facts=3)
     await block.book("chat").aadd("Likes rain", confidence=0.2)
     await block.aput([user("I like tea. I like cake. I use Python."), assistant("Fine.")], session_id="chat")
-    await block.await_extraction("chat")
+    await block.await_jobs("chat")
     facts = await block.book("chat").alist(with_retired=True)
     assert sorted(fact.content for fact in facts if not fact.retired) == ["Likes cake", "Likes tea", "Uses Python"]
     assert [fact.retired_reason for fact in facts if fact.retired] == ["over max_facts"]
@@ -377,7 +377,7 @@ async def test_a_session_that_just_ended_is_picked_up_by_the_next(
     await dead.sql_store.aclose()
     memory = open_memory("friday", user_id="ann", llm=llm)
     await memory.aput(user("Hello."))
-    await memory.facts_block.await_extraction("monday")
+    await memory.facts_block.await_jobs("monday")
     assert await contents(memory) == ["Likes tea"]
 
 
@@ -392,7 +392,7 @@ async def main(uri, api_base, name):
     memory = CondensedMemory.from_defaults("chat", user_id="ann", llm=llm, async_database_uri=uri)
     for i in range(5):
         await memory.aput_messages([user(f"I like tea. I use tool{name}{i}."), assistant("Fine.")])
-        await memory.facts_block.await_extraction("chat")
+        await memory.facts_block.await_jobs("chat")
     await memory.aclose()
 
 asyncio.run(main(*sys.argv[1:]))
@@ -413,7 +413,7 @@ async def test_nothing_is_extracted_twice_by_four_processes(database_uri: str, o
 def test_a_program_that_simply_ends_leaves_no_warning(database_uri: str, tmp_path: Path) -> None:
     """And the next start catches up."""
     program = WORKER.replace("    await memory.aclose()\n", "").replace(
-        '        await memory.facts_block.await_extraction("chat")\n', ""
+        '        await memory.facts_block.await_jobs("chat")\n', ""
     )
     with serve(learner) as server:
         command = [sys.executable, "-c", program, database_uri, server.api_base, "x"]
@@ -523,7 +523,7 @@ async def test_logs_of_a_failed_extraction_name_no_words(
     block = RelevantFactsBlock(llm=llm)
     with caplog.at_level(logging.INFO):
         await block.aput([user("my secret")], session_id="chat")
-        await block.await_extraction("chat")
+        await block.await_jobs("chat")
     assert "FactReplyError" in caplog.text
     assert "my secret" not in caplog.text
     await block.aclose()

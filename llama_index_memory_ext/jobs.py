@@ -1,4 +1,4 @@
-"""Runs extractions beside the conversation: one at a time per session, again with growing pauses after a failure."""
+"""Runs work beside the conversation: one job at a time per session, again with growing pauses after a failure."""
 
 from __future__ import annotations
 
@@ -27,19 +27,23 @@ class _Job:
 
 
 @dataclass
-class ExtractionJobs:
-    """The jobs of one block, and how often each session has failed. A copy of it begins without any."""
+class Jobs:
+    """The jobs of one block, and how often each session has failed. A copy of it begins without any.
 
+    ``failed`` is what the log says of a failure: "Facts were not extracted".
+    """
+
+    failed: str
     jobs: dict[tuple[int, str], _Job] = field(default_factory=dict)
     failures: dict[str, tuple[int, float]] = field(default_factory=dict)
 
-    def start(self, session_id: str, extract: Callable[[str], Awaitable[None]], pause_seconds: float) -> None:
-        """Extract in the background; if that is under way already, once more afterwards."""
+    def start(self, session_id: str, work: Callable[[str], Awaitable[None]], pause_seconds: float) -> None:
+        """Work in the background; if that is under way already, once more afterwards."""
         job = self._running(session_id)
         if job is not None:
             job.again = True
             return
-        task = asyncio.ensure_future(self._run(session_id, extract, pause_seconds))
+        task = asyncio.ensure_future(self._run(session_id, work, pause_seconds))
         self.jobs[_here(session_id)] = _Job(task)
 
     async def wait(self, session_id: str) -> None:
@@ -65,7 +69,7 @@ class ExtractionJobs:
         job = self.jobs.get(_here(session_id))
         return job if job is not None and not job.task.done() else None
 
-    async def _run(self, session_id: str, extract: Callable[[str], Awaitable[None]], pause_seconds: float) -> None:
+    async def _run(self, session_id: str, work: Callable[[str], Awaitable[None]], pause_seconds: float) -> None:
         job = self.jobs[_here(session_id)]
         while True:
             failures, not_before = self.failures.get(session_id, (0, 0.0))
@@ -74,11 +78,11 @@ class ExtractionJobs:
                 await asyncio.sleep(not_before - time.monotonic())
             job.pausing = job.again = False
             try:
-                await extract(session_id)
+                await work(session_id)
             except Exception as error:  # noqa: BLE001 - a model may fail in any way, and no turn may suffer from it
                 pause = min(pause_seconds * 2**failures, LONGEST_PAUSE_SECONDS)
                 self.failures[session_id] = (failures + 1, time.monotonic() + pause)
-                log_failure(session_id, error, f"trying again in {pause:g} s")
+                log_failure(self.failed, session_id, error, f"trying again in {pause:g} s")
                 if job.awaited:
                     return
                 continue
@@ -86,11 +90,11 @@ class ExtractionJobs:
             if not job.again:
                 return
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ExtractionJobs:
-        return ExtractionJobs()
+    def __deepcopy__(self, memo: dict[int, Any]) -> Jobs:
+        return Jobs(self.failed)
 
-    def __reduce__(self) -> tuple[type[ExtractionJobs], tuple[()]]:
-        return ExtractionJobs, ()
+    def __reduce__(self) -> tuple[type[Jobs], tuple[str]]:
+        return Jobs, (self.failed,)
 
 
 def _here(session_id: str) -> tuple[int, str]:
@@ -98,8 +102,6 @@ def _here(session_id: str) -> tuple[int, str]:
     return id(asyncio.get_running_loop()), session_id
 
 
-def log_failure(session_id: str, error: Exception, outcome: str) -> None:
+def log_failure(failed: str, session_id: str, error: Exception, outcome: str) -> None:
     """One line; what the model or the user said is not in it."""
-    logger.warning(
-        "Facts of session %r were not extracted (%s); nothing is lost, %s.", session_id, type(error).__name__, outcome
-    )
+    logger.warning("%s (session %r, %s); nothing is lost, %s.", failed, session_id, type(error).__name__, outcome)
