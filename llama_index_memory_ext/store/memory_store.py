@@ -51,11 +51,15 @@ _LAST_ID = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class LogRow:
-    """One message of the log, parsed when it is asked for. ``id`` grows in the order of writing."""
+    """One message of the log, parsed when it is asked for. ``id`` grows in the order of writing.
+
+    ``timestamp`` is when it was written, in nanoseconds since 1970; 0 where nobody asked for it.
+    """
 
     id: int
     role: str
     data: Any
+    timestamp: int = 0
 
     @property
     def message(self) -> ChatMessage:
@@ -269,20 +273,37 @@ class MemoryStore(SQLAlchemyChatStore):
         return _page(found, seen, limit)
 
     @uninterrupted
-    async def move_cursor(self, key: str, reader: str, *, epoch: int, old: int, new: int) -> bool:
+    async def move_cursor(
+        self, key: str, reader: str, *, epoch: int, old: int, new: int, state: dict[str, Any] | None = None
+    ) -> bool:
         """Move a reader's cursor from ``old`` to ``new``, for every worker.
 
+        ``state`` is what the reader has made of the rows that it leaves behind, as JSON; it replaces the state before.
         False if another worker has moved it or the log was reset meanwhile, or if the database is busy.
         """
         try:
             async with self.writing(key) as connection:
                 if not await self.may_move(connection, key, reader, epoch=epoch, old=old):
                     return False
-                await self.move(connection, key, reader, epoch=epoch, position=new)
+                await self.move(connection, key, reader, epoch=epoch, position=new, state=state)
         except SQLAlchemyError as error:
             logger.warning("The cursor of %s was not moved (%s); it is tried again.", reader, type(error).__name__)
             return False
         return True
+
+    @uninterrupted
+    async def read_state(self, key: str, reader: str) -> tuple[int, dict[str, Any] | None]:
+        """Where a reader's cursor stands, and the state that it was given when it was moved there."""
+        async with self.reading() as connection:
+            row = (await connection.execute(self._statements.row, {"session": key, "by": reader})).first()
+        return (0, None) if row is None else (row.position, row.state)
+
+    @uninterrupted
+    async def read_rows(self, key: str, ids: Sequence[int]) -> list[LogRow]:
+        """These rows of the log, oldest first; those that are not there any more are left out."""
+        async with self.reading() as connection:
+            found = (await connection.execute(self._statements.rows, {"session": key, "ids": list(ids)})).all()
+        return [LogRow(*row) for row in found]
 
     @uninterrupted
     async def knows(self, key: str) -> bool:
@@ -475,9 +496,18 @@ class MemoryStore(SQLAlchemyChatStore):
         row = (await connection.execute(self._statements.row, {"session": key, "by": reader})).first()
         return (0, 0) if row is None else (row.epoch, row.position)
 
-    async def move(self, connection: AsyncConnection, key: str, reader: str, *, epoch: int, position: int) -> None:
-        """Set the position of a row among the cursors."""
-        row = {"key": key, "reader": reader, "position": position, "epoch": epoch}
+    async def move(
+        self,
+        connection: AsyncConnection,
+        key: str,
+        reader: str,
+        *,
+        epoch: int,
+        position: int,
+        state: dict[str, Any] | None = None,
+    ) -> None:
+        """Set the position and the state of a row among the cursors."""
+        row = {"key": key, "reader": reader, "position": position, "epoch": epoch, "state": state}
         await connection.execute(self._statements.move, row)
 
     async def may_move(self, connection: AsyncConnection, key: str, reader: str, *, epoch: int, old: int) -> bool:
@@ -487,14 +517,20 @@ class MemoryStore(SQLAlchemyChatStore):
         return current.position == old and epoch in (0, current.epoch)
 
     @uninterrupted
-    async def read_unread(self, key: str, reader: str, *, with_active: bool, limit: int) -> Unread:
-        """The oldest ``limit`` rows that this reader has not left behind; on request the active ones too."""
+    async def read_unread(
+        self, key: str, reader: str, *, with_active: bool = False, after: int | None = None, limit: int
+    ) -> Unread:
+        """The oldest ``limit`` rows that this reader has not left behind; on request the active ones too.
+
+        ``after`` is the id of a row behind which to begin, wherever the reader's cursor stands.
+        """
         statuses = [ARCHIVED, ACTIVE] if with_active else [ARCHIVED]
         async with self.reading() as connection:
             cursor = (await connection.execute(self._statements.cursor, {"session": key, "by": reader})).one()
-            page = {"session": key, "last_id": cursor.position, "statuses": statuses, "most": limit}
+            last_id = cursor.position if after is None else after
+            page = {"session": key, "last_id": last_id, "statuses": statuses, "most": limit}
             found = (await connection.execute(self._statements.unread, page)).all()
-        return Unread(cursor.position, cursor.epoch, [LogRow(row.id, row.role, row.data) for row in found])
+        return Unread(cursor.position, cursor.epoch, [LogRow(*row) for row in found])
 
     @uninterrupted
     async def register(self, key: str, reader: str) -> None:

@@ -61,7 +61,7 @@ def define_cursors(table_name: str, metadata: MetaData) -> Table:
         Column("reader", String, primary_key=True),
         Column("position", BigInteger, nullable=False),
         Column("epoch", BigInteger, nullable=False),
-        Column("state", JSON, nullable=True),
+        Column("state", JSON(none_as_null=True), nullable=True),
     )
 
 
@@ -94,12 +94,18 @@ class Statements:
         self.insert = insert(rows)
         upsert: Any = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}[backend](cursors)
         columns = [cursors.c.key, cursors.c.reader]
-        self.move = upsert.on_conflict_do_update(index_elements=columns, set_={"position": upsert.excluded.position})
+        moved = {"position": upsert.excluded.position, "state": upsert.excluded.state}
+        self.move = upsert.on_conflict_do_update(index_elements=columns, set_=moved)
         self.lock = upsert.on_conflict_do_update(index_elements=columns, set_={"position": cursors.c.position})
         own = (cursors.c.key == session, cursors.c.reader == bindparam("by"))
-        self.row = select(cursors.c.epoch, cursors.c.position).where(*own)
+        self.row = select(cursors.c.epoch, cursors.c.position, cursors.c.state).where(*own)
+        self.rows = (
+            select(rows.c.id, rows.c.role, rows.c.data, rows.c.timestamp)
+            .where(rows.c.key == session, rows.c.status == ARCHIVED, rows.c.id.in_(bindparam("ids", expanding=True)))
+            .order_by(rows.c.id)
+        )
         self.unread = (
-            select(rows.c.id, rows.c.role, rows.c.status, rows.c.data)
+            select(rows.c.id, rows.c.role, rows.c.data, rows.c.timestamp)
             .where(rows.c.key == session, rows.c.id > last_id, rows.c.status.in_(bindparam("statuses", expanding=True)))
             .order_by(rows.c.id)
             .limit(bindparam("most"))
