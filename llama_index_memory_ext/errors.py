@@ -42,3 +42,21 @@ class FactReplyError(MemoryExtError, ValueError):
 
     def __reduce__(self) -> tuple[type[FactReplyError], tuple[str]]:
         return FactReplyError, (self.reply,)
+
+
+class SummaryReplyError(MemoryExtError, ValueError):
+    """A model's answer that is no summary. ``reply`` is what it said, ``reason`` why it was not taken.
+
+    The words of the answer are in ``reply`` alone, never in the message, which may end up in a log.
+    """
+
+    def __init__(self, reply: str, reason: str) -> None:
+        super().__init__(
+            f"Expected the text of a summary; saw {len(reply)} characters and did not take them: {reason}. "
+            "The summary before stays. `reply` of this error holds the answer."
+        )
+        self.reply = reply
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[SummaryReplyError], tuple[str, str]]:
+        return SummaryReplyError, (self.reply, self.reason)

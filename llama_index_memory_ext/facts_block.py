@@ -41,7 +41,7 @@ from llama_index_memory_ext.ranking import (
 from llama_index_memory_ext.rendering import split_lines
 from llama_index_memory_ext.store import Seen
 from llama_index_memory_ext.store.fact_table import NOTHING_READ, FactChanges
-from llama_index_memory_ext.transcript import Line, spoken, turns_in
+from llama_index_memory_ext.transcript import Line, question_in, spoken, turns_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -148,7 +148,7 @@ class RelevantFactsBlock(LogBlock):
         known = await self._read_known(self.namespace_of(session_id), now)
         if not known.active:
             return ""
-        question, context = self._asked(talk, messages or [])
+        question, context = question_in(messages or [], talk.turns, self.context_turns)
         key = (known.changes.epoch, known.changes.change, self.namespace_of(session_id), question, tuple(context))
         text = self._shown.get(key)
         if text is None:
@@ -260,16 +260,6 @@ class RelevantFactsBlock(LogBlock):
         """Embed what is not yet, where there is a model for it; False if facts are ranked by less than that for now."""
         return await known.ranker.aprepare(queries) if isinstance(known.ranker, EmbeddingRanker) else True
 
-    def _asked(self, talk: _Talk, messages: Sequence[ChatMessage]) -> tuple[str, list[str]]:
-        """The question, and what was said in the turns before it, oldest first."""
-        last = max((i for i, message in enumerate(messages) if message.role == MessageRole.USER), default=-1)
-        question = spoken(messages[last]) if last >= 0 else ""
-        turns = [*talk.turns, *turns_in(messages[: max(last, 0)])]
-        if not question and turns:
-            *turns, asked = turns
-            question = asked[0]
-        return question, ["\n".join(turn) for turn in turns[max(len(turns) - self.context_turns + 1, 0) :]]
-
     async def _read_talk(self, session_id: str) -> tuple[_Talk, tuple[int, int] | None]:
         """The last turns in the log, and how far the changes of the facts have come."""
         talk = self._talks.get(session_id, _Talk())
@@ -293,7 +283,11 @@ class RelevantFactsBlock(LogBlock):
     def _best_first(self, known: Known, question: str, context: Sequence[str]) -> list[Fact]:
         """The same order as that of ``_ranked``, without the marks of each fact, which take as long as all the rest."""
         facts, ranker = known.active, known.ranker
-        near = similarities_of(facts, question, context, ranker) if ranker is not None else [0.0] * len(facts)
+        near = (
+            similarities_of([fact.id for fact in facts], question, context, ranker)
+            if ranker is not None
+            else [0.0] * len(facts)
+        )
         scores = scores_of(facts, near, self.similarity_weight, self.confidence_weight)
         return [facts[i] for i in best_first(facts, scores)]
 

@@ -185,7 +185,7 @@ def rank(
     if ranker is None:
         ranker = TfidfRanker()
         ranker.add(map(document_of, facts))
-    near = similarities_of(facts, question, context, ranker)
+    near = similarities_of([fact.id for fact in facts], question, context, ranker)
     scores = scores_of(facts, near, similarity_weight, confidence_weight)
     asked = (question, *context)
     return [RankedFact(facts[i], near[i], facts[i].confidence, scores[i], asked) for i in best_first(facts, scores)]
@@ -216,19 +216,15 @@ def best_first(facts: Sequence[Fact], scores: Sequence[float]) -> list[int]:
     return sorted(range(len(facts)), key=keys.__getitem__, reverse=True)
 
 
-def similarities_of(facts: Sequence[Fact], question: str, context: Sequence[str], ranker: FactRanker) -> list[float]:
-    """The similarity of each fact to the question and what was said before it, the best 1; all 0 without evidence."""
-    near, ids = np.zeros(len(facts)), [fact.id for fact in facts]
+def similarities_of(ids: Sequence[str], question: str, context: Sequence[str], ranker: FactRanker) -> list[float]:
+    """How near each document is to the question and what was said before it, the best 1; all 0 without evidence."""
+    near = np.zeros(len(ids))
     earlier = min(EARLIER_WEIGHT, EARLIER_TOTAL / max(len(context), 1))
     for text, weight in ((question, 1.0), *((text, earlier) for text in context)):
         found = ranker.similarities(text)
         if found and ids:
-            # Facts are looked up by the thousand, which takes longer one by one than all the rest.
-            raw = (
-                found.of(ids)
-                if isinstance(found, Similarities)
-                else np.array([found.get(fact_id, 0.0) for fact_id in ids])
-            )
+            # Looked up by the thousand, which takes longer one by one than all the rest.
+            raw = found.of(ids) if isinstance(found, Similarities) else np.array([found.get(name, 0.0) for name in ids])
             best = float(raw.max())
             if best > 0:
                 near += weight / best * raw

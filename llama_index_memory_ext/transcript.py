@@ -17,11 +17,13 @@ from llama_index.core.base.llms.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from llama_index_memory_ext.tokens import TokenCounter
 
-OUR_TAGS = frozenset({"memory", "condensed_memory", "relevant_facts", "message", "fact"})
+OUR_TAGS = frozenset(
+    {"memory", "condensed_memory", "relevant_facts", "message", "fact", "conversation_summary", "earlier_messages"}
+)
 CLOSING = "</message>\n"
 
 _RESULT_ROLES = frozenset({MessageRole.TOOL, MessageRole.FUNCTION})
@@ -29,8 +31,6 @@ _INVISIBLE_BLOCKS = frozenset({"thinking", "cache"})
 # What a block or the tags of an entry show already, or what the host adds for its own use.
 _SHOWN_ELSEWHERE = frozenset({"session_id", "tool_calls", "function_call", "tool_call_id", "name", "images"})
 _UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
-_ENTRY_START = re.compile(r'^(?=<message role=")', re.MULTILINE)
-_RESULT_START = re.compile(r'<message role="(?:tool|function)"')
 _ASSISTANT_ROLES = frozenset({MessageRole.ASSISTANT, MessageRole.CHATBOT, MessageRole.MODEL})
 # How a ReActAgent's message begins, and where the answer in it does.
 _REACT_START = re.compile(r"\s*(?:Thought|Action|Action Input|Observation):")
@@ -73,16 +73,24 @@ class Entry:
         """The text between the tags."""
         return self.text[len(self.opening) : -len(CLOSING)]
 
+    @property
+    def role(self) -> str:
+        """Who speaks: "user", "assistant", ..."""
+        return self.opening.split('"', 2)[1]
 
-def entry_of(row_id: int, message: ChatMessage, counter: TokenCounter, tags: Iterable[str] = ()) -> Entry | None:
+
+def entry_of(
+    row_id: int, message: ChatMessage, counter: TokenCounter, tags: Iterable[str] = (), day: str = ""
+) -> Entry | None:
     """The entry of a message, or None if there is nothing to show (an empty or a thinking-only message).
 
-    ``tags`` are further element names, besides our own, that the text must not be able to forge.
+    ``tags`` are further element names, besides our own, that the text must not be able to forge. ``day`` is shown
+    as the message's date.
     """
     body = escape_tags(body_of(message), tags)
     if not body.strip():
         return None
-    opening = _opening(message)
+    opening = _opening(message, day)
     text = f"{opening}{body}{CLOSING}"
     return Entry(
         row_id=row_id,
@@ -108,19 +116,6 @@ def clip_entry(entry: Entry, limit: int, counter: TokenCounter) -> Entry:
         if tokens <= limit or room <= 0:
             return replace(entry, text=text, tokens=tokens)
         room -= tokens - limit
-
-
-def split_entries(text: str) -> list[str]:
-    """The entries of a rendered record, oldest first, each with its newline.
-
-    No message can forge the start of an entry, so this takes apart exactly what was put together.
-    """
-    return [part for part in _ENTRY_START.split(text) if part]
-
-
-def is_result(entry_text: str) -> bool:
-    """Whether an entry of a rendered record is a tool's result."""
-    return _RESULT_START.match(entry_text) is not None
 
 
 def escape_tags(text: str, tags: Iterable[str] = ()) -> str:
@@ -227,8 +222,8 @@ def _clean(value: Any) -> Any:
     return [_clean(entry) for entry in value] if isinstance(value, list) else value
 
 
-def _opening(message: ChatMessage) -> str:
-    attributes = {"role": message.role.value}
+def _opening(message: ChatMessage, day: str) -> str:
+    attributes = {"role": message.role.value, **({"date": day} if day else {})}
     if message.role in _RESULT_ROLES:
         for key in ("tool_call_id", "name"):
             if message.additional_kwargs.get(key):
@@ -322,6 +317,25 @@ def turns_in(messages: Iterable[ChatMessage]) -> list[list[str]]:
         elif words:
             turns[-1].append(words)
     return turns
+
+
+def question_in(
+    messages: Sequence[ChatMessage], turns_before: Sequence[list[str]], max_turns: int
+) -> tuple[str, list[str]]:
+    """The question that messages end with, and what was said in each of the turns before it, oldest first.
+
+    Args:
+        messages: The turn that is going on. Where no user speaks in it, the last turn before it is asked about.
+        turns_before: What was said in the turns before them, oldest first.
+        max_turns: How many turns are looked at, the one of the question included.
+    """
+    last = max((i for i, message in enumerate(messages) if message.role == MessageRole.USER), default=-1)
+    question = spoken(messages[last]) if last >= 0 else ""
+    turns = [*turns_before, *turns_in(messages[: max(last, 0)])]
+    if not question and turns:
+        *turns, asked = turns
+        question = asked[0]
+    return question, ["\n".join(turn) for turn in turns[max(len(turns) - max_turns + 1, 0) :]]
 
 
 def extract_conversation_context(messages: Iterable[ChatMessage], max_turns: int = 3) -> str:

@@ -1,0 +1,91 @@
+"""Puts the text of the record together, and takes it apart again."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from llama_index_memory_ext.transcript import Entry, escape_tags
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from llama_index_memory_ext.tokens import TokenCounter
+
+_SUMMARY_OPENING, _SUMMARY_CLOSING = "<conversation_summary>", "</conversation_summary>\n"
+EARLIER_OPENING = '<earlier_messages note="said before the messages above; found for the question">\n'
+EARLIER_CLOSING = "</earlier_messages>\n"
+_ELEMENT_START = re.compile(r"^(?=<message role=\"|<conversation_summary>|</?earlier_messages\b)", re.MULTILINE)
+_RESULT_START = re.compile(r'<message role="(?:tool|function)"')
+_SYSTEM_START = re.compile(r'<message role="(?:system|developer)"')
+
+
+def summary_element(summary: str, limit: int, counter: TokenCounter, tags: Iterable[str] = ()) -> str:
+    """The summary as the record shows it, of at most ``limit`` tokens; "" if there is none, or no room for it."""
+    room = limit - counter.count(_SUMMARY_OPENING + _SUMMARY_CLOSING)
+    body = escape_tags(summary.strip(), tags)
+    while body and room > 0:
+        text = f"{_SUMMARY_OPENING}{counter.clip(body, room)}{_SUMMARY_CLOSING}"
+        excess = counter.count(text) - limit
+        if excess <= 0:
+            return text
+        room -= excess
+    return ""
+
+
+def earlier_element(entries: Sequence[Entry]) -> str:
+    """Messages from before the record, under a heading that says so; "" if there are none."""
+    text = "".join(entry.text for entry in entries)
+    return f"{EARLIER_OPENING}{text}{EARLIER_CLOSING}" if text else ""
+
+
+def entry_from(row_id: int, text: str, counter: TokenCounter) -> Entry:
+    """An entry from its text."""
+    opening = text[: text.index(">") + 1]
+    return Entry(
+        row_id, opening, text, counter.count(text), opening.startswith('<message role="user"'), is_result(text)
+    )
+
+
+def split_record(text: str) -> list[str]:
+    """The lines of a record: each entry, the summary, and the tags around earlier messages, with their newlines.
+
+    No message can forge the start of an entry, so this takes apart exactly what was put together.
+    """
+    return [part for part in _ELEMENT_START.split(text) if part]
+
+
+def is_result(entry_text: str) -> bool:
+    """Whether an entry of a rendered record is a tool's result."""
+    return _RESULT_START.match(entry_text) is not None
+
+
+def truncated(text: str, tokens_to_truncate: int, counter: TokenCounter) -> str:
+    """The record without what can be missed most easily, at least so many tokens shorter; "" if all has to go.
+
+    First go the earlier messages, then the messages of the record, the oldest first and no result without its call,
+    then the summary, and at last the instructions at the beginning.
+    """
+    parts = split_record(text)
+    heading = parts.index(EARLIER_OPENING) if EARLIER_OPENING in parts else len(parts)
+    worth = [_worth(part, i, heading) for i, part in enumerate(parts)]
+    gone: set[int] = set()
+    saved = 0
+    for i in sorted(range(len(parts)), key=lambda i: (worth[i], i)):
+        if worth[i] and (saved < tokens_to_truncate or (is_result(parts[i]) and i - 1 in gone)):
+            saved += counter.count(parts[i])
+            gone.add(i)
+    if all(i in gone for i in range(heading + 1, len(parts) - 1)):
+        gone.update((heading, len(parts) - 1) if heading < len(parts) else ())
+    return "".join(part for i, part in enumerate(parts) if i not in gone)
+
+
+def _worth(part: str, i: int, heading: int) -> int:
+    """In which order the parts of a record go, the least first; 0 for a tag that goes with what it is around."""
+    if part in (EARLIER_OPENING, EARLIER_CLOSING):
+        return 0
+    if part.startswith(_SUMMARY_OPENING):
+        return 3
+    if i == 0 and _SYSTEM_START.match(part):
+        return 4
+    return 1 if i > heading else 2
