@@ -111,6 +111,29 @@ class TokenCounter:
             kept -= excess
         return ""
 
+    def tail(self, text: str, limit: int) -> str:
+        """The end of the text: as much of it as has at most ``limit`` tokens, without any mark.
+
+        One character more would be over the limit. "" for a limit of 0 or less, and where not even the
+        last character fits.
+        """
+        if limit <= 0:
+            return ""
+        if self.count(text) <= limit:
+            return text
+        # From `over` on the text is too long, from `within` on it is not; tokens tell where to look first.
+        over, within, step = 0, len(text), 1
+        at = len(text) - len(self._cut(text, limit, from_end=True))
+        while within - over > 1:
+            if not over < at < within:
+                at = (over + within) // 2
+            if self.count(text[at:]) <= limit:
+                within, at = at, at - step
+            else:
+                over, at = at, at + step
+            step *= 2
+        return text[within:]
+
     def _head_and_tail(self, text: str, total: int, kept: int, limit: int) -> str:
         mark = f"\n[... {total - kept} tokens left out ...]\n"
         room = kept - self.count(mark)

@@ -22,7 +22,7 @@ ROWS = (
         "vectors",
         "words",
     },
-    {"embedded_texts", "embedding_calls", "rendering", "replies", "transcript", "window"},
+    {"embedded_texts", "embedding_calls", "pieces", "rendering", "replies", "transcript", "window"},
     {"extraction", "gates", "ranking", "store"},
     {"embedding_ranker", "explanation", "fact_book"},
     {"log_block"},

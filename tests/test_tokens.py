@@ -82,6 +82,44 @@ def test_a_clipped_text_keeps_its_head_and_its_tail_and_says_what_is_missing() -
     assert counter.count(text) - 100 <= left_out <= counter.count(text) - 60
 
 
+@given(text=st.text(max_size=200), limit=st.integers(-2, 60))
+def test_the_end_of_a_text_is_as_long_as_the_limit_allows(text: str, limit: int) -> None:
+    """One character more would be over it; a text that fits comes back whole."""
+    for counter in (TokenCounter(), as_counter(lambda text: list(text.encode("utf-8", "surrogatepass")))):
+        end = counter.tail(text, limit)
+        assert text.endswith(end)
+        assert counter.count(end) <= max(limit, 0)
+        if limit > 0 and end != text:
+            assert counter.count(text[-len(end) - 1 :]) > limit
+
+
+def test_the_end_of_a_text_is_its_last_tokens() -> None:
+    """Whatever the tokenizer; a character that does not fit is left out whole."""
+    counter = TokenCounter()
+    assert counter.tail("one two three four", 2) == " three four"
+    assert counter.tail("one two three four", 4) == "one two three four"
+    assert counter.tail("one two three four", 0) == ""
+    assert counter.tail("", 5) == ""
+    assert counter.count("𒀀") == 4
+    assert counter.tail("𒀀𒀀", 7) == "𒀀"
+    assert counter.tail("𒀀𒀀", 3) == ""
+    words = as_counter(str.split)
+    assert words.tail("a few long and some short words", 3) == " some short words"
+    assert words.tail("incomprehensibilities a b", 2) == " a b"
+
+
+def test_the_end_of_a_long_text_is_found_with_few_counts() -> None:
+    counted: list[int] = []
+
+    def tokenize(text: str) -> list[str]:
+        counted.append(len(text))
+        return text.split()
+
+    text = "word " * 100_000 + "incomprehensibilities " * 100_000
+    assert as_counter(tokenize).tail(text, 50_000).split() == ["incomprehensibilities"] * 50_000
+    assert len(counted) < 50
+
+
 def test_models_and_encodings_are_found_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even where the cache folder that tiktoken is told to use is empty."""
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "/nowhere")
