@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
+from llama_index.core.base.llms.types import MessageRole
+from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from llama_index_memory_ext.errors import LimitError, StoreError
+from llama_index_memory_ext.jobs import Jobs
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, LogBlock, Remembered
+from llama_index_memory_ext.log_recall import LogRecall
+from llama_index_memory_ext.pieces import SplitsText
+from llama_index_memory_ext.record import entry_from, summary_element, truncated
 from llama_index_memory_ext.store import Seen
-from llama_index_memory_ext.transcript import Entry, clip_entry, entry_of, is_result, split_entries
-from llama_index_memory_ext.window import plan_cut, share_out
+from llama_index_memory_ext.summary import ask_for_summary, batch_of
+from llama_index_memory_ext.transcript import Entry, clip_entry, entry_of
+from llama_index_memory_ext.verbatim import Kept, VerbatimLimits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,36 +26,51 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.store import LogPage
 
-logger = logging.getLogger(__name__)
-
 _PAGE_ROWS = 256
+_SUMMARISED_ROWS = 400
+_MOST_SUMMARY_TOKENS = 1_000
 
 
-_NOTHING_SEEN = Seen()
+_NOTHING_KEPT = Kept()
+
+
+class _Front(NamedTuple):
+    """What stands in front of the messages: the first instructions, and what was made of the rows left behind."""
+
+    system: Entry | None = None
+    summary: str = ""
+    summary_text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """What a block remembers of one session: the entries that it shows, oldest first, and their text."""
+    """What a block remembers of one session. ``behind``: there are rows that are not shown and not left behind yet."""
 
-    seen: Seen = _NOTHING_SEEN
-    entries: tuple[Entry, ...] = ()
+    seen: Seen
+    front: _Front
+    limits: VerbatimLimits
+    kept: Kept = _NOTHING_KEPT
+    behind: bool = False
     text: str = ""
     tokens: int = 0
 
-    @classmethod
-    def of(cls, seen: Seen, entries: Sequence[Entry]) -> _Window:
-        text = "".join(entry.text for entry in entries)
-        return cls(seen, tuple(entries), text, sum(entry.tokens for entry in entries))
+    def showing(self, kept: Kept, **changes: Any) -> _Window:
+        """The window with these entries, and the text of it."""
+        shown = self.limits.shown(kept.all)
+        system = [self.front.system] if self.front.system else []
+        text = "".join([*(entry.text for entry in system), self.front.summary_text, *(entry.text for entry in shown)])
+        tokens = sum(entry.tokens for entry in [*system, *shown]) + self.limits.counter.count(self.front.summary_text)
+        return replace(self, kept=kept, text=text, tokens=tokens, **changes)
 
 
 class CondensedMemoryBlock(LogBlock):
     """What was said in this session, oldest first, one element per message, within a token limit.
 
-    The block reads the log of a ``MemoryStore``. While the record fits into ``token_limit`` it is shown
+    The block reads the log of a ``MemoryStore``. While the record fits into its limits it is shown
     whole. When it does not, the oldest messages leave until ``keep_ratio`` of the limit is left, so that
     the beginning of the prompt then stays the same for many turns and can be served from the provider's
-    prompt cache. What has left stays in the store.
+    prompt cache. What has left stays in the store; it is summarised with ``summarize``, and found again by the words of
+    a question with a ``recall_token_limit``.
 
     Without a ``store`` the block keeps a private one in memory, fed by the messages that the memory
     flushes: it works in any ``Memory.from_defaults(memory_blocks=[...])``, and is empty after a restart.
@@ -58,7 +78,7 @@ class CondensedMemoryBlock(LogBlock):
     One block may serve many sessions; none sees another's messages.
 
     Raises:
-        LimitError: ``keep_messages`` is larger than ``max_messages``.
+        LimitError: ``keep_messages`` is larger than ``max_messages``, or no room is left beside summary and recall.
         StoreError: By ``aput``, if the given store has never seen the session: the memory keeps its messages elsewhere.
 
     >>> CondensedMemoryBlock(token_limit=8_000).name
@@ -67,17 +87,19 @@ class CondensedMemoryBlock(LogBlock):
 
     name: str = Field(default="condensed_memory", description="The name of the element around the record.")
     token_limit: int = Field(
-        default=50_000, ge=1, description="Most tokens of the record, all tags included; never exceeded."
+        default=50_000,
+        ge=1,
+        description="Most tokens of all that the block shows: tags, summary and recalled messages included.",
     )
     keep_ratio: float = Field(
-        default=0.75, gt=0, le=1, description="Share of the limit that is left when the record is cut."
+        default=0.75, gt=0, le=1, description="Share of the limit that is left when the record is cut; 1: each turn."
     )
-    message_ratio: float = Field(
-        default=0.5,
+    message_ratio: float | None = Field(
+        default=None,
         gt=0,
         le=1,
-        description="Share of the limit that one message (a tool call with its results counts as one) may "
-        "have; a longer one is clipped in its middle.",
+        description="Share of the limit that one message (a tool call with its results counts as one) may have; a "
+        "longer one is clipped in its middle. Default: 0.5, or 1 with `allow_partial`.",
     )
     max_messages: int | None = Field(
         default=None, ge=1, description="Most messages of the record; None for any number."
@@ -87,14 +109,64 @@ class CondensedMemoryBlock(LogBlock):
         ge=1,
         description="Messages that are left when there are over `max_messages`; default: `keep_ratio` of them.",
     )
+    allow_partial: bool = Field(
+        default=False, description="Whether the end of a message is shown that only partly fits, instead of its middle."
+    )
+    text_splitter: Any = Field(
+        default=None,
+        exclude=True,
+        repr=False,
+        description="A function from text to its pieces, or a LlamaIndex text splitter: of a message that only partly "
+        "fits, whole pieces are shown. None: as many tokens as fit.",
+    )
+    start_on: tuple[MessageRole, ...] = Field(
+        default=(), description="Roles with one of which the record begins; earlier messages are not shown."
+    )
+    end_on: tuple[MessageRole, ...] = Field(
+        default=(), description="Roles with one of which the record ends; later messages are not shown yet."
+    )
+    include_system: bool = Field(
+        default=False, description="Whether a first message of instructions (system, developer) stays for good."
+    )
+    summarize: bool = Field(
+        default=False, description="Whether a model sums up what leaves the record, beside the conversation."
+    )
+    summary_token_limit: int | None = Field(
+        default=None, ge=1, description="Most tokens of the summary; default: a quarter of the limit, at most 1,000."
+    )
+    recall_token_limit: int = Field(
+        default=0, ge=0, description="Most tokens of earlier messages that are found for the question; 0: none."
+    )
+
     _windows: Remembered[str, _Window] = PrivateAttr(default_factory=Remembered)
+    _recall: LogRecall = PrivateAttr(default_factory=LogRecall)
+    _jobs: Jobs = PrivateAttr(default_factory=lambda: Jobs("Earlier messages were not summarised"))
+
+    @field_validator("start_on", "end_on", mode="before")
+    @classmethod
+    def _as_roles(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("text_splitter")
+    @classmethod
+    def _check_splitter(cls, value: Any) -> Any:
+        if value is None or callable(value) or isinstance(value, SplitsText):
+            return value
+        raise ValueError(
+            f"text_splitter must be a function from a text to its pieces, or have a split_text; saw {type(value)}"
+        )
 
     @model_validator(mode="after")
-    def _check_messages(self) -> CondensedMemoryBlock:
+    def _check_limits(self) -> CondensedMemoryBlock:
         if self.keep_messages is not None and self.keep_messages > (self.max_messages or 0):
             raise LimitError(
                 f"keep_messages={self.keep_messages} needs a max_messages of at least as many; it is "
                 f"{self.max_messages}."
+            )
+        if (self.summarize or self.recall_token_limit) and self._reserved >= self.token_limit:
+            raise LimitError(
+                f"The summary and what is recalled have {self._reserved} tokens, and leave no room for messages in "
+                f"token_limit={self.token_limit}. Raise it, or lower summary_token_limit or recall_token_limit."
             )
         return self
 
@@ -111,21 +183,29 @@ class CondensedMemoryBlock(LogBlock):
         """The record as text, one line-ended element per message; empty if nothing was said yet."""
         session_id = session_id or DEFAULT_SESSION_ID
         window = await self._read(session_id)
-        if self._is_over(window.tokens, len(window.entries)):
-            window = await self._cut(session_id, window)
-        return self._render(window)
+        if window.limits.is_over(window.kept.all):
+            window = self._cap(session_id, window) if self.summarize else await self._cut(session_id, window)
+        return self._render(window, await self._earlier(session_id, window, messages or []))
 
     async def atruncate(self, content: Any, tokens_to_truncate: int) -> str | None:
-        """The record without its oldest messages: at least ``tokens_to_truncate`` tokens shorter.
+        """The record, at least ``tokens_to_truncate`` tokens shorter: what was recalled goes first, then the oldest.
 
         None if nothing is left, or nothing was there.
         """
-        entries = split_entries(content) if isinstance(content, str) else []
-        gone = dropped = 0
-        while dropped < len(entries) and (gone < tokens_to_truncate or is_result(entries[dropped])):
-            gone += self.tokenizer_fn.count(entries[dropped])
-            dropped += 1
-        return "".join(entries[dropped:]) or None
+        return (
+            truncated(content, tokens_to_truncate, self.tokenizer_fn) if content and isinstance(content, str) else None
+        )
+
+    # ---- life --------------------------------------------------------------------------------------
+
+    async def aflush(self, session_id: str = DEFAULT_SESSION_ID) -> None:
+        """Wait until what has left the record is summarised; a failure is tried again by whoever comes next."""
+        await self._jobs.wait(session_id)
+
+    async def aclose(self) -> None:
+        """End what is under way, and close the private store with all that it held; a given one is its owner's."""
+        await self._recall.aclose()
+        await super().aclose()
 
     # ---- reading -----------------------------------------------------------------------------------
 
@@ -138,110 +218,219 @@ class CondensedMemoryBlock(LogBlock):
                 f"session {session_id!r}: the memory keeps them elsewhere. Give both the same store: "
                 "Memory.from_defaults(chat_store=store, memory_blocks=[...])."
             )
+        if self.summarize:
+            self._jobs.start(session_id, self._summarise, self.retry_seconds)
 
     async def _read(self, session_id: str) -> _Window:
         """The window with what the log has gained, and without what this or another worker has cut."""
-        window = self._windows.get(session_id, _Window())
+        window = self._windows.get(session_id)
+        if window is None or not window.seen.last_id:
+            window = await self._opened(session_id)
         page = await self._page(session_id, window.seen)
-        new = self._entries(page)
-        if not page.fresh or (window.entries and new and new[0].is_result):
-            # A result shares the room of its call, so both must be read together.
-            window = _Window()
+        new = self._entries(page, window)
+        if not page.fresh or self._must_reread(window, page, new):
+            window = await self._opened(session_id)
             page = await self._page(session_id, window.seen)
-            new = self._entries(page)
-        if not page.rows and page.position == window.seen.position:
+            new = self._entries(page, window)
+        if not page.rows and page.position == window.seen.position and not self.allow_partial:
+            self._windows.put(session_id, window)
             return window
         newest = page.rows[-1].id if page.rows else window.seen.last_id
-        while page.more and not self._is_full(new):
+        moved = await self._moved(session_id, window, page)
+        if moved is None:
+            # Another worker has moved the cursor since.
+            return await self._read(session_id)
+        while page.more and not moved.limits.are_full(new):
             page = await self._page(session_id, window.seen, before=page.rows[0].id)
-            new = self._entries(page) + new
+            new = self._entries(page, window) + new
         # If there are older messages than these, they and what was known cannot be in the record any more.
-        known = () if page.more else window.entries
-        entries = [entry for entry in (*known, *self._within_shares(new)) if entry.row_id > page.position]
-        window = _Window.of(Seen(page.epoch, page.position, newest), entries)
-        self._windows.put(session_id, window)
-        return window
+        known = () if page.more else window.kept.entries
+        entries = [entry for entry in (*known, *moved.limits.within_shares(new)) if entry.row_id > page.position]
+        moved = moved.showing(Kept(moved.kept.end, tuple(entries)), seen=Seen(page.epoch, page.position, newest))
+        self._windows.put(session_id, moved)
+        return moved
+
+    async def _opened(self, session_id: str) -> _Window:
+        """The window of a session of which nothing was read yet but its first message, if that stays for good."""
+        front = _Front(await self._first_instructions(session_id) if self.include_system else None)
+        return _Window(Seen(), front, self._limits(front))
+
+    @staticmethod
+    def _must_reread(window: _Window, page: LogPage, new: Sequence[Entry]) -> bool:
+        # A result shares the room of its call; and what was not shown may have room again behind a moved cursor.
+        return bool(window.kept.entries and new and new[0].is_result) or (
+            window.behind and page.position != window.seen.position
+        )
+
+    async def _moved(self, session_id: str, window: _Window, page: LogPage) -> _Window | None:
+        """The window with what was made of the rows in front of the page; None if it is of another place."""
+        if page.position == window.seen.position and not self.allow_partial:
+            return window
+        position, state = await self._log.read_state(session_id, self.name)
+        if position != page.position:
+            return None
+        state = state or {}
+        summary = str(state.get("summary") or "")
+        text = summary_element(summary, self._summary_limit, self.tokenizer_fn, (self.name,))
+        front = _Front(window.front.system, summary, text)
+        end = entry_from(position, state["partial"], self.tokenizer_fn) if state.get("partial") else None
+        return replace(window, front=front, limits=self._limits(front), kept=Kept(end))
+
+    async def _first_instructions(self, session_id: str) -> Entry | None:
+        """The entry of the first message of the log if that instructs the assistant."""
+        rows = (await self._log.read_unread(session_id, self.name, after=0, limit=1)).rows
+        if not rows or rows[0].role not in (MessageRole.SYSTEM.value, MessageRole.DEVELOPER.value):
+            return None
+        entry = entry_of(rows[0].id, rows[0].message, self.tokenizer_fn, (self.name,))
+        room = self._room - self._reserved
+        if entry is None or entry.tokens <= room:
+            return entry
+        clipped = clip_entry(entry, room // 2, self.tokenizer_fn)
+        return clipped if clipped.tokens <= room else None
 
     async def _page(self, session_id: str, seen: Seen, before: int | None = None) -> LogPage:
         return await self._log.read_log(session_id, self.name, seen, before=before, limit=_PAGE_ROWS)
 
-    def _entries(self, page: LogPage) -> list[Entry]:
-        entries = (entry_of(row.id, row.message, self.tokenizer_fn, (self.name,)) for row in page.rows)
+    def _entries(self, page: LogPage, window: _Window) -> list[Entry]:
+        first = window.front.system.row_id if window.front.system else None
+        rows = (row for row in page.rows if row.id != first)
+        entries = (entry_of(row.id, row.message, self.tokenizer_fn, (self.name,)) for row in rows)
         return [entry for entry in entries if entry is not None]
 
     # ---- within the limits ---------------------------------------------------------------------------
 
     @property
     def _room(self) -> int:
-        """Tokens for the entries: the limit without the element around them."""
+        """Tokens for all that is shown: the limit without the element around it."""
         return self._room_within(self.token_limit)
 
-    def _is_over(self, tokens: int, messages: int) -> bool:
-        return tokens > self._room or (self.max_messages is not None and messages > self.max_messages)
+    @property
+    def _summary_limit(self) -> int:
+        if self.summary_token_limit is not None:
+            return self.summary_token_limit
+        return max(1, min(_MOST_SUMMARY_TOKENS, self.token_limit // 4))
 
-    def _is_full(self, entries: list[Entry]) -> bool:
-        """Whether nothing older than these entries can be shown; the oldest unit may be incomplete yet."""
-        if not self._is_over(sum(entry.tokens for entry in entries), len(entries)):
-            return False
-        shown = self._within_shares([entry for unit in _units(entries)[1:] for entry in unit])
-        return self._is_over(sum(entry.tokens for entry in shown), len(shown))
+    @property
+    def _reserved(self) -> int:
+        return self.recall_token_limit + (self._summary_limit if self.summarize else 0)
 
-    def _within_shares(self, entries: list[Entry]) -> list[Entry]:
-        """The entries with each that is over its share of the limit clipped."""
-        limit = int(self._room * min(self.message_ratio, self.keep_ratio))
-        shown: list[Entry] = []
-        for unit in _units(entries):
-            shares = share_out([entry.tokens for entry in unit], limit)
-            clipped = [clip_entry(entry, share, self.tokenizer_fn) for entry, share in zip(unit, shares, strict=True)]
-            if sum(entry.tokens for entry in clipped) <= limit:
-                shown += clipped
-        return shown
-
-    def _plan_cut(self, entries: Sequence[Entry]) -> int:
-        keep_messages = self.keep_messages
-        if keep_messages is None and self.max_messages is not None:
-            keep_messages = max(1, int(self.max_messages * self.keep_ratio))
-        return plan_cut(
-            [entry.tokens for entry in entries],
-            turn_starts=[entry.starts_turn for entry in entries],
-            results=[entry.is_result for entry in entries],
-            token_limit=self._room,
-            keep_tokens=int(self._room * self.keep_ratio),
-            max_messages=self.max_messages,
-            keep_messages=keep_messages,
+    def _limits(self, front: _Front) -> VerbatimLimits:
+        """What is left for messages beside the summary, the recalled messages and the first instructions."""
+        system, old = front.system, bool(front.summary) and not self.summarize
+        message_ratio = self.message_ratio or (1.0 if self.allow_partial else 0.5)
+        most, keep = self.max_messages, self.keep_messages
+        taken = 1 if system else 0
+        return VerbatimLimits(
+            tokens=self._room - self._reserved - (system.tokens if system else 0) - (self._summary_limit if old else 0),
+            counter=self.tokenizer_fn,
+            keep_ratio=self.keep_ratio,
+            message_ratio=message_ratio,
+            max_messages=None if most is None else max(most - taken, 1),
+            keep_messages=None if keep is None else max(keep - taken, 1),
+            allow_partial=self.allow_partial,
+            text_splitter=self.text_splitter,
+            start_on=frozenset(role.value for role in self.start_on),
+            end_on=frozenset(role.value for role in self.end_on),
         )
 
     async def _cut(self, session_id: str, window: _Window) -> _Window:
         """The window from the planned cut on, with the cursor moved there for every worker."""
-        seen, entries = window.seen, window.entries[self._plan_cut(window.entries) :]
-        position = entries[0].row_id - 1
-        if await self._log.move_cursor(session_id, self.name, epoch=seen.epoch, old=seen.position, new=position):
-            window = _Window.of(replace(seen, position=position), entries)
+        kept = window.limits.cut(window.kept)
+        if await self._move(session_id, window, kept.position, window.front.summary, kept):
+            window = window.showing(kept, seen=replace(window.seen, position=kept.position))
             self._windows.put(session_id, window)
             return window
         # Another worker has cut, or the database is busy: show what there is, within the limit.
         window = await self._read(session_id)
-        return _Window.of(window.seen, window.entries[self._plan_cut(window.entries) :])
+        return window.showing(window.limits.cut(window.kept))
 
-    def _render(self, window: _Window) -> str:
-        if window.tokens > self._room:
+    def _cap(self, session_id: str, window: _Window) -> _Window:
+        """The window without what has no room, until that is summarised and left behind.
+
+        As little as possible goes, for it may take no longer than an answer; but where a model keeps failing, the
+        prompt must not begin in another way with each turn.
+        """
+        entries = window.limits.cut(window.kept).entries if self._jobs.has_failed(session_id) else None
+        window = window.showing(Kept(None, entries or window.limits.cap(window.kept.all)), behind=True)
+        self._windows.put(session_id, window)
+        return window
+
+    async def _move(self, session_id: str, window: _Window, position: int, summary: str, kept: Kept | None) -> bool:
+        """Move the cursor, and store what stands in front of the messages from then on."""
+        state = {"summary": summary, "partial": kept.end.text if kept and kept.end else ""}
+        seen = window.seen
+        return await self._log.move_cursor(
+            session_id,
+            self.name,
+            epoch=seen.epoch,
+            old=seen.position,
+            new=position,
+            state=state if any(state.values()) else None,
+        )
+
+    def _render(self, window: _Window, earlier: str) -> str:
+        room, counter = self._room, self.tokenizer_fn
+        if window.tokens > room - self.recall_token_limit:
             return ""
-        if self.tokenizer_fn.adds_up:
-            self.tokenizer_fn.remember(window.text, window.tokens)
-            return window.text
-        text, entries = window.text, window.entries
-        while self.tokenizer_fn.count(text) > self._room:
-            entries = entries[1:]
-            text = "".join(entry.text for entry in entries)
+        text = window.text + earlier
+        if counter.adds_up:
+            counter.remember(text, window.tokens + counter.count(earlier))
+            return text
+        while text and counter.count(text) > room:
+            text = truncated(text, 1, counter)
         return text
 
+    # ---- summarising -------------------------------------------------------------------------------
 
-def _units(entries: Sequence[Entry]) -> list[list[Entry]]:
-    """The entries in groups that must not be parted: each with the tool results behind it."""
-    units: list[list[Entry]] = []
-    for entry in entries:
-        if entry.is_result and units:
-            units[-1].append(entry)
-        else:
-            units.append([entry])
-    return units
+    async def _summarise(self, session_id: str) -> None:
+        """Sum up what has no room in the record, a batch at a time; each is stored and left behind in one step."""
+        while True:
+            window = await self._read(session_id)
+            if not (window.behind or window.limits.is_over(window.kept.all)):
+                return
+            kept = window.limits.cut(window.kept, low=True)
+            if not kept.all or kept.position <= window.seen.position:
+                return
+            await self._summarise_batch(session_id, window, kept)
+
+    async def _summarise_batch(self, session_id: str, window: _Window, kept: Kept) -> None:
+        """Extend the summary by the oldest messages in front of those that are kept."""
+        unread = await self._log.read_unread(session_id, self.name, limit=_SUMMARISED_ROWS)
+        if (unread.epoch, unread.position) != (window.seen.epoch, window.seen.position):
+            return
+        leaving = [row for row in unread.rows if row.id <= kept.position]
+        there_is_more = len(leaving) == _SUMMARISED_ROWS
+        if there_is_more:
+            # What comes behind the last rows is unknown: it may be results of a call among them.
+            leaving = leaving[: max((i for i, row in enumerate(leaving) if not row.is_result), default=0)] or leaving
+        entries, taken = batch_of(leaving, self.tokenizer_fn, (self.name,))
+        is_last = taken == len(leaving) and not there_is_more
+        position = kept.position if is_last else leaving[taken - 1].id
+        summary, limit = window.front.summary, self._summary_limit
+        if entries:
+            summary = await ask_for_summary(
+                self._model(), summary, entries, token_limit=limit, counter=self.tokenizer_fn
+            )
+        if not await self._move(session_id, window, position, summary, kept if is_last else None):
+            now, _ = await self._log.read_state(session_id, self.name)
+            if now == window.seen.position:
+                raise StoreError("The database was too busy to store a summary; it is made anew.")
+
+    # ---- recalling ---------------------------------------------------------------------------------
+
+    async def _earlier(self, session_id: str, window: _Window, messages: Sequence[ChatMessage]) -> str:
+        """The messages from before the record that matter for the question."""
+        has_left = window.seen.position or window.behind or self.start_on
+        if not self.recall_token_limit or not has_left:
+            return ""
+        shown = [entry for entry in window.limits.shown(window.kept.entries) if entry.row_id > window.seen.position]
+        return await self._recall.find(
+            self._log,
+            session_id,
+            messages,
+            seen=window.seen,
+            before=shown[0].row_id if shown else window.seen.last_id + 1,
+            limit=self.recall_token_limit,
+            counter=self.tokenizer_fn,
+            tags=(self.name,),
+        )

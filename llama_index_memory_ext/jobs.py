@@ -46,6 +46,10 @@ class Jobs:
         task = asyncio.ensure_future(self._run(session_id, work, pause_seconds))
         self.jobs[_here(session_id)] = _Job(task)
 
+    def has_failed(self, session_id: str) -> bool:
+        """Whether the last try for this session has failed."""
+        return session_id in self.failures
+
     async def wait(self, session_id: str) -> None:
         """Wait until the job of a session has ended; one that pauses after a failure is ended."""
         job = self._running(session_id)

@@ -29,20 +29,24 @@ _REMEMBERED = 128
 
 
 class Remembered(OrderedDict[K, V], Generic[K, V]):
-    """What was used last and can be read again at any time; a copy begins without."""
+    """What was used last and can be read again at any time, ``most`` of it; a copy begins without."""
+
+    def __init__(self, most: int = _REMEMBERED) -> None:
+        super().__init__()
+        self.most = most
 
     def put(self, key: K, value: V) -> None:
         """Remember an entry, and forget the one that was put longest ago if there are too many."""
         self[key] = value
         self.move_to_end(key)
-        while len(self) > _REMEMBERED:
+        while len(self) > self.most:
             self.popitem(last=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Remembered[K, V]:
-        return Remembered()
+        return Remembered(self.most)
 
-    def __reduce__(self) -> tuple[type[Remembered[Any, Any]], tuple[()]]:
-        return Remembered, ()
+    def __reduce__(self) -> tuple[type[Remembered[Any, Any]], tuple[int]]:
+        return Remembered, (self.most,)
 
 
 class LogBlock(BaseMemoryBlock[str]):

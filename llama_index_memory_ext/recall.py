@@ -94,7 +94,7 @@ class RecallIndex:
         if said:
             self._follow_talk(said, is_question=message.role == MessageRole.USER)
         words = (said or body_of(message))[:_INDEXED_CHARACTERS]
-        if row.role in (MessageRole.TOOL.value, MessageRole.FUNCTION.value):
+        if row.is_result:
             if self._waiting:
                 unit = self._waiting[-1]
                 self._waiting[-1] = _Unit([*unit.rows, row], f"{unit.words}\n{words}")

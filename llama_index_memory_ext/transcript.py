@@ -17,7 +17,7 @@ from llama_index.core.base.llms.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from llama_index_memory_ext.tokens import TokenCounter
 
@@ -102,16 +102,18 @@ def entry_of(
     )
 
 
-def clip_entry(entry: Entry, limit: int, counter: TokenCounter) -> Entry:
+def clip_entry(entry: Entry, limit: int, counter: TokenCounter, clip: Callable[[str, int], str] | None = None) -> Entry:
     """The entry with its body clipped so that it has at most ``limit`` tokens, its tags included.
 
+    ``clip`` shortens a text to a number of tokens; by default ``counter.clip``, which leaves out the middle.
     If not even the tags fit, the entry comes back with no body and more tokens than the limit.
     """
     if entry.tokens <= limit:
         return entry
+    clip = clip or counter.clip
     room = limit - counter.count(entry.opening + CLOSING)
     while True:
-        text = f"{entry.opening}{counter.clip(entry.body, room)}{CLOSING}"
+        text = f"{entry.opening}{clip(entry.body, room)}{CLOSING}"
         tokens = counter.count(text)
         if tokens <= limit or room <= 0:
             return replace(entry, text=text, tokens=tokens)

@@ -22,10 +22,11 @@ ROWS = (
         "vectors",
         "words",
     },
-    {"embedded_texts", "embedding_calls", "pieces", "rendering", "replies", "transcript", "window"},
-    {"extraction", "gates", "ranking", "store"},
-    {"embedding_ranker", "explanation", "fact_book"},
+    {"embedded_texts", "embedding_calls", "pieces", "record", "rendering", "replies", "transcript", "window"},
+    {"extraction", "gates", "ranking", "store", "summary", "verbatim"},
+    {"embedding_ranker", "explanation", "fact_book", "recall"},
     {"log_block"},
+    {"log_recall"},
     {"condensed_block", "facts_block"},
     {"preset"},
     {"offline_model", "demo"},
@@ -36,6 +37,7 @@ ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
 ALLOWED_WITHIN_A_ROW = {
     ("demo", "offline_model"),
     ("__main__", "cli"),
+    ("record", "transcript"),
     ("rendering", "transcript"),
     ("replies", "transcript"),
 }

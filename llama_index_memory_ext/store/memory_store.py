@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.async_utils import asyncio_run
-from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationError, model_serializer
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI, SQLAlchemyChatStore
@@ -60,6 +60,11 @@ class LogRow:
     role: str
     data: Any
     timestamp: int = 0
+
+    @property
+    def is_result(self) -> bool:
+        """Whether it is a tool's result."""
+        return self.role in (MessageRole.TOOL.value, MessageRole.FUNCTION.value)
 
     @property
     def message(self) -> ChatMessage:
