@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_ext.clipping import clip_message, clip_unit, end_of_message, tokens_of
 from llama_index_memory_ext.errors import LimitError, RoleError
+from llama_index_memory_ext.limits import Limits, limits_of
 from llama_index_memory_ext.tokens import TokenCounter, as_counter
 from llama_index_memory_ext.transcript import RESULT_ROLES, check_messages, has_content
 from llama_index_memory_ext.units import units_of, without_calls
@@ -85,7 +85,7 @@ def trim(
     [', world', 'Hello!']
     """
     check_messages(messages)
-    limits = _limits(token_limit, max_messages, keep_messages, keep_ratio)
+    limits = limits_of(token_limit, max_messages, keep_messages, keep_ratio)
     if include_system and max_messages == 1:
         raise LimitError(
             "include_system=True needs a max_messages of at least 2, for the system's message and one more; it is 1. "
@@ -106,34 +106,6 @@ def trim(
 
 
 @dataclass(frozen=True, slots=True)
-class _Limits:
-    """Most tokens and messages, and how many are left of more; ``sys.maxsize`` for any number."""
-
-    tokens: int
-    keep_ratio: float
-    messages: int
-    keep_messages: int
-
-    @property
-    def keep_tokens(self) -> int:
-        return max(int(self.tokens * self.keep_ratio), min(self.tokens, 1))
-
-    def behind(self, tokens: int, messages: int) -> _Limits:
-        """What is left for the messages behind others that stay in any case; at least one message."""
-        return replace(
-            self,
-            tokens=self.tokens - tokens,
-            messages=max(self.messages - messages, 1),
-            keep_messages=max(self.keep_messages - messages, 1),
-        )
-
-    @property
-    def kept(self) -> _Limits:
-        """The limits for what is left once there was more."""
-        return _Limits(self.keep_tokens, 1.0, self.keep_messages, self.keep_messages)
-
-
-@dataclass(frozen=True, slots=True)
 class _Fitting:
     """Finds what fits. Units are a message each, or a call with its results, oldest first."""
 
@@ -142,13 +114,13 @@ class _Fitting:
     text_splitter: Splitter | None
     ends: frozenset[MessageRole]
 
-    def newest(self, units: Sequence[Unit], limits: _Limits) -> list[Unit]:
+    def newest(self, units: Sequence[Unit], limits: Limits) -> list[Unit]:
         """The newest units within the limits, the newest of all shortened if it is too large."""
         units = list(units)
         while units and self.tokens(units[-1]) > limits.tokens:
             shortened = self._shortened(units[-1], limits.keep_tokens)
             units = [*units[:-1], shortened] if shortened else _ending_on(units[:-1], self.ends)
-            limits = replace(limits, tokens=limits.keep_tokens, keep_ratio=1.0)
+            limits = limits.kept
         near = self._near(units, limits)
         messages = [message for unit in near for message in unit]
         cut = plan_cut(
@@ -167,7 +139,7 @@ class _Fitting:
             kept = self._part(near[first - 1], room) + kept
         return kept
 
-    def with_start(self, units: Sequence[Unit], starts: frozenset[MessageRole], limits: _Limits) -> list[Unit]:
+    def with_start(self, units: Sequence[Unit], starts: frozenset[MessageRole], limits: Limits) -> list[Unit]:
         """The newest unit that begins with one of the roles, and as many of the newest behind it as fit."""
         limits = limits.kept
         for i in reversed(range(len(units))):
@@ -185,7 +157,7 @@ class _Fitting:
                     return kept
         return []
 
-    def head(self, message: ChatMessage, limits: _Limits, *, alone: bool) -> Unit:
+    def head(self, message: ChatMessage, limits: Limits, *, alone: bool) -> Unit:
         """The message that stays in any case, clipped if it leaves no room for others; [] if nothing is left of it."""
         message = without_calls(message)
         if tokens_of(message, self.counter) <= limits.tokens - (not alone):
@@ -197,7 +169,7 @@ class _Fitting:
         """The tokens of all messages of a unit."""
         return sum(tokens_of(message, self.counter) for message in unit)
 
-    def _near(self, units: Sequence[Unit], limits: _Limits) -> list[Unit]:
+    def _near(self, units: Sequence[Unit], limits: Limits) -> list[Unit]:
         """As many of the newest as are over a limit, so that a long history is not counted whole."""
         tokens = messages = 0
         for i in reversed(range(len(units))):
@@ -218,26 +190,6 @@ class _Fitting:
     def _part(self, unit: Unit, room: int) -> list[Unit]:
         end = end_of_message(unit[0], room, self.counter, self.text_splitter) if len(unit) == 1 else None
         return [[end]] if end is not None else []
-
-
-def _limits(token_limit: int | None, max_messages: int | None, keep_messages: int | None, keep_ratio: float) -> _Limits:
-    for name, limit in (("token_limit", token_limit), ("max_messages", max_messages), ("keep_messages", keep_messages)):
-        if limit is not None and limit < 1:
-            raise LimitError(f"{name} must be at least 1, or None for no limit; it is {limit}.")
-    if not 0 < keep_ratio <= 1:
-        raise LimitError(f"keep_ratio must be above 0 and at most 1; it is {keep_ratio}. 0.75 keeps three quarters.")
-    if keep_messages is not None and keep_messages > (max_messages or 0):
-        raise LimitError(
-            f"keep_messages={keep_messages} needs a max_messages of at least as many; it is {max_messages}. "
-            "Raise that one, or lower keep_messages."
-        )
-    most = sys.maxsize if max_messages is None else max_messages
-    return _Limits(
-        tokens=sys.maxsize if token_limit is None else token_limit,
-        keep_ratio=keep_ratio,
-        messages=most,
-        keep_messages=keep_messages or max(1, int(most * keep_ratio)),
-    )
 
 
 def _roles(option: str, roles: str | Sequence[str] | None) -> frozenset[MessageRole]:

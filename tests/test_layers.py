@@ -22,7 +22,7 @@ ROWS = (
         "vectors",
         "words",
     },
-    {"embedded_texts", "embedding_calls", "pieces", "rendering", "replies", "transcript", "window"},
+    {"embedded_texts", "embedding_calls", "limits", "pieces", "rendering", "replies", "transcript", "window"},
     {"clipping", "extraction", "gates", "ranking", "store", "units"},
     {"embedding_ranker", "explanation", "fact_book", "trimming"},
     {"log_block"},
