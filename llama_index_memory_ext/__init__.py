@@ -7,6 +7,7 @@ from llama_index_memory_ext.errors import (
     LimitError,
     MemoryExtError,
     MessageError,
+    RoleError,
     StoreError,
     TurnError,
 )
@@ -17,6 +18,7 @@ from llama_index_memory_ext.ranking import FactRanker, TfidfRanker, format_facts
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.tokens import TokenCounter
 from llama_index_memory_ext.transcript import extract_conversation_context
+from llama_index_memory_ext.trimming import trim
 
 __all__ = [
     "CondensedMemory",
@@ -30,10 +32,12 @@ __all__ = [
     "MemoryStore",
     "MessageError",
     "RelevantFactsBlock",
+    "RoleError",
     "StoreError",
     "TfidfRanker",
     "TokenCounter",
     "TurnError",
     "extract_conversation_context",
     "format_facts",
+    "trim",
 ]

@@ -19,6 +19,10 @@ class MessageError(MemoryExtError, TypeError):
     """Something that is not a LlamaIndex ``ChatMessage`` was handed to a memory."""
 
 
+class RoleError(MemoryExtError, ValueError):
+    """The name of a message role that LlamaIndex does not have."""
+
+
 class FactError(MemoryExtError, ValueError):
     """A fact that does not exist, or something to import that is none."""
 

@@ -18,14 +18,14 @@ from llama_index.core.storage.chat_store.base_db import MessageStatus
 from typing_extensions import Self, TypedDict, Unpack
 
 from llama_index_memory_ext.condensed_block import CondensedMemoryBlock
-from llama_index_memory_ext.errors import LimitError, MessageError, StoreError, TurnError
+from llama_index_memory_ext.errors import LimitError, StoreError, TurnError
 from llama_index_memory_ext.facts_block import RelevantFactsBlock
 from llama_index_memory_ext.jobs import log_failure
 from llama_index_memory_ext.locks import SharedLock, lock_for
 from llama_index_memory_ext.log_block import LogBlock
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.tokens import TokenCounter, as_counter
-from llama_index_memory_ext.transcript import body_of, escape_tags, message_tokens
+from llama_index_memory_ext.transcript import body_of, check_messages, escape_tags, message_tokens
 from llama_index_memory_ext.window import plan_flush
 
 if TYPE_CHECKING:
@@ -365,7 +365,7 @@ class CondensedMemory(Memory):
         Raises:
             MessageError: Something else than a ``ChatMessage`` is among them; nothing is written then.
         """
-        _check_messages(messages)
+        check_messages(messages)
         # Only a new question ends the turn before it.
         starts_turn = any(message.role == MessageRole.USER for message in messages)
         if messages:
@@ -375,7 +375,7 @@ class CondensedMemory(Memory):
 
     async def aset(self, messages: list[ChatMessage]) -> None:
         """Replace the whole conversation, the record included."""
-        _check_messages(messages)
+        check_messages(messages)
         await self._open()
         async with self._calls():
             await self._append(messages, self._plan_flush, replace=True)
@@ -529,15 +529,6 @@ def _add_text(content: list[Any], text: str) -> None:
         content[-1] = TextBlock(text=content[-1].text + text)
     else:
         content.append(TextBlock(text=text))
-
-
-def _check_messages(messages: Any) -> None:
-    wrong = [type(message).__name__ for message in messages if not isinstance(message, ChatMessage)]
-    if wrong:
-        raise MessageError(
-            f"A memory takes ChatMessage objects; this is a {wrong[0]}. "
-            'Wrap a text as ChatMessage(role="user", content=text).'
-        )
 
 
 def _is_last_question(question: ChatMessage, turn: list[ChatMessage]) -> bool:

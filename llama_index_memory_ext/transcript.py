@@ -16,22 +16,25 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 
+from llama_index_memory_ext.errors import MessageError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from llama_index_memory_ext.tokens import TokenCounter
 
+ASSISTANT_ROLES = frozenset({MessageRole.ASSISTANT, MessageRole.CHATBOT, MessageRole.MODEL})
+# The roles of a tool's result.
+RESULT_ROLES = frozenset({MessageRole.TOOL, MessageRole.FUNCTION})
 OUR_TAGS = frozenset(
     {"memory", "condensed_memory", "relevant_facts", "message", "fact", "conversation_summary", "earlier_messages"}
 )
 CLOSING = "</message>\n"
 
-_RESULT_ROLES = frozenset({MessageRole.TOOL, MessageRole.FUNCTION})
 _INVISIBLE_BLOCKS = frozenset({"thinking", "cache"})
 # What a block or the tags of an entry show already, or what the host adds for its own use.
 _SHOWN_ELSEWHERE = frozenset({"session_id", "tool_calls", "function_call", "tool_call_id", "name", "images"})
 _UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
-_ASSISTANT_ROLES = frozenset({MessageRole.ASSISTANT, MessageRole.CHATBOT, MessageRole.MODEL})
 # How a ReActAgent's message begins, and where the answer in it does.
 _REACT_START = re.compile(r"\s*(?:Thought|Action|Action Input|Observation):")
 _REACT_ANSWER = re.compile(r"(?:^|\s)Answer:")
@@ -98,7 +101,7 @@ def entry_of(
         text=text,
         tokens=counter.count(text),
         starts_turn=message.role == MessageRole.USER,
-        is_result=message.role in _RESULT_ROLES,
+        is_result=message.role in RESULT_ROLES,
     )
 
 
@@ -170,7 +173,7 @@ def spoken(message: ChatMessage) -> str:
     text = _clean("\n".join(block.text for block in message.blocks if isinstance(block, TextBlock))).strip()
     if message.role == MessageRole.USER:
         return str(text)
-    if message.role not in _ASSISTANT_ROLES or calls_of(message):
+    if message.role not in ASSISTANT_ROLES or calls_of(message):
         return ""
     if not _REACT_START.match(text):
         return str(text)
@@ -186,6 +189,25 @@ def calls_of(message: ChatMessage) -> list[ToolCall]:
     """
     calls = [_call_of_block(block) for block in message.blocks if isinstance(block, ToolCallBlock)]
     return calls or list(_calls_in_kwargs(message.additional_kwargs))
+
+
+def has_content(message: ChatMessage) -> bool:
+    """Whether there is anything but thinking and empty texts among the blocks of a message."""
+    return bool("".join(line for block in message.blocks for line in _block_lines(block)).strip())
+
+
+def check_messages(messages: Iterable[Any]) -> None:
+    """Let nothing through but chat messages.
+
+    Raises:
+        MessageError: Something else is among them.
+    """
+    wrong = [type(message).__name__ for message in messages if not isinstance(message, ChatMessage)]
+    if wrong:
+        raise MessageError(
+            f"A memory takes ChatMessage objects; this is a {wrong[0]}. "
+            'Wrap a text as ChatMessage(role="user", content=text).'
+        )
 
 
 def message_tokens(message: ChatMessage, counter: TokenCounter, media_tokens: Mapping[str, int]) -> int:
@@ -226,7 +248,7 @@ def _clean(value: Any) -> Any:
 
 def _opening(message: ChatMessage, day: str) -> str:
     attributes = {"role": message.role.value, **({"date": day} if day else {})}
-    if message.role in _RESULT_ROLES:
+    if message.role in RESULT_ROLES:
         for key in ("tool_call_id", "name"):
             if message.additional_kwargs.get(key):
                 attributes[key] = str(message.additional_kwargs[key])

@@ -1,0 +1,64 @@
+"""The limits of a list of messages, and what is left of one that is over them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+
+from llama_index_memory_ext.errors import LimitError
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Most tokens and messages, and how many are left of more; ``sys.maxsize`` for any number."""
+
+    tokens: int
+    keep_ratio: float
+    messages: int
+    keep_messages: int
+
+    @property
+    def keep_tokens(self) -> int:
+        """Tokens that are left of more; at least one where there may be any."""
+        return max(int(self.tokens * self.keep_ratio), min(self.tokens, 1))
+
+    @property
+    def kept(self) -> Limits:
+        """What holds once there was more: what is left then is the most there may be."""
+        return Limits(self.keep_tokens, 1.0, self.keep_messages, self.keep_messages)
+
+    def behind(self, tokens: int, messages: int) -> Limits:
+        """What is left for the messages behind others that stay in any case; at least one message."""
+        return replace(
+            self,
+            tokens=self.tokens - tokens,
+            messages=max(self.messages - messages, 1),
+            keep_messages=max(self.keep_messages - messages, 1),
+        )
+
+
+def limits_of(
+    token_limit: int | None, max_messages: int | None, keep_messages: int | None, keep_ratio: float
+) -> Limits:
+    """The limits that a caller asks for.
+
+    Raises:
+        LimitError: One is below 1, or they contradict each other.
+    """
+    for name, limit in (("token_limit", token_limit), ("max_messages", max_messages), ("keep_messages", keep_messages)):
+        if limit is not None and limit < 1:
+            raise LimitError(f"{name} must be at least 1, or None for no limit; it is {limit}.")
+    if not 0 < keep_ratio <= 1:
+        raise LimitError(f"keep_ratio must be above 0 and at most 1; it is {keep_ratio}. 0.75 keeps three quarters.")
+    if keep_messages is not None and keep_messages > (max_messages or 0):
+        raise LimitError(
+            f"keep_messages={keep_messages} needs a max_messages of at least as many; it is {max_messages}. "
+            "Raise that one, or lower keep_messages."
+        )
+    most = sys.maxsize if max_messages is None else max_messages
+    return Limits(
+        tokens=sys.maxsize if token_limit is None else token_limit,
+        keep_ratio=keep_ratio,
+        messages=most,
+        keep_messages=keep_messages or max(1, int(most * keep_ratio)),
+    )

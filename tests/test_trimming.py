@@ -1,0 +1,391 @@
+"""The newest messages that fit, and nothing that a model's API would refuse."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llama_index.core.base.llms.types import ImageBlock, MessageRole, TextBlock, ToolCallBlock
+from llama_index.core.llms import ChatMessage
+from llama_index.core.node_parser import SentenceSplitter
+from llama_index.llms.openai.utils import to_openai_message_dicts
+
+from llama_index_memory_ext import LimitError, MessageError, RoleError, TokenCounter, trim
+from llama_index_memory_ext.clipping import tokens_of
+from llama_index_memory_ext.tokens import as_counter
+from llama_index_memory_ext.transcript import RESULT_ROLES, calls_of
+from tests.conversation import assistant, calling, result, user
+from tests.openai_server import why_refused
+from tests.test_limits import PIXEL, messages
+from tests.trimming_cases import CASES, Case
+
+COUNTER = TokenCounter()
+ROLES = {"u": "user", "a": "assistant", "s": "system", "d": "developer", "t": "tool"}
+SPLITTERS = {
+    "words": lambda text: re.findall(r"\S+\s*", text),
+    "lines": lambda text: text.splitlines(keepends=True),
+}
+
+
+# ---- a table of cases ----------------------------------------------------------------------------------
+
+
+def read(line: str) -> ChatMessage:
+    head, _, text = line.partition(":")
+    role, *calls = head.split("+")
+    blocks: list[Any] = [TextBlock(text=part) for part in text.removeprefix(" ").split(" / ") if part]
+    blocks += [ToolCallBlock(tool_call_id=call, tool_name="f", tool_kwargs={}) for call in calls]
+    kwargs = {"tool_call_id": role[1:]} if role.startswith("t") else {}
+    return ChatMessage(role=ROLES[role[0]], blocks=blocks, additional_kwargs=kwargs)
+
+
+def write(message: ChatMessage) -> str:
+    head = message.role.value[0] + message.additional_kwargs.get("tool_call_id", "")
+    calls = "".join(f"+{call.id}" for call in calls_of(message))
+    texts = [" ".join(block.text.split()) for block in message.blocks if isinstance(block, TextBlock)]
+    return f"{head}{calls}: {' / '.join(texts)}".strip()
+
+
+def words(lines: list[str]) -> int:
+    return sum(len(line.replace(" / ", " ").split()) - 1 + 4 * line.split(":")[0].count("+") for line in lines)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
+def test_a_case_of_the_table_gives_what_it_says(case: Case) -> None:
+    options = dict(case.options)
+    if "text_splitter" in options:
+        options["text_splitter"] = SPLITTERS[options["text_splitter"]]
+    assert list(map(write, trim(list(map(read, case.messages)), tokenizer_fn=str.split, **options))) == case.gives
+    assert words(case.gives) <= options.get("token_limit", 1_000)
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.langchain_gives is not None], ids=lambda case: case.why
+)
+def test_where_langchain_differs_the_reason_is_the_one_that_is_named(case: Case) -> None:
+    theirs = case.langchain_gives or []
+    assert theirs != case.gives
+    if "over the limit" in case.why:
+        assert words(theirs) > case.options["token_limit"]
+    elif "nothing but" in case.why:
+        assert theirs == case.messages[:1]
+        assert len(case.gives) > 1
+    elif "nothing" in case.why or "less" in case.why:
+        assert words(theirs) < words(case.gives)
+    elif "system" in case.why:
+        assert not theirs
+    else:
+        assert "tool" in case.why or "call" in case.why
+        assert why_refused(to_openai_message_dicts(list(map(read, theirs)))) is not None
+
+
+# ---- what the table does not show ----------------------------------------------------------------------
+
+
+def test_without_a_limit_everything_comes_back_as_it_is() -> None:
+    """The list is another one, the messages are the same."""
+    chat = [user("one"), calling(("1", "f", {})), result("1", "two"), assistant("three")]
+    trimmed = trim(chat)
+    assert trimmed is not chat
+    assert [id(message) for message in trimmed] == [id(message) for message in chat]
+    assert trim(()) == []
+
+
+def test_over_a_limit_a_share_of_it_is_left() -> None:
+    """So the beginning stays the same until the limit is reached again."""
+    chat = [user("w " * 10) for _ in range(20)]
+    options: dict[str, Any] = {"tokenizer_fn": str.split, "keep_ratio": 0.5}
+    assert len(trim(chat[:10], token_limit=100, **options)) == 10
+    assert len(trim(chat[:11], token_limit=100, **options)) == 5
+    assert len(trim(chat[:10], max_messages=10, **options)) == 10
+    assert len(trim(chat[:11], max_messages=10, **options)) == 5
+    assert len(trim(chat[:11], max_messages=10, keep_messages=2, **options)) == 2
+    assert len(trim(chat[:11], max_messages=1, **options)) == 1
+
+
+def test_a_newest_message_within_the_limit_is_not_clipped() -> None:
+    """Even if it has more than the share that is left otherwise."""
+    chat = [user("w " * 10), user("w " * 90)]
+    assert trim(chat, token_limit=95, keep_ratio=0.5, tokenizer_fn=str.split) == chat[1:]
+
+
+def test_a_call_with_more_results_than_messages_are_left_stays_whole() -> None:
+    """It may pass the number of messages, never the number of tokens."""
+    chat = [user("one"), calling(("1", "f", {}), ("2", "f", {})), result("1", "a"), result("2", "b")]
+    assert trim(chat, max_messages=2) == chat[1:]
+
+
+def test_calls_over_the_limit_give_way_to_older_messages() -> None:
+    chat = [user("one two"), calling(("1", "f", {"x": "w " * 50})), result("1", "found")]
+    assert trim(chat, token_limit=20, tokenizer_fn=str.split) == chat[:1]
+
+
+def test_the_results_of_several_calls_share_the_room() -> None:
+    """A short one stays whole; the calls stay as they are."""
+    chat = [
+        calling(("1", "f", {}), ("2", "f", {}), ("3", "f", {})),
+        *(result(str(i), "w " * i * 40) for i in (1, 2, 3)),
+    ]
+    chat[1] = result("1", "short")
+    trimmed = trim(chat, token_limit=100)
+    assert trimmed[:2] == chat[:2]
+    assert all("tokens left out" in str(message.content) for message in trimmed[2:])
+    assert 90 <= sum(tokens_of(message, COUNTER) for message in trimmed) <= 100
+
+
+def test_media_that_do_not_fit_are_left_out() -> None:
+    """In a newest message; one that fits beside its text stays in its place."""
+    picture = ImageBlock(image=PIXEL)
+    message = ChatMessage(role="user", blocks=[picture, TextBlock(text="What is this?"), picture])
+    (trimmed,) = trim([message], token_limit=300)
+    assert [block.block_type for block in trimmed.blocks] == ["image", "text"]
+    (trimmed,) = trim([message], token_limit=100)
+    assert [block.block_type for block in trimmed.blocks] == ["text"]
+    assert trim([ChatMessage(role="user", blocks=[picture])], token_limit=100) == []
+    assert [block.block_type for block in message.blocks] == ["image", "text", "image"]
+
+
+def test_a_picture_ends_the_end_of_a_message() -> None:
+    """What stands in front of it is not kept without it."""
+    message = ChatMessage(
+        role="user", blocks=[TextBlock(text="left"), ImageBlock(image=PIXEL), TextBlock(text="right side")]
+    )
+    trimmed = trim([message, assistant("yes")], token_limit=100, allow_partial=True)
+    assert [item.content for item in trimmed] == ["right side", "yes"]
+
+
+def test_a_text_splitter_of_llama_index_keeps_whole_sentences() -> None:
+    splitter = SentenceSplitter(chunk_size=8, chunk_overlap=0)
+    chat = [user("One is here. Two is here. Three is there."), assistant("Yes.")]
+    (part, _) = trim(chat, token_limit=8, allow_partial=True, text_splitter=splitter)
+    assert part.content == "Three is there."
+
+
+def test_what_a_provider_has_added_gives_way_before_a_text_does() -> None:
+    message = ChatMessage(role="assistant", content="the answer", additional_kwargs={"reasoning": "w " * 100})
+    (trimmed,) = trim([message], token_limit=20)
+    assert trimmed.content == "the answer"
+    assert trimmed.additional_kwargs == {}
+
+
+def test_calls_of_every_kind_are_taken_out_where_they_are_not_answered() -> None:
+    """OpenAI's messages hold each call twice, and old ones hold one function call."""
+    listed = [{"id": i, "type": "function", "function": {"name": "f", "arguments": "{}"}} for i in ("1", "2")]
+    twice = calling(("1", "f", {}), ("2", "f", {}), text="look")
+    twice.additional_kwargs["tool_calls"] = listed
+    (message, answer) = trim([twice, result("2", "found")])
+    assert [call.id for call in calls_of(message)] == ["2"]
+    assert message.additional_kwargs["tool_calls"] == listed[1:]
+    assert twice.additional_kwargs["tool_calls"] == listed
+
+    in_kwargs = ChatMessage(role="assistant", content="look", additional_kwargs={"tool_calls": listed, "mood": "good"})
+    (message,) = trim([in_kwargs])
+    assert message.additional_kwargs == {"mood": "good"}
+
+    old = ChatMessage(role="assistant", additional_kwargs={"function_call": {"name": "f", "arguments": "{}"}})
+    found = ChatMessage(role="function", content="found", additional_kwargs={"name": "f"})
+    assert trim([old, found]) == [old, found]
+    assert trim([old]) == []
+    assert answer.content == "found"
+
+
+@pytest.mark.parametrize("missing", [None, ""])
+def test_calls_without_ids_are_paired_with_results_by_order(missing: Any) -> None:
+    call = ChatMessage(
+        role="assistant",
+        blocks=[ToolCallBlock(tool_call_id=missing, tool_name=name, tool_kwargs={}) for name in ("f", "g")],
+    )
+    results = [ChatMessage(role="tool", content=text, additional_kwargs={"tool_call_id": missing}) for text in "abc"]
+    assert trim([call, *results[:2]]) == [call, *results[:2]]
+    assert trim([call, *results]) == [call, *results[:2]]
+    (message, _) = trim([call, results[0]])
+    assert [found.name for found in calls_of(message)] == ["f"]
+
+
+def test_a_long_history_is_not_counted_whole() -> None:
+    counted: list[str] = []
+
+    def tokenize(text: str) -> list[str]:
+        counted.append(text)
+        return text.split()
+
+    chat = [user(f"{i} w w w") for i in range(5_000)]
+    assert len(trim(chat, token_limit=40, start_on="user", tokenizer_fn=tokenize)) == 10
+    assert len(counted) < 100
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"token_limit": 0}, LimitError, "token_limit must be at least 1"),
+        ({"max_messages": 0}, LimitError, "max_messages must be at least 1"),
+        ({"max_messages": 3, "keep_messages": 0}, LimitError, "keep_messages must be at least 1"),
+        ({"max_messages": 3, "keep_messages": 4}, LimitError, "keep_messages=4 needs a max_messages"),
+        ({"keep_messages": 4}, LimitError, "it is None"),
+        ({"keep_ratio": 0}, LimitError, "keep_ratio must be above 0"),
+        ({"keep_ratio": 1.1}, LimitError, "at most 1; it is 1.1"),
+        ({"max_messages": 1, "include_system": True}, LimitError, "needs a max_messages of at least 2"),
+        ({"start_on": "human"}, RoleError, "start_on .* system, developer, user, .* 'human'. Use 'user' instead"),
+        ({"end_on": ["user", "nobody"]}, RoleError, "end_on .* 'nobody'"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        trim([user("Hello")], **options)
+
+
+def test_something_else_than_a_message_is_refused() -> None:
+    with pytest.raises(MessageError, match="this is a str"):
+        trim([user("Hello"), "Hello"])  # type: ignore[list-item]
+
+
+# ---- what holds for all messages -----------------------------------------------------------------------
+
+ids = st.sampled_from(["1", "2", "3", "", None])
+calls = st.builds(ToolCallBlock, tool_call_id=ids, tool_name=st.sampled_from("fg"), tool_kwargs=st.just({"x": "a b"}))
+callers = st.builds(
+    ChatMessage,
+    role=st.just("assistant"),
+    blocks=st.lists(st.one_of(calls, st.builds(TextBlock, text=st.sampled_from(["", "ok", "word " * 40]))), max_size=4),
+    additional_kwargs=st.one_of(
+        st.just({}),
+        st.just({"function_call": {"name": "f", "arguments": "{}"}}),
+        st.fixed_dictionaries(
+            {
+                "tool_calls": st.lists(
+                    st.fixed_dictionaries({"id": ids, "function": st.just({"name": "f", "arguments": "{}"})}),
+                    max_size=3,
+                )
+            }
+        ),
+    ),
+)
+results = st.builds(
+    ChatMessage,
+    role=st.sampled_from(["tool", "tool", "function"]),
+    content=st.sampled_from(["found", "", "word " * 40, "日本語 " * 20]),
+    additional_kwargs=st.one_of(st.just({}), st.fixed_dictionaries({"tool_call_id": ids})),
+)
+conversations = st.lists(st.one_of(messages, callers, results, results), max_size=8)
+roles = st.none() | st.sampled_from(["user", "assistant", ["user", "model"], MessageRole.CHATBOT])
+options_with_limits = st.fixed_dictionaries(
+    {},
+    optional={
+        "token_limit": st.integers(1, 400),
+        "max_messages": st.integers(2, 6),
+        "keep_ratio": st.floats(0.05, 1),
+        "allow_partial": st.booleans(),
+        "text_splitter": st.sampled_from([str.split, str.splitlines, None]),
+        "start_on": roles,
+        "end_on": roles,
+        "include_system": st.booleans(),
+        "tokenizer_fn": st.sampled_from([None, str.split, lambda text: ["begin", *text]]),
+    },
+)
+
+
+def is_whole(trimmed: list[ChatMessage]) -> bool:
+    """Whether each call has one result behind it, and each result a call."""
+    groups: list[list[ChatMessage]] = []
+    for message in trimmed:
+        if message.role in RESULT_ROLES and groups:
+            groups[-1].append(message)
+        else:
+            groups.append([message])
+    for caller, *answers in groups:
+        wanted = sorted(call.id for call in calls_of(caller))
+        given = sorted(str(answer.additional_kwargs.get("tool_call_id") or "") for answer in answers)
+        if caller.role in RESULT_ROLES or len(wanted) != len(given):
+            return False
+        if all(wanted) and all(given) and wanted != given:
+            return False
+    return True
+
+
+def places(trimmed: list[ChatMessage], chat: list[ChatMessage]) -> list[int]:
+    at = {id(message): i for i, message in enumerate(chat)}
+    return [at[id(message)] for message in trimmed if id(message) in at]
+
+
+@settings(max_examples=400)
+@given(chat=conversations, options=options_with_limits)
+def test_what_comes_back_is_within_the_limits_and_whole(chat: list[ChatMessage], options: dict[str, Any]) -> None:
+    """In order, with no call or result alone; a second time nothing changes; the caller's messages never do."""
+    before = copy.deepcopy(chat)
+    trimmed = trim(chat, **options)
+    counter = as_counter(options.get("tokenizer_fn") or COUNTER)
+    assert sum(tokens_of(message, counter) for message in trimmed) <= options.get("token_limit", 1_000_000)
+    assert is_whole(trimmed)
+    assert places(trimmed, chat) == sorted(places(trimmed, chat))
+    again = trim(trimmed, **{**options, "keep_ratio": 1.0})
+    assert [id(message) for message in again] == [id(message) for message in trimmed]
+    assert chat == before
+
+
+@settings(max_examples=300)
+@given(chat=conversations, limit=st.integers(40, 400), partial=st.booleans())
+def test_something_comes_back_wherever_something_was_said(chat: list[ChatMessage], limit: int, partial: bool) -> None:
+    said = any(
+        not calls_of(message) and message.role not in RESULT_ROLES and re.search(r"\w", message.content or "")
+        for message in chat
+    )
+    if said:
+        assert trim(chat, token_limit=limit, allow_partial=partial)
+
+
+@given(lengths=st.lists(st.integers(0, 30), max_size=10), limit=st.integers(1, 100), most=st.integers(1, 10))
+def test_of_plain_messages_as_many_of_the_newest_stay_as_fit(lengths: list[int], limit: int, most: int) -> None:
+    """One more would be over a limit; with parts allowed, the tokens are used up."""
+    chat = [user(" ".join(["w"] * length)) for length in lengths]
+    options: dict[str, Any] = {"token_limit": limit, "max_messages": most, "tokenizer_fn": str.split}
+    fitting = [n for n in range(min(len(chat), most) + 1) if sum(lengths[len(chat) - n :]) <= limit]
+    trimmed = trim(chat, **options)
+    if not lengths or lengths[-1] <= limit:
+        assert places(trimmed, chat) == list(range(len(chat)))[len(chat) - fitting[-1] :]
+    counter = as_counter(str.split)
+    partly = trim(chat, **options, allow_partial=True)
+    if len(partly) < min(len(chat), most):
+        assert sum(tokens_of(message, counter) for message in partly) == limit
+
+
+openai_calls = st.lists(st.sampled_from(["1", "2", "3"]), min_size=1, max_size=3, unique=True)
+
+
+def openai_caller(call_ids: list[str], text: str, kind: str) -> ChatMessage:
+    """A message with its calls in blocks, in the older place, or in both."""
+    message = calling(*((call_id, "f", {"x": 1}) for call_id in call_ids), text=text)
+    listed = [{"id": i, "type": "function", "function": {"name": "f", "arguments": "{}"}} for i in call_ids]
+    if kind != "blocks":
+        message.additional_kwargs["tool_calls"] = listed
+    if kind == "kwargs":
+        message.blocks = [block for block in message.blocks if isinstance(block, TextBlock)]
+    return message
+
+
+spoken_texts = st.sampled_from(["", "yes", "word " * 30, "日本語 " * 30])
+openai_messages = st.one_of(
+    st.builds(user, spoken_texts),
+    st.builds(assistant, spoken_texts),
+    st.builds(openai_caller, openai_calls, spoken_texts, st.sampled_from(["blocks", "kwargs", "both"])),
+    st.builds(result, st.sampled_from(["1", "2", "3"]), spoken_texts),
+    st.builds(result, st.sampled_from(["1", "2", "3"]), spoken_texts),
+)
+
+
+@settings(max_examples=300)
+@given(
+    chat=st.lists(openai_messages, max_size=10),
+    limit=st.none() | st.integers(1, 150),
+    start_on=st.sampled_from([None, "user"]),
+    partial=st.booleans(),
+)
+def test_openai_refuses_nothing_of_it(
+    chat: list[ChatMessage], limit: int | None, start_on: str | None, partial: bool
+) -> None:
+    trimmed = trim(chat, token_limit=limit, start_on=start_on, allow_partial=partial)
+    if trimmed:
+        assert why_refused(to_openai_message_dicts(trimmed)) is None
