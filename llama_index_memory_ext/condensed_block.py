@@ -78,7 +78,7 @@ class CondensedMemoryBlock(LogBlock):
     One block may serve many sessions; none sees another's messages.
 
     Raises:
-        LimitError: ``keep_messages`` is larger than ``max_messages``, or no room is left beside summary and recall.
+        ValueError: ``keep_messages`` is larger than ``max_messages``, or no room is left beside summary and recall.
         StoreError: By ``aput``, if the given store has never seen the session: the memory keeps its messages elsewhere.
 
     >>> CondensedMemoryBlock(token_limit=8_000).name

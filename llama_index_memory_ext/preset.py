@@ -214,7 +214,9 @@ class CondensedMemory(Memory):
                 ``recall_token_limit`` and so on; ``CondensedOptions`` lists them.
 
         Raises:
-            LimitError: The limits of the blocks do not fit into ``token_limit``, or contradict each other.
+            LimitError: The limits of the blocks do not fit into ``token_limit``.
+            ValueError: The options of the record contradict each other.
+            TypeError: There is no option of such a name.
             StoreError: The database cannot be used, or would outlive a session without a ``session_id``.
         """
         _check_limits(token_limit, condensed_token_limit, facts_token_limit)
