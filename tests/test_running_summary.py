@@ -11,11 +11,12 @@ import pytest
 from llama_index.core import Settings
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
+from llama_index.llms.openai import OpenAI
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, MemoryStore, TokenCounter
 from tests.conftest import OpenMemory, OpenPlainMemory, StartModel
 from tests.conversation import assistant, calling, record, result, sent_text, user
-from tests.openai_server import Message, say
+from tests.openai_server import Message, say, serve
 
 COUNTER = TokenCounter()
 SIX_KEEP_TWO: dict[str, Any] = {"max_messages": 6, "keep_messages": 2, "summarize": True}
@@ -295,12 +296,15 @@ async def test_without_a_model_of_its_own_it_asks_that_of_the_settings(
     assert "question 2, answer 2" in summary_in(sent_text(await memory.aget()))
 
 
-async def test_synchronous_calls_wait_for_the_summary(open_memory: OpenMemory, start_model: StartModel) -> None:
+def test_synchronous_calls_wait_for_the_summary(database_uri: str) -> None:
     """Their event loop ends with them."""
-    llm, _ = start_model(count_up)
-    memory = open_memory(llm=llm, extract_facts=False, **SIX_KEEP_TWO)
-    await asyncio.to_thread(memory.put_messages, [*turns(1, 4), user("question 5")])
-    assert "question 3, answer 3]" in summary_in(sent_text(await asyncio.to_thread(memory.get)))
+    with serve(count_up) as server:
+        llm = OpenAI(model="gpt-4o-mini", api_base=server.api_base, api_key="x", max_retries=0, reuse_client=False)
+        options: dict[str, Any] = {"extract_facts": False, **SIX_KEEP_TWO}
+        memory = CondensedMemory.from_defaults("chat", llm=llm, async_database_uri=database_uri, **options)
+        memory.put_messages([*turns(1, 4), user("question 5")])
+        assert "question 3, answer 3]" in summary_in(sent_text(memory.get()))
+        memory.close()
 
 
 async def test_an_agent_is_told_the_summary(open_memory: OpenMemory, start_model: StartModel) -> None:
