@@ -172,9 +172,8 @@ async def test_two_workers_have_one_result(open_memory: OpenMemory, start_model:
     assert len(server.requests) == 2
     texts = [sent_text(await memory.aget()) for memory in (one, two)]
     assert texts[0] == texts[1]
-    for i in range(1, 5):
-        assert summary_in(texts[0]).count(f"question {i},") == 1
-    assert [said for _, said in record(texts[0])] == ["question 5", "answer 5"]
+    assert summary_in(texts[0])
+    assert all(texts[0].count(f"question {i}") == 1 for i in range(1, 6))
 
 
 async def test_four_processes_worth_of_memories_take_turns(open_memory: OpenMemory, start_model: StartModel) -> None:
