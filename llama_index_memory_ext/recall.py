@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from datetime import datetime, timezone
+from datetime import date, datetime, timedelta, timezone
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,14 +25,16 @@ if TYPE_CHECKING:
 # By how many turns before the question a message is found, too.
 _TURNS_BEFORE = 2
 _INDEXED_CHARACTERS, _NEIGHBOUR_CHARACTERS = 20_000, 2_000
+_BEGINNING_OF_TIME = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _INSTRUCTIONS = frozenset({MessageRole.SYSTEM.value, MessageRole.DEVELOPER.value})
 
 
 class _Unit(NamedTuple):
-    """A message, or a call with its results: the rows, and what they say."""
+    """A message, or a call with its results: the rows, what they say, and what the first of them says."""
 
     rows: list[LogRow]
     words: str
+    first_words: str
 
 
 class RecallIndex:
@@ -79,17 +81,21 @@ class RecallIndex:
         """
         with self._guard:
             count = bisect_left(self._rows, (before,))
+            # A call whose results are shown anyway.
+            count -= count > 0 and self._rows[count - 1][-1] >= before
             names, rows, tokens = self._names[:count], self._rows[:count], self._tokens[:count]
         near = similarities_of(names, question, context, self._ranker)
         order = sorted((i for i, value in enumerate(near) if value > 0), key=lambda i: (near[i], i), reverse=True)
         return [rows[order[place]] for place in fit_tokens((tokens[i] for i in order), limit)]
 
     def entries(self, rows: Sequence[LogRow]) -> list[Entry]:
-        """What is shown of the rows of one message, each with its date."""
-        shown = [entry_of(row.id, row.message, self._counter, self._tags, day=_day(row)) for row in rows]
-        entries = [entry for entry in shown if entry is not None]
+        """What is shown of the rows of one message, each with its date; [] if there is no room for a word of each."""
+        found = [entry_of(row.id, row.message, self._counter, self._tags, day=_shown_day(row)) for row in rows]
+        entries = [entry for entry in found if entry is not None]
         shares = share_out([entry.tokens for entry in entries], self._unit_limit)
-        return [clip_entry(entry, share, self._counter) for entry, share in zip(entries, shares, strict=True)]
+        shown = [clip_entry(entry, share, self._counter) for entry, share in zip(entries, shares, strict=True)]
+        fits = sum(entry.tokens for entry in shown) <= self._unit_limit
+        return shown if fits and all(entry.body.strip() for entry in shown) else []
 
     def _hear(self, row: LogRow) -> None:
         message = row.message
@@ -100,9 +106,9 @@ class RecallIndex:
         if row.is_result:
             if self._waiting:
                 unit = self._waiting[-1]
-                self._waiting[-1] = _Unit([*unit.rows, row], f"{unit.words}\n{words}")
+                self._waiting[-1] = unit._replace(rows=[*unit.rows, row], words=f"{unit.words}\n{words}")
         elif words.strip() and row.role not in _INSTRUCTIONS:
-            self._waiting.append(_Unit([row], words))
+            self._waiting.append(_Unit([row], words, words))
 
     def _follow_talk(self, said: str, *, is_question: bool) -> None:
         if is_question or not self.turns:
@@ -114,21 +120,32 @@ class RecallIndex:
         """Index all units but the last, whose next neighbour is not known yet."""
         documents = []
         for unit, after in pairwise(units):
-            beside = (self._words_before, after.words[:_NEIGHBOUR_CHARACTERS])
-            context = tuple((words, CONTEXT_SHARE) for words in beside if words)
-            name = str(unit.rows[0].id)
-            documents.append(Document(name, unit.words, context, date_words(_time(unit.rows[0]))))
-            self._names.append(name)
-            self._rows.append(tuple(row.id for row in unit.rows))
-            self._tokens.append(sum(entry.tokens for entry in self.entries(unit.rows)))
+            entries = self.entries(unit.rows)
+            if entries:
+                # The results of a call that comes next may not have come yet.
+                beside = (self._words_before, after.first_words[:_NEIGHBOUR_CHARACTERS])
+                context = tuple((words, CONTEXT_SHARE) for words in beside if words)
+                day = _day(unit.rows[0])
+                name = str(unit.rows[0].id)
+                documents.append(Document(name, unit.words, context, date_words(day) if day else ""))
+                self._names.append(name)
+                self._rows.append(tuple(row.id for row in unit.rows))
+                self._tokens.append(sum(entry.tokens for entry in entries))
             self._words_before = unit.words[:_NEIGHBOUR_CHARACTERS]
         # All at once, for each call brings the lengths of all rows up to date.
         self._ranker.add(documents)
 
 
-def _time(row: LogRow) -> datetime:
-    return datetime.fromtimestamp(row.timestamp / 1e9, tz=timezone.utc)
+def _day(row: LogRow) -> date | None:
+    """The day (UTC) on which a row was written; None where its time is unknown or cannot be."""
+    if row.timestamp <= 0:
+        return None
+    try:
+        return (_BEGINNING_OF_TIME + timedelta(microseconds=row.timestamp // 1_000)).date()
+    except OverflowError:
+        return None
 
 
-def _day(row: LogRow) -> str:
-    return _time(row).date().isoformat()
+def _shown_day(row: LogRow) -> str:
+    day = _day(row)
+    return day.isoformat() if day else ""
