@@ -113,8 +113,10 @@ class InvertedIndex:
                 posting.rows.append(number)
                 posting.weights.append(weight)
                 posting.living += 1
+                # As it was stored, with fewer digits: the sums are changed later by what is read from there.
+                square = posting.weights[-1] ** 2
                 for power in range(3):
-                    sums[power] += weight * weight * posting.settled_log**power
+                    sums[power] += square * posting.settled_log**power
             for kept, value in zip(self._sums, sums, strict=True):
                 kept.append(value)
             changed.update(dict.fromkeys(weights))
