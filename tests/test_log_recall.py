@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
@@ -37,6 +39,11 @@ async def fill(memory: Memory, turns: int = 20) -> None:
 
 async def ask(memory: Memory, question: str) -> str:
     await memory.aput(user(question))
+    await memory.aget()
+    # On a busy machine a question does not wait until all is indexed.
+    for block in memory.memory_blocks:
+        if isinstance(block, CondensedMemoryBlock):
+            await block._recall.jobs.wait(memory.session_id)
     return sent_text(await memory.aget())
 
 
@@ -301,3 +308,31 @@ async def test_a_long_log_is_found_whole_after_a_restart(open_memory: OpenMemory
     await memory.condensed_block._recall.jobs.wait("chat")
     assert ("user", "Caroline breeds alpacas.") in recalled(sent_text(await memory.aget()))
     assert ("tool", "a hailstorm") in recalled(sent_text(await memory.aget(input="Was there a hailstorm?")))
+
+
+def test_what_recall_needs_is_not_loaded_by_the_event_loop() -> None:
+    """It takes most of a second, in which nothing else would go on."""
+    script = """
+import asyncio, sys, threading
+from llama_index.core.llms import ChatMessage
+from llama_index_memory_ext import CondensedMemoryBlock
+
+class Watch:
+    thread = None
+    def find_spec(self, name, path=None, target=None):
+        if name == "sklearn":
+            Watch.thread = threading.current_thread()
+
+async def main():
+    block = CondensedMemoryBlock(token_limit=600, recall_token_limit=250)
+    await block.aput([ChatMessage(role="user", content=f"tea {i} " * 9) for i in range(40)], session_id="chat")
+    sys.meta_path.insert(0, Watch())
+    await block.aget([ChatMessage(role="user", content="tea?")], session_id="chat")
+    await block._recall.jobs.wait("chat")
+    await block.aclose()
+    print(Watch.thread not in (None, threading.main_thread()))
+
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
