@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence  # noqa: TC003 - pydantic reads the annotations of fields
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +11,7 @@ from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_validator
 
 from llama_index_memory_ext.errors import LimitError, StoreError
 from llama_index_memory_ext.jobs import Jobs
+from llama_index_memory_ext.limits import roles_of
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, LogBlock, Remembered
 from llama_index_memory_ext.log_recall import LogRecall
 from llama_index_memory_ext.pieces import SplitsText
@@ -20,8 +22,6 @@ from llama_index_memory_ext.transcript import Entry, clip_entry, entry_of
 from llama_index_memory_ext.verbatim import Kept, VerbatimLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from llama_index.core.base.llms.types import ChatMessage
 
     from llama_index_memory_ext.store import LogPage
@@ -119,11 +119,11 @@ class CondensedMemoryBlock(LogBlock):
         description="A function from text to its pieces, or a LlamaIndex text splitter: of a message that only partly "
         "fits, whole pieces are shown. None: as many tokens as fit.",
     )
-    start_on: tuple[MessageRole, ...] = Field(
-        default=(), description="Roles with one of which the record begins; earlier messages are not shown."
+    start_on: str | Sequence[str] | None = Field(
+        default=None, description="Roles with one of which the record begins; earlier messages are not shown."
     )
-    end_on: tuple[MessageRole, ...] = Field(
-        default=(), description="Roles with one of which the record ends; later messages are not shown yet."
+    end_on: str | Sequence[str] | None = Field(
+        default=None, description="Roles with one of which the record ends; later messages are not shown yet."
     )
     include_system: bool = Field(
         default=False, description="Whether a first message of instructions (system, developer) stays for good."
@@ -142,11 +142,6 @@ class CondensedMemoryBlock(LogBlock):
     _recall: LogRecall = PrivateAttr(default_factory=LogRecall)
     _jobs: Jobs = PrivateAttr(default_factory=lambda: Jobs("Earlier messages were not summarised"))
 
-    @field_validator("start_on", "end_on", mode="before")
-    @classmethod
-    def _as_roles(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
-
     @field_validator("text_splitter")
     @classmethod
     def _check_splitter(cls, value: Any) -> Any:
@@ -158,6 +153,8 @@ class CondensedMemoryBlock(LogBlock):
 
     @model_validator(mode="after")
     def _check_limits(self) -> CondensedMemoryBlock:
+        roles_of("start_on", self.start_on)
+        roles_of("end_on", self.end_on)
         if self.keep_messages is not None and self.keep_messages > (self.max_messages or 0):
             raise LimitError(
                 f"keep_messages={self.keep_messages} needs a max_messages of at least as many; it is "
@@ -329,8 +326,8 @@ class CondensedMemoryBlock(LogBlock):
             keep_messages=None if keep is None else max(keep - taken, 1),
             allow_partial=self.allow_partial,
             text_splitter=self.text_splitter,
-            start_on=frozenset(role.value for role in self.start_on),
-            end_on=frozenset(role.value for role in self.end_on),
+            start_on=frozenset(role.value for role in roles_of("start_on", self.start_on)),
+            end_on=frozenset(role.value for role in roles_of("end_on", self.end_on)),
         )
 
     async def _cut(self, session_id: str, window: _Window) -> _Window:
