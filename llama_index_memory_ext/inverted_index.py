@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping
+from itertools import repeat
 from math import log, sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,7 @@ class Similarities(Mapping[str, float]):
 
     def of(self, ids: Sequence[str]) -> NDArray[np.float64]:
         """How near these rows are, in their order; 0 for one that is not near, or not there."""
-        rows = np.fromiter((self._rows.get(row_id, -1) for row_id in ids), dtype=np.int64, count=len(ids))
+        rows = np.fromiter(map(self._rows.get, ids, repeat(-1)), dtype=np.int64, count=len(ids))
         known = (rows >= 0) & (rows < self._near.size)
         near = np.zeros(len(ids))
         near[known] = self._near[rows[known]]

@@ -78,6 +78,8 @@ class Jobs:
         while True:
             failures, not_before = self.failures.get(session_id, (0, 0.0))
             if time.monotonic() < not_before:
+                if job.awaited:
+                    return
                 job.pausing = True
                 await asyncio.sleep(not_before - time.monotonic())
             job.pausing = job.again = False

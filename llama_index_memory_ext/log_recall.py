@@ -75,7 +75,8 @@ class LogRecall:
         key = (session_id, index.epoch, index.newest, before, question, tuple(context))
         text = self.shown.get(key)
         if text is None:
-            found = index.search(question, context, before=before, limit=room)
+            # A long log takes longer than an event loop should stand still.
+            found = await asyncio.to_thread(index.search, question, context, before=before, limit=room)
             rows = await log.read_rows(session_id, [row_id for ids in found for row_id in ids])
             by_id = {row.id: row for row in rows}
             units = [[by_id[row_id] for row_id in ids if row_id in by_id] for ids in sorted(found)]

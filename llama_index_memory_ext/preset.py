@@ -15,7 +15,7 @@ from llama_index.core.memory import BaseMemoryBlock, InsertMethod, Memory
 from llama_index.core.memory.memory import generate_chat_store_key
 from llama_index.core.prompts import RichPromptTemplate
 from llama_index.core.storage.chat_store.base_db import MessageStatus
-from typing_extensions import Self
+from typing_extensions import Self, TypedDict, Unpack
 
 from llama_index_memory_ext.condensed_block import CondensedMemoryBlock
 from llama_index_memory_ext.errors import LimitError, MessageError, StoreError, TurnError
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from llama_index_memory_ext.fact_book import FactBook
+    from llama_index_memory_ext.pieces import Splitter
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,23 @@ DEFAULT_FACTS_TOKEN_LIMIT = 2_000
 FLUSH_EVERY_TURN = 0.0001
 
 _MEMORY_OPENING, _MEMORY_CLOSING = "<memory>\n", "</memory>\n\n"
+
+
+class CondensedOptions(TypedDict, total=False):
+    """Settings that the preset hands on to its ``CondensedMemoryBlock``, whose fields say what they mean."""
+
+    keep_ratio: float
+    message_ratio: float | None
+    max_messages: int | None
+    keep_messages: int | None
+    allow_partial: bool
+    text_splitter: Splitter | None
+    start_on: str | Sequence[str]
+    end_on: str | Sequence[str]
+    include_system: bool
+    summarize: bool
+    summary_token_limit: int | None
+    recall_token_limit: int
 
 
 class MemoryBlocksTemplate(RichPromptTemplate):
@@ -162,6 +180,7 @@ class CondensedMemory(Memory):
         async_database_uri: str | None = None,
         async_engine: AsyncEngine | None = None,
         db_schema: str | None = None,
+        **condensed: Unpack[CondensedOptions],
     ) -> CondensedMemory:
         """A memory with a condensed block and a facts block on one store.
 
@@ -170,10 +189,10 @@ class CondensedMemory(Memory):
             chat_history: Replaces what the session holds.
             token_limit: Most tokens that a prompt has by what this package adds to the messages of the
                 current turn. If these alone are longer, nothing is added.
-            condensed_token_limit: Most tokens of the record.
+            condensed_token_limit: Most tokens of the record, with its summary and what is recalled.
             facts_token_limit: Most tokens of the facts; 0 shows none.
             user_id: Whose facts these are, in all of their sessions; default: the session's own.
-            llm: Extracts facts; default: ``Settings.llm`` at first use.
+            llm: Extracts facts, and sums up with ``summarize``; default: ``Settings.llm`` at first use.
             embed_model: Ranks the facts together with their words; default: by their words alone.
             extract_facts: Whether facts are extracted. What is known is shown all the same.
             extract_every_turns: Finished turns that wait for one extraction.
@@ -191,12 +210,15 @@ class CondensedMemory(Memory):
             async_database_uri: SQLite by aiosqlite or PostgreSQL by asyncpg; default: in memory.
             async_engine: Your own engine; it is not closed.
             db_schema: The schema of the tables, where the database has schemas.
+            condensed: How the record is kept short, as for ``CondensedMemoryBlock``: ``max_messages``, ``summarize``,
+                ``recall_token_limit`` and so on; ``CondensedOptions`` lists them.
 
         Raises:
-            LimitError: The limits of the blocks do not fit into ``token_limit``.
+            LimitError: The limits of the blocks do not fit into ``token_limit``, or contradict each other.
             StoreError: The database cannot be used, or would outlive a session without a ``session_id``.
         """
         _check_limits(token_limit, condensed_token_limit, facts_token_limit)
+        _check_options(condensed)
         store = chat_store or MemoryStore(
             async_database_uri, table_name=table_name, async_engine=async_engine, db_schema=db_schema
         )
@@ -212,7 +234,10 @@ class CondensedMemory(Memory):
             )
         session_id = session_id or generate_chat_store_key()
         counter = as_counter(tokenizer_fn) if tokenizer_fn is not None else TokenCounter()
-        record = CondensedMemoryBlock(token_limit=condensed_token_limit, tokenizer_fn=counter, store=store)
+        options: dict[str, Any] = {**condensed}
+        record = CondensedMemoryBlock(
+            token_limit=condensed_token_limit, llm=llm, tokenizer_fn=counter, store=store, **options
+        )
         facts = RelevantFactsBlock(
             token_limit=facts_token_limit,
             user_id=user_id if user_id is not None else session_id,
@@ -256,6 +281,11 @@ class CondensedMemory(Memory):
             yield self
 
     @property
+    def condensed_block(self) -> CondensedMemoryBlock:
+        """The block that shows what was said."""
+        return next(block for block in self.memory_blocks if isinstance(block, CondensedMemoryBlock))
+
+    @property
     def facts_block(self) -> RelevantFactsBlock:
         """The block that keeps and shows what is known about the user."""
         return next(block for block in self.memory_blocks if isinstance(block, RelevantFactsBlock))
@@ -266,14 +296,16 @@ class CondensedMemory(Memory):
         return self.facts_block.book(self.session_id)
 
     async def aflush(self) -> None:
-        """Move the last turn into the record too, as the next question would, and extract its facts."""
+        """Move the last turn into the record too, as the next question would; extract its facts, and sum up."""
         async with self._calls():
             await self._append([], len)
+        await self.condensed_block.aflush(self.session_id)
         await self.facts_block.aflush(self.session_id)
 
     async def aclose(self) -> None:
         """Flush, and close the database connections that this memory has opened."""
         await self.aflush()
+        await self.condensed_block.aclose()
         await self.facts_block.aclose()
         await self.sql_store.aclose()
 
@@ -480,6 +512,15 @@ def _check_limits(token_limit: int, condensed: int, facts: int) -> None:
             f"The blocks' limits must be at least 1 (0 for no facts) and fit into token_limit={token_limit}; "
             f"condensed_token_limit={condensed} and facts_token_limit={facts} make {condensed + facts}. "
             "Lower them, or raise token_limit."
+        )
+
+
+def _check_options(options: CondensedOptions) -> None:
+    unknown = sorted(options.keys() - CondensedOptions.__annotations__.keys())
+    if unknown:
+        raise TypeError(
+            f"CondensedMemory.from_defaults() has no argument {unknown[0]!r}. Those of the record are "
+            f"{', '.join(sorted(CondensedOptions.__annotations__))}."
         )
 
 

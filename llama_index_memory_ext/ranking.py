@@ -113,8 +113,9 @@ class TfidfRanker:
     def _weights(self, document: Document) -> dict[str, float]:
         """1 + ln(count) of each term, in the text and in each context alike; a context's count as its share says."""
         counts: dict[str, float] = {}
-        for term in self._analyze(f"{document.text}\n{document.date}"):
-            counts[term] = counts.get(term, 0.0) + 1.0
+        for text in (document.text, document.date):
+            for term in self._analyze(text):
+                counts[term] = counts.get(term, 0.0) + 1.0
         for text, share in document.context:
             for term, count in Counter(self._analyze(text)).items():
                 counts[term] = counts.get(term, 0.0) + share * (1 + log(count))
@@ -293,8 +294,10 @@ def fitted(
     return [line(facts[i]) for i in fit_tokens((line(fact)[1] for fact in facts), limit, least=least)]
 
 
-def _terms(text: str) -> list[str]:
-    return [word.term for word in words_of(text, _stem)]
+# A text is looked at several times in a row, as a document and as the context of its neighbours.
+@lru_cache(maxsize=32)
+def _terms(text: str) -> tuple[str, ...]:
+    return tuple(word.term for word in words_of(text, _stem))
 
 
 @lru_cache(maxsize=100_000)

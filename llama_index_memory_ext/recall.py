@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from datetime import datetime, timezone
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index.core.base.llms.types import MessageRole
@@ -53,6 +54,7 @@ class RecallIndex:
         self.turns: list[list[str]] = []
         self._counter, self._unit_limit, self._tags = counter, unit_limit, tags
         self._ranker = TfidfRanker()
+        self._names: list[str] = []
         self._rows: list[tuple[int, ...]] = []
         self._tokens: list[int] = []
         self._words_before = ""
@@ -66,8 +68,9 @@ class RecallIndex:
                 if row.id > self.newest:
                     self._hear(row)
                     self.newest = row.id
-            while len(self._waiting) > 1:
-                self._index(self._waiting.pop(0), self._waiting[0].words)
+            if self._waiting:
+                self._index(self._waiting)
+                del self._waiting[:-1]
 
     def search(self, question: str, context: Sequence[str], *, before: int, limit: int) -> list[tuple[int, ...]]:
         """The rows of the messages that matter for a question, the best first, as many as fit into ``limit`` tokens.
@@ -76,9 +79,9 @@ class RecallIndex:
         """
         with self._guard:
             count = bisect_left(self._rows, (before,))
-            rows, tokens = self._rows[:count], self._tokens[:count]
-        near = similarities_of([str(ids[0]) for ids in rows], question, context, self._ranker)
-        order = sorted((i for i in range(count) if near[i] > 0), key=lambda i: (-near[i], -i))
+            names, rows, tokens = self._names[:count], self._rows[:count], self._tokens[:count]
+        near = similarities_of(names, question, context, self._ranker)
+        order = sorted((i for i, value in enumerate(near) if value > 0), key=lambda i: (near[i], i), reverse=True)
         return [rows[order[place]] for place in fit_tokens((tokens[i] for i in order), limit)]
 
     def entries(self, rows: Sequence[LogRow]) -> list[Entry]:
@@ -107,14 +110,20 @@ class RecallIndex:
         else:
             self.turns[-1] = [*self.turns[-1], said]
 
-    def _index(self, unit: _Unit, words_after: str) -> None:
-        name = str(unit.rows[0].id)
-        beside = (self._words_before, words_after[:_NEIGHBOUR_CHARACTERS])
-        context = tuple((words, CONTEXT_SHARE) for words in beside if words)
-        self._ranker.add([Document(name, unit.words, context, date_words(_time(unit.rows[0])))])
-        self._rows.append(tuple(row.id for row in unit.rows))
-        self._tokens.append(sum(entry.tokens for entry in self.entries(unit.rows)))
-        self._words_before = unit.words[:_NEIGHBOUR_CHARACTERS]
+    def _index(self, units: Sequence[_Unit]) -> None:
+        """Index all units but the last, whose next neighbour is not known yet."""
+        documents = []
+        for unit, after in pairwise(units):
+            beside = (self._words_before, after.words[:_NEIGHBOUR_CHARACTERS])
+            context = tuple((words, CONTEXT_SHARE) for words in beside if words)
+            name = str(unit.rows[0].id)
+            documents.append(Document(name, unit.words, context, date_words(_time(unit.rows[0]))))
+            self._names.append(name)
+            self._rows.append(tuple(row.id for row in unit.rows))
+            self._tokens.append(sum(entry.tokens for entry in self.entries(unit.rows)))
+            self._words_before = unit.words[:_NEIGHBOUR_CHARACTERS]
+        # All at once, for each call brings the lengths of all rows up to date.
+        self._ranker.add(documents)
 
 
 def _time(row: LogRow) -> datetime:

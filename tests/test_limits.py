@@ -16,10 +16,12 @@ from llama_index.core.base.llms.types import (
     ThinkingBlock,
     ToolCallBlock,
 )
-from llama_index.core.llms import ChatMessage
+from llama_index.core.llms import ChatMessage, MockLLM
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, TokenCounter
-from tests.conversation import assistant, sent_text, user
+from llama_index_memory_ext.record import split_record
+from llama_index_memory_ext.tokens import as_counter
+from tests.conversation import assistant, record, sent_text, user
 
 COUNTER = TokenCounter()
 PIXEL = base64.b64decode(
@@ -74,6 +76,55 @@ async def test_the_record_never_exceeds_its_limit(
         text = await block.aget([], session_id="chat")
         assert tokens_of(block, text) <= limit
         assert text == await block.aget([], session_id="chat")
+    await block.aclose()
+
+
+OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "keep_ratio": st.just(1.0),
+        "allow_partial": st.booleans(),
+        "text_splitter": st.just(str.splitlines),
+        "start_on": st.sampled_from(["user", "assistant"]),
+        "end_on": st.sampled_from(["user", "assistant", "tool"]),
+        "include_system": st.booleans(),
+        "summarize": st.booleans(),
+        "recall_token_limit": st.integers(0, 300),
+        "summary_token_limit": st.integers(1, 200),
+    },
+)
+
+
+@settings(max_examples=200)
+@given(
+    batches=st.lists(st.lists(messages, min_size=1, max_size=5), min_size=1, max_size=6),
+    limit=st.integers(520, 900) | st.integers(520, 600),
+    max_messages=st.none() | st.integers(1, 6),
+    options=OPTIONS,
+    per_character=st.booleans(),
+)
+async def test_no_strategy_exceeds_the_limit(
+    batches: list[list[ChatMessage]], limit: int, max_messages: int | None, options: dict[str, Any], per_character: bool
+) -> None:
+    """Whatever is said, and whatever a summary says."""
+    counter = as_counter(lambda text: [0, *map(ord, text)]) if per_character else COUNTER
+    block = CondensedMemoryBlock(
+        token_limit=limit,
+        max_messages=max_messages,
+        tokenizer_fn=counter,
+        llm=MockLLM(),
+        retry_seconds=60.0,
+        **options,
+    )
+    for batch in batches:
+        await block.aput(batch, session_id="chat")
+        await block.await_jobs("chat")
+        text = await block.aget([user("word and something else")], session_id="chat")
+        assert not text or counter.count(f"<{block.name}>\n{text}</{block.name}>\n") <= limit
+        assert "".join(split_record(text)) == text
+        verbatim = [role for role, _ in record(text.partition("<earlier_messages")[0])]
+        if max_messages and not {"tool", "function"} & set(verbatim):
+            assert len(verbatim) <= max(max_messages, 2 if options.get("include_system") else 1)
     await block.aclose()
 
 
