@@ -4,9 +4,10 @@
 
 Each conversation of LoCoMo is put message by message. Then each of its questions is asked, adversarial ones left out:
 the prompt is what ``aget(input=question)`` gives, and the question itself is put nowhere. A turn of the evidence
-counts if its text is in the prompt as it was said. The figure is the share of all evidence of all questions; beside it
-stand the mean of the questions' own shares, and the mean tokens of the prompts in o200k_base. Nothing is timed, so the
-in-memory database serves. Only counts are kept: the texts are not free for every use.
+counts if its text is in the prompt as it was said. The figure is the share of a question's evidence, averaged over the
+questions, as ``recall.py`` measures it (newest first within 4,000 tokens: 18.8 %); beside it stand the share of
+all evidence of all questions, where a question with much evidence counts more, and the mean tokens of the prompts in
+o200k_base. Nothing is timed, so the in-memory database serves. Only counts are kept: the texts are not free for every use.
 
 Every side may show 4,000 tokens of what was said before the last turn, which is in the prompt besides:
 
@@ -158,19 +159,18 @@ def main() -> int:
     if not conversations:
         return 2
     measures = [Measure("conversations", len(conversations))]
-    shares = {}
+    means = {}
     for side, prompts in asyncio.run(measure(conversations)).items():
         if side == RECALL:
             measures.append(Measure("questions", len(prompts)))
             measures.append(Measure("turns of evidence", sum(prompt.evidence for prompt in prompts)))
         found, evidence = sum(prompt.found for prompt in prompts), sum(prompt.evidence for prompt in prompts)
-        shares[side] = 100 * found / evidence
-        each = 100 * sum(prompt.found / prompt.evidence for prompt in prompts) / len(prompts)
+        means[side] = 100 * sum(prompt.found / prompt.evidence for prompt in prompts) / len(prompts)
         if side != RECALL:
-            measures.append(Measure(f"evidence in the prompt, {side}", shares[side], "%"))
-        measures.append(Measure(f"mean over the questions, {side}", each, "%"))
+            measures.append(Measure(f"mean over the questions, {side}", means[side], "%"))
+        measures.append(Measure(f"all evidence, {side}", 100 * found / evidence, "%"))
         measures.append(Measure(f"tokens of a prompt, {side}", sum(p.tokens for p in prompts) / len(prompts)))
-    promises = [Promise(f"evidence in the prompt, {RECALL}", 80.0, shares[RECALL], "%", at_least=True)]
+    promises = [Promise(f"mean over the questions, {RECALL}", 80.0, means[RECALL], "%", at_least=True)]
     return publish("evidence_in_prompt", measures, promises)
 
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 SIMILARITY_WEIGHT, CONFIDENCE_WEIGHT = 0.6, 0.4
 CONTEXT_SHARE = 0.3
 LENGTH_EXPONENT = 0.6
-# What each of the turns before the question weighs beside it, and the most that all of them weigh together.
-EARLIER_WEIGHT, EARLIER_TOTAL = 0.2, 0.4
+# What each of the turns before the question weighs beside it; more than two of them weigh no more than two.
+EARLIER_WEIGHT = 0.2
 FIRST_CATEGORIES = frozenset({"correction"})
 
 
@@ -217,10 +217,17 @@ def best_first(facts: Sequence[Fact], scores: Sequence[float]) -> list[int]:
     return sorted(range(len(facts)), key=keys.__getitem__, reverse=True)
 
 
-def similarities_of(ids: Sequence[str], question: str, context: Sequence[str], ranker: FactRanker) -> list[float]:
+def similarities_of(
+    ids: Sequence[str],
+    question: str,
+    context: Sequence[str],
+    ranker: FactRanker,
+    *,
+    earlier_weight: float = EARLIER_WEIGHT,
+) -> list[float]:
     """How near each document is to the question and what was said before it, the best 1; all 0 without evidence."""
     near = np.zeros(len(ids))
-    earlier = min(EARLIER_WEIGHT, EARLIER_TOTAL / max(len(context), 1))
+    earlier = earlier_weight * min(1.0, 2 / max(len(context), 1))
     for text, weight in ((question, 1.0), *((text, earlier) for text in context)):
         found = ranker.similarities(text)
         if found and ids:

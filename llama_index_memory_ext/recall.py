@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store import LogRow
     from llama_index_memory_ext.tokens import TokenCounter
 
-# By how many turns before the question a message is found, too.
-_TURNS_BEFORE = 2
+# By how many turns before the question a message is found, too, and what each of them weighs beside it: half of what
+# it does for facts, because they mostly stand in the record themselves.
+_TURNS_BEFORE, _EARLIER_WEIGHT = 2, 0.1
+# What is near a question seldom stands alone: of the nearer neighbour's similarity a message has this share.
+_NEIGHBOUR_SHARE = 0.5
 _INDEXED_CHARACTERS, _NEIGHBOUR_CHARACTERS = 20_000, 2_000
 _INSTRUCTIONS = frozenset({MessageRole.SYSTEM.value, MessageRole.DEVELOPER.value})
 
@@ -80,7 +83,7 @@ class RecallIndex:
         with self._guard:
             count = bisect_left(self._rows, (before,))
             names, rows, tokens = self._names[:count], self._rows[:count], self._tokens[:count]
-        near = similarities_of(names, question, context, self._ranker)
+        near = _with_neighbours(similarities_of(names, question, context, self._ranker, earlier_weight=_EARLIER_WEIGHT))
         order = sorted((i for i, value in enumerate(near) if value > 0), key=lambda i: (near[i], i), reverse=True)
         return [rows[order[place]] for place in fit_tokens((tokens[i] for i in order), limit)]
 
@@ -124,6 +127,15 @@ class RecallIndex:
             self._words_before = unit.words[:_NEIGHBOUR_CHARACTERS]
         # All at once, for each call brings the lengths of all rows up to date.
         self._ranker.add(documents)
+
+
+def _with_neighbours(near: Sequence[float]) -> list[float]:
+    """The similarities of messages in their order, each raised by that of the nearer of its two neighbours."""
+    around = [0.0, *near, 0.0]
+    return [
+        value + _NEIGHBOUR_SHARE * max(before, after)
+        for before, value, after in zip(around, near, around[2:], strict=False)
+    ]
 
 
 def _time(row: LogRow) -> datetime:
