@@ -188,7 +188,7 @@ class CondensedMemoryBlock(CondensedSettings):
             return None
         state = state or {}
         summary = str(state.get("summary") or "")
-        text = summary_element(summary, self._summary_limit, self.tokenizer_fn, (self.name,))
+        text = summary_element(summary, self._most_of_summary, self.tokenizer_fn, (self.name,))
         front = _Front(window.front.system, summary, text)
         end = entry_from(position, state["partial"], self.tokenizer_fn) if state.get("partial") else None
         return replace(window, front=front, limits=self._limits(front.system, front.summary), kept=Kept(end))
@@ -291,7 +291,7 @@ class CondensedMemoryBlock(CondensedSettings):
         entries = [entry for entry in entries if system is None or entry.row_id != system.row_id]
         is_last = taken == len(leaving) and not there_is_more
         position = kept.position if is_last else leaving[taken - 1].id
-        summary, limit = window.front.summary, self._summary_limit
+        summary, limit = window.front.summary, self._most_of_summary
         if entries:
             summary = await ask_for_summary(
                 self._model(), summary, entries, token_limit=limit, counter=self.tokenizer_fn

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence  # noqa: TC003 - pydantic reads the annotations of fields
 from typing import TYPE_CHECKING, Any
 
-from llama_index.core.bridge.pydantic import Field, field_validator, model_validator
-from typing_extensions import Self
+from llama_index.core.bridge.pydantic import Field, ValidationInfo, field_validator
 
 from llama_index_memory_ext.errors import LimitError
 from llama_index_memory_ext.limits import roles_of
@@ -73,7 +72,10 @@ class CondensedSettings(LogBlock):
         default=None, ge=1, description="Most tokens of the summary; default: a quarter of the limit, at most 1,000."
     )
     recall_token_limit: int = Field(
-        default=0, ge=0, description="Most tokens of earlier messages that are found for the question; 0: none."
+        default=0,
+        ge=0,
+        validate_default=True,
+        description="Most tokens of earlier messages that are found for the question; 0: none.",
     )
 
     @field_validator("text_splitter")
@@ -85,21 +87,35 @@ class CondensedSettings(LogBlock):
             f"text_splitter must be a function from a text to its pieces, or have a split_text; saw {type(value)}"
         )
 
-    @model_validator(mode="after")
-    def _check_limits(self) -> Self:
-        roles_of("start_on", self.start_on)
-        roles_of("end_on", self.end_on)
-        if self.keep_messages is not None and self.keep_messages > (self.max_messages or 0):
+    # Checked field by field, because an error of the whole block would carry all that it was given, its model too.
+    @field_validator("start_on", "end_on")
+    @classmethod
+    def _check_roles(cls, value: Any, info: ValidationInfo) -> Any:
+        roles_of(str(info.field_name), value)
+        return value
+
+    @field_validator("keep_messages")
+    @classmethod
+    def _check_messages(cls, value: int | None, info: ValidationInfo) -> int | None:
+        most = info.data.get("max_messages")
+        if value is not None and value > (most or 0):
+            raise LimitError(f"keep_messages={value} needs a max_messages of at least as many; it is {most}.")
+        return value
+
+    @field_validator("recall_token_limit")
+    @classmethod
+    def _check_room(cls, value: int, info: ValidationInfo) -> int:
+        """The last field, so that all others are known."""
+        limit, wanted = info.data.get("token_limit"), info.data.get("summary_token_limit")
+        if limit is None:
+            return value
+        reserved = value + (_summary_limit(limit, wanted) if info.data.get("summarize") else 0)
+        if reserved and reserved >= limit:
             raise LimitError(
-                f"keep_messages={self.keep_messages} needs a max_messages of at least as many; it is "
-                f"{self.max_messages}."
+                f"The summary and what is recalled have {reserved} tokens, and leave no room for messages in "
+                f"token_limit={limit}. Raise it, or lower summary_token_limit or recall_token_limit."
             )
-        if (self.summarize or self.recall_token_limit) and self._reserved >= self.token_limit:
-            raise LimitError(
-                f"The summary and what is recalled have {self._reserved} tokens, and leave no room for messages in "
-                f"token_limit={self.token_limit}. Raise it, or lower summary_token_limit or recall_token_limit."
-            )
-        return self
+        return value
 
     @property
     def _room(self) -> int:
@@ -107,14 +123,12 @@ class CondensedSettings(LogBlock):
         return self._room_within(self.token_limit)
 
     @property
-    def _summary_limit(self) -> int:
-        if self.summary_token_limit is not None:
-            return self.summary_token_limit
-        return max(1, min(_MOST_SUMMARY_TOKENS, self.token_limit // 4))
+    def _most_of_summary(self) -> int:
+        return _summary_limit(self.token_limit, self.summary_token_limit)
 
     @property
     def _reserved(self) -> int:
-        return self.recall_token_limit + (self._summary_limit if self.summarize else 0)
+        return self.recall_token_limit + (self._most_of_summary if self.summarize else 0)
 
     def _limits(self, system: Entry | None, summary: str) -> VerbatimLimits:
         """What is left for messages beside the summary, the recalled messages and the first instructions."""
@@ -123,7 +137,10 @@ class CondensedSettings(LogBlock):
         most, keep = self.max_messages, self.keep_messages
         taken = 1 if system else 0
         return VerbatimLimits(
-            tokens=self._room - self._reserved - (system.tokens if system else 0) - (self._summary_limit if old else 0),
+            tokens=self._room
+            - self._reserved
+            - (system.tokens if system else 0)
+            - (self._most_of_summary if old else 0),
             counter=self.tokenizer_fn,
             keep_ratio=self.keep_ratio,
             message_ratio=message_ratio,
@@ -134,3 +151,7 @@ class CondensedSettings(LogBlock):
             start_on=frozenset(role.value for role in roles_of("start_on", self.start_on)),
             end_on=frozenset(role.value for role in roles_of("end_on", self.end_on)),
         )
+
+
+def _summary_limit(token_limit: int, wanted: int | None) -> int:
+    return wanted if wanted is not None else max(1, min(_MOST_SUMMARY_TOKENS, token_limit // 4))

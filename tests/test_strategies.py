@@ -174,8 +174,9 @@ def test_a_setting_that_does_not_exist_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"start_on": "human"}, "start_on"),
-        ({"end_on": ["user", "ai"]}, "end_on"),
+        ({"max_message": 3}, "max_message\n"),
+        ({"start_on": "human"}, "start_on must name roles of messages: .* Use 'user' instead"),
+        ({"end_on": ["user", "ai"]}, "end_on must name roles of messages: .* Use 'assistant' instead"),
         ({"text_splitter": 3}, "text_splitter must be a function from a text to its pieces"),
         ({"recall_token_limit": -1}, "recall_token_limit"),
         ({"summary_token_limit": 0}, "summary_token_limit"),
