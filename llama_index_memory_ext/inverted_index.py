@@ -53,6 +53,10 @@ class Similarities(Mapping[str, float]):
         near[known] = self._near[rows[known]]
         return near
 
+    def first(self, count: int) -> NDArray[np.float64]:
+        """How near the rows are that were added first, in that order; 0 for one that is not near, or was removed."""
+        return self._near[:count]
+
     def __iter__(self) -> Iterator[str]:
         return (self._ids[row] for row in np.flatnonzero(self._near).tolist())
 
@@ -113,8 +117,10 @@ class InvertedIndex:
                 posting.rows.append(number)
                 posting.weights.append(weight)
                 posting.living += 1
+                # As it was stored, with fewer digits: the sums are changed later by what is read from there.
+                square = posting.weights[-1] ** 2
                 for power in range(3):
-                    sums[power] += weight * weight * posting.settled_log**power
+                    sums[power] += square * posting.settled_log**power
             for kept, value in zip(self._sums, sums, strict=True):
                 kept.append(value)
             changed.update(dict.fromkeys(weights))

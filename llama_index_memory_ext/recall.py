@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from datetime import datetime, timezone
+from datetime import date, datetime, timedelta, timezone
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_ext.budget import fit_tokens
-from llama_index_memory_ext.ranking import CONTEXT_SHARE, Document, TfidfRanker, similarities_of
+from llama_index_memory_ext.ranking import CONTEXT_SHARE, Document, TfidfRanker, nearness
 from llama_index_memory_ext.transcript import Entry, body_of, clip_entry, entry_of, spoken
 from llama_index_memory_ext.window import share_out
 from llama_index_memory_ext.words import date_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
 
     from llama_index_memory_ext.store import LogRow
     from llama_index_memory_ext.tokens import TokenCounter
@@ -28,14 +31,18 @@ _TURNS_BEFORE, _EARLIER_WEIGHT = 2, 0.1
 # What is near a question seldom stands alone: of the nearer neighbour's similarity a message has this share.
 _NEIGHBOUR_SHARE = 0.5
 _INDEXED_CHARACTERS, _NEIGHBOUR_CHARACTERS = 20_000, 2_000
+# An entry of nothing but its tags: where its tokens do not fit, no message does.
+_SHORTEST = '<message role="user"></message>\n'
+_BEGINNING_OF_TIME = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _INSTRUCTIONS = frozenset({MessageRole.SYSTEM.value, MessageRole.DEVELOPER.value})
 
 
 class _Unit(NamedTuple):
-    """A message, or a call with its results: the rows, and what they say."""
+    """A message, or a call with its results: the rows, what they say, and what the first of them says."""
 
     rows: list[LogRow]
     words: str
+    first_words: str
 
 
 class RecallIndex:
@@ -57,7 +64,7 @@ class RecallIndex:
         self.turns: list[list[str]] = []
         self._counter, self._unit_limit, self._tags = counter, unit_limit, tags
         self._ranker = TfidfRanker()
-        self._names: list[str] = []
+        self._least = counter.count(_SHORTEST)
         self._rows: list[tuple[int, ...]] = []
         self._tokens: list[int] = []
         self._words_before = ""
@@ -82,17 +89,26 @@ class RecallIndex:
         """
         with self._guard:
             count = bisect_left(self._rows, (before,))
-            names, rows, tokens = self._names[:count], self._rows[:count], self._tokens[:count]
-        near = _with_neighbours(similarities_of(names, question, context, self._ranker, earlier_weight=_EARLIER_WEIGHT))
-        order = sorted((i for i, value in enumerate(near) if value > 0), key=lambda i: (near[i], i), reverse=True)
-        return [rows[order[place]] for place in fit_tokens((tokens[i] for i in order), limit)]
+            # A call whose results are shown anyway.
+            count -= count > 0 and self._rows[count - 1][-1] >= before
+            rows, tokens = self._rows[:count], self._tokens[:count]
+
+        def raw(text: str) -> NDArray[np.float64]:
+            return self._ranker.similarities(text).first(count)
+
+        near = _with_neighbours(nearness(raw, question, context, _EARLIER_WEIGHT))
+        found = np.flatnonzero(near)
+        order = found[np.lexsort((-found, -near[found]))].tolist()
+        return [rows[order[place]] for place in fit_tokens((tokens[i] for i in order), limit, least=self._least)]
 
     def entries(self, rows: Sequence[LogRow]) -> list[Entry]:
-        """What is shown of the rows of one message, each with its date."""
-        shown = [entry_of(row.id, row.message, self._counter, self._tags, day=_day(row)) for row in rows]
-        entries = [entry for entry in shown if entry is not None]
+        """What is shown of the rows of one message, each with its date; [] if there is no room for a word of each."""
+        found = [entry_of(row.id, row.message, self._counter, self._tags, day=_shown_day(row)) for row in rows]
+        entries = [entry for entry in found if entry is not None]
         shares = share_out([entry.tokens for entry in entries], self._unit_limit)
-        return [clip_entry(entry, share, self._counter) for entry, share in zip(entries, shares, strict=True)]
+        shown = [clip_entry(entry, share, self._counter) for entry, share in zip(entries, shares, strict=True)]
+        fits = sum(entry.tokens for entry in shown) <= self._unit_limit
+        return shown if fits and all(entry.body.strip() for entry in shown) else []
 
     def _hear(self, row: LogRow) -> None:
         message = row.message
@@ -103,9 +119,9 @@ class RecallIndex:
         if row.is_result:
             if self._waiting:
                 unit = self._waiting[-1]
-                self._waiting[-1] = _Unit([*unit.rows, row], f"{unit.words}\n{words}")
+                self._waiting[-1] = unit._replace(rows=[*unit.rows, row], words=f"{unit.words}\n{words}")
         elif words.strip() and row.role not in _INSTRUCTIONS:
-            self._waiting.append(_Unit([row], words))
+            self._waiting.append(_Unit([row], words, words))
 
     def _follow_talk(self, said: str, *, is_question: bool) -> None:
         if is_question or not self.turns:
@@ -117,30 +133,36 @@ class RecallIndex:
         """Index all units but the last, whose next neighbour is not known yet."""
         documents = []
         for unit, after in pairwise(units):
-            beside = (self._words_before, after.words[:_NEIGHBOUR_CHARACTERS])
-            context = tuple((words, CONTEXT_SHARE) for words in beside if words)
-            name = str(unit.rows[0].id)
-            documents.append(Document(name, unit.words, context, date_words(_time(unit.rows[0]))))
-            self._names.append(name)
-            self._rows.append(tuple(row.id for row in unit.rows))
-            self._tokens.append(sum(entry.tokens for entry in self.entries(unit.rows)))
+            entries = self.entries(unit.rows)
+            if entries:
+                # The results of a call that comes next may not have come yet.
+                beside = (self._words_before, after.first_words[:_NEIGHBOUR_CHARACTERS])
+                context = tuple((words, CONTEXT_SHARE) for words in beside if words)
+                day = _day(unit.rows[0])
+                documents.append(Document(str(unit.rows[0].id), unit.words, context, date_words(day) if day else ""))
+                self._rows.append(tuple(row.id for row in unit.rows))
+                self._tokens.append(sum(entry.tokens for entry in entries))
             self._words_before = unit.words[:_NEIGHBOUR_CHARACTERS]
         # All at once, for each call brings the lengths of all rows up to date.
         self._ranker.add(documents)
 
 
-def _with_neighbours(near: Sequence[float]) -> list[float]:
+def _with_neighbours(near: NDArray[np.float64]) -> NDArray[np.float64]:
     """The similarities of messages in their order, each raised by that of the nearer of its two neighbours."""
-    around = [0.0, *near, 0.0]
-    return [
-        value + _NEIGHBOUR_SHARE * max(before, after)
-        for before, value, after in zip(around, near, around[2:], strict=False)
-    ]
+    around = np.pad(near, 1)
+    return near + _NEIGHBOUR_SHARE * np.maximum(around[:-2], around[2:])
 
 
-def _time(row: LogRow) -> datetime:
-    return datetime.fromtimestamp(row.timestamp / 1e9, tz=timezone.utc)
+def _day(row: LogRow) -> date | None:
+    """The day (UTC) on which a row was written; None where its time is unknown or cannot be."""
+    if row.timestamp <= 0:
+        return None
+    try:
+        return (_BEGINNING_OF_TIME + timedelta(microseconds=row.timestamp // 1_000)).date()
+    except OverflowError:
+        return None
 
 
-def _day(row: LogRow) -> str:
-    return _time(row).date().isoformat()
+def _shown_day(row: LogRow) -> str:
+    day = _day(row)
+    return day.isoformat() if day else ""

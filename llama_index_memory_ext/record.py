@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 _SUMMARY_OPENING, _SUMMARY_CLOSING = "<conversation_summary>", "</conversation_summary>\n"
 EARLIER_OPENING = '<earlier_messages note="said before the messages above; found for the question">\n'
 EARLIER_CLOSING = "</earlier_messages>\n"
-_ELEMENT_START = re.compile(r"^(?=<message role=\"|<conversation_summary>|</?earlier_messages\b)", re.MULTILINE)
+_ELEMENT_START = re.compile(
+    rf"^(?=<message role=\"|{_SUMMARY_OPENING}|{re.escape(EARLIER_OPENING)}|{EARLIER_CLOSING})", re.MULTILINE
+)
 _RESULT_START = re.compile(r'<message role="(?:tool|function)"')
 _SYSTEM_START = re.compile(r'<message role="(?:system|developer)"')
 
@@ -25,10 +27,12 @@ def summary_element(summary: str, limit: int, counter: TokenCounter, tags: Itera
     room = limit - counter.count(_SUMMARY_OPENING + _SUMMARY_CLOSING)
     body = escape_tags(summary.strip(), tags)
     while body and room > 0:
-        text = f"{_SUMMARY_OPENING}{counter.clip(body, room)}{_SUMMARY_CLOSING}"
+        shown = counter.clip(body, room)
+        text = f"{_SUMMARY_OPENING}{shown}{_SUMMARY_CLOSING}"
         excess = counter.count(text) - limit
         if excess <= 0:
-            return text
+            # A single character may have several tokens.
+            return text if shown.strip() else ""
         room -= excess
     return ""
 
@@ -66,17 +70,27 @@ def truncated(text: str, tokens_to_truncate: int, counter: TokenCounter) -> str:
     First go the earlier messages, then the messages of the record, the oldest first and no result without its call,
     then the summary, and at last the instructions at the beginning.
     """
-    parts = split_record(text)
+    parts, wanted = split_record(text), tokens_to_truncate
+    while True:
+        left = _without(parts, wanted, counter)
+        missing = 0 if counter.adds_up else tokens_to_truncate - counter.count(text) + counter.count(left)
+        if missing <= 0 or not left:
+            return left
+        wanted += missing
+
+
+def _without(parts: Sequence[str], tokens: int, counter: TokenCounter) -> str:
+    """The record without parts of at least so many tokens, if there are as many."""
     heading = parts.index(EARLIER_OPENING) if EARLIER_OPENING in parts else len(parts)
     worth = [_worth(part, i, heading) for i, part in enumerate(parts)]
     gone: set[int] = set()
     saved = 0
     for i in sorted(range(len(parts)), key=lambda i: (worth[i], i)):
-        if worth[i] and (saved < tokens_to_truncate or (is_result(parts[i]) and i - 1 in gone)):
+        if worth[i] and (saved < tokens or (is_result(parts[i]) and i - 1 in gone)):
             saved += counter.count(parts[i])
             gone.add(i)
-    if all(i in gone for i in range(heading + 1, len(parts) - 1)):
-        gone.update((heading, len(parts) - 1) if heading < len(parts) else ())
+    if heading < len(parts) and gone.issuperset(range(heading + 1, len(parts) - 1)):
+        gone.update((heading, len(parts) - 1))
     return "".join(part for i, part in enumerate(parts) if i not in gone)
 
 

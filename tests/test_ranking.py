@@ -163,6 +163,21 @@ def test_the_same_words_are_equally_near_whatever_came_in_between(
     assert found.get("first") == found.get("last")
 
 
+def test_documents_are_equally_near_whether_they_came_one_by_one_or_at_once() -> None:
+    """To the last digit, which decides between two that are alike."""
+    documents = [
+        Document("1", "tea", (("look tea", 0.3),)),
+        Document("2", "look tea", (("tea", 0.3), ("of course", 0.3))),
+        Document("3", "look", (("tea", 0.3), ("tea", 0.3))),
+    ]
+    at_once, one_by_one = TfidfRanker(), TfidfRanker()
+    at_once.add(documents)
+    for document in documents:
+        one_by_one.add([document])
+    for sums, others in zip(at_once._index._sums, one_by_one._index._sums, strict=True):
+        assert sums.tolist() == pytest.approx(others.tolist(), abs=1e-12)
+
+
 def test_the_parts_of_a_score_can_be_read() -> None:
     """Similarities are divided by the best one, weights by their sum."""
     best, other = rank(STACK, "Testing with Docker", similarity_weight=3, confidence_weight=1, ranker=None)[:2]

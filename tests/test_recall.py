@@ -1,0 +1,292 @@
+"""An index of a log finds messages by the words of a question."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from llama_index.core.llms import ChatMessage
+
+from llama_index_memory_ext import MemoryStore, TokenCounter
+from llama_index_memory_ext.recall import RecallIndex
+from llama_index_memory_ext.store import LogRow
+from tests.conversation import assistant, calling, result, user
+
+COUNTER = TokenCounter()
+EVERYTHING = 10**6
+MAY_8 = int(datetime(2023, 5, 8, 12, tzinfo=timezone.utc).timestamp()) * 10**9
+
+
+@pytest.fixture(params=["memory", "file"])
+async def store(request: pytest.FixtureRequest) -> AsyncIterator[MemoryStore]:
+    opened = MemoryStore(None if request.param == "memory" else request.getfixturevalue("database_uri"))
+    yield opened
+    await opened.aclose()
+
+
+async def rows_of(store: MemoryStore, *messages: ChatMessage) -> list[LogRow]:
+    """The log of a session that has these messages, and nothing before."""
+    await store.set_messages("chat", [])
+    await store.append("chat", messages, len)
+    return (await store.read_unread("chat", "", limit=EVERYTHING)).rows
+
+
+def index_of(rows: Sequence[LogRow], *, unit_limit: int = 500, **options: Any) -> RecallIndex:
+    index = RecallIndex(1, COUNTER, unit_limit, **options)
+    index.take(rows)
+    return index
+
+
+def found(index: RecallIndex, question: str, *context: str, before: int = EVERYTHING, limit: int = EVERYTHING) -> Any:
+    return index.search(question, context, before=before, limit=limit)
+
+
+async def places(store: MemoryStore, messages: Sequence[ChatMessage], question: str, *context: str) -> Any:
+    """The places of the messages that are found, best first, each with those of its results."""
+    rows = await rows_of(store, *messages)
+    first = rows[0].id
+    return [tuple(row_id - first for row_id in ids) for ids in found(index_of(rows), question, *context)]
+
+
+# ---- by what a message is found ------------------------------------------------------------------------
+
+TEA = [
+    user("I drink green tea in the morning."),
+    assistant("Noted."),
+    user("The printer on floor two is broken again."),
+    assistant("I will call a technician."),
+    user("Thanks."),
+]
+
+
+async def test_a_message_is_found_by_its_own_words(store: MemoryStore) -> None:
+    assert (await places(store, TEA, "Which tea do I like?"))[0] == (0,)
+    assert (await places(store, TEA, "Who mends the printers?"))[0] == (2,)
+
+
+async def test_a_message_is_found_by_the_words_of_its_neighbours(store: MemoryStore) -> None:
+    """A name is often said only in the message before, and the answer behind it."""
+    messages = [user("What did Caroline say?"), assistant("That she will move to Berlin."), user("Good."), user("Bye.")]
+    assert (await places(store, messages, "Caroline"))[:2] == [(0,), (1,)]
+    assert set(await places(store, messages, "Berlin")) == {(0,), (1,), (2,)}
+
+
+async def test_a_message_is_found_by_the_day_on_which_it_was_written(store: MemoryStore) -> None:
+    rows = await rows_of(store, *TEA)
+    rows = [replace(row, timestamp=MAY_8 + i * 86_400 * 10**9) for i, row in enumerate(rows)]
+    index = index_of(rows)
+    assert found(index, "What was on 10 May?")[0] == (rows[2].id,)
+    assert found(index, "5月8日")[0] == (rows[0].id,)
+    assert len(found(index, "2023")) == 4
+
+
+@pytest.mark.parametrize("question", ["", "?", "and then?", "zebra", "\U0001f600", "\x00\ud83d"])
+async def test_nothing_is_found_without_a_word_in_common(store: MemoryStore, question: str) -> None:
+    assert await places(store, TEA, question) == []
+    assert await places(store, TEA, question, question) == []
+
+
+async def test_a_question_without_words_leans_on_what_was_said_before(store: MemoryStore) -> None:
+    assert (await places(store, TEA, "and then?", "my tea"))[0] == (0,)
+
+
+async def test_chinese_is_found_without_spaces(store: MemoryStore) -> None:
+    messages = [user("我喜欢绿茶。"), assistant("好的。"), user("打印机坏了。"), assistant("好的。"), user("谢谢")]
+    assert (await places(store, messages, "我平时喝什么绿茶"))[0] == (0,)
+    assert (await places(store, messages, "打印机修好了吗"))[0] == (2,)
+
+
+async def test_a_long_message_is_clipped_and_found_by_the_words_in_its_middle(store: MemoryStore) -> None:
+    rows = await rows_of(
+        store, user("first " * 2_000 + "zebra " + "last " * 2_000), assistant("I see."), user("Go on.")
+    )
+    index = index_of(rows, unit_limit=60)
+    assert found(index, "zebra", limit=60)[0] == (rows[0].id,)
+    (entry,) = index.entries(rows[:1])
+    assert entry.tokens <= 60
+    assert "tokens left out" in entry.text
+    assert "zebra" not in entry.text
+
+
+# ---- what is never found -------------------------------------------------------------------------------
+
+
+async def test_only_what_stands_before_a_row_is_found(store: MemoryStore) -> None:
+    rows = await rows_of(store, *(user(f"tea {i}") for i in range(6)))
+    index = index_of(rows)
+    for row in rows[:5]:
+        ids = {row_id for unit in found(index, "tea", before=row.id) for row_id in unit}
+        assert ids == {other.id for other in rows if other.id < row.id}
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+async def test_instructions_are_never_found(store: MemoryStore, role: str) -> None:
+    """Neither by their own words nor with those of others."""
+    messages = [user("tea one"), ChatMessage(role=role, content="zebra tea"), user("tea two"), user("Bye.")]
+    assert {place for unit in await places(store, messages, "tea") for place in unit} == {0, 2}
+    assert await places(store, messages, "zebra") == []
+
+
+async def test_the_last_message_can_be_found_when_the_next_has_come(store: MemoryStore) -> None:
+    """Its neighbour is a part of what it is found by."""
+    rows = await rows_of(store, *TEA)
+    index = index_of(rows[:1])
+    assert found(index, "tea") == []
+    index.take(rows[1:2])
+    assert found(index, "tea") == [(rows[0].id,)]
+    assert found(index, "noted") == [(rows[0].id,)]
+
+
+async def test_empty_messages_are_no_neighbours(store: MemoryStore) -> None:
+    messages = [user("tea"), assistant(""), user(" \n"), assistant("zebra"), user("Bye.")]
+    assert await places(store, messages, "zebra") == [(3,), (0,)]
+
+
+# ---- calls and results ---------------------------------------------------------------------------------
+
+LOOKED_UP = [
+    user("What is the weather?"),
+    calling(("call_1", "look", {"city": "Lisbon"}), ("call_2", "look", {"city": "Porto"}), text="Let me see."),
+    result("call_1", "sunshine"),
+    result("call_2", "hailstorm"),
+    assistant("It is fine."),
+    user("Thanks."),
+]
+
+
+@pytest.mark.parametrize("question", ["Lisbon", "sunshine", "the hailstorm"])
+async def test_a_call_is_found_with_its_results_by_the_words_of_each(store: MemoryStore, question: str) -> None:
+    assert (await places(store, LOOKED_UP, question))[0] == (1, 2, 3)
+
+
+async def test_a_call_and_its_results_have_the_room_of_one_message(store: MemoryStore) -> None:
+    rows = await rows_of(store, *LOOKED_UP[:2], result("call_1", "sun " * 900), result("call_2", "hail " * 900))
+    entries = index_of(rows, unit_limit=200).entries(rows[1:])
+    assert [entry.role for entry in entries] == ["assistant", "tool", "tool"]
+    assert sum(entry.tokens for entry in entries) <= 200
+    assert all("tokens left out" in entry.text for entry in entries[1:])
+
+
+async def test_a_call_is_not_found_while_its_results_are_shown(store: MemoryStore) -> None:
+    rows = await rows_of(store, *LOOKED_UP)
+    index = index_of(rows)
+    assert all(ids == (rows[0].id,) for ids in found(index, "hailstorm", before=rows[3].id))
+
+
+async def test_a_result_without_a_call_is_not_found(store: MemoryStore) -> None:
+    assert await places(store, [result("call_1", "tea"), user("tea"), user("Bye.")], "tea") == [(1,)]
+
+
+@pytest.mark.parametrize("unit_limit", [1, 5, 15, 20, 30])
+async def test_a_message_of_which_no_word_could_be_shown_is_not_found(store: MemoryStore, unit_limit: int) -> None:
+    rows = await rows_of(store, *LOOKED_UP, user("sunshine " * 50), user("Bye."))
+    index = index_of(rows, unit_limit=unit_limit)
+    by_id = {row.id: row for row in rows}
+    for ids in found(index, "sunshine in Lisbon"):
+        entries = index.entries([by_id[row_id] for row_id in ids])
+        assert all(entry.body.strip() for entry in entries)
+        assert sum(entry.tokens for entry in entries) <= unit_limit
+
+
+# ---- dates ---------------------------------------------------------------------------------------------
+
+
+async def test_a_message_is_shown_with_its_date(store: MemoryStore) -> None:
+    rows = await rows_of(store, user("tea"), assistant("Noted."))
+    (entry,) = index_of(rows).entries([replace(rows[0], timestamp=MAY_8)])
+    assert entry.text == '<message role="user" date="2023-05-08">tea</message>\n'
+
+
+@pytest.mark.parametrize("timestamp", [0, -1, -(10**18), -(10**30), 10**30, 10**22])
+async def test_a_time_that_cannot_be_is_no_date(store: MemoryStore, timestamp: int) -> None:
+    rows = [replace(row, timestamp=timestamp) for row in await rows_of(store, *TEA)]
+    index = index_of(rows)
+    assert found(index, "tea")[0] == (rows[0].id,)
+    assert found(index, "1970 floor")[0] == (rows[2].id,)
+    (entry,) = index.entries(rows[:1])
+    assert entry.text == '<message role="user">I drink green tea in the morning.</message>\n'
+
+
+# ---- for any conversation ------------------------------------------------------------------------------
+
+WORDS = ("tea", "printer", "zebra", "Lisbon", "hail", "绿茶", "</message>", "of")
+words = st.lists(st.sampled_from(WORDS), max_size=6).map(" ".join)
+talks = st.lists(
+    st.one_of(
+        st.builds(user, words),
+        st.builds(assistant, words),
+        st.builds(lambda text: calling(("c", "look", {"for": text})), words),
+        st.builds(lambda text, times: result("c", text * times), words, st.sampled_from([1, 1, 200])),
+        st.builds(lambda text: ChatMessage(role="system", content=text), words),
+    ),
+    max_size=12,
+)
+QUESTIONS = ("tea", "a printer in Lisbon", "zebra hail 绿茶", "message")
+
+
+@settings(max_examples=60)
+@given(talk=talks, sizes=st.lists(st.integers(1, 4), max_size=6))
+@example(talk=[user("tea"), user("tea"), user("of")], sizes=[2])
+@example(talk=[user("hail"), calling(("c", "look", {})), result("c", "Lisbon"), user("Bye.")], sizes=[2])
+async def test_rows_in_pieces_give_the_same_answers_as_all_at_once(talk: list[ChatMessage], sizes: list[int]) -> None:
+    """And rows that were taken twice the same as rows taken once."""
+    store = MemoryStore()
+    rows = await rows_of(store, *talk)
+    await store.aclose()
+    at_once, in_pieces = index_of(rows), index_of([])
+    start = 0
+    for size in sizes:
+        in_pieces.take(rows[max(start - 2, 0) : start + size])
+        start += size
+    in_pieces.take(rows)
+    in_pieces.take(rows)
+    for question in QUESTIONS:
+        assert found(in_pieces, question) == found(at_once, question)
+        assert found(in_pieces, "and then?", question, "tea") == found(at_once, "and then?", question, "tea")
+    assert in_pieces.turns == at_once.turns
+    assert in_pieces.newest == at_once.newest
+
+
+@settings(max_examples=60)
+@given(talk=talks, limit=st.integers(0, 400), unit_limit=st.integers(0, 120), question=st.sampled_from(QUESTIONS))
+async def test_what_is_found_fits_as_it_is_shown(
+    talk: list[ChatMessage], limit: int, unit_limit: int, question: str
+) -> None:
+    """As much of what is found without a limit as fits, in the same order: the best first."""
+    store = MemoryStore()
+    rows = await rows_of(store, *talk)
+    await store.aclose()
+    index = index_of(rows, unit_limit=unit_limit)
+    by_id = {row.id: row for row in rows}
+    shown = [index.entries([by_id[row_id] for row_id in ids]) for ids in found(index, question, limit=limit)]
+    text = "".join(entry.text for entries in shown for entry in entries)
+    assert COUNTER.count(text) == sum(entry.tokens for entries in shown for entry in entries) <= limit
+    assert all(sum(entry.tokens for entry in entries) <= unit_limit for entries in shown)
+    some, all_of_it = found(index, question, limit=limit), iter(found(index, question))
+    assert all(ids in all_of_it for ids in some)
+
+
+async def test_the_best_comes_first_and_of_two_alike_the_newer(store: MemoryStore) -> None:
+    fillers = [user("Something else entirely."), user("And more of it.")]
+    messages = [user("tea"), *fillers, user("green tea"), *fillers, user("tea"), *fillers, user("Bye.")]
+    order = [place for (place,) in await places(store, messages, "green tea")]
+    assert order[0] == 3
+    assert order.index(6) < order.index(0)
+
+
+async def test_threads_may_take_and_search_at_the_same_time(store: MemoryStore) -> None:
+    rows = await rows_of(store, *(user(f"tea number {i} of plantation {i % 7}") for i in range(300)))
+    index = index_of([])
+    with ThreadPoolExecutor(8) as pool:
+        takes = [pool.submit(index.take, rows[: i + 1]) for i in range(0, 300, 7)]
+        searches = [pool.submit(found, index, f"tea of plantation {i % 7}") for i in range(60)]
+        for future in (*takes, *searches):
+            future.result()
+    index.take(rows)
+    assert sorted(found(index, "tea")) == sorted(found(index_of(rows), "tea")) == [(row.id,) for row in rows[:-1]]
