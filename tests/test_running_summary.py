@@ -268,6 +268,30 @@ async def test_it_is_kept_in_every_database(any_database_uri: str | None, start_
     await two.aclose()
 
 
+async def test_what_changes_least_stands_first(open_memory: OpenMemory, start_model: StartModel) -> None:
+    """Instructions, summary, messages, what was recalled for the question, facts, and the question."""
+    llm, _ = start_model(count_up)
+    options: dict[str, Any] = {"extract_facts": False, "include_system": True, "recall_token_limit": 300}
+    memory = open_memory(llm=llm, **options, **SIX_KEEP_TWO)
+    await memory.facts.aadd("Counts questions")
+    await memory.aput_messages(
+        [ChatMessage(role="system", content="Be kind."), *turns(1, 5), user("Question 1 again?")]
+    )
+    await memory.condensed_block.await_jobs("chat")
+    text = sent_text(await memory.aget())
+    marks = [
+        '<memory>\n<condensed_memory>\n<message role="system">Be kind.</message>\n<conversation_summary>',
+        '</conversation_summary>\n<message role="user">question 5',
+        "<earlier_messages note=",
+        "</earlier_messages>\n</condensed_memory>\n<relevant_facts>\n<fact ",
+        "Question 1 again?",
+    ]
+    places = [text.find(mark) for mark in marks]
+    assert places == sorted(places)
+    assert places[0] == 0
+    assert "Be kind" not in summary_in(text)
+
+
 async def test_a_reset_forgets_the_summary(open_memory: OpenMemory, start_model: StartModel) -> None:
     llm, _ = start_model(count_up)
     for clear in (CondensedMemory.areset, CondensedMemory.aforget, lambda memory: memory.aset([])):
