@@ -59,6 +59,11 @@ def call(*calls: tuple[str, str, dict[str, Any]], content: str | None = None) ->
     return {"role": "assistant", "content": content, "tool_calls": tool_calls}
 
 
+def fail(status: int, message: str) -> Message:
+    """No answer but an error of HTTP."""
+    return {"status": status, "error": {"message": message, "type": "server_error"}}
+
+
 def why_refused(messages: Any) -> str | None:
     """OpenAI's complaint about the messages of a request, or None."""
     if not isinstance(messages, list) or not messages:
@@ -121,7 +126,9 @@ class _Handler(BaseHTTPRequestHandler):
         state.on_request()
         tools = [tool["function"]["name"] for tool in body.get("tools") or []]
         message = state.model(body["messages"], tools)
-        if body.get("stream"):
+        if "error" in message:
+            self._send(message["status"], {"error": message["error"]})
+        elif body.get("stream"):
             self._send_chunks(body["model"], message)
         else:
             self._send(200, _completion(body["model"], message))
@@ -153,7 +160,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _completion(model: str, message: Message) -> dict[str, Any]:
-    reason = "tool_calls" if message.get("tool_calls") else "stop"
+    reason = message.get("finish_reason") or ("tool_calls" if message.get("tool_calls") else "stop")
+    message = {key: value for key, value in message.items() if key != "finish_reason"}
     return {
         "id": "chatcmpl-1",
         "object": "chat.completion",
