@@ -281,7 +281,7 @@ async def test_what_changes_least_stands_first(open_memory: OpenMemory, start_mo
     text = sent_text(await memory.aget())
     marks = [
         '<memory>\n<condensed_memory>\n<message role="system">Be kind.</message>\n<conversation_summary>',
-        '</conversation_summary>\n<message role="user">question 5',
+        '</conversation_summary>\n<message role="assistant">answer 5',
         "<earlier_messages note=",
         "</earlier_messages>\n</condensed_memory>\n<relevant_facts>\n<fact ",
         "Question 1 again?",
