@@ -96,7 +96,8 @@ class VerbatimLimits:
     def shown(self, entries: Sequence[Entry]) -> Sequence[Entry]:
         """The entries from the first one of ``start_on``, if there is such a one, to the last unit of ``end_on``."""
         if self.start_on:
-            starts = [i for i, entry in enumerate(entries) if entry.role in self.start_on]
+            # A result must not come first: it would stand without its call.
+            starts = [i for i, entry in enumerate(entries) if entry.role in self.start_on and not entry.is_result]
             entries = entries[starts[0] if starts else 0 :]
         if self.end_on:
             units = units_of(entries)

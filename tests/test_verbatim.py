@@ -1,0 +1,358 @@
+"""Which messages are shown word for word, how much of each, and what a cut leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from llama_index.core.llms import ChatMessage
+
+from llama_index_memory_ext import TokenCounter
+from llama_index_memory_ext.tokens import as_counter
+from llama_index_memory_ext.transcript import Entry, entry_of
+from llama_index_memory_ext.verbatim import Kept, VerbatimLimits, units_of
+
+COUNTER = TokenCounter()
+# Each word is a token, and so is each tag: an entry has three tokens more than words.
+WORDS = as_counter(lambda text: text.replace("<", " <").replace(">", "> ").split())
+ROLES = {"u": "user", "a": "assistant", "t": "tool", "s": "system"}
+LETTERS = {role: letter for letter, role in ROLES.items()}
+
+
+def entries(notation: str, counter: TokenCounter = WORDS) -> list[Entry]:
+    """An entry for each part: "u5 a t9" is a user's message of five words, an assistant's of one, a result of nine."""
+    return [
+        entry
+        for i, part in enumerate(notation.split(), start=1)
+        if (entry := entry_of(i, message(part, i), counter)) is not None
+    ]
+
+
+def message(part: str, row_id: int) -> ChatMessage:
+    return ChatMessage(
+        role=ROLES[part[0]], content=" ".join(f"w{row_id}.{place}" for place in range(int(part[1:] or 1)))
+    )
+
+
+def places(kept: Sequence[Entry]) -> str:
+    """The same notation of what is left: the letter and the row of each."""
+    return " ".join(f"{LETTERS[entry.role]}{entry.row_id}" for entry in kept)
+
+
+def limits(tokens: int = 10_000, **options: Any) -> VerbatimLimits:
+    return VerbatimLimits(**{"tokens": tokens, "counter": WORDS, **options})
+
+
+def cut(notation: str, tokens: int = 10_000, **options: Any) -> Kept:
+    return limits(tokens, **options).cut(Kept(None, tuple(entries(notation))))
+
+
+def test_the_notation_is_counted_as_it_says() -> None:
+    """A tag with its role counts two tokens, and one at its end."""
+    assert [entry.tokens for entry in entries("u1 a5 t2")] == [4, 8, 5]
+
+
+# ---- cutting -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("notation", "options", "left"),
+    [
+        # Within the limits nothing goes; at them, too.
+        ("u a u a", {"tokens": 16}, "u1 a2 u3 a4"),
+        ("u a u a", {"max_messages": 4}, "u1 a2 u3 a4"),
+        # Over them, the newest stay: three quarters, or keep_ratio, or keep_messages, and rather whole turns.
+        ("u a u a u a", {"tokens": 23}, "u3 a4 u5 a6"),
+        ("u a u a u a", {"tokens": 23, "keep_ratio": 1.0}, "u3 a4 u5 a6"),
+        ("u a u a u a", {"tokens": 23, "keep_ratio": 0.5}, "u5 a6"),
+        ("u a u a u a", {"max_messages": 5}, "u5 a6"),
+        ("u a u a u a", {"max_messages": 5, "keep_messages": 5}, "u3 a4 u5 a6"),
+        ("u a u a u a", {"max_messages": 5, "keep_messages": 1}, "a6"),
+        ("a a a a a", {"max_messages": 4, "keep_messages": 3}, "a3 a4 a5"),
+        # A call and its results stay together, whatever the number of messages.
+        ("u a t t a", {"max_messages": 4, "keep_messages": 3}, "a5"),
+        ("u a t t", {"max_messages": 3, "keep_messages": 2}, "a2 t3 t4"),
+        ("u a t t", {"max_messages": 1}, "a2 t3 t4"),
+        # Only at the roles of start_on, as long as one of them fits.
+        ("u a a u a a a", {"max_messages": 6, "keep_messages": 5, "start_on": {"user"}}, "u4 a5 a6 a7"),
+        ("u a a a a", {"max_messages": 3, "keep_messages": 3, "start_on": {"user"}}, "a3 a4 a5"),
+        ("u a u a u a", {"max_messages": 5, "keep_messages": 5, "start_on": {"assistant"}}, "a2 u3 a4 u5 a6"),
+        # Where the end of a message may be shown, no turn has to be whole.
+        ("u a u a u a", {"max_messages": 5, "keep_messages": 3, "allow_partial": True}, "a4 u5 a6"),
+    ],
+)
+def test_what_a_cut_leaves(notation: str, options: dict[str, Any], left: str) -> None:
+    assert places(cut(notation, **options).all) == left
+
+
+@pytest.mark.parametrize(
+    ("notation", "options", "end", "left"),
+    [
+        ("u20 a5", {"tokens": 24}, "w1.13 w1.14 w1.15 w1.16 w1.17 w1.18 w1.19", "u1 a2"),
+        ("u20 a a5", {"tokens": 31}, "w1.12 w1.13 w1.14 w1.15 w1.16 w1.17 w1.18 w1.19", "u1 a2 a3"),
+        # There is no end of a result, of a message that start_on does not name, and of one beyond the number.
+        ("a t20 a5", {"tokens": 24}, None, "a3"),
+        ("u20 a5", {"tokens": 24, "start_on": {"assistant"}}, None, "a2"),
+        ("u20 a5", {"tokens": 24, "max_messages": 2, "keep_messages": 1}, None, "a2"),
+        # Nor is there one where its tags alone would not fit.
+        ("u20 a12", {"tokens": 24}, None, "a2"),
+    ],
+)
+def test_the_end_of_a_message_is_kept_that_fits_partly(
+    notation: str, options: dict[str, Any], end: str | None, left: str
+) -> None:
+    kept = cut(notation, allow_partial=True, **options)
+    assert (kept.end.body.strip() if kept.end else None) == end
+    assert places(kept.all) == left
+
+
+def test_an_end_begins_where_a_piece_of_the_splitter_begins() -> None:
+    def by_tens(text: str) -> list[str]:
+        words = text.split()
+        return [" ".join(words[i : i + 10]) for i in range(0, len(words), 10)]
+
+    kept = cut("u40 a5", 44, allow_partial=True, text_splitter=by_tens)
+    assert kept.end is not None
+    assert kept.end.body.split() == [f"w1.{i}" for i in range(20, 40)]
+    assert cut("u40 a25", 44, allow_partial=True, text_splitter=by_tens).end is None
+
+
+def test_a_cut_can_be_asked_for_before_the_limit_is_reached() -> None:
+    """What is summarised goes down to what is kept, at once."""
+    before = Kept(None, tuple(entries("u a u a u a")))
+    assert limits(24, keep_ratio=0.5).cut(before) == before
+    assert places(limits(24, keep_ratio=0.5).cut(before, low=True).all) == "u5 a6"
+    assert limits(12, keep_ratio=0.5).cut(Kept(None, tuple(entries("u")))) == Kept(None, tuple(entries("u")))
+
+
+def test_a_position_is_the_last_row_that_is_left_behind_or_partly_shown() -> None:
+    first, second, third = entries("u a u")
+    assert Kept(None, (second, third)).position == 1
+    assert Kept(first, (second, third)).position == 1
+    assert Kept(first, (third,)).position == 1
+    assert Kept(None, (third,)).position == 2
+
+
+# ---- capping -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("notation", "options", "left"),
+    [
+        ("u a u a", {"tokens": 16}, "u1 a2 u3 a4"),
+        ("u a u a", {"tokens": 15, "keep_ratio": 0.1}, "u3 a4"),
+        ("a a a a", {"tokens": 15, "keep_ratio": 0.1}, "a2 a3 a4"),
+        ("a a a a", {"max_messages": 3, "keep_messages": 1}, "a2 a3 a4"),
+        ("u a t t", {"max_messages": 2}, "a2 t3 t4"),
+    ],
+)
+def test_a_cap_leaves_as_much_as_there_can_be(notation: str, options: dict[str, Any], left: str) -> None:
+    assert places(limits(**options).cap(entries(notation))) == left
+
+
+# ---- showing -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("notation", "options", "left"),
+    [
+        ("a u a u", {}, "a1 u2 a3 u4"),
+        ("a u a u", {"start_on": {"user"}}, "u2 a3 u4"),
+        ("a a t", {"start_on": {"user"}}, "a1 a2 t3"),
+        ("u a u", {"end_on": {"assistant"}}, "u1 a2"),
+        ("u a t", {"end_on": {"assistant"}}, ""),
+        ("u a t a t t u", {"end_on": {"tool"}}, "u1 a2 t3 a4 t5 t6"),
+        ("u a t u", {"end_on": {"assistant", "tool"}}, "u1 a2 t3"),
+        ("a u a u", {"start_on": {"user"}, "end_on": {"assistant"}}, "u2 a3"),
+        ("u u", {"end_on": {"assistant"}}, ""),
+        ("", {"start_on": {"user"}, "end_on": {"user"}}, ""),
+        # A result is no beginning, for it has one before it.
+        ("u a t u", {"start_on": {"tool"}}, "u1 a2 t3 u4"),
+        ("a t u", {"start_on": {"tool", "user"}}, "u3"),
+    ],
+)
+def test_what_is_shown_begins_and_ends_with_the_roles_that_are_named(
+    notation: str, options: dict[str, Any], left: str
+) -> None:
+    assert places(limits(**options).shown(entries(notation))) == left
+
+
+# ---- shares --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("notation", "options", "tokens"),
+    [
+        ("u5 a5", {"tokens": 40}, [8, 8]),
+        ("u500 a5", {"tokens": 100}, [50, 8]),
+        ("u500 a5", {"tokens": 100, "message_ratio": 0.3}, [30, 8]),
+        ("u500 a5", {"tokens": 100, "message_ratio": 1.0}, [75, 8]),
+        # A call and its results have one share together; the short ones are shown whole.
+        ("a5 t500 t500", {"tokens": 100}, [8, 21, 21]),
+        # What has no room even for its tags is not shown, and neither is anything of its unit.
+        ("a t t t t t t t t t t u", {"tokens": 40}, [4]),
+    ],
+)
+def test_a_message_over_its_share_is_clipped(notation: str, options: dict[str, Any], tokens: list[int]) -> None:
+    shown = limits(**options).within_shares(entries(notation))
+    assert len(shown) == len(tokens)
+    for entry, most in zip(shown, tokens, strict=True):
+        assert most * 0.7 <= entry.tokens <= most
+
+
+def test_with_allow_partial_a_message_over_its_share_is_clipped_to_its_end() -> None:
+    (entry,) = limits(40, allow_partial=True, message_ratio=1.0, keep_ratio=0.5).within_shares(entries("u50"))
+    assert entry.body.split() == [f"w1.{i}" for i in range(33, 50)]
+
+
+def test_where_no_piece_of_the_splitter_fits_the_end_of_the_last_is_shown() -> None:
+    """A message that is longer than its share is shown in any case."""
+    options: dict[str, Any] = {"allow_partial": True, "text_splitter": lambda text: [text]}
+    (entry,) = limits(40, **options).within_shares(entries("u50"))
+    assert entry.body.split() == [f"w1.{i}" for i in range(33, 50)]
+
+
+# ---- being full ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("notation", "options", "full"),
+    [
+        ("", {}, False),
+        ("u a", {"tokens": 8}, False),
+        ("u a", {"tokens": 7}, False),
+        ("u a a", {"tokens": 7, "keep_ratio": 1.0, "message_ratio": 1.0}, True),
+        ("u a a", {"max_messages": 1}, True),
+        ("t t t a", {"max_messages": 2}, False),
+    ],
+)
+def test_a_page_is_full_when_nothing_older_can_be_shown(notation: str, options: dict[str, Any], full: bool) -> None:
+    """Without its oldest unit, which may go on in front of it."""
+    assert limits(**options).are_full(entries(notation)) == full
+
+
+# ---- for any conversation ------------------------------------------------------------------------------
+
+notations = st.lists(st.tuples(st.sampled_from("uatats"), st.integers(1, 60)), max_size=15).map(
+    lambda parts: " ".join(f"{letter}{words}" for letter, words in parts)
+)
+role_sets = st.frozensets(st.sampled_from(["user", "assistant", "tool"]), max_size=2)
+any_limits = st.builds(
+    VerbatimLimits,
+    tokens=st.integers(60, 300),
+    counter=st.sampled_from([WORDS, COUNTER]),
+    keep_ratio=st.floats(0.3, 1),
+    message_ratio=st.floats(0.3, 1),
+    max_messages=st.none() | st.integers(1, 10),
+    allow_partial=st.booleans(),
+    text_splitter=st.sampled_from([None, str.splitlines, lambda text: text.split(".")]),
+    start_on=role_sets,
+    end_on=role_sets,
+).flatmap(
+    lambda rules: (
+        st.builds(replace, st.just(rules), keep_messages=st.none() | st.integers(1, rules.max_messages or 1))
+        if rules.max_messages
+        else st.just(rules)
+    )
+)
+
+
+def given_to(rules: VerbatimLimits, notation: str) -> list[Entry]:
+    return entries(notation, rules.counter)
+
+
+@given(rules=any_limits, notation=notations)
+def test_shares_keep_every_unit_within_what_a_cut_leaves(rules: VerbatimLimits, notation: str) -> None:
+    """And no message is lost where its tags have room."""
+    given_entries = given_to(rules, notation)
+    shown = rules.within_shares(given_entries)
+    for unit in units_of(shown):
+        assert sum(entry.tokens for entry in unit) <= int(rules.tokens * rules.keep_ratio)
+    rows = {entry.row_id for entry in shown}
+    for unit in units_of(given_entries):
+        ids = {entry.row_id for entry in unit}
+        assert ids <= rows or not ids & rows
+        if len(unit) == 1:
+            assert ids <= rows
+    assert rules.within_shares(shown) == shown
+
+
+@given(rules=any_limits, notation=notations, low=st.booleans())
+def test_a_cut_keeps_the_newest_within_the_limits_and_parts_no_unit(
+    rules: VerbatimLimits, notation: str, low: bool
+) -> None:
+    before = tuple(rules.within_shares(given_to(rules, notation)))
+    kept = rules.cut(Kept(None, before), low=low)
+    assert bool(kept.entries) == bool(before)
+    assert before[len(before) - len(kept.entries) :] == kept.entries
+    assert sum(entry.tokens for entry in kept.all) <= rules.tokens
+    only_unit = len(units_of(kept.all)) == 1
+    assert not rules.is_over(kept.all) or only_unit
+    if kept.entries and kept.entries != before:
+        assert not kept.entries[0].is_result
+    assert rules.cut(kept, low=low) == kept
+
+
+@given(rules=any_limits, notation=notations)
+def test_the_end_of_a_message_is_a_true_end_of_its_text(rules: VerbatimLimits, notation: str) -> None:
+    before = {entry.row_id: entry for entry in rules.within_shares(given_to(rules, notation))}
+    kept = rules.cut(Kept(None, tuple(before.values())))
+    if kept.end:
+        whole = before[kept.end.row_id]
+        assert rules.allow_partial
+        assert not kept.end.is_result
+        assert whole.body.endswith(kept.end.body)
+        assert kept.end.body.strip()
+        assert kept.end.opening == whole.opening
+        assert kept.entries[0] == list(before.values())[list(before).index(kept.end.row_id) + 1]
+
+
+@given(rules=any_limits, talk=st.lists(notations, min_size=1, max_size=6))
+@example(rules=limits(60, allow_partial=True), talk=["u50", "a40", "u60", "a3", "u9", "u60"])
+def test_a_position_never_goes_back(rules: VerbatimLimits, talk: list[str]) -> None:
+    """However the conversation goes on behind what was kept."""
+    kept, position = Kept(), 0
+    for entry_ids, notation in enumerate(talk):
+        more = [
+            entry_of(entry_ids * 100 + entry.row_id, message(part, entry.row_id), rules.counter)
+            for part, entry in zip(notation.split(), given_to(rules, notation), strict=True)
+        ]
+        new = rules.within_shares([entry for entry in more if entry])
+        if kept.all and new and new[0].is_result:
+            continue
+        kept = rules.cut(Kept(kept.end, (*kept.entries, *new)))
+        if kept.all:
+            assert kept.position >= position
+            position = kept.position
+            assert all(entry.row_id > position for entry in kept.entries)
+
+
+@given(rules=any_limits, notation=notations)
+def test_a_cap_is_within_the_limits_and_leaves_nothing_out_that_has_room(rules: VerbatimLimits, notation: str) -> None:
+    before = rules.within_shares(given_to(rules, notation))
+    kept = rules.cap(before)
+    assert bool(kept) == bool(before)
+    assert tuple(before[len(before) - len(kept) :]) == kept
+    assert not rules.is_over(kept) or len(units_of(kept)) == 1
+    units = units_of(before)
+    gone = units[: len(units) - len(units_of(kept))]
+    turns_matter = rules.start_on or (not rules.allow_partial and any(entry.starts_turn for entry in before))
+    if gone and not turns_matter:
+        assert rules.is_over([*gone[-1], *kept])
+
+
+@given(rules=any_limits, notation=notations)
+def test_what_is_shown_is_whole_units_side_by_side(rules: VerbatimLimits, notation: str) -> None:
+    before = given_to(rules, notation)
+    shown = list(rules.shown(before))
+    assert all(unit in units_of(before) for unit in units_of(shown))
+    rows = [entry.row_id for entry in shown]
+    assert rows == list(range(rows[0], rows[0] + len(rows))) if rows else rules.end_on or not before
+    if shown and rules.end_on:
+        assert shown[-1].role in rules.end_on
+    if shown and rules.start_on and any(entry.role in rules.start_on and not entry.is_result for entry in before):
+        assert shown[0].role in rules.start_on or shown[0].is_result
