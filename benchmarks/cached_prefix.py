@@ -2,9 +2,11 @@
 
     python -m benchmarks.cached_prefix [LOCOMO_JSON]
 
-The file holds LoCoMo conversations as ``conversations -> pools -> turns``. The first speaker is the user, the
-second the assistant, and each message of the user starts a turn: it is put, the prompt is what ``aget`` gives
-then, and the messages that follow are put. Both sides have a limit of 8,000 tokens for the record.
+The conversations are LoCoMo's. Each message of the user starts a turn: it is put, the prompt is what ``aget`` gives
+then, and the messages that follow are put. All sides have a limit of 8,000 tokens for the newest messages. One of them
+recalls earlier ones besides, within 2,000 tokens more, which change with each question. What stands before them must
+be served as well as without them, so that part of each prompt is looked at for itself, too; the question, which stands
+behind them, is no part of it where something is recalled.
 
 A prompt is the texts of its messages with their roles before them, in tokens of o200k_base. What a cache can
 serve is the longest prefix that it shares with the prompt before it: nothing below 1,024 tokens, and then in
@@ -15,26 +17,38 @@ timed, so the in-memory database serves. Only counts are kept: the texts are not
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from itertools import takewhile
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
+from llama_index.core.base.llms.types import MessageRole
+from llama_index.core.memory import Memory
 
+from benchmarks.locomo import Conversation, load_conversations, messages_of, prompt_text
 from benchmarks.recipe import IN_MEMORY, RecipeBlock, host_memory, o200k
 from benchmarks.report import Measure, Promise, publish
 from llama_index_memory_ext import CondensedMemory
 
-if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager
-
-    from llama_index.core.memory import Memory
-
-DEFAULT_FILE = Path("../shared/recall/locomo_dev.json")
-LIMIT = 8_000
+LIMIT, RECALLED = 8_000, 2_000
 CACHE_FROM, CACHE_STEP = 1_024, 128
+RECALL_TAG = "<earlier_messages"
+
+OURS, RECIPE = "CondensedMemory", "the recipe"
+RECALL, BEFORE_RECALL = "CondensedMemory with recall", "CondensedMemory with recall, before what is recalled"
+
+Counts = list[tuple[int, int]]
+SIDES: dict[str, Callable[[], AbstractAsyncContextManager[Memory]]] = {
+    OURS: partial(CondensedMemory.from_defaults, condensed_token_limit=LIMIT, extract_facts=False),
+    RECALL: partial(
+        CondensedMemory.from_defaults,
+        condensed_token_limit=LIMIT + RECALLED,
+        recall_token_limit=RECALLED,
+        extract_facts=False,
+    ),
+    RECIPE: lambda: host_memory(IN_MEMORY, RecipeBlock(token_limit=LIMIT)),
+}
 
 
 def cacheable(prompt: list[int], previous: list[int]) -> int:
@@ -43,46 +57,44 @@ def cacheable(prompt: list[int], previous: list[int]) -> int:
     return 0 if shared < CACHE_FROM else shared - (shared - CACHE_FROM) % CACHE_STEP
 
 
-def prompt_tokens(messages: list[ChatMessage]) -> list[int]:
-    """The prompt as the model gets it."""
-    texts = ("".join(block.text for block in message.blocks if isinstance(block, TextBlock)) for message in messages)
-    marked = (f"<|{message.role.value}|>\n{text}\n" for message, text in zip(messages, texts, strict=True))
-    return o200k().encode_ordinary("".join(marked))
-
-
-async def replay(opened: AbstractAsyncContextManager[Memory], conversation: dict[str, Any]) -> list[tuple[int, int]]:
-    """Cacheable and all tokens of each prompt."""
-    counts, previous = [], list[int]()
+async def prompts_of(opened: AbstractAsyncContextManager[Memory], conversation: Conversation) -> list[str]:
+    """The prompt of each turn."""
+    prompts = []
     async with opened as memory:
-        for said in conversation["pools"]["turns"]:
-            is_user = said["speaker"] == conversation["speakers"][0]
-            role = MessageRole.USER if is_user else MessageRole.ASSISTANT
-            await memory.aput(ChatMessage(role=role, content=said["text"]))
-            if is_user:
-                prompt = prompt_tokens(await memory.aget())
-                counts.append((cacheable(prompt, previous), len(prompt)))
-                previous = prompt
+        for message in messages_of(conversation):
+            await memory.aput(message)
+            if message.role == MessageRole.USER:
+                prompts.append(prompt_text(await memory.aget()))
+    return prompts
+
+
+def counts_of(prompts: list[str]) -> Counts:
+    """Cacheable and all tokens of each prompt of one conversation."""
+    counts, previous = [], list[int]()
+    for text in prompts:
+        prompt = o200k().encode_ordinary(text)
+        counts.append((cacheable(prompt, previous), len(prompt)))
+        previous = prompt
     return counts
 
 
-async def measure(conversations: list[dict[str, Any]]) -> dict[str, list[tuple[int, int]]]:
+async def measure(conversations: list[Conversation]) -> dict[str, Counts]:
     """Cacheable and all tokens of each prompt of all conversations, for each side."""
-    counts: dict[str, list[tuple[int, int]]] = {"CondensedMemory": [], "the recipe": []}
+    counts: dict[str, Counts] = {side: [] for side in (*SIDES, BEFORE_RECALL)}
     for conversation in conversations:
-        ours = CondensedMemory.from_defaults(condensed_token_limit=LIMIT, extract_facts=False)
-        counts["CondensedMemory"] += await replay(ours, conversation)
-        recipe = host_memory(IN_MEMORY, RecipeBlock(token_limit=LIMIT))
-        counts["the recipe"] += await replay(recipe, conversation)
+        for side, opened in SIDES.items():
+            prompts = await prompts_of(opened(), conversation)
+            counts[side] += counts_of(prompts)
+            if side == RECALL:
+                counts[BEFORE_RECALL] += counts_of([prompt.partition(RECALL_TAG)[0] for prompt in prompts])
     return counts
 
 
 def main() -> int:
     """Measure, publish, and return the exit code."""
-    file = Path(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_FILE
-    if not file.is_file():
-        print(f"There is no {file}. Name the file: python -m benchmarks.cached_prefix LOCOMO_JSON", file=sys.stderr)
+    conversations = load_conversations("cached_prefix")
+    if not conversations:
         return 2
-    conversations = json.loads(file.read_text(encoding="utf-8"))["conversations"]
     counts = asyncio.run(measure(conversations))
     measures = [Measure("conversations", len(conversations))]
     shares = {}
@@ -90,8 +102,10 @@ def main() -> int:
         shares[side] = sum(cached for cached, _ in prompts) / sum(tokens for _, tokens in prompts)
         measures.append(Measure(f"prompts, {side}", len(prompts)))
         measures.append(Measure(f"tokens of all prompts, {side}", sum(tokens for _, tokens in prompts)))
-    measures.append(Measure("share from the cache, the recipe", shares["the recipe"]))
-    promises = [Promise("share from the cache, CondensedMemory", 0.93, shares["CondensedMemory"], at_least=True)]
+    measures += [Measure(f"share from the cache, {side}", shares[side]) for side in (RECALL, RECIPE)]
+    promises = [
+        Promise(f"share from the cache, {side}", 0.93, shares[side], at_least=True) for side in (OURS, BEFORE_RECALL)
+    ]
     return publish("cached_prefix", measures, promises)
 
 

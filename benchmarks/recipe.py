@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
 
 SESSION = "session"
 TOKEN_LIMIT = 60_000
@@ -57,17 +58,21 @@ class RecipeBlock(BaseMemoryBlock[str]):
 
 
 @asynccontextmanager
-async def host_memory(uri: str, *blocks: BaseMemoryBlock[Any]) -> AsyncIterator[Memory]:
-    """LlamaIndex's Memory, set as the recipe sets it: every turn but the newest goes to the blocks."""
+async def plain_memory(uri: str, **settings: Any) -> AsyncIterator[Memory]:
+    """LlamaIndex's Memory with these settings, and its own for all else."""
     engine = create_async_engine(uri)
     try:
-        yield Memory.from_defaults(
-            session_id=SESSION,
-            token_limit=TOKEN_LIMIT,
-            chat_history_token_ratio=0.0001,
-            insert_method=InsertMethod.USER,
-            memory_blocks=list(blocks),
-            async_engine=engine,
-        )
+        yield Memory.from_defaults(session_id=SESSION, async_engine=engine, **settings)
     finally:
         await engine.dispose()
+
+
+def host_memory(uri: str, *blocks: BaseMemoryBlock[Any]) -> AbstractAsyncContextManager[Memory]:
+    """LlamaIndex's Memory, set as the recipe sets it: every turn but the newest goes to the blocks."""
+    return plain_memory(
+        uri,
+        token_limit=TOKEN_LIMIT,
+        chat_history_token_ratio=0.0001,
+        insert_method=InsertMethod.USER,
+        memory_blocks=list(blocks),
+    )

@@ -8,6 +8,8 @@ import sys
 NAMES = (
     "import_time",
     "cached_prefix",
+    "sharded",
+    "evidence_in_prompt",
     "turn_cost",
     "bulk_put",
     "restore",

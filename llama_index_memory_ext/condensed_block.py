@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import MessageRole
-from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_validator, model_validator
+from llama_index.core.bridge.pydantic import PrivateAttr
 
-from llama_index_memory_ext.errors import LimitError, StoreError
+from llama_index_memory_ext.condensed_settings import CondensedSettings
+from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.jobs import Jobs
-from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, LogBlock, Remembered
+from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, Remembered
 from llama_index_memory_ext.log_recall import LogRecall
-from llama_index_memory_ext.pieces import SplitsText
 from llama_index_memory_ext.record import entry_from, summary_element, truncated
 from llama_index_memory_ext.store import Seen
 from llama_index_memory_ext.summary import ask_for_summary, batch_of
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 _PAGE_ROWS = 256
 _SUMMARISED_ROWS = 400
-_MOST_SUMMARY_TOKENS = 1_000
-
 
 _NOTHING_KEPT = Kept()
 
@@ -63,7 +61,7 @@ class _Window:
         return replace(self, kept=kept, text=text, tokens=tokens, **changes)
 
 
-class CondensedMemoryBlock(LogBlock):
+class CondensedMemoryBlock(CondensedSettings):
     """What was said in this session, oldest first, one element per message, within a token limit.
 
     The block reads the log of a ``MemoryStore``. While the record fits into its limits it is shown
@@ -85,90 +83,9 @@ class CondensedMemoryBlock(LogBlock):
     'condensed_memory'
     """
 
-    name: str = Field(default="condensed_memory", description="The name of the element around the record.")
-    token_limit: int = Field(
-        default=50_000,
-        ge=1,
-        description="Most tokens of all that the block shows: tags, summary and recalled messages included.",
-    )
-    keep_ratio: float = Field(
-        default=0.75, gt=0, le=1, description="Share of the limit that is left when the record is cut; 1: each turn."
-    )
-    message_ratio: float | None = Field(
-        default=None,
-        gt=0,
-        le=1,
-        description="Share of the limit that one message (a tool call with its results counts as one) may have; a "
-        "longer one is clipped in its middle. Default: 0.5, or 1 with `allow_partial`.",
-    )
-    max_messages: int | None = Field(
-        default=None, ge=1, description="Most messages of the record; None for any number."
-    )
-    keep_messages: int | None = Field(
-        default=None,
-        ge=1,
-        description="Messages that are left when there are over `max_messages`; default: `keep_ratio` of them.",
-    )
-    allow_partial: bool = Field(
-        default=False, description="Whether the end of a message is shown that only partly fits, instead of its middle."
-    )
-    text_splitter: Any = Field(
-        default=None,
-        exclude=True,
-        repr=False,
-        description="A function from text to its pieces, or a LlamaIndex text splitter: of a message that only partly "
-        "fits, whole pieces are shown. None: as many tokens as fit.",
-    )
-    start_on: tuple[MessageRole, ...] = Field(
-        default=(), description="Roles with one of which the record begins; earlier messages are not shown."
-    )
-    end_on: tuple[MessageRole, ...] = Field(
-        default=(), description="Roles with one of which the record ends; later messages are not shown yet."
-    )
-    include_system: bool = Field(
-        default=False, description="Whether a first message of instructions (system, developer) stays for good."
-    )
-    summarize: bool = Field(
-        default=False, description="Whether a model sums up what leaves the record, beside the conversation."
-    )
-    summary_token_limit: int | None = Field(
-        default=None, ge=1, description="Most tokens of the summary; default: a quarter of the limit, at most 1,000."
-    )
-    recall_token_limit: int = Field(
-        default=0, ge=0, description="Most tokens of earlier messages that are found for the question; 0: none."
-    )
-
     _windows: Remembered[str, _Window] = PrivateAttr(default_factory=Remembered)
     _recall: LogRecall = PrivateAttr(default_factory=LogRecall)
     _jobs: Jobs = PrivateAttr(default_factory=lambda: Jobs("Earlier messages were not summarised"))
-
-    @field_validator("start_on", "end_on", mode="before")
-    @classmethod
-    def _as_roles(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
-
-    @field_validator("text_splitter")
-    @classmethod
-    def _check_splitter(cls, value: Any) -> Any:
-        if value is None or callable(value) or isinstance(value, SplitsText):
-            return value
-        raise ValueError(
-            f"text_splitter must be a function from a text to its pieces, or have a split_text; saw {type(value)}"
-        )
-
-    @model_validator(mode="after")
-    def _check_limits(self) -> CondensedMemoryBlock:
-        if self.keep_messages is not None and self.keep_messages > (self.max_messages or 0):
-            raise LimitError(
-                f"keep_messages={self.keep_messages} needs a max_messages of at least as many; it is "
-                f"{self.max_messages}."
-            )
-        if (self.summarize or self.recall_token_limit) and self._reserved >= self.token_limit:
-            raise LimitError(
-                f"The summary and what is recalled have {self._reserved} tokens, and leave no room for messages in "
-                f"token_limit={self.token_limit}. Raise it, or lower summary_token_limit or recall_token_limit."
-            )
-        return self
 
     @classmethod
     def class_name(cls) -> str:
@@ -253,7 +170,7 @@ class CondensedMemoryBlock(LogBlock):
     async def _opened(self, session_id: str) -> _Window:
         """The window of a session of which nothing was read yet but its first message, if that stays for good."""
         front = _Front(await self._first_instructions(session_id) if self.include_system else None)
-        return _Window(Seen(), front, self._limits(front))
+        return _Window(Seen(), front, self._limits(front.system, front.summary))
 
     @staticmethod
     def _must_reread(window: _Window, page: LogPage, new: Sequence[Entry]) -> bool:
@@ -271,10 +188,10 @@ class CondensedMemoryBlock(LogBlock):
             return None
         state = state or {}
         summary = str(state.get("summary") or "")
-        text = summary_element(summary, self._summary_limit, self.tokenizer_fn, (self.name,))
+        text = summary_element(summary, self._most_of_summary, self.tokenizer_fn, (self.name,))
         front = _Front(window.front.system, summary, text)
         end = entry_from(position, state["partial"], self.tokenizer_fn) if state.get("partial") else None
-        return replace(window, front=front, limits=self._limits(front), kept=Kept(end))
+        return replace(window, front=front, limits=self._limits(front.system, front.summary), kept=Kept(end))
 
     async def _first_instructions(self, session_id: str) -> Entry | None:
         """The entry of the first message of the log if that instructs the assistant."""
@@ -298,40 +215,6 @@ class CondensedMemoryBlock(LogBlock):
         return [entry for entry in entries if entry is not None]
 
     # ---- within the limits ---------------------------------------------------------------------------
-
-    @property
-    def _room(self) -> int:
-        """Tokens for all that is shown: the limit without the element around it."""
-        return self._room_within(self.token_limit)
-
-    @property
-    def _summary_limit(self) -> int:
-        if self.summary_token_limit is not None:
-            return self.summary_token_limit
-        return max(1, min(_MOST_SUMMARY_TOKENS, self.token_limit // 4))
-
-    @property
-    def _reserved(self) -> int:
-        return self.recall_token_limit + (self._summary_limit if self.summarize else 0)
-
-    def _limits(self, front: _Front) -> VerbatimLimits:
-        """What is left for messages beside the summary, the recalled messages and the first instructions."""
-        system, old = front.system, bool(front.summary) and not self.summarize
-        message_ratio = self.message_ratio or (1.0 if self.allow_partial else 0.5)
-        most, keep = self.max_messages, self.keep_messages
-        taken = 1 if system else 0
-        return VerbatimLimits(
-            tokens=self._room - self._reserved - (system.tokens if system else 0) - (self._summary_limit if old else 0),
-            counter=self.tokenizer_fn,
-            keep_ratio=self.keep_ratio,
-            message_ratio=message_ratio,
-            max_messages=None if most is None else max(most - taken, 1),
-            keep_messages=None if keep is None else max(keep - taken, 1),
-            allow_partial=self.allow_partial,
-            text_splitter=self.text_splitter,
-            start_on=frozenset(role.value for role in self.start_on),
-            end_on=frozenset(role.value for role in self.end_on),
-        )
 
     async def _cut(self, session_id: str, window: _Window) -> _Window:
         """The window from the planned cut on, with the cursor moved there for every worker."""
@@ -403,10 +286,12 @@ class CondensedMemoryBlock(LogBlock):
         if there_is_more:
             # What comes behind the last rows is unknown: it may be results of a call among them.
             leaving = leaving[: max((i for i, row in enumerate(leaving) if not row.is_result), default=0)] or leaving
+        system = window.front.system
         entries, taken = batch_of(leaving, self.tokenizer_fn, (self.name,))
+        entries = [entry for entry in entries if system is None or entry.row_id != system.row_id]
         is_last = taken == len(leaving) and not there_is_more
         position = kept.position if is_last else leaving[taken - 1].id
-        summary, limit = window.front.summary, self._summary_limit
+        summary, limit = window.front.summary, self._most_of_summary
         if entries:
             summary = await ask_for_summary(
                 self._model(), summary, entries, token_limit=limit, counter=self.tokenizer_fn

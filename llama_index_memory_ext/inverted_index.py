@@ -53,6 +53,10 @@ class Similarities(Mapping[str, float]):
         near[known] = self._near[rows[known]]
         return near
 
+    def first(self, count: int) -> NDArray[np.float64]:
+        """How near the rows are that were added first, in that order; 0 for one that is not near, or was removed."""
+        return self._near[:count]
+
     def __iter__(self) -> Iterator[str]:
         return (self._ids[row] for row in np.flatnonzero(self._near).tolist())
 

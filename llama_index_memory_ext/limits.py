@@ -1,11 +1,20 @@
-"""The limits of a list of messages, and what is left of one that is over them."""
+"""The limits of a list of messages: what is left of one that is over them, and where it may begin and end."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.errors import LimitError
+from llama_index.core.base.llms.types import MessageRole
+
+from llama_index_memory_ext.errors import LimitError, RoleError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Names that other libraries have for these roles.
+_OTHER_NAMES = {"human": "user", "ai": "assistant"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +71,19 @@ def limits_of(
         messages=most,
         keep_messages=keep_messages or max(1, int(most * keep_ratio)),
     )
+
+
+def roles_of(option: str, roles: str | Sequence[str] | None) -> frozenset[MessageRole]:
+    """The roles that an option names: one, several, or none.
+
+    Raises:
+        RoleError: There is no such role.
+    """
+    names = [] if roles is None else [roles] if isinstance(roles, str) else roles
+    known = [role.value for role in MessageRole]
+    for name in names:
+        if name not in known:
+            other = _OTHER_NAMES.get(str(name))
+            hint = f"Use {other!r} instead." if other else "Use one of these."
+            raise RoleError(f"{option} must name roles of messages: {', '.join(known)}; it names {name!r}. {hint}")
+    return frozenset(map(MessageRole, names))

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_validator
+from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_validator
 from llama_index.core.llms.llm import LLM  # noqa: TC002 - pydantic reads the annotations of fields
 from llama_index.core.memory import BaseMemoryBlock
 from llama_index.core.settings import Settings
@@ -51,6 +51,9 @@ class Remembered(OrderedDict[K, V], Generic[K, V]):
 
 class LogBlock(BaseMemoryBlock[str]):
     """A block that reads the log of its store, or of a private one in memory that is fed by what is flushed."""
+
+    # A setting that is misspelt must not be left out without a word.
+    model_config = ConfigDict(extra="forbid")
 
     tokenizer_fn: TokenCounter = Field(
         default_factory=TokenCounter, exclude=True, repr=False, description="Counts the tokens; o200k_base by default."

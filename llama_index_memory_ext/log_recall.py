@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.jobs import Jobs
 from llama_index_memory_ext.log_block import Remembered
+from llama_index_memory_ext.ranking import default_vectorizer
 from llama_index_memory_ext.recall import RecallIndex
 from llama_index_memory_ext.record import EARLIER_CLOSING, EARLIER_OPENING, earlier_element
 from llama_index_memory_ext.transcript import question_in
@@ -67,6 +68,8 @@ class LogRecall:
             tags: Element names, besides our own, that no text must be able to forge.
         """
         room = limit - counter.count(EARLIER_OPENING + EARLIER_CLOSING)
+        if room <= 0:
+            return ""
         make = partial(RecallIndex, counter=counter, unit_limit=int(room * _MESSAGE_SHARE), tags=tags)
         index = await self._index(log, session_id, seen, make)
         if index is None:
@@ -93,6 +96,9 @@ class LogRecall:
     ) -> RecallIndex | None:
         """What has been indexed of the session: all of it, unless that takes too long."""
         index = self.indexes.get(session_id)
+        if index is None:
+            # It loads scikit-learn, for which the first question of a process waits, and its event loop must not.
+            await asyncio.to_thread(default_vectorizer)
         if index is None or (index.epoch, index.newest) != (seen.epoch, seen.last_id):
             self.jobs.start(session_id, partial(self._follow, log, make), _RETRY_SECONDS)
             with suppress(asyncio.TimeoutError):
@@ -112,5 +118,5 @@ class LogRecall:
                     continue
             if not page.rows:
                 return
-            # The first rows load scikit-learn, and many take their time.
+            # Many rows take their time.
             await asyncio.to_thread(index.take, page.rows)

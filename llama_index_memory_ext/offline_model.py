@@ -41,6 +41,7 @@ _OPERATIONS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Di
 _PARTS = (ast.BinOp, ast.UnaryOp, ast.USub, ast.Constant, *_OPERATIONS)
 _SUM = re.compile(r"(?:.*\b(?:what is|what's|how much is|calculate|compute) )?([-+*/().\d ]+?)[ ?.!=]*", re.IGNORECASE)
 _LONGEST_SUM = 300
+_SUMMARY_SO_FAR = re.compile(r"<summary_so_far>\n(.*?)\n</summary_so_far>", re.DOTALL)
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _ELEMENT = re.compile(r'^<message role="(\w+)"([^>]*)>(.*?)</message>$', re.MULTILINE | re.DOTALL)
 _CALL_ID = re.compile(r'tool_call_id="([^"]*)"')
@@ -101,7 +102,7 @@ def reply(messages: Sequence[Mapping[str, Any]], tool_names: Collection[str] = (
     'Noted: your name is Logan.'
     """
     prompt = _read(messages, tool_names)
-    rules = (_report_facts, _work_out_sum, _tell_calls, _tell_topic, _tell_questions, _take_note)
+    rules = (_report_facts, _sum_up, _work_out_sum, _tell_calls, _tell_topic, _tell_questions, _take_note)
     answers = (rule(prompt) for rule in rules)
     return next((answer for answer in answers if answer is not None), Reply(ABOUT))
 
@@ -177,6 +178,16 @@ def _asks(prompt: _Prompt, *openings: str) -> bool:
 
 
 # ---- the rules ---------------------------------------------------------------------------------------
+
+
+def _sum_up(prompt: _Prompt) -> Reply | None:
+    """The summary so far, and the first sentence of what each speaker says after it."""
+    found = _SUMMARY_SO_FAR.search(prompt.question)
+    if found is None:
+        return None
+    said = [one for one in _elements(prompt.question) if one.role in {"user", "assistant"} and not one.calls]
+    told = (f"The {one.role}: {_SENTENCE_END.split(one.text)[0].strip()}" for one in said)
+    return Reply("\n".join([*filter(None, [found[1].replace("(none)", "")]), *told]))
 
 
 def _work_out_sum(prompt: _Prompt) -> Reply | None:

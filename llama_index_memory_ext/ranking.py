@@ -20,13 +20,15 @@ from llama_index_memory_ext.words import date_words, words_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from llama_index_memory_ext.facts import Fact
 
 SIMILARITY_WEIGHT, CONFIDENCE_WEIGHT = 0.6, 0.4
 CONTEXT_SHARE = 0.3
 LENGTH_EXPONENT = 0.6
-# What each of the turns before the question weighs beside it, and the most that all of them weigh together.
-EARLIER_WEIGHT, EARLIER_TOTAL = 0.2, 0.4
+# What each of the turns before the question weighs beside it; more than two of them weigh no more than two.
+EARLIER_WEIGHT = 0.2
 FIRST_CATEGORIES = frozenset({"correction"})
 
 
@@ -98,7 +100,7 @@ class TfidfRanker:
         with self._guard:
             self._index.remove(ids)
 
-    def similarities(self, query: str) -> Mapping[str, float]:
+    def similarities(self, query: str) -> Similarities:
         """How near each document is that shares a term with the query, in (0, 1]; empty if none does."""
         weights = self._weights(Document("", query))
         with self._guard:
@@ -218,20 +220,37 @@ def best_first(facts: Sequence[Fact], scores: Sequence[float]) -> list[int]:
 
 
 def similarities_of(ids: Sequence[str], question: str, context: Sequence[str], ranker: FactRanker) -> list[float]:
-    """How near each document is to the question and what was said before it, the best 1; all 0 without evidence."""
-    near = np.zeros(len(ids))
-    earlier = min(EARLIER_WEIGHT, EARLIER_TOTAL / max(len(context), 1))
-    for text, weight in ((question, 1.0), *((text, earlier) for text in context)):
-        found = ranker.similarities(text)
-        if found and ids:
-            # Looked up by the thousand, which takes longer one by one than all the rest.
-            raw = found.of(ids) if isinstance(found, Similarities) else np.array([found.get(name, 0.0) for name in ids])
-            best = float(raw.max())
-            if best > 0:
-                near += weight / best * raw
-    best = float(near.max()) if ids else 0.0
-    values: list[float] = (near / best if best > 0 else near).tolist()
-    return values
+    """The similarity of each document to the question and what was said before it, as ``nearness`` has it."""
+    near: list[float] = nearness(lambda text: _raw(ranker.similarities(text), ids), question, context).tolist()
+    return near
+
+
+def nearness(
+    raw: Callable[[str], NDArray[np.float64]],
+    question: str,
+    context: Sequence[str],
+    earlier_weight: float = EARLIER_WEIGHT,
+) -> NDArray[np.float64]:
+    """How near documents are to the question and what was said before it, the best 1; all 0 without evidence.
+
+    ``raw`` gives the similarities of a text to all documents, in their order.
+    """
+    near = raw(question)
+    best = near.max(initial=0.0)
+    near = near / best if best > 0 else near
+    earlier = earlier_weight * min(1.0, 2 / max(len(context), 1))
+    for text in context:
+        values = raw(text)
+        best = values.max(initial=0.0)
+        if best > 0:
+            near = near + earlier / best * values
+    best = near.max(initial=0.0)
+    return near / best if best > 0 else near
+
+
+def _raw(found: Mapping[str, float], ids: Sequence[str]) -> NDArray[np.float64]:
+    # Looked up by the thousand, which takes longer one by one than all the rest.
+    return found.of(ids) if isinstance(found, Similarities) else np.array([found.get(name, 0.0) for name in ids])
 
 
 def format_facts(facts: Sequence[Fact], max_tokens: int = 2000, current_context: str | None = None) -> str:

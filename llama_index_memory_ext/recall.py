@@ -8,10 +8,11 @@ from datetime import date, datetime, timedelta, timezone
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_ext.budget import fit_tokens
-from llama_index_memory_ext.ranking import CONTEXT_SHARE, Document, TfidfRanker, similarities_of
+from llama_index_memory_ext.ranking import CONTEXT_SHARE, Document, TfidfRanker, nearness
 from llama_index_memory_ext.transcript import Entry, body_of, clip_entry, entry_of, spoken
 from llama_index_memory_ext.window import share_out
 from llama_index_memory_ext.words import date_words
@@ -19,12 +20,19 @@ from llama_index_memory_ext.words import date_words
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from numpy.typing import NDArray
+
     from llama_index_memory_ext.store import LogRow
     from llama_index_memory_ext.tokens import TokenCounter
 
-# By how many turns before the question a message is found, too.
-_TURNS_BEFORE = 2
+# By how many turns before the question a message is found, too, and what each of them weighs beside it: half of what
+# it does for facts, because they mostly stand in the record themselves.
+_TURNS_BEFORE, _EARLIER_WEIGHT = 2, 0.1
+# What is near a question seldom stands alone: of the nearer neighbour's similarity a message has this share.
+_NEIGHBOUR_SHARE = 0.5
 _INDEXED_CHARACTERS, _NEIGHBOUR_CHARACTERS = 20_000, 2_000
+# An entry of nothing but its tags: where its tokens do not fit, no message does.
+_SHORTEST = '<message role="user"></message>\n'
 _BEGINNING_OF_TIME = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _INSTRUCTIONS = frozenset({MessageRole.SYSTEM.value, MessageRole.DEVELOPER.value})
 
@@ -56,7 +64,7 @@ class RecallIndex:
         self.turns: list[list[str]] = []
         self._counter, self._unit_limit, self._tags = counter, unit_limit, tags
         self._ranker = TfidfRanker()
-        self._names: list[str] = []
+        self._least = counter.count(_SHORTEST)
         self._rows: list[tuple[int, ...]] = []
         self._tokens: list[int] = []
         self._words_before = ""
@@ -83,10 +91,15 @@ class RecallIndex:
             count = bisect_left(self._rows, (before,))
             # A call whose results are shown anyway.
             count -= count > 0 and self._rows[count - 1][-1] >= before
-            names, rows, tokens = self._names[:count], self._rows[:count], self._tokens[:count]
-        near = similarities_of(names, question, context, self._ranker)
-        order = sorted((i for i, value in enumerate(near) if value > 0), key=lambda i: (near[i], i), reverse=True)
-        return [rows[order[place]] for place in fit_tokens((tokens[i] for i in order), limit)]
+            rows, tokens = self._rows[:count], self._tokens[:count]
+
+        def raw(text: str) -> NDArray[np.float64]:
+            return self._ranker.similarities(text).first(count)
+
+        near = _with_neighbours(nearness(raw, question, context, _EARLIER_WEIGHT))
+        found = np.flatnonzero(near)
+        order = found[np.lexsort((-found, -near[found]))].tolist()
+        return [rows[order[place]] for place in fit_tokens((tokens[i] for i in order), limit, least=self._least)]
 
     def entries(self, rows: Sequence[LogRow]) -> list[Entry]:
         """What is shown of the rows of one message, each with its date; [] if there is no room for a word of each."""
@@ -126,14 +139,18 @@ class RecallIndex:
                 beside = (self._words_before, after.first_words[:_NEIGHBOUR_CHARACTERS])
                 context = tuple((words, CONTEXT_SHARE) for words in beside if words)
                 day = _day(unit.rows[0])
-                name = str(unit.rows[0].id)
-                documents.append(Document(name, unit.words, context, date_words(day) if day else ""))
-                self._names.append(name)
+                documents.append(Document(str(unit.rows[0].id), unit.words, context, date_words(day) if day else ""))
                 self._rows.append(tuple(row.id for row in unit.rows))
                 self._tokens.append(sum(entry.tokens for entry in entries))
             self._words_before = unit.words[:_NEIGHBOUR_CHARACTERS]
         # All at once, for each call brings the lengths of all rows up to date.
         self._ranker.add(documents)
+
+
+def _with_neighbours(near: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The similarities of messages in their order, each raised by that of the nearer of its two neighbours."""
+    around = np.pad(near, 1)
+    return near + _NEIGHBOUR_SHARE * np.maximum(around[:-2], around[2:])
 
 
 def _day(row: LogRow) -> date | None:

@@ -83,6 +83,11 @@ _ERROR = re.compile(
 _PEOPLE = re.compile(
     r"\b(?:the|an?) (?:user|assistant)\b|\buser['\u2019]s\b|用户|用戶|助手|ユーザー|アシスタント", re.IGNORECASE
 )
+# An error in the very work that was asked for, whoever is named in it.
+_OWN_WORK = re.compile(
+    r"\b(?:generat|creat|produc|process|summari[sz]|writ|extend)\w*\b.{0,60}\b(?:summary|request|response|conversation|prompt)",
+    re.IGNORECASE | re.DOTALL,
+)
 _WORD = re.compile(r"\w")
 _NO_SUMMARY = frozenset({"none", "n/a"})
 # A copy of the prompt: its first sentence, its last, or one of its tags on a line of its own.
@@ -183,7 +188,8 @@ def checked_summary(reply: str, previous: str, counter: TokenCounter) -> str:
         raise SummaryReplyError(reply, "it is empty")
     if len(text) <= _LONGEST_REFUSAL and _REFUSAL.match(text):
         raise SummaryReplyError(reply, "it reads like a refusal")
-    if _MACHINE_ERROR.match(text) or (_ERROR.match(text) and not _PEOPLE.search(text)):
+    tells = _PEOPLE.search(text) and not _OWN_WORK.search(text)
+    if _MACHINE_ERROR.match(text) or (_ERROR.match(text) and not tells):
         raise SummaryReplyError(reply, "it reads like an error message")
     if _PROMPT.search(text):
         raise SummaryReplyError(reply, "it repeats the prompt")

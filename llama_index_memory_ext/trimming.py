@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_ext.clipping import clip_message, clip_unit, end_of_message, tokens_of
-from llama_index_memory_ext.errors import LimitError, RoleError
-from llama_index_memory_ext.limits import Limits, limits_of
+from llama_index_memory_ext.errors import LimitError
+from llama_index_memory_ext.limits import Limits, limits_of, roles_of
 from llama_index_memory_ext.tokens import TokenCounter, as_counter
 from llama_index_memory_ext.transcript import RESULT_ROLES, check_messages, has_content
 from llama_index_memory_ext.units import units_of, without_calls
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.units import Unit
 
 _SYSTEM_ROLES = frozenset({MessageRole.SYSTEM, MessageRole.DEVELOPER})
-# Names that other libraries have for these roles.
-_OTHER_NAMES = {"human": "user", "ai": "assistant"}
 
 
 def trim(
@@ -91,7 +89,7 @@ def trim(
             "include_system=True needs a max_messages of at least 2, for the system's message and one more; it is 1. "
             "Raise it, or put the system's message in front of what comes back."
         )
-    starts, ends = _roles("start_on", start_on), _roles("end_on", end_on)
+    starts, ends = roles_of("start_on", start_on), roles_of("end_on", end_on)
     counter = as_counter(tokenizer_fn) if tokenizer_fn is not None else TokenCounter()
     fitting = _Fitting(counter, allow_partial, text_splitter, ends)
     has_head = include_system and bool(messages) and messages[0].role in _SYSTEM_ROLES
@@ -190,17 +188,6 @@ class _Fitting:
     def _part(self, unit: Unit, room: int) -> list[Unit]:
         end = end_of_message(unit[0], room, self.counter, self.text_splitter) if len(unit) == 1 else None
         return [[end]] if end is not None else []
-
-
-def _roles(option: str, roles: str | Sequence[str] | None) -> frozenset[MessageRole]:
-    names = [] if roles is None else [roles] if isinstance(roles, str) else roles
-    known = [role.value for role in MessageRole]
-    for name in names:
-        if name not in known:
-            other = _OTHER_NAMES.get(str(name))
-            hint = f"Use {other!r} instead." if other else "Use one of these."
-            raise RoleError(f"{option} must name roles of messages: {', '.join(known)}; it names {name!r}. {hint}")
-    return frozenset(map(MessageRole, names))
 
 
 def _ending_on(units: list[Unit], roles: frozenset[MessageRole]) -> list[Unit]:

@@ -26,7 +26,7 @@ ROWS = (
     {"clipping", "extraction", "gates", "ranking", "store", "summary", "units", "verbatim"},
     {"embedding_ranker", "explanation", "fact_book", "recall", "trimming"},
     {"log_block"},
-    {"log_recall"},
+    {"condensed_settings", "log_recall"},
     {"condensed_block", "facts_block"},
     {"preset"},
     {"offline_model", "demo"},

@@ -246,6 +246,52 @@ async def test_a_long_history_is_summed_up_a_batch_at_a_time(start_model: StartM
     await block.aclose()
 
 
+async def test_it_is_kept_in_every_database(any_database_uri: str | None, start_model: StartModel) -> None:
+    """Together with what is recalled, for two memories of one session."""
+    llm, server = start_model(count_up)
+    store = MemoryStore(any_database_uri)
+    options: dict[str, Any] = {"extract_facts": False, "facts_token_limit": 0, "recall_token_limit": 500}
+    one, two = (
+        CondensedMemory.from_defaults("chat", chat_store=store, llm=llm, **options, **SIX_KEEP_TWO) for _ in range(2)
+    )
+    for i in range(1, 6):
+        await one.aput_messages(turns(i, i))
+        await two.aput_messages(turns(i + 10, i + 10))
+        await one.condensed_block.await_jobs("chat")
+        await two.condensed_block.await_jobs("chat")
+    for memory in (one, two):
+        text = sent_text(await memory.aget(input="What was question 12?"))
+        assert "question 12, answer 12" in summary_in(text)
+        assert "question 12</message>" in text.partition("<earlier_messages")[2]
+    assert server.refusals == []
+    await one.aclose()
+    await two.aclose()
+
+
+async def test_what_changes_least_stands_first(open_memory: OpenMemory, start_model: StartModel) -> None:
+    """Instructions, summary, messages, what was recalled for the question, facts, and the question."""
+    llm, _ = start_model(count_up)
+    options: dict[str, Any] = {"extract_facts": False, "include_system": True, "recall_token_limit": 300}
+    memory = open_memory(llm=llm, **options, **SIX_KEEP_TWO)
+    await memory.facts.aadd("Counts questions")
+    await memory.aput_messages(
+        [ChatMessage(role="system", content="Be kind."), *turns(1, 5), user("Question 1 again?")]
+    )
+    await memory.condensed_block.await_jobs("chat")
+    text = sent_text(await memory.aget())
+    marks = [
+        '<memory>\n<condensed_memory>\n<message role="system">Be kind.</message>\n<conversation_summary>',
+        '</conversation_summary>\n<message role="assistant">answer 5',
+        "<earlier_messages note=",
+        "</earlier_messages>\n</condensed_memory>\n<relevant_facts>\n<fact ",
+        "Question 1 again?",
+    ]
+    places = [text.find(mark) for mark in marks]
+    assert places == sorted(places)
+    assert places[0] == 0
+    assert "Be kind" not in summary_in(text)
+
+
 async def test_a_reset_forgets_the_summary(open_memory: OpenMemory, start_model: StartModel) -> None:
     llm, _ = start_model(count_up)
     for clear in (CondensedMemory.areset, CondensedMemory.aforget, lambda memory: memory.aset([])):

@@ -7,13 +7,16 @@ import json
 import logging
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.workflow import Context, JsonPickleSerializer
+from llama_index.llms.openai import OpenAI
+from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
-from llama_index_memory_ext import CondensedMemory
+from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock
 from tests.conftest import OpenMemory, StartModel
 from tests.conversation import user
 from tests.openai_server import say
@@ -27,6 +30,18 @@ def test_no_password_is_in_what_a_memory_shows() -> None:
     for shown in (repr(memory), str(memory), str(memory.model_dump()), str(pickle.dumps(memory))):
         assert PASSWORD not in shown
     assert PASSWORD not in json.dumps(memory.model_dump(mode="json", serialize_as_any=True), default=str)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"keep_messages": 3}, {"token_limit": 9, "recall_token_limit": 9}, {"start_on": "ai"}, {"max_message": 1}],
+)
+def test_an_error_about_settings_does_not_carry_the_key_of_the_model(options: dict[str, Any]) -> None:
+    """Whatever of it is looked at."""
+    llm = OpenAI(model="gpt-4o-mini", api_key="sk-secret")
+    with pytest.raises(ValidationError) as error:
+        CondensedMemoryBlock(llm=llm, **options)
+    assert "sk-secret" not in f"{error.value!r} {error.value.errors()}"
 
 
 async def test_an_error_of_the_database_does_not_quote_the_message(tmp_path: Path) -> None:

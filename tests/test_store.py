@@ -156,6 +156,38 @@ async def test_of_two_workers_only_one_moves_the_cursor(store: MemoryStore) -> N
     assert sorted(await asyncio.gather(*moves)) == [False, True]
 
 
+async def test_what_was_made_of_the_rows_behind_a_cursor_moves_with_it(store: MemoryStore) -> None:
+    """Another state, or none, comes with another move; a move that fails changes nothing."""
+    await store.append("chat", [user(f"message {i}") for i in range(6)], len)
+    page = await store.read_log("chat", "reader", Seen(), limit=10)
+    ids = [row.id for row in page.rows]
+    assert await store.read_state("chat", "reader") == (0, None)
+    state = {"summary": "They said \u65e5\u672c \U0001f600.", "partial": ""}
+    assert await store.move_cursor("chat", "reader", epoch=page.epoch, old=0, new=ids[1], state=state)
+    assert not await store.move_cursor("chat", "reader", epoch=page.epoch, old=0, new=ids[2], state={"summary": "x"})
+    assert await store.read_state("chat", "reader") == (ids[1], state)
+    assert await store.read_state("chat", "another") == await store.read_state("other", "reader") == (0, None)
+    assert await store.move_cursor("chat", "reader", epoch=page.epoch, old=ids[1], new=ids[1])
+    assert await store.read_state("chat", "reader") == (ids[1], None)
+    await store.delete_messages("chat")
+    assert await store.read_state("chat", "reader") == (0, None)
+
+
+async def test_rows_of_the_log_can_be_asked_for_by_id_and_from_any_place_on(store: MemoryStore) -> None:
+    """In their order, each with the time of its writing; those of others and active ones are not among them."""
+    await store.append("chat", [user(f"message {i}") for i in range(6)], lambda messages: 5)
+    await store.append("other", [user("not yours")], len)
+    rows = (await store.read_unread("chat", "reader", after=0, limit=10)).rows
+    assert said([row.message for row in rows]) == [f"message {i}" for i in range(5)]
+    asked = [rows[3].id, rows[1].id, rows[4].id + 1, rows[4].id + 2, 10**6]
+    found = await store.read_rows("chat", asked)
+    assert said([row.message for row in found]) == ["message 1", "message 3"]
+    assert all(1e18 < row.timestamp < 1e19 for row in found)
+    assert await store.read_rows("chat", []) == []
+    behind = (await store.read_unread("chat", "reader", after=rows[2].id, limit=1)).rows
+    assert said([row.message for row in behind]) == ["message 3"]
+
+
 @pytest.mark.parametrize("change", ["delete_messages", "set_messages", "delete_message"])
 async def test_a_reader_learns_that_rows_it_has_seen_are_gone(store: MemoryStore, change: str) -> None:
     """And its cursor starts again."""
