@@ -103,7 +103,9 @@ class LogRecall:
             self.jobs.start(session_id, partial(self._follow, log, make), _RETRY_SECONDS)
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.jobs.wait(session_id), _INDEX_SECONDS)
-        return self.indexes.get(session_id)
+            index = self.indexes.get(session_id)
+        # What was indexed before rows were deleted may name other rows by now.
+        return index if index is not None and index.epoch == seen.epoch else None
 
     async def _follow(self, log: MemoryStore, make: Callable[[int], RecallIndex], session_id: str) -> None:
         """Index what the log has gained, from its beginning on if rows were deleted."""
