@@ -15,7 +15,6 @@ from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, Remembered
 from llama_index_memory_ext.log_recall import LogRecall
 from llama_index_memory_ext.record import entry_from, summary_element, truncated
 from llama_index_memory_ext.store import Seen
-from llama_index_memory_ext.summary import ask_for_summary, batch_of
 from llama_index_memory_ext.transcript import Entry, clip_entry, entry_of
 from llama_index_memory_ext.verbatim import Kept, VerbatimLimits
 
@@ -278,6 +277,9 @@ class CondensedMemoryBlock(CondensedSettings):
 
     async def _summarise_batch(self, session_id: str, window: _Window, kept: Kept) -> None:
         """Extend the summary by the oldest messages in front of those that are kept."""
+        # Imported here: its patterns take a while to compile, and not every program sums up.
+        from llama_index_memory_ext.summary import ask_for_summary, batch_of
+
         unread = await self._log.read_unread(session_id, self.name, limit=_SUMMARISED_ROWS)
         if (unread.epoch, unread.position) != (window.seen.epoch, window.seen.position):
             return

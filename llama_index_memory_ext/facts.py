@@ -12,6 +12,11 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, 
 
 Category = Literal["preference", "knowledge", "context", "behavior", "goal", "correction"]
 
+# What a fact needs to be stored, where a model has extracted it.
+DEFAULT_MIN_CONFIDENCE = 0.7
+# How much of what is missing to certainty a confirmation adds.
+CONFIRMATION_SHARE = 0.3
+
 _UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
 # Marks that tell one fact from another: C# and C, 50% and 50, R&D, a@b, 1/2.
 _TELLING = frozenset("#%&@/*")
@@ -95,6 +100,15 @@ def retire(fact: Fact, reason: str, now: datetime, replaced_by: str | None = Non
     return fact.model_copy(
         update={"retired_at": now, "updated_at": now, "retired_reason": reason, "replaced_by": replaced_by}
     )
+
+
+def raised(confidence: float) -> float:
+    """The confidence of a fact after the user has said it again: 0.3 of what is missing to 1 is added.
+
+    >>> round(raised(0.7), 2), raised(1.0)
+    (0.79, 1.0)
+    """
+    return confidence + (1 - confidence) * CONFIRMATION_SHARE
 
 
 def normalised(content: str) -> str:

@@ -19,10 +19,8 @@ from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index_memory_ext.embedding_calls import model_key
 from llama_index_memory_ext.embedding_ranker import EmbeddingRanker
 from llama_index_memory_ext.explanation import Explanation, explain
-from llama_index_memory_ext.extraction import ask_for_facts, extraction_prompt
 from llama_index_memory_ext.fact_book import FactBook
-from llama_index_memory_ext.facts import Fact, retire
-from llama_index_memory_ext.gates import DEFAULT_MIN_CONFIDENCE, Gated, gate, raised
+from llama_index_memory_ext.facts import DEFAULT_MIN_CONFIDENCE, Fact, raised, retire
 from llama_index_memory_ext.jobs import Jobs, log_failure
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, LogBlock, Remembered
 from llama_index_memory_ext.ranking import (
@@ -48,6 +46,7 @@ if TYPE_CHECKING:
 
     from llama_index.core.base.llms.types import ChatMessage
 
+    from llama_index_memory_ext.gates import Gated
     from llama_index_memory_ext.store import LogPage, LogRow, Unread
 
 logger = logging.getLogger(__name__)
@@ -343,6 +342,10 @@ class RelevantFactsBlock(LogBlock):
         return unread, lines
 
     async def _extract_batch(self, session_id: str, reader: str, unread: Unread, lines: Sequence[Line]) -> None:
+        # Imported here: their patterns take a while to compile, and not every program extracts facts.
+        from llama_index_memory_ext.extraction import ask_for_facts, extraction_prompt
+        from llama_index_memory_ext.gates import gate
+
         namespace = self.namespace_of(session_id)
         known = await self._read_known(namespace)
         now, said = datetime.now(timezone.utc), [line for line in lines if line.text]

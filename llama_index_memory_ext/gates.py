@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from llama_index_memory_ext.evidence import Evidence, comparable, find_quote, telling_words
-from llama_index_memory_ext.facts import Fact, normalised
+from llama_index_memory_ext.facts import DEFAULT_MIN_CONFIDENCE, Fact, normalised
 from llama_index_memory_ext.offences import offence
 
 if TYPE_CHECKING:
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.replies import ExtractionReply, NewFact, Retirement
     from llama_index_memory_ext.transcript import Line
 
-DEFAULT_MIN_CONFIDENCE = 0.7
-# How much of what is missing to certainty a confirmation adds.
-CONFIRMATION_SHARE = 0.3
 LONGEST_FACT = 500
 LONGEST_QUOTE = 2_000
 
@@ -138,15 +135,6 @@ def gate(
         retired=tuple(retired),
         rejected=(*new.rejected, *unfounded, *unheard),
     )
-
-
-def raised(confidence: float) -> float:
-    """The confidence of a fact after the user has said it again: 0.3 of what is missing to 1 is added.
-
-    >>> round(raised(0.7), 2), raised(1.0)
-    (0.79, 1.0)
-    """
-    return confidence + (1 - confidence) * CONFIRMATION_SHARE
 
 
 @dataclass(frozen=True)
