@@ -135,7 +135,7 @@ def default_vectorizer() -> Any:
     # Imported here: it takes most of a second and 100 MiB that a program without facts need not spend.
     from sklearn.feature_extraction.text import CountVectorizer  # type: ignore[import-untyped]
 
-    return CountVectorizer(analyzer=_terms)
+    return CountVectorizer(analyzer=terms_of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class RankedFact:
         """The words, as they were asked, by which the fact is found; empty if it shares none."""
         document = document_of(self.fact)
         texts = (document.text, document.date, *(text for text, _ in document.context))
-        known = {term for text in texts for term in _terms(text)}
+        known = {term for text in texts for term in terms_of(text)}
         asked = (word for text in self.asked for word in words_of(text, _stem))
         return tuple(dict.fromkeys(word.written for word in asked if word.term in known))
 
@@ -315,7 +315,8 @@ def fitted(
 
 # A text is looked at several times in a row, as a document and as the context of its neighbours.
 @lru_cache(maxsize=32)
-def _terms(text: str) -> tuple[str, ...]:
+def terms_of(text: str) -> tuple[str, ...]:
+    """The terms of a text by which the default ranker finds it, in their order."""
     return tuple(word.term for word in words_of(text, _stem))
 
 

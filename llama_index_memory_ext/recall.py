@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from datetime import date, datetime, timedelta, timezone
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,7 +13,8 @@ import numpy as np
 from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_ext.budget import fit_tokens
-from llama_index_memory_ext.ranking import CONTEXT_SHARE, Document, TfidfRanker, nearness
+from llama_index_memory_ext.excerpts import excerpt
+from llama_index_memory_ext.ranking import CONTEXT_SHARE, Document, TfidfRanker, nearness, terms_of
 from llama_index_memory_ext.transcript import Entry, body_of, clip_entry, entry_of, spoken
 from llama_index_memory_ext.window import share_out
 from llama_index_memory_ext.words import date_words
@@ -101,14 +103,21 @@ class RecallIndex:
         order = found[np.lexsort((-found, -near[found]))].tolist()
         return [rows[order[place]] for place in fit_tokens((tokens[i] for i in order), limit, least=self._least)]
 
-    def entries(self, rows: Sequence[LogRow]) -> list[Entry]:
-        """What is shown of the rows of one message, each with its date; [] if there is no room for a word of each."""
-        found = [entry_of(row.id, row.message, self._counter, self._tags, day=_shown_day(row)) for row in rows]
-        entries = [entry for entry in found if entry is not None]
-        shares = share_out([entry.tokens for entry in entries], self._unit_limit)
-        shown = [clip_entry(entry, share, self._counter) for entry, share in zip(entries, shares, strict=True)]
+    def entries(self, rows: Sequence[LogRow], question: str = "") -> list[Entry]:
+        """What is shown of the rows of one message, each with its date; [] if there is no room for a word of each.
+
+        Of one that is too long, the part with the words of the question is shown; without a question its two ends.
+        """
+        whole = self._whole(rows)
+        shares = share_out([entry.tokens for entry in whole], self._unit_limit)
+        clip = partial(excerpt, counter=self._counter, wanted=set(terms_of(question)), terms=terms_of)
+        shown = [clip_entry(entry, share, self._counter, clip) for entry, share in zip(whole, shares, strict=True)]
         fits = sum(entry.tokens for entry in shown) <= self._unit_limit
         return shown if fits and all(entry.body.strip() for entry in shown) else []
+
+    def _whole(self, rows: Sequence[LogRow]) -> list[Entry]:
+        found = [entry_of(row.id, row.message, self._counter, self._tags, day=_shown_day(row)) for row in rows]
+        return [entry for entry in found if entry is not None]
 
     def _hear(self, row: LogRow) -> None:
         message = row.message
@@ -133,15 +142,15 @@ class RecallIndex:
         """Index all units but the last, whose next neighbour is not known yet."""
         documents = []
         for unit, after in pairwise(units):
-            entries = self.entries(unit.rows)
-            if entries:
+            if self.entries(unit.rows):
                 # The results of a call that comes next may not have come yet.
                 beside = (self._words_before, after.first_words[:_NEIGHBOUR_CHARACTERS])
                 context = tuple((words, CONTEXT_SHARE) for words in beside if words)
                 day = _day(unit.rows[0])
                 documents.append(Document(str(unit.rows[0].id), unit.words, context, date_words(day) if day else ""))
                 self._rows.append(tuple(row.id for row in unit.rows))
-                self._tokens.append(sum(entry.tokens for entry in entries))
+                # Of a long one another part is shown for each question, which has at most this.
+                self._tokens.append(min(sum(entry.tokens for entry in self._whole(unit.rows)), self._unit_limit))
             self._words_before = unit.words[:_NEIGHBOUR_CHARACTERS]
         # All at once, for each call brings the lengths of all rows up to date.
         self._ranker.add(documents)
