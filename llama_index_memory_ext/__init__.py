@@ -8,6 +8,7 @@ from llama_index_memory_ext.errors import (
     MemoryExtError,
     MessageError,
     RoleError,
+    SplitterError,
     StoreError,
     TurnError,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "MessageError",
     "RelevantFactsBlock",
     "RoleError",
+    "SplitterError",
     "StoreError",
     "TfidfRanker",
     "TokenCounter",

@@ -10,13 +10,15 @@ from llama_index.core.bridge.pydantic import Field, ValidationInfo, field_valida
 from llama_index_memory_ext.errors import LimitError
 from llama_index_memory_ext.limits import roles_of
 from llama_index_memory_ext.log_block import LogBlock
-from llama_index_memory_ext.pieces import SplitsText
+from llama_index_memory_ext.pieces import checked_splitter
 from llama_index_memory_ext.verbatim import VerbatimLimits
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.transcript import Entry
 
 _MOST_SUMMARY_TOKENS = 1_000
+# The tags of the record and of two messages, and a few words: with less beside a summary, nothing would be shown.
+_LEAST_ROOM = 50
 
 
 class CondensedSettings(LogBlock):
@@ -57,7 +59,9 @@ class CondensedSettings(LogBlock):
         "fits, whole pieces are shown. None: as many tokens as fit.",
     )
     start_on: str | Sequence[str] | None = Field(
-        default=None, description="Roles with one of which the record begins; earlier messages are not shown."
+        default=None,
+        description="Roles with one of which the record begins; earlier messages are not shown, unless there is no "
+        "message of these roles in the record.",
     )
     end_on: str | Sequence[str] | None = Field(
         default=None, description="Roles with one of which the record ends; later messages are not shown yet."
@@ -81,11 +85,7 @@ class CondensedSettings(LogBlock):
     @field_validator("text_splitter")
     @classmethod
     def _check_splitter(cls, value: Any) -> Any:
-        if value is None or callable(value) or isinstance(value, SplitsText):
-            return value
-        raise ValueError(
-            f"text_splitter must be a function from a text to its pieces, or have a split_text; saw {type(value)}"
-        )
+        return checked_splitter(value)
 
     # Checked field by field, because an error of the whole block would carry all that it was given, its model too.
     @field_validator("start_on", "end_on")
@@ -94,12 +94,25 @@ class CondensedSettings(LogBlock):
         roles_of(str(info.field_name), value)
         return value
 
+    @field_validator("include_system")
+    @classmethod
+    def _check_system(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("max_messages") == 1:
+            raise LimitError(
+                "include_system=True needs a max_messages of at least 2, for the system's message and one more; it is "
+                "1. Raise it, or leave include_system out."
+            )
+        return value
+
     @field_validator("keep_messages")
     @classmethod
     def _check_messages(cls, value: int | None, info: ValidationInfo) -> int | None:
         most = info.data.get("max_messages")
         if value is not None and value > (most or 0):
-            raise LimitError(f"keep_messages={value} needs a max_messages of at least as many; it is {most}.")
+            raise LimitError(
+                f"keep_messages={value} needs a max_messages of at least as many; it is {most}. Raise that one, or "
+                "lower keep_messages."
+            )
         return value
 
     @field_validator("recall_token_limit")
@@ -110,10 +123,11 @@ class CondensedSettings(LogBlock):
         if limit is None:
             return value
         reserved = value + (_summary_limit(limit, wanted) if info.data.get("summarize") else 0)
-        if reserved and reserved >= limit:
+        if reserved and reserved + _LEAST_ROOM > limit:
             raise LimitError(
-                f"The summary and what is recalled have {reserved} tokens, and leave no room for messages in "
-                f"token_limit={limit}. Raise it, or lower summary_token_limit or recall_token_limit."
+                f"The summary and what is recalled may have {reserved} tokens, and leave no room for messages in "
+                f"the {limit} of the whole record. Raise token_limit (condensed_token_limit of the memory), or lower "
+                "summary_token_limit or recall_token_limit."
             )
         return value
 

@@ -23,6 +23,10 @@ class RoleError(MemoryExtError, ValueError):
     """The name of a message role that LlamaIndex does not have."""
 
 
+class SplitterError(MemoryExtError, ValueError):
+    """Something that cannot split a text was given as a text splitter."""
+
+
 class FactError(MemoryExtError, ValueError):
     """A fact that does not exist, or something to import that is none."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -55,10 +56,10 @@ def limits_of(
         LimitError: One is below 1, or they contradict each other.
     """
     for name, limit in (("token_limit", token_limit), ("max_messages", max_messages), ("keep_messages", keep_messages)):
-        if limit is not None and limit < 1:
-            raise LimitError(f"{name} must be at least 1, or None for no limit; it is {limit}.")
-    if not 0 < keep_ratio <= 1:
-        raise LimitError(f"keep_ratio must be above 0 and at most 1; it is {keep_ratio}. 0.75 keeps three quarters.")
+        if limit is not None and (not isinstance(limit, int) or limit < 1):
+            raise LimitError(f"{name} must be a whole number of at least 1, or None for no limit; it is {limit!r}.")
+    if not isinstance(keep_ratio, int | float) or not 0 < keep_ratio <= 1:
+        raise LimitError(f"keep_ratio must be above 0 and at most 1; it is {keep_ratio!r}. 0.75 keeps three quarters.")
     if keep_messages is not None and keep_messages > (max_messages or 0):
         raise LimitError(
             f"keep_messages={keep_messages} needs a max_messages of at least as many; it is {max_messages}. "
@@ -79,11 +80,11 @@ def roles_of(option: str, roles: str | Sequence[str] | None) -> frozenset[Messag
     Raises:
         RoleError: There is no such role.
     """
-    names = [] if roles is None else [roles] if isinstance(roles, str) else roles
+    names = [] if roles is None else [roles] if isinstance(roles, str) or not isinstance(roles, Iterable) else roles
     known = [role.value for role in MessageRole]
     for name in names:
         if name not in known:
-            other = _OTHER_NAMES.get(str(name))
+            other = _OTHER_NAMES.get(str(name).lower())
             hint = f"Use {other!r} instead." if other else "Use one of these."
             raise RoleError(f"{option} must name roles of messages: {', '.join(known)}; it names {name!r}. {hint}")
     return frozenset(map(MessageRole, names))

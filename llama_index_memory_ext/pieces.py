@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+
+from llama_index_memory_ext.errors import SplitterError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,6 +22,21 @@ class SplitsText(Protocol):
 
 
 Splitter: TypeAlias = SplitsText | Callable[[str], list[str]]
+
+
+def checked_splitter(splitter: Any) -> Splitter | None:
+    """The splitter, if it is one; None for none.
+
+    Raises:
+        SplitterError: It is something else.
+    """
+    if splitter is None or callable(splitter) or isinstance(splitter, SplitsText):
+        known: Splitter | None = splitter
+        return known
+    raise SplitterError(
+        "text_splitter must be a function from a text to its pieces, or one of LlamaIndex's text splitters; this is "
+        f"a {type(splitter).__name__}. str.splitlines keeps whole lines."
+    )
 
 
 def end_of(text: str, limit: int, counter: TokenCounter, text_splitter: Splitter | None = None) -> str:

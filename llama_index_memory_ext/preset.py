@@ -25,7 +25,7 @@ from llama_index_memory_ext.locks import SharedLock, lock_for
 from llama_index_memory_ext.log_block import LogBlock
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.tokens import TokenCounter, as_counter
-from llama_index_memory_ext.transcript import body_of, check_messages, escape_tags, message_tokens
+from llama_index_memory_ext.transcript import body_of, checked_messages, escape_tags, message_tokens
 from llama_index_memory_ext.window import plan_flush
 
 if TYPE_CHECKING:
@@ -367,7 +367,7 @@ class CondensedMemory(Memory):
         Raises:
             MessageError: Something else than a ``ChatMessage`` is among them; nothing is written then.
         """
-        check_messages(messages)
+        messages = checked_messages(messages)
         # Only a new question ends the turn before it.
         starts_turn = any(message.role == MessageRole.USER for message in messages)
         if messages:
@@ -377,7 +377,7 @@ class CondensedMemory(Memory):
 
     async def aset(self, messages: list[ChatMessage]) -> None:
         """Replace the whole conversation, the record included."""
-        check_messages(messages)
+        messages = checked_messages(messages)
         await self._open()
         async with self._calls():
             await self._append(messages, self._plan_flush, replace=True)

@@ -162,8 +162,21 @@ class TokenCounter:
 
 
 def as_counter(tokenizer: Callable[[str], list[Any]]) -> TokenCounter:
-    """The counter itself, or a counter around any function that turns a text into a list of tokens."""
-    return tokenizer if isinstance(tokenizer, TokenCounter) else _ForeignCounter(tokenizer)
+    """The counter itself, or a counter around any function that turns a text into a list of tokens.
+
+    Raises:
+        TypeError: It is something else, such as a function that only counts.
+    """
+    if isinstance(tokenizer, TokenCounter):
+        return tokenizer
+    tokens = tokenizer("a b") if callable(tokenizer) else tokenizer
+    if not callable(tokenizer) or not hasattr(tokens, "__len__"):
+        raise TypeError(
+            "tokenizer_fn must be a function from a text to the list of its tokens; this one "
+            f"{'gives' if callable(tokenizer) else 'is'} a {type(tokens).__name__}. "
+            'TokenCounter("gpt-4o") is such a function for a model.'
+        )
+    return _ForeignCounter(tokenizer)
 
 
 class _ForeignCounter(TokenCounter):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from html import escape
@@ -19,7 +20,7 @@ from llama_index.core.base.llms.types import (
 from llama_index_memory_ext.errors import MessageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from llama_index_memory_ext.tokens import TokenCounter
 
@@ -196,18 +197,22 @@ def has_content(message: ChatMessage) -> bool:
     return bool("".join(line for block in message.blocks for line in _block_lines(block)).strip())
 
 
-def check_messages(messages: Iterable[Any]) -> None:
-    """Let nothing through but chat messages.
+def checked_messages(messages: Any) -> list[ChatMessage]:
+    """The messages as a list, whatever they came in; [] for none.
 
     Raises:
-        MessageError: Something else is among them.
+        MessageError: It is no collection of chat messages, or something else is among them.
     """
-    wrong = [type(message).__name__ for message in messages if not isinstance(message, ChatMessage)]
+    if isinstance(messages, ChatMessage | str | dict) or not isinstance(messages, Iterable):
+        raise MessageError(f"Expected a list of ChatMessage objects; this is a {type(messages).__name__}.")
+    found = list(messages)
+    wrong = [type(message).__name__ for message in found if not isinstance(message, ChatMessage)]
     if wrong:
         raise MessageError(
-            f"A memory takes ChatMessage objects; this is a {wrong[0]}. "
+            f"Expected ChatMessage objects; this is a {wrong[0]}. "
             'Wrap a text as ChatMessage(role="user", content=text).'
         )
+    return found
 
 
 def message_tokens(message: ChatMessage, counter: TokenCounter, media_tokens: Mapping[str, int]) -> int:

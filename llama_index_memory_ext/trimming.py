@@ -11,8 +11,9 @@ from llama_index.core.base.llms.types import MessageRole
 from llama_index_memory_ext.clipping import clip_message, clip_unit, end_of_message, tokens_of
 from llama_index_memory_ext.errors import LimitError
 from llama_index_memory_ext.limits import Limits, limits_of, roles_of
+from llama_index_memory_ext.pieces import checked_splitter
 from llama_index_memory_ext.tokens import TokenCounter, as_counter
-from llama_index_memory_ext.transcript import RESULT_ROLES, check_messages, has_content
+from llama_index_memory_ext.transcript import RESULT_ROLES, checked_messages, has_content
 from llama_index_memory_ext.units import units_of, without_calls
 from llama_index_memory_ext.window import plan_cut, share_out
 
@@ -47,12 +48,13 @@ def trim(
         messages: A conversation, oldest first. Neither the list nor a message is changed; messages that stay
             whole are the same objects, shortened ones are copies.
         token_limit: Most tokens of what comes back; None for any number. Text and tool calls are counted
-            exactly, an image, a sound or a film as 256, a document as 2,048. Never exceeded.
+            exactly, an image, a sound or a film as 256, a document as 2,048. Never exceeded. Thinking, and the few
+            tokens that a provider adds to each message, are not counted.
         max_messages: Most messages; None for any number. Only a tool call with its results may pass it.
         keep_messages: Messages that are left where there are over ``max_messages``; default: ``keep_ratio`` of
             them, at least 1.
         keep_ratio: Share of ``token_limit`` that is left where there is more, above 0, at most 1. Below 1 the
-            beginning stays the same for several turns, and a provider's prompt cache can serve it.
+            beginning stays the same for several turns if what comes back is what the next messages are added to.
         allow_partial: Whether the end of a message is kept that does not fit whole. A tool call and its results
             are never parted.
         text_splitter: Keeps whole pieces of such a message only: a function from a text to its pieces, or one of
@@ -68,6 +70,7 @@ def trim(
     Raises:
         LimitError: A limit is below 1, or limits contradict each other.
         MessageError: Something else than a ``ChatMessage`` is among the messages.
+        SplitterError: ``text_splitter`` cannot split a text.
         RoleError: ``start_on`` or ``end_on`` names a role that does not exist.
 
     LangChain's ``trim_messages(strategy="last")`` does the same but for this: here no result stands without its
@@ -82,7 +85,7 @@ def trim(
     >>> [message.content for message in trim(chat, token_limit=4, allow_partial=True)]
     [', world', 'Hello!']
     """
-    check_messages(messages)
+    messages = checked_messages(messages)
     limits = limits_of(token_limit, max_messages, keep_messages, keep_ratio)
     if include_system and max_messages == 1:
         raise LimitError(
@@ -91,7 +94,7 @@ def trim(
         )
     starts, ends = roles_of("start_on", start_on), roles_of("end_on", end_on)
     counter = as_counter(tokenizer_fn) if tokenizer_fn is not None else TokenCounter()
-    fitting = _Fitting(counter, allow_partial, text_splitter, ends)
+    fitting = _Fitting(counter, allow_partial, checked_splitter(text_splitter), ends)
     has_head = include_system and bool(messages) and messages[0].role in _SYSTEM_ROLES
     units = _ending_on(units_of(messages[1:] if has_head else messages), ends)
     head = fitting.head(messages[0], limits, alone=not units) if has_head else []

@@ -31,6 +31,7 @@ ROWS = (
         "record",
         "rendering",
         "replies",
+        "summary_replies",
         "transcript",
         "window",
     },
@@ -51,6 +52,7 @@ ALLOWED_WITHIN_A_ROW = {
     ("record", "transcript"),
     ("rendering", "transcript"),
     ("replies", "transcript"),
+    ("summary_replies", "transcript"),
 }
 DOORS = {
     "sqlalchemy": {"store"},

@@ -399,5 +399,7 @@ async def test_the_state_is_kept_per_session(start_model: StartModel, database_u
     ],
 )
 def test_limits_that_leave_no_room_for_messages_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"leave no room for messages in token_limit=500\. Raise it, or lower"):
+    with pytest.raises(
+        ValueError, match=r"leave no room for messages in the 500 of the whole record\. Raise token_limit"
+    ):
         CondensedMemoryBlock(**options)

@@ -19,7 +19,8 @@ from openai import APIStatusError
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.errors import SummaryReplyError
 from llama_index_memory_ext.store import LogRow
-from llama_index_memory_ext.summary import PROMPT_TAGS, ask_for_summary, batch_of, checked_summary, summary_prompt
+from llama_index_memory_ext.summary import ask_for_summary, batch_of, summary_prompt
+from llama_index_memory_ext.summary_replies import PROMPT_TAGS, checked_summary
 from llama_index_memory_ext.transcript import Entry, entry_of, escape_tags, storable
 from tests.conftest import StartModel
 from tests.conversation import assistant, calling, result, user
@@ -128,6 +129,8 @@ def test_our_tags_come_back_as_they_were_said() -> None:
 
 
 REFUSALS = [
+    "Je ne peux pas vous aider.",
+    "Ich kann dabei leider nicht helfen.",
     "I'm sorry, but I can't help with that.",
     "I\u2019m sorry, I can\u2019t assist with that request.",
     "I'm really sorry, but I cannot do this.",
@@ -214,6 +217,13 @@ ERRORS = [
     "An unexpected error occurred.",
     "Something went wrong. If this issue persists please contact us.",
     "Something went wrong",
+    "The model `gpt-4` does not exist or you do not have access to it.",
+    "Your credit balance is too low to access the API.",
+    "Request was throttled. Expected available in 12 seconds.",
+    "Overloaded",
+    "Please try again later.",
+    "Blocked by content policy.",
+    "The response was filtered due to the prompt triggering the content management policy.",
     "An error occurred while generating a summary of the conversation between the user and the assistant.",
     "Error: could not process the user's request.",
     "InternalServerError: failed to summarize the conversation of the user with the assistant",
@@ -274,7 +284,7 @@ def test_the_prompt_itself_is_no_summary(part: str) -> None:
         checked_summary(reply, LONG, COUNTER)
 
 
-@pytest.mark.parametrize("reply", ["The user is Logan.", "Nothing new has happened.", "ok", LONG[:100]])
+@pytest.mark.parametrize("reply", ["The user is Logan.", "Nothing new has happened.", LONG[:100]])
 def test_a_long_summary_that_shrinks_to_a_few_words_is_refused(reply: str) -> None:
     with pytest.raises(SummaryReplyError, match="lost most of the summary before"):
         checked_summary(reply, LONG, COUNTER)

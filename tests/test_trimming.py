@@ -221,9 +221,9 @@ def test_a_long_history_is_not_counted_whole() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        ({"token_limit": 0}, LimitError, "token_limit must be at least 1"),
-        ({"max_messages": 0}, LimitError, "max_messages must be at least 1"),
-        ({"max_messages": 3, "keep_messages": 0}, LimitError, "keep_messages must be at least 1"),
+        ({"token_limit": 0}, LimitError, "token_limit must be a whole number of at least 1"),
+        ({"max_messages": 0}, LimitError, "max_messages must be a whole number of at least 1"),
+        ({"max_messages": 3, "keep_messages": 0}, LimitError, "keep_messages must be a whole number of at least 1"),
         ({"max_messages": 3, "keep_messages": 4}, LimitError, "keep_messages=4 needs a max_messages"),
         ({"keep_messages": 4}, LimitError, "it is None"),
         ({"keep_ratio": 0}, LimitError, "keep_ratio must be above 0"),
