@@ -18,7 +18,7 @@ from llama_index_memory_ext.units import units_of, without_calls
 from llama_index_memory_ext.window import plan_cut, share_out
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from llama_index.core.base.llms.types import ChatMessage
 
@@ -29,7 +29,7 @@ _SYSTEM_ROLES = frozenset({MessageRole.SYSTEM, MessageRole.DEVELOPER})
 
 
 def trim(
-    messages: Sequence[ChatMessage],
+    messages: Iterable[ChatMessage],
     *,
     token_limit: int | None = None,
     max_messages: int | None = None,

@@ -396,3 +396,12 @@ async def test_its_block_is_the_one_that_anybody_can_use(open_memory: OpenMemory
     block = open_memory(condensed_token_limit=500).memory_blocks[0]
     assert isinstance(block, CondensedMemoryBlock)
     assert block.token_limit == 500
+
+
+async def test_messages_may_come_in_anything_that_can_be_gone_through(open_memory: OpenMemory) -> None:
+    """A generator is gone after it has been looked at."""
+    memory = open_memory()
+    await memory.aput_messages(message for message in [user("one"), assistant("two")])  # type: ignore[arg-type]
+    assert len(await memory.aget_all()) == 2
+    await memory.aset(message for message in [user("three")])  # type: ignore[arg-type]
+    assert [message.content for message in await memory.aget_all()] == ["three"]

@@ -389,3 +389,35 @@ def test_openai_refuses_nothing_of_it(
     trimmed = trim(chat, token_limit=limit, start_on=start_on, allow_partial=partial)
     if trimmed:
         assert why_refused(to_openai_message_dicts(trimmed)) is None
+
+
+def test_messages_may_come_in_anything_that_can_be_gone_through() -> None:
+    chat = [user("one"), assistant("two")]
+    assert trim(message for message in chat) == trim(tuple(chat)) == chat
+
+
+@pytest.mark.parametrize("messages", [None, user("one"), "one", {"role": "user"}, [{"role": "user"}], 3])
+def test_what_is_no_list_of_messages_is_refused(messages: Any) -> None:
+    with pytest.raises(MessageError, match=r"^Expected (a list of )?ChatMessage objects; this is a "):
+        trim(messages)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"token_limit": "10"}, "token_limit must be a whole number of at least 1, or None for no limit; it is '10'"),
+        ({"max_messages": 2.5}, "max_messages must be a whole number"),
+        ({"keep_ratio": None}, "keep_ratio must be above 0 and at most 1; it is None"),
+        ({"start_on": 3}, "start_on must name roles of messages: .*; it names 3"),
+        ({"end_on": "Human"}, "Use 'user' instead"),
+        ({"text_splitter": 3}, "text_splitter must be a function from a text to its pieces"),
+        (
+            {"tokenizer_fn": len},
+            "tokenizer_fn must be a function from a text to the list of its tokens; this one gives",
+        ),
+        ({"tokenizer_fn": "gpt-4o"}, "tokenizer_fn must be a function .* this one is a str"),
+    ],
+)
+def test_arguments_of_other_kinds_are_refused_with_the_way_out(options: dict[str, Any], says: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=says):
+        trim([user("one")], **options)
