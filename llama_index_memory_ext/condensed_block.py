@@ -72,7 +72,8 @@ class CondensedMemoryBlock(CondensedSettings):
     Without a ``store`` the block keeps a private one in memory, fed by the messages that the memory
     flushes: it works in any ``Memory.from_defaults(memory_blocks=[...])``, and is empty after a restart.
     With a ``store``, give the same one to the memory: ``Memory.from_defaults(chat_store=store, ...)``.
-    One block may serve many sessions; none sees another's messages.
+    One block may serve many sessions; none sees another's messages. A summary is made in the event loop of ``aput``,
+    which must go on then: in a plain ``Memory``, call ``aput`` rather than ``put``.
 
     Raises:
         ValueError: ``keep_messages`` is larger than ``max_messages``, or no room is left beside summary and recall.
@@ -117,6 +118,10 @@ class CondensedMemoryBlock(CondensedSettings):
     async def aflush(self, session_id: str = DEFAULT_SESSION_ID) -> None:
         """Wait until what has left the record is summarised; a failure is tried again by whoever comes next."""
         await self._jobs.wait(session_id)
+
+    async def asummary(self, session_id: str = DEFAULT_SESSION_ID) -> str:
+        """The running summary of what has left the record; "" if there is none."""
+        return (await self._read(session_id)).front.summary
 
     async def aclose(self) -> None:
         """End what is under way, and close the private store with all that it held; a given one is its owner's."""

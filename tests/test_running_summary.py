@@ -58,6 +58,8 @@ async def test_after_six_messages_two_are_kept_and_the_others_summed_up(start_mo
     await block.aput(turns(4, 4), session_id="chat")
     text = await shown(block)
     first = "[question 1, answer 1, question 2, answer 2, question 3, answer 3]"
+    assert await block.asummary("chat") == first
+    assert await block.asummary("nobody") == ""
     assert text.startswith(f"<conversation_summary>{first}</conversation_summary>\n")
     assert [said for _, said in record(text)] == ["question 4", "answer 4"]
     await block.aput(turns(5, 7), session_id="chat")
