@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llama_index.core.base.llms.types import MessageRole
 from llama_index.core.bridge.pydantic import PrivateAttr
 
 from llama_index_memory_ext.condensed_settings import CondensedSettings
@@ -15,7 +14,7 @@ from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, Remembered
 from llama_index_memory_ext.log_recall import LogRecall
 from llama_index_memory_ext.record import entry_from, summary_element, truncated
 from llama_index_memory_ext.store import Seen
-from llama_index_memory_ext.transcript import Entry, clip_entry, entry_of
+from llama_index_memory_ext.transcript import INSTRUCTION_ROLES, Entry, clip_entry, entry_of
 from llama_index_memory_ext.verbatim import Kept, VerbatimLimits
 
 if TYPE_CHECKING:
@@ -200,7 +199,7 @@ class CondensedMemoryBlock(CondensedSettings):
     async def _first_instructions(self, session_id: str) -> Entry | None:
         """The entry of the first message of the log if that instructs the assistant."""
         rows = (await self._log.read_unread(session_id, self.name, after=0, limit=1)).rows
-        if not rows or rows[0].role not in (MessageRole.SYSTEM.value, MessageRole.DEVELOPER.value):
+        if not rows or rows[0].role not in INSTRUCTION_ROLES:
             return None
         entry = entry_of(rows[0].id, rows[0].message, self.tokenizer_fn, (self.name,))
         room = self._room - self._reserved

@@ -15,7 +15,7 @@ from llama_index.core.base.llms.types import MessageRole
 from llama_index_memory_ext.budget import fit_tokens
 from llama_index_memory_ext.excerpts import excerpt
 from llama_index_memory_ext.ranking import CONTEXT_SHARE, Document, TfidfRanker, nearness, terms_of
-from llama_index_memory_ext.transcript import Entry, body_of, clip_entry, entry_of, spoken
+from llama_index_memory_ext.transcript import INSTRUCTION_ROLES, Entry, body_of, clip_entry, entry_of, spoken
 from llama_index_memory_ext.window import share_out
 from llama_index_memory_ext.words import date_words
 
@@ -36,7 +36,6 @@ _INDEXED_CHARACTERS, _NEIGHBOUR_CHARACTERS = 20_000, 2_000
 # An entry of nothing but its tags: where its tokens do not fit, no message does.
 _SHORTEST = '<message role="user"></message>\n'
 _BEGINNING_OF_TIME = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_INSTRUCTIONS = frozenset({MessageRole.SYSTEM.value, MessageRole.DEVELOPER.value})
 
 
 class _Unit(NamedTuple):
@@ -129,7 +128,7 @@ class RecallIndex:
             if self._waiting:
                 unit = self._waiting[-1]
                 self._waiting[-1] = unit._replace(rows=[*unit.rows, row], words=f"{unit.words}\n{words}")
-        elif words.strip() and row.role not in _INSTRUCTIONS:
+        elif words.strip() and row.role not in INSTRUCTION_ROLES:
             self._waiting.append(_Unit([row], words, words))
 
     def _follow_talk(self, said: str, *, is_question: bool) -> None:

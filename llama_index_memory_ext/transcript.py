@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.tokens import TokenCounter
 
 ASSISTANT_ROLES = frozenset({MessageRole.ASSISTANT, MessageRole.CHATBOT, MessageRole.MODEL})
+# The roles of instructions to the assistant.
+INSTRUCTION_ROLES = frozenset({MessageRole.SYSTEM, MessageRole.DEVELOPER})
 # The roles of a tool's result.
 RESULT_ROLES = frozenset({MessageRole.TOOL, MessageRole.FUNCTION})
 OUR_TAGS = frozenset(

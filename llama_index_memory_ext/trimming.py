@@ -13,7 +13,7 @@ from llama_index_memory_ext.errors import LimitError
 from llama_index_memory_ext.limits import Limits, limits_of, roles_of
 from llama_index_memory_ext.pieces import checked_splitter
 from llama_index_memory_ext.tokens import TokenCounter, as_counter
-from llama_index_memory_ext.transcript import RESULT_ROLES, checked_messages, has_content
+from llama_index_memory_ext.transcript import INSTRUCTION_ROLES, RESULT_ROLES, checked_messages, has_content
 from llama_index_memory_ext.units import units_of, without_calls
 from llama_index_memory_ext.window import plan_cut, share_out
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.pieces import Splitter
     from llama_index_memory_ext.units import Unit
-
-_SYSTEM_ROLES = frozenset({MessageRole.SYSTEM, MessageRole.DEVELOPER})
 
 
 def trim(
@@ -95,7 +93,7 @@ def trim(
     starts, ends = roles_of("start_on", start_on), roles_of("end_on", end_on)
     counter = as_counter(tokenizer_fn) if tokenizer_fn is not None else TokenCounter()
     fitting = _Fitting(counter, allow_partial, checked_splitter(text_splitter), ends)
-    has_head = include_system and bool(messages) and messages[0].role in _SYSTEM_ROLES
+    has_head = include_system and bool(messages) and messages[0].role in INSTRUCTION_ROLES
     units = _ending_on(units_of(messages[1:] if has_head else messages), ends)
     head = fitting.head(messages[0], limits, alone=not units) if has_head else []
     if head:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.async_utils import asyncio_run
-from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationError, model_serializer
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI, SQLAlchemyChatStore
@@ -33,7 +33,7 @@ from llama_index_memory_ext.store.engine import (
 )
 from llama_index_memory_ext.store.fact_table import FactTable, define_facts
 from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, FACTS, LOG, Statements, define_cursors, define_rows
-from llama_index_memory_ext.transcript import storable
+from llama_index_memory_ext.transcript import RESULT_ROLES, storable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -64,7 +64,7 @@ class LogRow:
     @property
     def is_result(self) -> bool:
         """Whether it is a tool's result."""
-        return self.role in (MessageRole.TOOL.value, MessageRole.FUNCTION.value)
+        return self.role in RESULT_ROLES
 
     @property
     def message(self) -> ChatMessage:
