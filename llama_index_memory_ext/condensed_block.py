@@ -9,7 +9,7 @@ from llama_index.core.bridge.pydantic import PrivateAttr
 
 from llama_index_memory_ext.condensed_settings import CondensedSettings
 from llama_index_memory_ext.errors import StoreError
-from llama_index_memory_ext.jobs import Jobs
+from llama_index_memory_ext.jobs import Jobs, log_failure
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, Remembered
 from llama_index_memory_ext.log_recall import LogRecall
 from llama_index_memory_ext.record import entry_from, summary_element, truncated
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _PAGE_ROWS = 256
 _SUMMARISED_ROWS = 400
+_FAILED = "Earlier messages were not summarised"
 
 _NOTHING_KEPT = Kept()
 
@@ -84,7 +85,7 @@ class CondensedMemoryBlock(CondensedSettings):
 
     _windows: Remembered[str, _Window] = PrivateAttr(default_factory=Remembered)
     _recall: LogRecall = PrivateAttr(default_factory=LogRecall)
-    _jobs: Jobs = PrivateAttr(default_factory=lambda: Jobs("Earlier messages were not summarised"))
+    _jobs: Jobs = PrivateAttr(default_factory=lambda: Jobs(_FAILED))
 
     @classmethod
     def class_name(cls) -> str:
@@ -117,15 +118,20 @@ class CondensedMemoryBlock(CondensedSettings):
     async def aflush(self, session_id: str = DEFAULT_SESSION_ID) -> None:
         """Wait until what has left the record is summarised; a failure is tried again by whoever comes next."""
         await self._jobs.wait(session_id)
+        if self.summarize:
+            try:
+                await self._summarise(session_id)
+            except Exception as error:  # noqa: BLE001 - the same as in the background
+                log_failure(_FAILED, session_id, error, "the next start of this session's memory tries again")
 
     async def asummary(self, session_id: str = DEFAULT_SESSION_ID) -> str:
         """The running summary of what has left the record; "" if there is none."""
         return (await self._read(session_id)).front.summary
 
-    async def aclose(self) -> None:
-        """End what is under way, and close the private store with all that it held; a given one is its owner's."""
+    async def stop_jobs(self) -> None:
+        """End what is under way in this event loop; it is taken up again by whoever comes next."""
         await self._recall.aclose()
-        await super().aclose()
+        await super().stop_jobs()
 
     # ---- reading -----------------------------------------------------------------------------------
 
@@ -173,7 +179,7 @@ class CondensedMemoryBlock(CondensedSettings):
     async def _opened(self, session_id: str) -> _Window:
         """The window of a session of which nothing was read yet but its first message, if that stays for good."""
         front = _Front(await self._first_instructions(session_id) if self.include_system else None)
-        return _Window(Seen(), front, self._limits(front.system, front.summary))
+        return _Window(Seen(), front, self._limits(front.system))
 
     @staticmethod
     def _must_reread(window: _Window, page: LogPage, new: Sequence[Entry]) -> bool:
@@ -191,10 +197,11 @@ class CondensedMemoryBlock(CondensedSettings):
             return None
         state = state or {}
         summary = str(state.get("summary") or "")
-        text = summary_element(summary, self._most_of_summary, self.tokenizer_fn, (self.name,))
-        front = _Front(window.front.system, summary, text)
+        system = window.front.system
+        text = summary_element(summary, self._limit_of_summary(system), self.tokenizer_fn, (self.name,))
+        front = _Front(system, summary, text)
         end = entry_from(position, state["partial"], self.tokenizer_fn) if state.get("partial") else None
-        return replace(window, front=front, limits=self._limits(front.system, front.summary), kept=Kept(end))
+        return replace(window, front=front, limits=self._limits(system, text), kept=Kept(end))
 
     async def _first_instructions(self, session_id: str) -> Entry | None:
         """The entry of the first message of the log if that instructs the assistant."""
@@ -222,6 +229,9 @@ class CondensedMemoryBlock(CondensedSettings):
     async def _cut(self, session_id: str, window: _Window) -> _Window:
         """The window from the planned cut on, with the cursor moved there for every worker."""
         kept = window.limits.cut(window.kept)
+        if kept == window.kept:
+            # A call with more results than messages are allowed is kept whole.
+            return window
         if await self._move(session_id, window, kept.position, window.front.summary, kept):
             window = window.showing(kept, seen=replace(window.seen, position=kept.position))
             self._windows.put(session_id, window)
@@ -233,11 +243,9 @@ class CondensedMemoryBlock(CondensedSettings):
     def _cap(self, session_id: str, window: _Window) -> _Window:
         """The window without what has no room, until that is summarised and left behind.
 
-        As little as possible goes, for it may take no longer than an answer; but where a model keeps failing, the
-        prompt must not begin in another way with each turn.
+        As little as possible goes, for it may take no longer than an answer.
         """
-        entries = window.limits.cut(window.kept).entries if self._jobs.has_failed(session_id) else None
-        window = window.showing(Kept(None, entries or window.limits.cap(window.kept.all)), behind=True)
+        window = window.showing(Kept(None, window.limits.cap(window.kept.all)), behind=True)
         self._windows.put(session_id, window)
         return window
 
@@ -293,7 +301,9 @@ class CondensedMemoryBlock(CondensedSettings):
             # What comes behind the last rows is unknown: it may be results of a call among them.
             leaving = leaving[: max((i for i, row in enumerate(leaving) if not row.is_result), default=0)] or leaving
         system = window.front.system
-        entries, taken = batch_of(leaving, self.tokenizer_fn, (self.name,))
+        # A batch that a model refuses, or that is too long for it, is halved with each failure.
+        failures = self._jobs.failures_of(session_id)
+        entries, taken = batch_of(leaving, self.tokenizer_fn, (self.name,), halved=failures)
         entries = [entry for entry in entries if system is None or entry.row_id != system.row_id]
         is_last = taken == len(leaving) and not there_is_more
         position = kept.position if is_last else leaving[taken - 1].id

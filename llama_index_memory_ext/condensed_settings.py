@@ -144,17 +144,19 @@ class CondensedSettings(LogBlock):
     def _reserved(self) -> int:
         return self.recall_token_limit + (self._most_of_summary if self.summarize else 0)
 
-    def _limits(self, system: Entry | None, summary: str) -> VerbatimLimits:
-        """What is left for messages beside the summary, the recalled messages and the first instructions."""
-        old = bool(summary) and not self.summarize
+    def _limit_of_summary(self, system: Entry | None) -> int:
+        """Tokens for the summary; where none is made any more, an old one leaves half of the room to the messages."""
+        left = self._room - self.recall_token_limit - (system.tokens if system else 0)
+        return self._most_of_summary if self.summarize else min(self._most_of_summary, left // 2)
+
+    def _limits(self, system: Entry | None = None, summary: str = "") -> VerbatimLimits:
+        """What is left for messages beside the summary as it is shown, what is recalled, and the first instructions."""
+        taken_by_old = 0 if self.summarize else self.tokenizer_fn.count(summary)
         message_ratio = self.message_ratio or (1.0 if self.allow_partial else 0.5)
         most, keep = self.max_messages, self.keep_messages
         taken = 1 if system else 0
         return VerbatimLimits(
-            tokens=self._room
-            - self._reserved
-            - (system.tokens if system else 0)
-            - (self._most_of_summary if old else 0),
+            tokens=max(self._room - self._reserved - (system.tokens if system else 0) - taken_by_old, 0),
             counter=self.tokenizer_fn,
             keep_ratio=self.keep_ratio,
             message_ratio=message_ratio,

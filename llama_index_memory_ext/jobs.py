@@ -44,11 +44,13 @@ class Jobs:
             job.again = True
             return
         task = asyncio.ensure_future(self._run(session_id, work, pause_seconds))
-        self.jobs[_here(session_id)] = _Job(task)
+        here = _here(session_id)
+        job = self.jobs[here] = _Job(task)
+        task.add_done_callback(lambda _: self._forget(here, job))
 
-    def has_failed(self, session_id: str) -> bool:
-        """Whether the last try for this session has failed."""
-        return session_id in self.failures
+    def failures_of(self, session_id: str) -> int:
+        """How often the work for this session has failed since it last succeeded."""
+        return self.failures.get(session_id, (0, 0.0))[0]
 
     async def wait(self, session_id: str) -> None:
         """Wait until the job of a session has ended; one that pauses after a failure is ended."""
@@ -66,8 +68,11 @@ class Jobs:
             job.task.cancel()
         if jobs:
             await asyncio.wait([job.task for job in jobs])
-        for session_id in [session_id for loop, session_id in self.jobs if loop == id(asyncio.get_running_loop())]:
-            del self.jobs[_here(session_id)]
+
+    def _forget(self, here: tuple[int, str], job: _Job) -> None:
+        # A task keeps its event loop alive.
+        if self.jobs.get(here) is job:
+            del self.jobs[here]
 
     def _running(self, session_id: str) -> _Job | None:
         job = self.jobs.get(_here(session_id))

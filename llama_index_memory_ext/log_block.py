@@ -101,9 +101,13 @@ class LogBlock(BaseMemoryBlock[str]):
         """Wait for what is under way beside the session; what pauses after a failure is ended."""
         await self._jobs.wait(session_id)
 
+    async def stop_jobs(self) -> None:
+        """End what is under way in this event loop; it is taken up again by whoever comes next."""
+        await self._jobs.stop()
+
     async def aclose(self) -> None:
         """End what is under way, and close the private store with all that it held; a given one is its owner's."""
-        await self._jobs.stop()
+        await self.stop_jobs()
         if self._private_store is not None:
             await self._private_store.aclose()
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llama_index.core.async_utils import asyncio_run
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
@@ -29,7 +29,7 @@ from llama_index_memory_ext.transcript import body_of, checked_messages, escape_
 from llama_index_memory_ext.window import plan_flush
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
     from types import TracebackType
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.fact_book import FactBook
     from llama_index_memory_ext.pieces import Splitter
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -264,7 +266,7 @@ class CondensedMemory(Memory):
             sql_store=store,
         )
         if chat_history is not None:
-            asyncio_run(memory.aset(chat_history))
+            memory.set(chat_history)
         return memory
 
     # ---- turns and life ------------------------------------------------------------------------------
@@ -313,7 +315,7 @@ class CondensedMemory(Memory):
 
     def flush(self) -> None:
         """Move the last turn into the record too, as the next question would."""
-        asyncio_run(self.aflush())
+        self._run(self.aflush())
 
     def close(self) -> None:
         """Flush, and close the database connections that this memory has opened."""
@@ -352,10 +354,33 @@ class CondensedMemory(Memory):
 
         async def put_and_extract() -> None:
             await self.aput_messages(messages)
-            # The event loop of a synchronous call ends with it, and would take the extraction along.
-            await self._await_jobs()
+            for block in self._log_blocks():
+                await block.await_jobs(self.session_id)
 
-        asyncio_run(put_and_extract())
+        self._run(put_and_extract())
+
+    def set(self, messages: list[ChatMessage]) -> None:
+        """Replace the whole conversation, the record included."""
+        self._run(self.aset(messages))
+
+    def get(
+        self, input: str | ChatMessage | None = None, initial_token_count: int = 0, **block_kwargs: Any
+    ) -> list[ChatMessage]:
+        """The messages for the model, as ``aget`` gives them."""
+        return self._run(self.aget(input, initial_token_count, **block_kwargs))
+
+    def _run(self, call: Coroutine[Any, Any, T]) -> T:
+        """The result of a call, in an event loop that may not go on behind it: so nothing is left under way there."""
+
+        async def call_alone() -> T:
+            try:
+                return await call
+            finally:
+                for block in self._log_blocks():
+                    await block.stop_jobs()
+
+        result: T = asyncio_run(call_alone())
+        return result
 
     async def aput(self, message: ChatMessage) -> None:
         """Add a message; a user's message moves the turns before it into the record."""
@@ -387,10 +412,8 @@ class CondensedMemory(Memory):
         async with self._calls():
             await self.sql_store.delete_messages(self.session_id, status)
 
-    async def _await_jobs(self) -> None:
-        for block in self.memory_blocks:
-            if isinstance(block, LogBlock):
-                await block.await_jobs(self.session_id)
+    def _log_blocks(self) -> list[LogBlock]:
+        return [block for block in self.memory_blocks if isinstance(block, LogBlock)]
 
     async def _open(self) -> None:
         """Once: whoever reads this session is made known, and what the user's others left unread is read."""

@@ -40,18 +40,21 @@ Answer with the whole extended summary and nothing else."""
 _WORDS_PER_TOKEN = 0.6
 
 
-def batch_of(rows: Sequence[LogRow], counter: TokenCounter, tags: tuple[str, ...] = ()) -> tuple[list[Entry], int]:
+def batch_of(
+    rows: Sequence[LogRow], counter: TokenCounter, tags: tuple[str, ...] = (), *, halved: int = 0
+) -> tuple[list[Entry], int]:
     """As many of the oldest rows as one request should hold, at least one, as entries; and how many rows these are.
 
-    It never ends between a call and its results.
+    It never ends between a call and its results. ``halved`` is how often it must be made half as long.
     """
+    limit = _BATCH_TOKENS >> halved
     entries: list[Entry] = []
     tokens = taken = 0
     for i, row in enumerate(rows):
         entry = entry_of(row.id, row.message, counter, (*tags, *PROMPT_TAGS))
         if entry is not None:
             entry = clip_entry(entry, _MESSAGE_TOKENS, counter)
-            if entries and tokens + entry.tokens > _BATCH_TOKENS and not entry.is_result:
+            if entries and tokens + entry.tokens > limit and not entry.is_result:
                 break
             tokens += entry.tokens
             entries.append(entry)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 # What the entries that are to be summarised must not be able to forge.
 PROMPT_TAGS = ("summary_so_far", "transcript")
 
-# A summary of some length that shrinks to less than this share has lost what it should have kept.
+# An answer that is shorter than this share of a summary of some length is not the whole of it, but what is new.
 _SHRUNK, _WORTH_GUARDING = 0.25, 30
 # Beyond this many characters an answer that begins with an apology goes on with something else.
 _LONGEST_REFUSAL = 600
@@ -126,11 +126,11 @@ def checked_summary(reply: str, previous: str, counter: TokenCounter) -> str:
         raise SummaryReplyError(reply, "it reads like an error message")
     if _PROMPT.search(text):
         raise SummaryReplyError(reply, "it repeats the prompt")
-    before = counter.count(previous)
-    if before >= _WORTH_GUARDING and counter.count(text) < _SHRUNK * before:
-        raise SummaryReplyError(reply, "it has lost most of the summary before")
     # Said in the conversation, and escaped in the prompt from which the model has copied it.
-    return unescape_tags(text, PROMPT_TAGS)
+    text = unescape_tags(text, PROMPT_TAGS)
+    before = counter.count(previous)
+    is_addition = before >= _WORTH_GUARDING and counter.count(text) < _SHRUNK * before
+    return f"{previous}\n{text}" if is_addition else text
 
 
 def _unwrapped(reply: str) -> str:

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from llama_index.core.base.llms.types import MessageRole
-
 from llama_index_memory_ext.clipping import clip_message, clip_unit, end_of_message, tokens_of
 from llama_index_memory_ext.errors import LimitError
 from llama_index_memory_ext.limits import Limits, limits_of, roles_of
@@ -20,7 +18,7 @@ from llama_index_memory_ext.window import plan_cut, share_out
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from llama_index.core.base.llms.types import ChatMessage
+    from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
     from llama_index_memory_ext.pieces import Splitter
     from llama_index_memory_ext.units import Unit

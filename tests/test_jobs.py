@@ -19,7 +19,7 @@ async def test_nobody_waits_for_the_pause_after_a_failure() -> None:
     for _ in range(3):
         jobs.start("chat", fail, 3600.0)
         await asyncio.wait_for(jobs.wait("chat"), 5)
-    assert jobs.has_failed("chat")
+    assert jobs.failures_of("chat") == 1
 
 
 async def test_a_failure_is_one_line_without_words(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,43 @@
+"""Synchronous calls, whose event loops end with them or pause, leave nothing under way and lose nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from llama_index.core.llms import ChatMessage
+
+from llama_index_memory_ext import CondensedMemory
+from llama_index_memory_ext.offline_model import OfflineModel
+from tests.conversation import assistant, sent_text, user
+
+HISTORY: list[ChatMessage] = [message for i in range(6) for message in (user(f"question {i}"), assistant("yes"))]
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"summarize": True, "max_messages": 6, "keep_messages": 2, "extract_facts": False},
+    {"recall_token_limit": 500, "max_messages": 6, "extract_facts": False},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+async def test_a_memory_with_a_history_can_be_opened_in_a_running_loop(options: dict[str, Any]) -> None:
+    memory = CondensedMemory.from_defaults("chat", chat_history=[*HISTORY, user("now?")], llm=OfflineModel(), **options)
+    text = sent_text(await asyncio.wait_for(memory.aget(), 20))
+    assert "question 5" in text
+    memory.set([*HISTORY, user("and now?")])
+    assert "and now?" in sent_text(memory.get())
+    assert "and now?" in sent_text(await asyncio.wait_for(memory.aget(), 20))
+    await memory.aclose()
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_memory_with_a_history_can_be_opened_before_any_loop(options: dict[str, Any]) -> None:
+    memory = CondensedMemory.from_defaults("chat", chat_history=[*HISTORY, user("now?")], llm=OfflineModel(), **options)
+
+    async def ask() -> str:
+        text = sent_text(await asyncio.wait_for(memory.aget(), 20))
+        await memory.aclose()
+        return text
+
+    assert "question 5" in asyncio.run(ask())
