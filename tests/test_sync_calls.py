@@ -41,3 +41,15 @@ def test_a_memory_with_a_history_can_be_opened_before_any_loop(options: dict[str
         return text
 
     assert "question 5" in asyncio.run(ask())
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_memory_without_a_database_outlives_the_loops_that_it_is_used_in(options: dict[str, Any]) -> None:
+    """The end of ``asyncio.run`` cancels what is under way, and a cancelled statement costs its connection."""
+    for _ in range(3):
+        memory = CondensedMemory.from_defaults("chat", llm=OfflineModel(), **options)
+        for i in range(4):
+            asyncio.run(memory.aput_messages([*HISTORY, user(f"now {i}?")]))
+            assert f"now {i}?" in sent_text(asyncio.run(memory.aget()))
+        assert len(asyncio.run(memory.aget_all())) == 4 * (len(HISTORY) + 1)
+        asyncio.run(memory.aclose())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI
 from sqlalchemy.engine import URL, make_url
@@ -62,6 +64,15 @@ def is_in_memory(url: URL) -> bool:
 def place_of(url: URL) -> str:
     """What addresses of the same database have in common."""
     return os.path.realpath(url.database or "") if url.get_backend_name() == "sqlite" else url.render_as_string()
+
+
+def open_anchor() -> tuple[URL, sqlite3.Connection]:
+    """A private database in memory, and a connection that keeps it: it is gone when the last one is closed.
+
+    SQLAlchemy throws a connection away when a statement on it is cancelled, as the end of ``asyncio.run`` does.
+    """
+    name = f"file:{uuid4().hex}?mode=memory&cache=shared"
+    return make_url(f"sqlite+aiosqlite:///{name}&uri=true"), sqlite3.connect(name, uri=True, check_same_thread=False)
 
 
 def open_engine(url: URL) -> AsyncEngine:

@@ -28,6 +28,7 @@ from llama_index_memory_ext.store.engine import (
     check_backend,
     checked_url,
     is_in_memory,
+    open_anchor,
     open_engine,
     place_of,
 )
@@ -140,6 +141,7 @@ class MemoryStore(SQLAlchemyChatStore):
     _statements: Statements = PrivateAttr()
     _owns_engine: bool = PrivateAttr(default=False)
     _ready: bool = PrivateAttr(default=False)
+    _anchor: Any = PrivateAttr(default=None)
 
     def __init__(
         self,
@@ -202,6 +204,8 @@ class MemoryStore(SQLAlchemyChatStore):
 
     def __del__(self) -> None:
         private = getattr(self, "__pydantic_private__", None) or {}
+        if private.get("_anchor") is not None:
+            private["_anchor"].close()
         if private.get("_ready") and private.get("_owns_engine") and not self._in_memory:
             warnings.warn(
                 f"{self!r} was not closed. Close it with `await store.aclose()`, a memory with "
@@ -342,6 +346,9 @@ class MemoryStore(SQLAlchemyChatStore):
             engine, self._async_engine = self._async_engine, None
             self._async_session_factory, self._ready = None, False
             await engine.dispose()
+            if self._anchor is not None:
+                self._anchor.close()
+                self._anchor = None
 
     # ---- what the host asks of a chat store ------------------------------------------------------------
 
@@ -594,7 +601,7 @@ class MemoryStore(SQLAlchemyChatStore):
         if self._ready and self._async_engine is not None:
             return self._async_engine
         async with lock_for("setup", *self.identity):
-            engine = self._async_engine or open_engine(self._url)
+            engine = self._async_engine or self._opened_engine()
             if not self._ready:
                 try:
                     await self._create_tables(engine)
@@ -604,6 +611,12 @@ class MemoryStore(SQLAlchemyChatStore):
                     raise
                 self._async_engine, self._ready = engine, True
         return engine
+
+    def _opened_engine(self) -> AsyncEngine:
+        if self._in_memory and "mode" not in self._url.query:
+            url, self._anchor = open_anchor()
+            return open_engine(url)
+        return open_engine(self._url)
 
     async def _initialize(self) -> tuple[Any, Table]:
         """The host's own door to the table, for its code that passes the methods above by."""
