@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
@@ -43,6 +44,8 @@ def test_a_memory_with_a_history_can_be_opened_before_any_loop(options: dict[str
     assert "question 5" in asyncio.run(ask())
 
 
+# Of a connection that SQLAlchemy has thrown away, aiosqlite says that nobody has closed it.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("options", OPTIONS)
 def test_a_memory_without_a_database_outlives_the_loops_that_it_is_used_in(options: dict[str, Any]) -> None:
     """The end of ``asyncio.run`` cancels what is under way, and a cancelled statement costs its connection."""
@@ -53,3 +56,4 @@ def test_a_memory_without_a_database_outlives_the_loops_that_it_is_used_in(optio
             assert f"now {i}?" in sent_text(asyncio.run(memory.aget()))
         assert len(asyncio.run(memory.aget_all())) == 4 * (len(HISTORY) + 1)
         asyncio.run(memory.aclose())
+    gc.collect()
