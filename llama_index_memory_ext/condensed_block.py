@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,9 +23,10 @@ if TYPE_CHECKING:
 
     from llama_index.core.base.llms.types import ChatMessage
 
-    from llama_index_memory_ext.store import LogPage
+    from llama_index_memory_ext.store import LogPage, LogRow
 
-_PAGE_ROWS = 256
+_PAGE_ROWS, _CHUNK_ROWS = 256, 16
+_LONG_CHARACTERS = 50_000
 _SUMMARISED_ROWS = 400
 _FAILED = "Earlier messages were not summarised"
 
@@ -153,11 +155,9 @@ class CondensedMemoryBlock(CondensedSettings):
         if window is None or not window.seen.last_id:
             window = await self._opened(session_id)
         page = await self._page(session_id, window.seen)
-        new = self._entries(page, window)
-        if not page.fresh or self._must_reread(window, page, new):
+        if not page.fresh or self._must_reread(window, page):
             window = await self._opened(session_id)
             page = await self._page(session_id, window.seen)
-            new = self._entries(page, window)
         if not page.rows and page.position == window.seen.position and not self.allow_partial:
             self._windows.put(session_id, window)
             return window
@@ -166,11 +166,9 @@ class CondensedMemoryBlock(CondensedSettings):
         if moved is None:
             # Another worker has moved the cursor since.
             return await self._read(session_id)
-        while page.more and not moved.limits.are_full(new):
-            page = await self._page(session_id, window.seen, before=page.rows[0].id)
-            new = self._entries(page, window) + new
+        new, has_older = await self._newest(session_id, moved, window.seen, page)
         # If there are older messages than these, they and what was known cannot be in the record any more.
-        known = () if page.more else window.kept.entries
+        known = () if has_older else window.kept.entries
         entries = [entry for entry in (*known, *moved.limits.within_shares(new)) if entry.row_id > page.position]
         moved = moved.showing(Kept(moved.kept.end, tuple(entries)), seen=Seen(page.epoch, page.position, newest))
         self._windows.put(session_id, moved)
@@ -181,10 +179,25 @@ class CondensedMemoryBlock(CondensedSettings):
         front = _Front(await self._first_instructions(session_id) if self.include_system else None)
         return _Window(Seen(), front, self._limits(front.system))
 
+    async def _newest(self, session_id: str, window: _Window, seen: Seen, page: LogPage) -> tuple[list[Entry], bool]:
+        """The newest entries that were not seen, as many as can be shown, and whether there are older ones."""
+        new: list[Entry] = []
+        rows = page.rows
+        while rows and not window.limits.are_full(new):
+            rows, chunk = rows[:-_CHUNK_ROWS], rows[-_CHUNK_ROWS:]
+            long = sum(row.characters for row in chunk) > _LONG_CHARACTERS
+            # Counting takes a second for some megabytes, in which the event loop must not stand still.
+            entries = await asyncio.to_thread(self._entries, chunk, window) if long else self._entries(chunk, window)
+            new = entries + new
+            if not rows and page.more and not window.limits.are_full(new):
+                page = await self._page(session_id, seen, before=chunk[0].id)
+                rows = page.rows
+        return new, bool(rows) or page.more
+
     @staticmethod
-    def _must_reread(window: _Window, page: LogPage, new: Sequence[Entry]) -> bool:
+    def _must_reread(window: _Window, page: LogPage) -> bool:
         # A result shares the room of its call; and what was not shown may have room again behind a moved cursor.
-        return bool(window.kept.entries and new and new[0].is_result) or (
+        return bool(window.kept.entries and page.rows and page.rows[0].is_result) or (
             window.behind and page.position != window.seen.position
         )
 
@@ -218,10 +231,10 @@ class CondensedMemoryBlock(CondensedSettings):
     async def _page(self, session_id: str, seen: Seen, before: int | None = None) -> LogPage:
         return await self._log.read_log(session_id, self.name, seen, before=before, limit=_PAGE_ROWS)
 
-    def _entries(self, page: LogPage, window: _Window) -> list[Entry]:
+    def _entries(self, rows: Sequence[LogRow], window: _Window) -> list[Entry]:
         first = window.front.system.row_id if window.front.system else None
-        rows = (row for row in page.rows if row.id != first)
-        entries = (entry_of(row.id, row.message, self.tokenizer_fn, (self.name,)) for row in rows)
+        shown = (row for row in rows if row.id != first)
+        entries = (entry_of(row.id, row.message, self.tokenizer_fn, (self.name,)) for row in shown)
         return [entry for entry in entries if entry is not None]
 
     # ---- within the limits ---------------------------------------------------------------------------
@@ -303,7 +316,7 @@ class CondensedMemoryBlock(CondensedSettings):
         system = window.front.system
         # A batch that a model refuses, or that is too long for it, is halved with each failure.
         failures = self._jobs.failures_of(session_id)
-        entries, taken = batch_of(leaving, self.tokenizer_fn, (self.name,), halved=failures)
+        entries, taken = await asyncio.to_thread(batch_of, leaving, self.tokenizer_fn, (self.name,), halved=failures)
         entries = [entry for entry in entries if system is None or entry.row_id != system.row_id]
         is_last = taken == len(leaving) and not there_is_more
         position = kept.position if is_last else leaving[taken - 1].id

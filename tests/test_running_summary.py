@@ -405,3 +405,50 @@ def test_limits_that_leave_no_room_for_messages_are_refused(options: dict[str, A
         ValueError, match=r"leave no room for messages in the 500 of the whole record\. Raise token_limit"
     ):
         CondensedMemoryBlock(**options)
+
+
+async def test_a_batch_that_is_refused_is_made_smaller(start_model: StartModel) -> None:
+    """So that all before the message that a model refuses is summed up in the end."""
+    llm, server = start_model(
+        lambda messages, tools: say("") if "question 30" in str(messages[-1]["content"]) else count_up(messages, tools)
+    )
+    block = CondensedMemoryBlock(llm=llm, retry_seconds=1e-6, summary_token_limit=20_000, **SIX_KEEP_TWO)
+    await block.aput(turns(1, 40), session_id="chat")
+    for _ in range(16):
+        await shown(block)
+        await block.aflush("chat")
+        block._jobs.start("chat", block._summarise, block.retry_seconds)
+    assert "question 28" in await block.asummary("chat")
+    assert "question 30" not in await block.asummary("chat")
+    assert len(server.requests) < 80
+    await block.aclose()
+
+
+async def test_flushing_tries_again_at_once(start_model: StartModel) -> None:
+    fails = True
+    llm, _ = start_model(lambda messages, tools: say("") if fails else count_up(messages, tools))
+    block = CondensedMemoryBlock(llm=llm, retry_seconds=3600.0, **SIX_KEEP_TWO)
+    await block.aput(turns(1, 4), session_id="chat")
+    assert summary_in(await shown(block)) == ""
+    fails = False
+    await block.aflush("chat")
+    assert "question 3, answer 3]" in await block.asummary("chat")
+    await block.aclose()
+
+
+@pytest.mark.parametrize("again", [{"summarize": False}, {"summarize": False, "summary_token_limit": 4_000}])
+async def test_an_old_summary_leaves_room(
+    open_memory: OpenMemory, start_model: StartModel, again: dict[str, Any]
+) -> None:
+    """Whatever has been turned off since."""
+    llm, _ = start_model(lambda messages, tools: say("It was a long talk. " * 300))
+    options: dict[str, Any] = {"llm": llm, "extract_facts": False, "condensed_token_limit": 2_000}
+    options |= {"include_system": True, **SIX_KEEP_TWO}
+    memory = open_memory(**options)
+    instructions = ChatMessage(role="system", content="Be kind. " * 500)
+    await memory.aput_messages([instructions, *turns(1, 6), user("question 7")])
+    await memory.aflush()
+    text = sent_text(await open_memory(**{**options, **again}).aget())
+    assert "question 7" in text
+    assert "long talk" in text
+    assert COUNTER.count(text.partition("<relevant_facts>")[0]) <= 2_010

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI
+from sqlalchemy import event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -82,14 +83,25 @@ def open_engine(url: URL) -> AsyncEngine:
         StoreError: The folder of a SQLite file does not exist.
     """
     if is_in_memory(url):
-        pool: dict[str, Any] = {"poolclass": StaticPool}
-    elif url.get_backend_name() == "sqlite":
+        engine = create_async_engine(
+            url, hide_parameters=True, connect_args={"timeout": BUSY_SECONDS}, poolclass=StaticPool
+        )
+        event.listen(engine.sync_engine, "connect", _read_without_locks)
+        return engine
+    if url.get_backend_name() == "sqlite":
         folder = Path(url.database or "").expanduser().parent
         if not folder.is_dir() and "uri" not in url.query:
             raise StoreError(f"The database file {url.database!r} needs a folder {str(folder)!r}: create it first.")
         # A pool of limited size would have to wait in one event loop for a connection of another.
-        pool = {"poolclass": AsyncAdaptedQueuePool, "max_overflow": -1}
+        pool: dict[str, Any] = {"poolclass": AsyncAdaptedQueuePool, "max_overflow": -1}
     else:
         # A connection of asyncpg works in one event loop only, and each synchronous call has its own.
         return create_async_engine(url, hide_parameters=True, poolclass=NullPool)
     return create_async_engine(url, hide_parameters=True, connect_args={"timeout": BUSY_SECONDS}, **pool)
+
+
+def _read_without_locks(connection: Any, _record: Any) -> None:
+    """A statement of a connection that was thrown away may not have ended: its locks must not stop the next one."""
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA read_uncommitted = 1")
+    cursor.close()

@@ -16,7 +16,7 @@ from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationError
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI, SQLAlchemyChatStore
 from sqlalchemy import MetaData, Table, delete, func, select, text, update
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 from sqlalchemy.schema import CreateIndex, CreateTable
 
@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_TABLE_NAME = "llama_index_memory"
 
+_LOCKED_SECONDS = 0.01
 # The largest id that the host's column can hold.
 _LAST_ID = 2**31 - 1
 
@@ -66,6 +67,12 @@ class LogRow:
     def is_result(self) -> bool:
         """Whether it is a tool's result."""
         return self.role in RESULT_ROLES
+
+    @property
+    def characters(self) -> int:
+        """About how long its text is."""
+        blocks = self.data.get("blocks") if isinstance(self.data, dict) else None
+        return sum(len(block.get("text") or "") for block in blocks or () if isinstance(block, dict))
 
     @property
     def message(self) -> ChatMessage:
@@ -567,8 +574,19 @@ class MemoryStore(SQLAlchemyChatStore):
         """
         engine = await self._engine()
         async with self._alone(), engine.begin() as connection:
-            await self.lock(connection, key, lock)
+            await self._lock_patiently(connection, key, lock)
             yield connection
+
+    async def _lock_patiently(self, connection: AsyncConnection, key: str, lock: str) -> None:
+        """Lock, and wait for a connection in memory that was thrown away while it was writing: it is being closed."""
+        give_up = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                return await self.lock(connection, key, lock)
+            except OperationalError:  # noqa: PERF203 - it has to be tried again
+                if self._anchor is None or time.monotonic() > give_up:
+                    raise
+                await asyncio.sleep(_LOCKED_SECONDS)
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
