@@ -44,7 +44,9 @@ def test_nothing_is_counted_once_no_line_can_fit() -> None:
         counted.append(text)
         return [0] * len(text)
 
-    fitted = fit(["<aaaaaaa>\n"] * 100, 25, as_counter(tokenizer), least=6)
+    counter = as_counter(tokenizer)
+    counted.clear()
+    fitted = fit(["<aaaaaaa>\n"] * 100, 25, counter, least=6)
     assert (fitted.kept, len(fitted.dropped), len(counted)) == ((0, 1), 98, 2)
 
 
