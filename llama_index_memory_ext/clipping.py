@@ -60,8 +60,9 @@ def clip_message(message: ChatMessage, limit: int, counter: TokenCounter) -> Cha
     """
     if tokens_of(message, counter) <= limit:
         return message
-    clipped = (_clip_copy(copy, limit, counter) for copy in _copies(message))
-    return next((copy for copy in clipped if copy is not None), None)
+    clipped = [copy for copy in (_clip_copy(copy, limit, counter) for copy in _copies(message)) if copy is not None]
+    # What a provider has added goes before the last word does.
+    return next((copy for copy in clipped if has_content(copy)), clipped[0] if clipped else None)
 
 
 def end_of_message(

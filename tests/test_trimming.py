@@ -326,6 +326,15 @@ def test_what_comes_back_is_within_the_limits_and_whole(chat: list[ChatMessage],
     assert chat == before
 
 
+def test_what_a_provider_has_added_goes_before_the_last_word() -> None:
+    """Here the text has four tokens, and three would be left for it."""
+    message = ChatMessage(role="user", content="\U00010000", additional_kwargs={"mood": "0\x1f" * 17})
+    limit = tokens_of(message, COUNTER) - 1
+    (clipped,) = trim([message], token_limit=limit)
+    assert clipped.content == "\U00010000"
+    assert not clipped.additional_kwargs
+
+
 @settings(max_examples=300)
 @given(chat=conversations, limit=st.integers(40, 400), partial=st.booleans())
 def test_something_comes_back_wherever_something_was_said(chat: list[ChatMessage], limit: int, partial: bool) -> None:
