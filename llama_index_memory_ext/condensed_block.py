@@ -10,7 +10,7 @@ from llama_index.core.bridge.pydantic import PrivateAttr
 
 from llama_index_memory_ext.condensed_settings import CondensedSettings
 from llama_index_memory_ext.errors import StoreError
-from llama_index_memory_ext.jobs import Jobs, log_failure
+from llama_index_memory_ext.jobs import Jobs
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, Remembered
 from llama_index_memory_ext.log_recall import LogRecall
 from llama_index_memory_ext.record import entry_from, summary_element, truncated
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 _PAGE_ROWS, _CHUNK_ROWS = 256, 16
 _LONG_CHARACTERS = 50_000
 _SUMMARISED_ROWS = 400
-_FAILED = "Earlier messages were not summarised"
 
 _NOTHING_KEPT = Kept()
 
@@ -87,7 +86,7 @@ class CondensedMemoryBlock(CondensedSettings):
 
     _windows: Remembered[str, _Window] = PrivateAttr(default_factory=Remembered)
     _recall: LogRecall = PrivateAttr(default_factory=LogRecall)
-    _jobs: Jobs = PrivateAttr(default_factory=lambda: Jobs(_FAILED))
+    _jobs: Jobs = PrivateAttr(default_factory=lambda: Jobs("Earlier messages were not summarised"))
 
     @classmethod
     def class_name(cls) -> str:
@@ -119,12 +118,8 @@ class CondensedMemoryBlock(CondensedSettings):
 
     async def aflush(self, session_id: str = DEFAULT_SESSION_ID) -> None:
         """Wait until what has left the record is summarised; a failure is tried again by whoever comes next."""
-        await self._jobs.wait(session_id)
         if self.summarize:
-            try:
-                await self._summarise(session_id)
-            except Exception as error:  # noqa: BLE001 - the same as in the background
-                log_failure(_FAILED, session_id, error, "the next start of this session's memory tries again")
+            await self._jobs.finish(session_id, self._summarise)
 
     async def asummary(self, session_id: str = DEFAULT_SESSION_ID) -> str:
         """The running summary of what has left the record; "" if there is none."""
@@ -137,10 +132,8 @@ class CondensedMemoryBlock(CondensedSettings):
 
     # ---- reading -----------------------------------------------------------------------------------
 
-    async def _notice(self, messages: Sequence[ChatMessage], session_id: str) -> None:
-        if self.store is None:
-            await self._log.append(session_id, messages, len)
-        elif session_id not in self._windows and not await self.store.knows(session_id):
+    async def _notice(self, session_id: str) -> None:
+        if self.store is not None and session_id not in self._windows and not await self.store.knows(session_id):
             raise StoreError(
                 f"{self.class_name()}(store=...) shows the log of its store, but that store holds no message of "
                 f"session {session_id!r}: the memory keeps them elsewhere. Give both the same store: "

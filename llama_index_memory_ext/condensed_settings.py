@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from llama_index.core.bridge.pydantic import Field, ValidationInfo, field_validator
 
 from llama_index_memory_ext.errors import LimitError
-from llama_index_memory_ext.limits import roles_of
+from llama_index_memory_ext.limits import check_keep_messages, check_room_for_system, roles_of
 from llama_index_memory_ext.log_block import LogBlock
 from llama_index_memory_ext.pieces import checked_splitter
 from llama_index_memory_ext.verbatim import VerbatimLimits
@@ -97,22 +97,14 @@ class CondensedSettings(LogBlock):
     @field_validator("include_system")
     @classmethod
     def _check_system(cls, value: bool, info: ValidationInfo) -> bool:
-        if value and info.data.get("max_messages") == 1:
-            raise LimitError(
-                "include_system=True needs a max_messages of at least 2, for the system's message and one more; it is "
-                "1. Raise it, or leave include_system out."
-            )
+        if value:
+            check_room_for_system(info.data.get("max_messages"))
         return value
 
     @field_validator("keep_messages")
     @classmethod
     def _check_messages(cls, value: int | None, info: ValidationInfo) -> int | None:
-        most = info.data.get("max_messages")
-        if value is not None and value > (most or 0):
-            raise LimitError(
-                f"keep_messages={value} needs a max_messages of at least as many; it is {most}. Raise that one, or "
-                "lower keep_messages."
-            )
+        check_keep_messages(value, info.data.get("max_messages"))
         return value
 
     @field_validator("recall_token_limit")

@@ -21,7 +21,7 @@ from llama_index_memory_ext.embedding_ranker import EmbeddingRanker
 from llama_index_memory_ext.explanation import Explanation, explain
 from llama_index_memory_ext.fact_book import FactBook
 from llama_index_memory_ext.facts import DEFAULT_MIN_CONFIDENCE, Fact, raised, retire
-from llama_index_memory_ext.jobs import Jobs, log_failure
+from llama_index_memory_ext.jobs import Jobs
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, LogBlock, Remembered
 from llama_index_memory_ext.ranking import (
     CONFIDENCE_WEIGHT,
@@ -56,7 +56,6 @@ _BATCH_ROWS = 200
 _BATCH_TOKENS = 8_000
 _RELATED_FACTS = 10
 _SOURCE_CHARACTERS = 2_000
-_FAILED = "Facts were not extracted"
 
 
 @dataclass
@@ -124,7 +123,7 @@ class RelevantFactsBlock(LogBlock):
     _talks: Remembered[str, _Talk] = PrivateAttr(default_factory=Remembered)
     _shown: Remembered[Any, str] = PrivateAttr(default_factory=Remembered)
     _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
-    _jobs: Jobs = PrivateAttr(default_factory=lambda: Jobs(_FAILED))
+    _jobs: Jobs = PrivateAttr(default_factory=lambda: Jobs("Facts were not extracted"))
 
     @classmethod
     def class_name(cls) -> str:
@@ -181,12 +180,8 @@ class RelevantFactsBlock(LogBlock):
 
     async def aflush(self, session_id: str) -> None:
         """Extract what is left of the session; a failure is logged, and tried again by whoever comes next."""
-        await self._jobs.wait(session_id)
         if self.extract_facts:
-            try:
-                await self._extract(session_id, least_turns=1)
-            except Exception as error:  # noqa: BLE001 - the same as in the background
-                log_failure(_FAILED, session_id, error, "the next start of this session's memory tries again")
+            await self._jobs.finish(session_id, partial(self._extract, least_turns=1))
 
     def book(self, session_id: str = DEFAULT_SESSION_ID) -> FactBook:
         """The facts of a session's user, to look at and to change."""
@@ -302,9 +297,7 @@ class RelevantFactsBlock(LogBlock):
 
     # ---- extracting --------------------------------------------------------------------------------
 
-    async def _notice(self, messages: Sequence[ChatMessage], session_id: str) -> None:
-        if self.store is None:
-            await self._log.append(session_id, messages, len)
+    async def _notice(self, session_id: str) -> None:
         if self.extract_facts:
             self._jobs.start(session_id, self._extract_turns, self.retry_seconds)
 

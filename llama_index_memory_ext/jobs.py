@@ -61,6 +61,14 @@ class Jobs:
                 job.task.cancel()
             await asyncio.wait([job.task])
 
+    async def finish(self, session_id: str, work: Callable[[str], Awaitable[None]]) -> None:
+        """Work to the end now, behind what is under way; a failure is logged, and left to whoever comes next."""
+        await self.wait(session_id)
+        try:
+            await work(session_id)
+        except Exception as error:  # noqa: BLE001 - the same as in the background
+            log_failure(self.failed, session_id, error, "the next start of this session's memory tries again")
+
     async def stop(self) -> None:
         """End all jobs of this event loop."""
         jobs = [job for job in (self._running(session_id) for _, session_id in list(self.jobs)) if job is not None]

@@ -60,18 +60,37 @@ def limits_of(
             raise LimitError(f"{name} must be a whole number of at least 1, or None for no limit; it is {limit!r}.")
     if not isinstance(keep_ratio, int | float) or not 0 < keep_ratio <= 1:
         raise LimitError(f"keep_ratio must be above 0 and at most 1; it is {keep_ratio!r}. 0.75 keeps three quarters.")
-    if keep_messages is not None and keep_messages > (max_messages or 0):
-        raise LimitError(
-            f"keep_messages={keep_messages} needs a max_messages of at least as many; it is {max_messages}. "
-            "Raise that one, or lower keep_messages."
-        )
+    check_keep_messages(keep_messages, max_messages)
     most = sys.maxsize if max_messages is None else max_messages
     return Limits(
         tokens=sys.maxsize if token_limit is None else token_limit,
         keep_ratio=keep_ratio,
         messages=most,
-        keep_messages=keep_messages or max(1, int(most * keep_ratio)),
+        keep_messages=keep_messages or kept_of(most, keep_ratio),
     )
+
+
+def kept_of(max_messages: int, keep_ratio: float) -> int:
+    """How many messages are left of more than so many, where nobody says it."""
+    return max(1, int(max_messages * keep_ratio))
+
+
+def check_keep_messages(keep_messages: int | None, max_messages: int | None) -> None:
+    """Refuse, by a LimitError, to keep more messages than there may be."""
+    if keep_messages is not None and keep_messages > (max_messages or 0):
+        raise LimitError(
+            f"keep_messages={keep_messages} needs a max_messages of at least as many; it is {max_messages}. "
+            "Raise that one, or lower keep_messages."
+        )
+
+
+def check_room_for_system(max_messages: int | None) -> None:
+    """Refuse, by a LimitError, to keep the system's message and nothing else."""
+    if max_messages == 1:
+        raise LimitError(
+            "include_system=True needs a max_messages of at least 2, for the system's message and one more; it is 1. "
+            "Raise it, or leave include_system out."
+        )
 
 
 def roles_of(option: str, roles: str | Sequence[str] | None) -> frozenset[MessageRole]:

@@ -16,7 +16,7 @@ from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from llama_index.core.base.llms.types import ChatMessage
 
@@ -92,10 +92,13 @@ class LogBlock(BaseMemoryBlock[str]):
         With a ``store`` they are in its log already. The messages are not changed.
         """
         if messages and (self.accept_short_term_memory or not from_short_term_memory):
-            await self._notice(messages, session_id or DEFAULT_SESSION_ID)
+            session_id = session_id or DEFAULT_SESSION_ID
+            if self.store is None:
+                await self._log.append(session_id, messages, len)
+            await self._notice(session_id)
 
     async def _aput(self, messages: list[ChatMessage]) -> None:
-        await self._notice(messages, DEFAULT_SESSION_ID)
+        await self.aput(messages)
 
     async def await_jobs(self, session_id: str) -> None:
         """Wait for what is under way beside the session; what pauses after a failure is ended."""
@@ -112,8 +115,8 @@ class LogBlock(BaseMemoryBlock[str]):
             await self._private_store.aclose()
 
     @abstractmethod
-    async def _notice(self, messages: Sequence[ChatMessage], session_id: str) -> None:
-        """The log of a session has grown by these messages, or has to with a private store."""
+    async def _notice(self, session_id: str) -> None:
+        """The log of a session has grown."""
 
     def _model(self) -> LLM:
         return self.llm if self.llm is not None else Settings.llm

@@ -15,8 +15,8 @@ from llama_index.core.base.llms.types import MessageRole
 from llama_index_memory_ext.budget import fit_tokens
 from llama_index_memory_ext.excerpts import excerpt
 from llama_index_memory_ext.ranking import CONTEXT_SHARE, Document, TfidfRanker, nearness, terms_of
-from llama_index_memory_ext.transcript import INSTRUCTION_ROLES, Entry, body_of, clip_entry, entry_of, spoken
-from llama_index_memory_ext.window import share_out
+from llama_index_memory_ext.record import clip_entries
+from llama_index_memory_ext.transcript import INSTRUCTION_ROLES, Entry, body_of, entry_of, spoken
 from llama_index_memory_ext.words import date_words
 
 if TYPE_CHECKING:
@@ -107,16 +107,18 @@ class RecallIndex:
 
         Of one that is too long, the part with the words of the question is shown; without a question its two ends.
         """
-        whole = self._whole(rows)
-        shares = share_out([entry.tokens for entry in whole], self._unit_limit)
-        clip = partial(excerpt, counter=self._counter, wanted=set(terms_of(question)), terms=terms_of)
-        shown = [clip_entry(entry, share, self._counter, clip) for entry, share in zip(whole, shares, strict=True)]
-        fits = sum(entry.tokens for entry in shown) <= self._unit_limit
-        return shown if fits and all(entry.body.strip() for entry in shown) else []
+        return self._within_limit(self._whole(rows), question)
 
     def _whole(self, rows: Sequence[LogRow]) -> list[Entry]:
         found = [entry_of(row.id, row.message, self._counter, self._tags, day=_shown_day(row)) for row in rows]
         return [entry for entry in found if entry is not None]
+
+    def _within_limit(self, whole: Sequence[Entry], question: str) -> list[Entry]:
+        wanted = set(terms_of(question))
+        clip = partial(excerpt, counter=self._counter, wanted=wanted, terms=terms_of) if wanted else None
+        shown = clip_entries(whole, self._unit_limit, self._counter, clip)
+        fits = sum(entry.tokens for entry in shown) <= self._unit_limit
+        return shown if fits and all(entry.body.strip() for entry in shown) else []
 
     def _hear(self, row: LogRow) -> None:
         message = row.message
@@ -141,7 +143,8 @@ class RecallIndex:
         """Index all units but the last, whose next neighbour is not known yet."""
         documents = []
         for unit, after in pairwise(units):
-            if self.entries(unit.rows):
+            whole = self._whole(unit.rows)
+            if self._within_limit(whole, ""):
                 # The results of a call that comes next may not have come yet.
                 beside = (self._words_before, after.first_words[:_NEIGHBOUR_CHARACTERS])
                 context = tuple((words, CONTEXT_SHARE) for words in beside if words)
@@ -149,7 +152,7 @@ class RecallIndex:
                 documents.append(Document(str(unit.rows[0].id), unit.words, context, date_words(day) if day else ""))
                 self._rows.append(tuple(row.id for row in unit.rows))
                 # Of a long one another part is shown for each question, which has at most this.
-                self._tokens.append(min(sum(entry.tokens for entry in self._whole(unit.rows)), self._unit_limit))
+                self._tokens.append(min(sum(entry.tokens for entry in whole), self._unit_limit))
             self._words_before = unit.words[:_NEIGHBOUR_CHARACTERS]
         # All at once, for each call brings the lengths of all rows up to date.
         self._ranker.add(documents)

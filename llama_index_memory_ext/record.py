@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.transcript import Entry, escape_tags
+from llama_index_memory_ext.transcript import Entry, clip_entry, escape_tags
+from llama_index_memory_ext.window import share_out
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from llama_index_memory_ext.tokens import TokenCounter
 
@@ -49,6 +50,14 @@ def entry_from(row_id: int, text: str, counter: TokenCounter) -> Entry:
     return Entry(
         row_id, opening, text, counter.count(text), opening.startswith('<message role="user"'), is_result(text)
     )
+
+
+def clip_entries(
+    entries: Sequence[Entry], limit: int, counter: TokenCounter, clip: Callable[[str, int], str] | None = None
+) -> list[Entry]:
+    """The entries with the long ones clipped: at most ``limit`` tokens in all, as far as their tags allow it."""
+    shares = share_out([entry.tokens for entry in entries], limit)
+    return [clip_entry(entry, share, counter, clip) for entry, share in zip(entries, shares, strict=True)]
 
 
 def split_record(text: str) -> list[str]:

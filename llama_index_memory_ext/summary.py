@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
 from llama_index_memory_ext.errors import SummaryReplyError
+from llama_index_memory_ext.record import clip_entries
 from llama_index_memory_ext.summary_replies import PROMPT_TAGS, checked_summary, was_refused
 from llama_index_memory_ext.transcript import clip_entry, entry_of, escape_tags
-from llama_index_memory_ext.window import share_out
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,8 +59,7 @@ def batch_of(
             tokens += entry.tokens
             entries.append(entry)
         taken = i + 1
-    shares = share_out([entry.tokens for entry in entries], _MOST_TOKENS)
-    return [clip_entry(entry, share, counter) for entry, share in zip(entries, shares, strict=True)], taken
+    return clip_entries(entries, _MOST_TOKENS, counter), taken
 
 
 def summary_prompt(previous: str, entries: Sequence[Entry], *, token_limit: int) -> list[ChatMessage]:

@@ -7,8 +7,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.clipping import clip_message, clip_unit, end_of_message, tokens_of
-from llama_index_memory_ext.errors import LimitError
-from llama_index_memory_ext.limits import Limits, limits_of, roles_of
+from llama_index_memory_ext.limits import Limits, check_room_for_system, limits_of, roles_of
 from llama_index_memory_ext.pieces import checked_splitter
 from llama_index_memory_ext.tokens import TokenCounter, as_counter
 from llama_index_memory_ext.transcript import INSTRUCTION_ROLES, RESULT_ROLES, checked_messages, has_content
@@ -83,11 +82,8 @@ def trim(
     """
     messages = checked_messages(messages)
     limits = limits_of(token_limit, max_messages, keep_messages, keep_ratio)
-    if include_system and max_messages == 1:
-        raise LimitError(
-            "include_system=True needs a max_messages of at least 2, for the system's message and one more; it is 1. "
-            "Raise it, or put the system's message in front of what comes back."
-        )
+    if include_system:
+        check_room_for_system(max_messages)
     starts, ends = roles_of("start_on", start_on), roles_of("end_on", end_on)
     counter = as_counter(tokenizer_fn) if tokenizer_fn is not None else TokenCounter()
     fitting = _Fitting(counter, allow_partial, checked_splitter(text_splitter), ends)

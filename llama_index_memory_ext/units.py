@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
 
 from llama_index_memory_ext.transcript import ASSISTANT_ROLES, RESULT_ROLES, calls_of, has_content
+from llama_index_memory_ext.window import with_results
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -32,12 +33,7 @@ def units_of(messages: Iterable[ChatMessage]) -> list[Unit]:
     ... ])]
     [['user']]
     """
-    groups: list[Unit] = []
-    for message in messages:
-        if message.role in RESULT_ROLES and groups:
-            groups[-1].append(message)
-        else:
-            groups.append([message])
+    groups = with_results(messages, lambda message: message.role in RESULT_ROLES)
     mended = (_mended(first, results) for first, *results in groups if first.role not in RESULT_ROLES)
     return [unit for unit in mended if unit]
 

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from llama_index_memory_ext.limits import kept_of
 from llama_index_memory_ext.pieces import end_of
+from llama_index_memory_ext.record import clip_entries
 from llama_index_memory_ext.transcript import clip_entry
-from llama_index_memory_ext.window import plan_cut, share_out
+from llama_index_memory_ext.window import plan_cut, with_results
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,8 +72,7 @@ class VerbatimLimits:
         limit = int(self.tokens * min(self.message_ratio, self.keep_ratio))
         shown: list[Entry] = []
         for unit in units_of(entries):
-            shares = share_out([entry.tokens for entry in unit], limit)
-            clipped = [self._clip(entry, share) for entry, share in zip(unit, shares, strict=True)]
+            clipped = clip_entries(unit, limit, self.counter, self._end if self.allow_partial else None)
             if sum(entry.tokens for entry in clipped) <= limit:
                 shown += clipped
         return shown
@@ -113,7 +114,7 @@ class VerbatimLimits:
     @property
     def _low_messages(self) -> int | None:
         if self.keep_messages is None and self.max_messages is not None:
-            return max(1, int(self.max_messages * self.keep_ratio))
+            return kept_of(self.max_messages, self.keep_ratio)
         return self.keep_messages
 
     def _first(
@@ -150,9 +151,6 @@ class VerbatimLimits:
         end = clip_entry(entry, room, self.counter, partial(self._end, or_tokens=False))
         return end if end.body.strip() and end.tokens <= room else None
 
-    def _clip(self, entry: Entry, share: int) -> Entry:
-        return clip_entry(entry, share, self.counter, self._end if self.allow_partial else None)
-
     def _end(self, text: str, limit: int, *, or_tokens: bool = True) -> str:
         end = end_of(text, limit, self.counter, self.text_splitter)
         return end or (self.counter.tail(text, limit) if or_tokens else "")
@@ -160,10 +158,4 @@ class VerbatimLimits:
 
 def units_of(entries: Sequence[Entry]) -> list[list[Entry]]:
     """The entries in groups that must not be parted: each with the tool results behind it."""
-    units: list[list[Entry]] = []
-    for entry in entries:
-        if entry.is_result and units:
-            units[-1].append(entry)
-        else:
-            units.append([entry])
-    return units
+    return with_results(entries, lambda entry: entry.is_result)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
+
+T = TypeVar("T")
 
 
 def plan_cut(
@@ -72,6 +74,21 @@ def plan_flush(tokens: Sequence[int], *, turn_starts: Sequence[bool], limit: int
         if left <= limit and flush_size <= 0:
             break
     return gone
+
+
+def with_results(items: Iterable[T], is_result: Callable[[T], bool]) -> list[list[T]]:
+    """The items in groups that must not be parted: each with the results of tools behind it.
+
+    >>> with_results("urrar", lambda item: item == "r")
+    [['u', 'r', 'r'], ['a', 'r']]
+    """
+    groups: list[list[T]] = []
+    for item in items:
+        if is_result(item) and groups:
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+    return groups
 
 
 def share_out(tokens: Sequence[int], limit: int) -> list[int]:

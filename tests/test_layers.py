@@ -50,6 +50,7 @@ ALLOWED_WITHIN_A_ROW = {
     ("demo", "offline_model"),
     ("__main__", "cli"),
     ("record", "transcript"),
+    ("record", "window"),
     ("rendering", "transcript"),
     ("replies", "transcript"),
     ("summary_replies", "transcript"),
