@@ -1,9 +1,11 @@
 """Memory for LlamaIndex agents: what was said before comes back as one condensed message."""
 
+from llama_index_memory_ext.backfill import Backfilled
 from llama_index_memory_ext.condensed_block import CondensedMemoryBlock
 from llama_index_memory_ext.errors import (
     FactError,
     FactReplyError,
+    LayoutError,
     LimitError,
     MemoryExtError,
     MessageError,
@@ -14,6 +16,7 @@ from llama_index_memory_ext.errors import (
 )
 from llama_index_memory_ext.facts import Fact
 from llama_index_memory_ext.facts_block import RelevantFactsBlock
+from llama_index_memory_ext.messages_json import messages_from_json, messages_to_json
 from llama_index_memory_ext.preset import CondensedMemory
 from llama_index_memory_ext.ranking import FactRanker, TfidfRanker, format_facts
 from llama_index_memory_ext.store import MemoryStore
@@ -22,12 +25,14 @@ from llama_index_memory_ext.transcript import extract_conversation_context
 from llama_index_memory_ext.trimming import trim
 
 __all__ = [
+    "Backfilled",
     "CondensedMemory",
     "CondensedMemoryBlock",
     "Fact",
     "FactError",
     "FactRanker",
     "FactReplyError",
+    "LayoutError",
     "LimitError",
     "MemoryExtError",
     "MemoryStore",
@@ -41,5 +46,7 @@ __all__ = [
     "TurnError",
     "extract_conversation_context",
     "format_facts",
+    "messages_from_json",
+    "messages_to_json",
     "trim",
 ]
