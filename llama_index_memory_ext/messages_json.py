@@ -34,9 +34,9 @@ def messages_from_json(source: str | bytes | Iterable[Any], *, show_progress: bo
     Each message may be in the format of OpenAI's Chat Completions or in LlamaIndex's own
     (``ChatMessage.model_dump(mode="json")``, also the older one with a ``content``). A call of a tool becomes a
     ``ToolCallBlock``, the id of the call that a result belongs to ``additional_kwargs["tool_call_id"]``, and a
-    refusal a text. A part of a kind that LlamaIndex has no block for becomes a text that names it, with all that
-    stands in it if that is short. Other keys of a message than these formats have (ids, times, ...) are left out.
-    Lone surrogates and NUL become U+FFFD.
+    refusal a text. A part of a kind that LlamaIndex has no block for becomes a text that names it and quotes it, but
+    for what is encoded in it. Other keys of a message than these formats have (ids, times, ...) are left out. Lone
+    surrogates and NUL become U+FFFD.
 
     No file and no address in a message is opened here, but a model that is sent the message later may: take
     messages with files only from those whom you trust with these.
@@ -93,8 +93,8 @@ def messages_to_json(messages: Sequence[ChatMessage], *, layout: Layout = "llama
         return json.dumps(written, ensure_ascii=False, allow_nan=False, indent=indent)
     except (ValueError, RecursionError) as error:
         raise MessageError(
-            f"A message holds something that JSON cannot ({type(error).__name__}), such as NaN or an object of a "
-            "program in its additional_kwargs. Take it out."
+            f"A message holds something that JSON cannot ({type(error).__name__}), such as an object of a program in "
+            "its additional_kwargs. Take it out."
         ) from None
 
 
@@ -131,14 +131,17 @@ def _loaded(text: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_without_twins)
     except json.JSONDecodeError as error:
-        if error.msg == "Extra data" and "\n" in text.strip():
-            return [_loaded_line(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-        raise MessageError(
-            f"Expected JSON; saw {len(text)} characters that are none: {error.msg.lower()} at line {error.lineno}, "
-            f"column {error.colno}. To read a file, pass its bytes: Path(...).read_bytes()."
-        ) from None
+        several = error.msg == "Extra data" and "\n" in text.strip()
+        complaint = f"{error.msg.lower()} at line {error.lineno}, column {error.colno}"
     except (ValueError, RecursionError) as error:
         raise MessageError(f"Expected JSON of messages; it cannot be read ({type(error).__name__}).") from None
+    # Behind the block: an error within it would carry the whole text along.
+    if several:
+        return [_loaded_line(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    raise MessageError(
+        f"Expected JSON; saw {len(text)} characters that are none: {complaint}. "
+        "To read a file, pass its bytes: Path(...).read_bytes()."
+    )
 
 
 def _loaded_line(number: int, line: str) -> Any:
@@ -169,7 +172,7 @@ def _message(i: int, value: Any) -> ChatMessage:
     try:
         return _read(value)
     except MessageError as error:
-        raise MessageError(f"messages[{i}]: {error} Nothing was stored.") from None
+        raise MessageError(f"messages[{i}]: {error}") from None
 
 
 def _read(value: Any) -> ChatMessage:
@@ -205,7 +208,7 @@ def _check_role(value: Mapping[str, Any]) -> None:
     role = value.get("role")
     if role not in _ROLES:
         is_name = isinstance(role, str) and role.isidentifier() and len(role) <= _LONGEST_NAME
-        seen = repr(role) if is_name else f"{described(role)} there in {described(value)}"
+        seen = repr(role) if is_name else described(value) if role is None else f"{described(role)} there"
         raise MessageError(f"Expected a 'role' that is one of {', '.join(_ROLES)}; saw {seen}.")
 
 

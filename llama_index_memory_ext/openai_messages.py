@@ -28,9 +28,13 @@ if TYPE_CHECKING:
 # The host's own converters are not used: from_openai_message_dict takes no call for a call, and raises KeyError for an
 # image without a "detail"; to_openai_message_dict loses names, and downloads documents that have an address.
 
-_LONGEST_MARK = 500
+# A word of more letters is none: a picture, say.
+_LONGEST_WORD = 1_000
 _SHOWN_KEYS = 10
 _NAMES = ("name", "tool_call_id")
+_SAYS = ("content", "tool_calls", "function_call", "refusal", "audio")
+# The two others are those of OpenAI's newer Responses.
+_TEXTS = ("text", "input_text", "output_text")
 
 
 def from_openai(message: Mapping[str, Any]) -> ChatMessage:
@@ -39,6 +43,8 @@ def from_openai(message: Mapping[str, Any]) -> ChatMessage:
     Raises:
         MessageError: Something that the format does not allow; what is said of it are keys and types, never words.
     """
+    if not any(key in message for key in _SAYS):
+        raise MessageError(f"Expected 'content' or another of {', '.join(_SAYS[1:])}; saw {described(message)}.")
     calls = _read_calls(message)
     blocks = [block for block in _read_content(message) if not (isinstance(block, TextBlock) and not block.text)]
     if not blocks and not calls:
@@ -101,8 +107,9 @@ def _read_part(part: Any, place: str) -> Any:
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
         raise MessageError(f"Expected an object with a 'type' in {place}; saw {described(part)}.")
     kind = part["type"]
-    if kind in ("text", "refusal"):
-        return TextBlock(text=_text(part.get(kind), f"{kind!r} of {place}"))
+    if kind in _TEXTS or kind == "refusal":
+        key = "text" if kind in _TEXTS else kind
+        return TextBlock(text=_text(part.get(key), f"{key!r} of {place}"))
     if kind == "image_url":
         return _image(part.get(kind), f"{kind!r} of {place}")
     if kind == "input_audio":
@@ -153,9 +160,20 @@ def _base64(content: str, place: str) -> bytes:
 
 
 def _mark(part: Mapping[str, Any]) -> str:
-    """What stands in the place of a part that LlamaIndex has no block for: its type, and all of it if that is short."""
-    rest = json.dumps({key: value for key, value in part.items() if key != "type"}, ensure_ascii=False, default=str)
-    return f"[{part['type']}: {rest}]" if len(rest) <= _LONGEST_MARK else f"[{part['type']}]"
+    """What stands in the place of a part that LlamaIndex has no block for."""
+    kind = part["type"]
+    told = part.get(kind, {key: value for key, value in part.items() if key != "type"})
+    return f"[{kind}: {json.dumps(_readable(told), ensure_ascii=False, default=str)}]"
+
+
+def _readable(value: Any) -> Any:
+    """The value without texts that nobody could read, such as a film in base64."""
+    if isinstance(value, dict):
+        return {key: _readable(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_readable(entry) for entry in value]
+    is_word = isinstance(value, str) and len(value) > _LONGEST_WORD and value.isascii() and " " not in value
+    return "..." if is_word else value
 
 
 def _read_calls(message: Mapping[str, Any]) -> list[ToolCallBlock]:

@@ -313,7 +313,7 @@ def _tool_call(call: Any) -> ToolCall:
     """A call in any of the shapes in which providers write it; one of no known shape as its name."""
     dump = getattr(call, "model_dump", None)
     fields = call if isinstance(call, dict) else dump() if callable(dump) else {"name": call}
-    function = fields.get("function") or fields
+    function = fields.get("function") or fields.get("custom") or fields
     if not isinstance(function, dict):
         function = {"name": function}
     arguments: Any = next(
