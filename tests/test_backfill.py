@@ -1,0 +1,449 @@
+"""Facts of what was said before anybody asked for facts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sqlite3
+import threading
+from datetime import date, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.llms import ChatMessage, ChatResponse, MockLLM
+from llama_index.core.settings import Settings
+
+from llama_index_memory_ext import Backfilled, CondensedMemory, MemoryStore, RelevantFactsBlock, StoreError
+from llama_index_memory_ext.batches import batch_end, said_at, written_at
+from tests.conftest import OpenMemory, OpenPlainMemory, StartModel
+from tests.conversation import assistant, user
+from tests.openai_server import Message, Model, call, fail
+from tests.test_facts_block import contents, extractions, learner
+
+
+def talk(*words: str) -> list[ChatMessage]:
+    """A turn for each word, in which the user likes it."""
+    return [message for word in words for message in (user(f"I like {word}."), assistant("Fine."))]
+
+
+def likes(requests: list[list[Message]]) -> list[list[str]]:
+    """The words of each request for facts, in the order of the requests."""
+    return [re.findall(r"I like (\w+)", text) for text in extractions(requests)]
+
+
+async def tell(store: MemoryStore, session_id: str, *words: str) -> None:
+    await store.add_messages(session_id, talk(*words))
+
+
+def failing_for(*words: str) -> Model:
+    """A model that has an error of its own whenever one of these is talked about."""
+
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        told = str(messages[-1]["content"])
+        return (
+            fail(500, "out of order") if any(f"I like {word}" in told for word in words) else learner(messages, tools)
+        )
+
+    return model
+
+
+def set_day(database_uri: str, session_id: str, first_id: int, day: date) -> None:
+    """Say of the rows from an id on that they were written on another day."""
+    noon = datetime(day.year, day.month, day.day, 12, tzinfo=timezone.utc)
+    with sqlite3.connect(database_uri.partition("///")[2]) as connection:
+        connection.execute(
+            "UPDATE llama_index_memory SET timestamp = ? + id WHERE key = ? AND id >= ?",
+            (int(noon.timestamp()) * 10**9, session_id, first_id),
+        )
+    connection.close()
+
+
+class OfflineModel(MockLLM):
+    """Says that the user likes tea, and works in any event loop; on request two callers are answered together."""
+
+    _together: threading.Barrier | None = PrivateAttr(default=None)
+
+    async def achat(self, messages: Any, **kwargs: Any) -> Any:
+        if self._together is not None:
+            await asyncio.to_thread(self._together.wait)
+        fact = {"content": "Likes tea", "confidence": 0.9, "quote": "I like tea"}
+        return ChatResponse(message=assistant(json.dumps({"new_facts": [fact]})))
+
+
+# ---- what is read --------------------------------------------------------------------------------------
+
+
+async def test_a_plain_memorys_history_is_read_once(
+    any_database_uri: str | None, open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    """Its newest turns too, which are still active; even where no facts are extracted otherwise."""
+    llm, server = start_model(learner)
+    memory = open_memory("old", user_id="ann", llm=llm, extract_facts=False, async_database_uri=any_database_uri)
+    await tell(memory.sql_store, "old", "tea", "rain")
+    assert await memory.abackfill() == Backfilled(sessions=1, messages=4, new=2)
+    assert await contents(memory) == ["Likes rain", "Likes tea"]
+    assert [fact.session_id for fact in await memory.facts.alist()] == ["old", "old"]
+    assert await memory.abackfill() == Backfilled(sessions=1)
+    assert likes(server.requests) == [["tea", "rain"]]
+    await tell(memory.sql_store, "old", "snow")
+    assert await memory.abackfill() == Backfilled(sessions=1, messages=2, new=1)
+    await memory.aclose()
+    assert likes(server.requests) == [["tea", "rain"], ["snow"]]
+
+
+async def test_a_database_of_the_plain_host_is_read(
+    open_plain_memory: OpenPlainMemory, open_memory: OpenMemory, start_model: StartModel, database_uri: str
+) -> None:
+    plain = open_plain_memory(session_id="old", async_database_uri=database_uri, chat_history_token_ratio=0.7)
+    await plain.aput_messages(talk("tea", "rain"))
+    llm, _ = start_model(learner)
+    memory = open_memory("old", user_id="ann", llm=llm)
+    assert (await memory.abackfill()).new == 2
+
+
+async def test_what_was_extracted_is_not_asked_for_again(open_memory: OpenMemory, start_model: StartModel) -> None:
+    llm, server = start_model(learner)
+    memory = open_memory("chat", user_id="ann", llm=llm)
+    await memory.aput_messages(talk("tea"))
+    await memory.aflush()
+    await memory.aput_messages(talk("rain"))
+    assert (await memory.abackfill()).messages == 2
+    assert likes(server.requests) == [["tea"], ["rain"]]
+
+
+async def test_all_sessions_of_the_user_are_read_the_oldest_first(
+    open_memory: OpenMemory, start_model: StartModel, database_uri: str
+) -> None:
+    """Not those of others."""
+    broken, _ = start_model(lambda messages, tools: fail(500, "out of order"))
+    for session_id, user_id in (("b", "ann"), ("a", "ann"), ("c", "bob")):
+        memory = open_memory(session_id, user_id=user_id, llm=broken)
+        await memory.aput_messages(talk(f"{session_id}1", f"{session_id}2"))
+        await memory.facts_block.stop_jobs()
+    llm, server = start_model(learner)
+    memory = open_memory("new", user_id="ann", llm=llm)
+    assert await memory.abackfill() == Backfilled(sessions=3, messages=8, new=4)
+    assert likes(server.requests) == [["b1", "b2"], ["a1", "a2"]]
+    assert await contents(open_memory("c", user_id="bob")) == []
+
+
+async def test_the_sessions_that_are_named_become_the_users_in_their_order(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    llm, server = start_model(learner)
+    memory = open_memory("new", user_id="ann", llm=llm)
+    for session_id in ("a", "b", "c"):
+        await tell(memory.sql_store, session_id, session_id)
+    assert await memory.abackfill(["c", "a", "c"]) == Backfilled(sessions=2, messages=4, new=2)
+    assert likes(server.requests) == [["c"], ["a"]]
+    assert await contents(memory) == ["Likes a", "Likes c"]
+    assert await memory.abackfill([]) == Backfilled()
+
+
+@pytest.mark.parametrize(
+    ("session_ids", "complaint"),
+    [
+        (["a", "nobody's"], 'There is no session "nobody\'s" in this database'),
+        (["a", 7], "There is no session 7"),
+        ("a", "a list of session ids; this is a str"),
+        (7, "a list of session ids; this is a int"),
+    ],
+)
+async def test_a_session_that_does_not_exist_is_named_before_a_model_is_asked(
+    open_memory: OpenMemory, start_model: StartModel, session_ids: list[str], complaint: str
+) -> None:
+    llm, server = start_model(learner)
+    memory = open_memory("new", user_id="ann", llm=llm)
+    await tell(memory.sql_store, "a", "tea")
+    with pytest.raises(StoreError, match=re.escape(complaint)):
+        await memory.abackfill(session_ids)
+    assert server.requests == []
+
+
+async def test_there_may_be_nothing_to_read(open_memory: OpenMemory) -> None:
+    """No model is needed then."""
+    assert await open_memory("new", user_id="ann").abackfill() == Backfilled(sessions=1)
+
+
+async def test_messages_without_a_question_are_left_behind_without_a_request(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    llm, server = start_model(learner)
+    memory = open_memory("new", llm=llm)
+    await memory.sql_store.add_messages("new", [assistant("Hello!")])
+    assert await memory.abackfill() == Backfilled(sessions=1, messages=1)
+    assert await memory.abackfill() == Backfilled(sessions=1)
+    assert server.requests == []
+
+
+def test_synchronous_programs_backfill_too(database_uri: str) -> None:
+    memory = CondensedMemory.from_defaults(
+        "old", user_id="ann", llm=OfflineModel(max_tokens=None), extract_facts=False, async_database_uri=database_uri
+    )
+    memory.put_messages(talk("tea"))
+    assert memory.backfill() == Backfilled(sessions=1, messages=2, new=1)
+    assert [fact.content for fact in memory.facts.list()] == ["Likes tea"]
+    memory.close()
+
+
+# ---- failures ------------------------------------------------------------------------------------------
+
+
+async def test_a_session_that_fails_does_not_stop_the_others(
+    open_memory: OpenMemory, start_model: StartModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And is gone on with where it stopped."""
+    llm, server = start_model(failing_for("wine"))
+    memory = open_memory("new", user_id="ann", llm=llm)
+    for session_id, word in (("a", "tea"), ("b", "wine"), ("c", "rain")):
+        await tell(memory.sql_store, session_id, word)
+    done = await memory.abackfill(["a", "b", "c"])
+    assert done == Backfilled(sessions=2, messages=4, new=2, failed={"b": "InternalServerError"})
+    assert "session 'b', InternalServerError" in caplog.text
+    assert "wine" not in caplog.text + repr(done)
+    assert likes(server.requests)[-1] == ["rain"]
+    healed, _ = start_model(learner)
+    again = open_memory("new", user_id="ann", llm=healed)
+    assert await again.abackfill(["a", "b", "c"]) == Backfilled(sessions=3, messages=2, new=1)
+    assert await contents(again) == ["Likes rain", "Likes tea", "Likes wine"]
+
+
+async def test_after_three_failures_in_a_row_the_rest_is_not_tried(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    llm, server = start_model(lambda messages, tools: fail(401, "no such key"))
+    memory = open_memory("new", user_id="ann", llm=llm)
+    sessions = [f"s{i}" for i in range(10)]
+    for session_id in sessions:
+        await tell(memory.sql_store, session_id, "tea")
+    done = await memory.abackfill(sessions)
+    assert done.failed == dict.fromkeys(sessions[:3], "AuthenticationError")
+    assert done.not_tried == tuple(sessions[3:])
+    assert (done.sessions, done.messages, len(server.requests)) == (0, 0, 3)
+
+
+async def test_a_model_that_answers_now_and_then_is_asked_on(open_memory: OpenMemory, start_model: StartModel) -> None:
+    """Failures count only while nothing else comes between them."""
+    llm, _ = start_model(failing_for("wine"))
+    memory = open_memory("new", user_id="ann", llm=llm)
+    words = ["wine", "wine", "tea", "wine", "wine", "rain"]
+    for i, word in enumerate(words):
+        await tell(memory.sql_store, str(i), word)
+    done = await memory.abackfill([str(i) for i in range(6)])
+    assert (done.sessions, len(done.failed), done.not_tried) == (2, 4, ())
+
+
+async def test_without_any_model_it_says_so_at_once(open_memory: OpenMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Settings, "_llm", None)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    memory = open_memory("new", user_id="ann")
+    await tell(memory.sql_store, "new", "tea")
+    with pytest.raises(ValueError, match="No API key"):
+        await memory.abackfill()
+
+
+async def test_a_cancelled_backfill_goes_on_where_it_stopped(open_memory: OpenMemory, start_model: StartModel) -> None:
+    """What was stored before stays; the batch that was asked for when it came is asked for again."""
+    asked = asyncio.Event()
+    loop, may_answer = asyncio.get_running_loop(), threading.Event()
+
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        if "I like rain" in messages[-1]["content"] and not may_answer.is_set():
+            loop.call_soon_threadsafe(asked.set)
+            may_answer.wait(20)
+        return learner(messages, tools)
+
+    llm, server = start_model(model)
+    memory = open_memory("new", user_id="ann", llm=llm)
+    for session_id, word in (("a", "tea"), ("b", "rain"), ("c", "snow")):
+        await tell(memory.sql_store, session_id, word)
+    task = asyncio.create_task(memory.abackfill(["a", "b", "c"], show_progress=True))
+    await asked.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await contents(memory) == ["Likes tea"]
+    may_answer.set()
+    assert await memory.abackfill(["a", "b", "c"]) == Backfilled(sessions=3, messages=4, new=2)
+    assert likes(server.requests) == [["tea"], ["rain"], ["rain"], ["snow"]]
+
+
+async def test_two_at_once_ask_once(open_memory: OpenMemory, start_model: StartModel) -> None:
+    llm, server = start_model(learner)
+    first, second = (open_memory("chat", user_id="ann", llm=llm) for _ in range(2))
+    await tell(first.sql_store, "chat", "tea", "rain")
+    done = await asyncio.gather(first.abackfill(), second.abackfill())
+    assert sorted(one.new for one in done) == [0, 2]
+    assert await contents(first) == ["Likes rain", "Likes tea"]
+    assert len(likes(server.requests)) == 1
+
+
+async def test_two_workers_store_nothing_twice(open_memory: OpenMemory, any_database_uri: str | None) -> None:
+    """Each in an event loop of its own, both answered at the same time."""
+    if any_database_uri is None:
+        pytest.skip("a database in memory has one worker")
+    memory = open_memory("chat", user_id="ann", async_database_uri=any_database_uri)
+    await tell(memory.sql_store, "chat", "tea")
+    llm = OfflineModel(max_tokens=None)
+    llm._together = threading.Barrier(2, timeout=20)
+
+    def work() -> Backfilled:
+        own = CondensedMemory.from_defaults("chat", user_id="ann", llm=llm, async_database_uri=any_database_uri)
+        done = own.backfill()
+        own.close()
+        return done
+
+    done = await asyncio.gather(asyncio.to_thread(work), asyncio.to_thread(work))
+    assert sorted((one.messages, one.new) for one in done) == [(0, 0), (2, 1)]
+    assert await contents(memory) == ["Likes tea"]
+
+
+# ---- days ----------------------------------------------------------------------------------------------
+
+
+async def test_what_was_said_on_another_day_is_read_as_of_that_day(
+    open_memory: OpenMemory, start_model: StartModel, database_uri: str
+) -> None:
+    """One request for each day; a fact is as old as its words."""
+    llm, server = start_model(learner)
+    memory = open_memory("old", user_id="ann", llm=llm, extract_facts=False)
+    await tell(memory.sql_store, "old", "tea", "rain", "snow")
+    set_day(database_uri, "old", 1, date(2024, 2, 28))
+    set_day(database_uri, "old", 5, date(2024, 3, 1))
+    assert (await memory.abackfill()).messages == 6
+    assert likes(server.requests) == [["tea", "rain"], ["snow"]]
+    days = [re.findall(r"took place on (\w+, [\d-]+)", text) for text in extractions(server.requests)]
+    assert days == [["Wednesday, 2024-02-28"], ["Friday, 2024-03-01"]]
+    learned = {fact.content: fact.created_at.date() for fact in await memory.facts.alist()}
+    assert learned == {
+        "Likes snow": date(2024, 3, 1),
+        "Likes rain": date(2024, 2, 28),
+        "Likes tea": date(2024, 2, 28),
+    }
+    await memory.aput(user("What do I like?"))
+    assert '<fact date="2024-03-01">Likes snow</fact>' in str((await memory.aget())[0].content)
+
+
+async def test_an_old_conversation_retires_nothing_that_was_learned_later(
+    open_memory: OpenMemory, start_model: StartModel, database_uri: str
+) -> None:
+    """It is not shown to the model; but said in the same words it is not stored a second time."""
+    llm, server = start_model(learner)
+    memory = open_memory("old", user_id="ann", llm=llm, extract_facts=False)
+    then = datetime(2020, 1, 1, tzinfo=timezone.utc)
+    known = await memory.facts.aadd("Likes tea", confidence=0.8)
+    await memory.facts.aadd("Likes tea from Assam", created_at=then, updated_at=then)
+    await tell(memory.sql_store, "old", "tea")
+    set_day(database_uri, "old", 1, date(2024, 2, 28))
+    assert await memory.abackfill() == Backfilled(sessions=1, messages=2, confirmed=1)
+    shown = extractions(server.requests)[0].split("</known_facts>")[0]
+    assert "1. Likes tea from Assam\n" in shown
+    assert "2." not in shown
+    surer = {fact.id: fact for fact in await memory.facts.alist()}[known.id]
+    assert surer.confidence > known.confidence
+    assert surer.updated_at == known.updated_at
+
+
+async def test_a_correction_retires_what_an_earlier_session_said(
+    open_memory: OpenMemory, start_model: StartModel, database_uri: str
+) -> None:
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        old = re.search(r"(\d+)\. Likes tea", messages[-1]["content"])
+        if not old:
+            return learner(messages, tools)
+        gone = {"number": int(old[1]), "reason": "changed", "replaced_by": "n1", "quote": "I like coffee"}
+        new = {"label": "n1", "content": "Likes coffee", "confidence": 0.9, "quote": "I like coffee"}
+        return call(("c", "report_facts", {"new_facts": [new], "retired": [gone]}))
+
+    llm, _ = start_model(model)
+    memory = open_memory("new", user_id="ann", llm=llm)
+    await tell(memory.sql_store, "b", "tea")
+    await tell(memory.sql_store, "a", "coffee")
+    set_day(database_uri, "b", 1, date(2024, 2, 28))
+    assert await memory.abackfill(["b", "a"]) == Backfilled(sessions=2, messages=4, new=2, retired=1)
+    assert await contents(memory) == ["Likes coffee"]
+
+
+async def test_a_conversation_of_today_is_read_as_of_today(open_memory: OpenMemory, start_model: StartModel) -> None:
+    """A clock that was ahead does not make it one of tomorrow."""
+    llm, server = start_model(learner)
+    memory = open_memory("chat", user_id="ann", llm=llm)
+    before = datetime.now(timezone.utc)
+    await memory.aput_messages(talk("tea"))
+    await memory.aflush()
+    assert "took place" not in extractions(server.requests)[0] or before.date() != datetime.now(timezone.utc).date()
+    (fact,) = await memory.facts.alist()
+    assert before - timedelta(seconds=1) <= fact.created_at <= datetime.now(timezone.utc)
+
+
+def test_said_is_never_after_now() -> None:
+    now = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    ahead = int((now + timedelta(days=3)).timestamp()) * 10**9
+    assert said_at([True], [ahead], now) == now
+    assert said_at([False], [1], now) == now
+    assert said_at([], [], now) == now
+    assert written_at(2**63 - 1) is not None
+    assert written_at(10**30) is None
+    assert written_at(-1) is None
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 60), st.integers(1, 3)), max_size=12),
+)
+def test_batches_hold_whole_turns_of_one_day_and_no_more_than_fits(rows: list[tuple[bool, int, int]]) -> None:
+    """But for a turn that is too long by itself; every message is in exactly one."""
+    rows = [
+        (starts, tokens, day) for (starts, tokens, _), day in zip(rows, sorted(row[2] for row in rows), strict=True)
+    ]
+    left = list(rows)
+    while left:
+        starts, tokens, days = zip(*[(one[0], one[1], date(2024, 1, one[2])) for one in left], strict=True)
+        end = batch_end(starts, tokens, days, token_limit=100)
+        batch, left = left[:end], left[end:]
+        assert batch
+        assert len({day for begins, _, day in batch if begins}) <= 1
+        turns = sum(begins for begins, _, _ in batch)
+        if sum(one[1] for one in batch) > 100:
+            assert len(batch) == 1
+        elif left and not left[0][0]:
+            # A turn is torn only if it does not fit by itself.
+            assert turns <= 1
+    assert batch_end([], [], [], token_limit=100) == 0
+
+
+# ---- the bar -------------------------------------------------------------------------------------------
+
+
+async def test_a_bar_counts_messages_only_on_request(
+    open_memory: OpenMemory, start_model: StartModel, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is closed with the last session, however that ends."""
+    llm, _ = start_model(failing_for("wine"))
+    memory = open_memory("new", user_id="ann", llm=llm)
+    await tell(memory.sql_store, "a", "tea", "rain")
+    await tell(memory.sql_store, "b", "snow")
+    await tell(memory.sql_store, "c", "wine")
+    await memory.abackfill(["a"])
+    assert capfd.readouterr() == ("", "")
+    await memory.abackfill(["a", "b", "c"], show_progress=True)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "2/4" in err
+    assert err.endswith("\n")
+
+
+async def test_a_block_without_a_user_keeps_facts_by_session(start_model: StartModel) -> None:
+    llm, _ = start_model(learner)
+    block = RelevantFactsBlock(llm=llm, extract_facts=False)
+    await block.aput(talk("tea"), session_id="chat")
+    assert await block.asessions_unread("chat") == ["chat"]
+    batch = await block.aextract_next("chat")
+    assert batch is not None
+    assert (batch.messages, batch.new) == (2, 1)
+    assert await block.aextract_next("chat") is None
+    assert [fact.content for fact in await block.book("chat").alist()] == ["Likes tea"]
+    await block.aclose()
