@@ -387,49 +387,56 @@ class RelevantFactsBlock(LogBlock):
         return type(unread)(unread.position, unread.epoch, rows), lines[:end]
 
     async def _extract_batch(self, session_id: str, reader: str, unread: Unread, lines: Sequence[Line]) -> Extracted:
-        # Imported here: their patterns take a while to compile, and not every program extracts facts.
-        from llama_index_memory_ext.extraction import ask_for_facts, extraction_prompt
-        from llama_index_memory_ext.gates import Gated, gate
-
         namespace = self.namespace_of(session_id)
         known = await self._read_known(namespace)
-        now, said = datetime.now(timezone.utc), [line for line in lines if line.text]
-        gated, changed, asked = Gated(), list[Fact](), any(line.role == MessageRole.USER.value for line in said)
-        if asked:
-            # A fact is as old as the words that it stands on, however late they are read.
-            then = said_at([line.role == MessageRole.USER.value for line in lines], _timestamps(unread), now)
-            users = "\n".join(line.text for line in said if line.role == MessageRole.USER.value)
-            # What was learned on a later day is not shown: an old conversation would be taken for a correction of it.
-            ranked = (entry.fact for entry in self._ranked(known, users, []))
-            related = list(islice((fact for fact in ranked if fact.created_at.date() <= then.date()), _RELATED_FACTS))
-            prompt = extraction_prompt(said, related, today=now.date(), said_on=then.date())
-            gated = gate(
-                await ask_for_facts(self._model(), prompt),
-                said,
-                related,
-                now=then,
-                new_id=lambda: uuid4().hex,
-                active=known.active,
-                namespace=namespace,
-                session_id=session_id,
-                min_confidence=self.min_confidence,
-            )
-            self._rejections.update(gated.rejections)
-            spoken_by_id = {line.row_id: i for i, line in enumerate(said)}
-            gated = replace(
-                gated, accepted=tuple(_with_neighbours(fact, said, spoken_by_id) for fact in gated.accepted)
-            )
-            changed = self._within_number(known, changes_of(gated, known.facts, then), now)
+        starts_turn = [line.role == MessageRole.USER.value for line in lines]
+        # A fact is as old as the words that it stands on, however late they are read.
+        then = said_at(starts_turn, [row.timestamp for row in unread.rows], datetime.now(timezone.utc))
+        changed, learned = await self._learn(session_id, known, [line for line in lines if line.text], then)
         stored = await self._log.facts.write_extracted(
             namespace, changed, known.changes, session_id=session_id, reader=reader, unread=unread
         )
         if changed and self.embed_model is not None:
             # Now rather than when the next question is waiting for it.
             await self._prepare(await self._read_known(namespace))
-        if not stored:
-            return Extracted(asked=asked)
-        counts = len(gated.accepted), len(gated.confirmed), len(gated.retired)
-        return Extracted(len(unread.rows), *counts, asked=asked)
+        return replace(learned, messages=len(unread.rows)) if stored else Extracted(asked=learned.asked)
+
+    async def _learn(
+        self, session_id: str, known: Known, said: Sequence[Line], then: datetime
+    ) -> tuple[list[Fact], Extracted]:
+        """What changes by a part of the conversation; no model is asked where the user has said nothing."""
+        if not any(line.role == MessageRole.USER.value for line in said):
+            return [], Extracted()
+        gated = await self._ask(session_id, known, said, then)
+        self._rejections.update(gated.rejections)
+        changed = self._within_number(known, changes_of(gated, known.facts, then), datetime.now(timezone.utc))
+        counts = {"new": len(gated.accepted), "confirmed": len(gated.confirmed), "retired": len(gated.retired)}
+        return changed, Extracted(**counts, asked=True)
+
+    async def _ask(self, session_id: str, known: Known, said: Sequence[Line], then: datetime) -> Gated:
+        """What the model says of the user, as far as it may be stored; new facts with the words around their own."""
+        # Imported here: their patterns take a while to compile, and not every program extracts facts.
+        from llama_index_memory_ext.extraction import ask_for_facts, extraction_prompt
+        from llama_index_memory_ext.gates import gate
+
+        users = "\n".join(line.text for line in said if line.role == MessageRole.USER.value)
+        # What was learned on a later day is not shown: an old conversation would be taken for a correction of it.
+        ranked = (entry.fact for entry in self._ranked(known, users, []))
+        related = list(islice((fact for fact in ranked if fact.created_at.date() <= then.date()), _RELATED_FACTS))
+        today = datetime.now(timezone.utc).date()
+        gated = gate(
+            await ask_for_facts(self._model(), extraction_prompt(said, related, today=today, said_on=then.date())),
+            said,
+            related,
+            now=then,
+            new_id=lambda: uuid4().hex,
+            active=known.active,
+            namespace=self.namespace_of(session_id),
+            session_id=session_id,
+            min_confidence=self.min_confidence,
+        )
+        spoken_by_id = {line.row_id: i for i, line in enumerate(said)}
+        return replace(gated, accepted=tuple(_with_neighbours(fact, said, spoken_by_id) for fact in gated.accepted))
 
     def _within_number(self, known: Known, changed: list[Fact], now: datetime) -> list[Fact]:
         if self.max_facts is None:
@@ -476,7 +483,3 @@ def _with_neighbours(fact: Fact, said: Sequence[Line], places: dict[int, int]) -
 
 def _day(moment: datetime | None) -> date | None:
     return moment.date() if moment is not None else None
-
-
-def _timestamps(unread: Unread) -> list[int]:
-    return [row.timestamp for row in unread.rows]
