@@ -1,0 +1,218 @@
+"""Histories of other programs arrive whole, in order, and as the README says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llama_index.core.memory import ChatSummaryMemoryBuffer
+from llama_index.core.storage.chat_store.base_db import MessageStatus
+
+from llama_index_memory_ext import CondensedMemory, MessageError, messages_from_json
+from tests.conftest import OpenMemory, OpenPlainMemory, StartModel
+from tests.conversation import assistant, calling, record, result, sent_text, user
+from tests.openai_server import Message, say, serve
+from tests.test_facts_block import contents, learner
+
+TURNS: list[dict[str, Any]] = [
+    {"role": "user", "content": "What is 2 * 3?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "multiply", "arguments": '{"a": 2}'}}],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": "6"},
+    {"role": "assistant", "content": "It is 6."},
+    {"role": "user", "content": "Thanks."},
+    {"role": "assistant", "content": "You are welcome."},
+]
+
+
+# ---- messages ------------------------------------------------------------------------------------------
+
+
+async def test_an_imported_conversation_is_shown_like_any_other(
+    open_memory: OpenMemory, any_database_uri: str | None
+) -> None:
+    """Behind what was there; all turns but the newest in the record."""
+    memory = open_memory(async_database_uri=any_database_uri)
+    await memory.aput_messages([user("Hello!"), assistant("Hi!")])
+    assert await memory.aimport(json.dumps(TURNS)) == 6
+    await memory.aput(user("And now?"))
+    shown = record(sent_text(await memory.aget()))
+    assert shown == [
+        ("user", "Hello!"),
+        ("assistant", "Hi!"),
+        ("user", "What is 2 * 3?"),
+        ("assistant", '[tool call c1] multiply({"a": 2})'),
+        ("tool", "6"),
+        ("assistant", "It is 6."),
+        ("user", "Thanks."),
+        ("assistant", "You are welcome."),
+    ]
+
+
+async def test_what_was_exported_is_imported_as_it_was(open_memory: OpenMemory) -> None:
+    """In another session; in LlamaIndex's layout all of it, and none is nothing."""
+    one, other = open_memory("one"), open_memory("other")
+    conversation = [user("2 * 3?"), calling(("c1", "f", {"a": 2})), result("c1", "6"), assistant("6."), user("Thanks.")]
+    await one.aput_messages(conversation)
+    exported = await one.aexport()
+    assert await other.aimport(exported) == 5
+    assert await other.aexport() == exported
+    assert await other.aget_all() == await one.aget_all() == conversation
+    empty = open_memory("empty")
+    assert (await empty.aexport(), await empty.aexport(layout="openai"), await empty.aimport("[]")) == ("[]", "[]", 0)
+    assert json.loads(await one.aexport(layout="openai"))[1]["tool_calls"][0]["id"] == "c1"
+
+
+async def test_importing_twice_stores_twice(open_memory: OpenMemory) -> None:
+    memory = open_memory()
+    await memory.aimport(TURNS)
+    await memory.aimport(TURNS)
+    assert [message.role.value for message in await memory.aget_all()] == [turn["role"] for turn in TURNS] * 2
+
+
+@pytest.mark.parametrize("at", [0, 3, 6])
+async def test_one_message_that_cannot_be_read_keeps_all_out(open_memory: OpenMemory, at: int) -> None:
+    memory = open_memory()
+    with pytest.raises(MessageError, match=rf"messages\[{at}\]"):
+        await memory.aimport([*TURNS[:at], {"role": "user", "text": "lost?"}, *TURNS[at:]])
+    assert await memory.aget_all() == []
+
+
+async def test_a_cancelled_import_stores_all_or_nothing(open_memory: OpenMemory) -> None:
+    """At whatever moment it is cancelled."""
+    for steps in (0, 1, 2, 3, 5, 8, 13, 21):
+        memory = open_memory(f"after-{steps}")
+        task = asyncio.create_task(memory.aimport(TURNS * 50))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len(await memory.aget_all()) in (0, 300)
+
+
+async def test_a_long_history_is_one_step_of_linear_cost(open_memory: OpenMemory) -> None:
+    """Its turns are in the log, where no later turn has to look at them."""
+    memory = open_memory()
+    assert await memory.aimport(TURNS * 1_000, show_progress=True) == 6_000
+    assert await memory.sql_store.count_messages("chat", MessageStatus.ACTIVE) == 2
+    assert await memory.sql_store.count_messages("chat", None) == 6_000
+
+
+async def test_facts_of_an_imported_conversation_are_extracted_beside_it(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    llm, _ = start_model(learner)
+    memory = open_memory("chat", user_id="ann", llm=llm)
+    await memory.aimport([{"role": "user", "content": f"I like {word}."} for word in ("tea", "rain")])
+    await memory.aflush()
+    assert await contents(memory) == ["Likes rain", "Likes tea"]
+
+
+def test_synchronous_programs_move_in_too(database_uri: str) -> None:
+    memory = CondensedMemory.from_defaults("chat", extract_facts=False, async_database_uri=database_uri)
+    assert memory.import_(TURNS) == 6
+    assert messages_from_json(memory.export(layout="openai")) == messages_from_json(TURNS) == memory.get_all()
+    assert memory.export(layout="llama_index").startswith("[\n  {")
+    memory.close()
+
+
+async def test_a_bar_is_shown_on_request_and_closed_over_an_error(
+    open_memory: OpenMemory, capfd: pytest.CaptureFixture[str]
+) -> None:
+    memory = open_memory()
+    await memory.aimport(TURNS)
+    assert capfd.readouterr() == ("", "")
+    with pytest.raises(MessageError):
+        await memory.aimport([*TURNS, 7], show_progress=True)
+    out, err = capfd.readouterr()
+    assert (out, err[-1]) == ("", "\n")
+
+
+# ---- what the README shows -----------------------------------------------------------------------------
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+SECTION = README.split("\n## Moving in\n")[1].split("\n## ")[0]
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", SECTION, flags=re.DOTALL | re.MULTILINE)
+
+
+def model(messages: list[Message], tools: list[str]) -> Message:
+    return learner(messages, tools) if tools else say("They talked about tea.")
+
+
+def output_of(word: str, folder: Path, then: str = "") -> str:
+    """What the block of code prints that a word stands in, and the code behind it, run in a folder."""
+    (code,) = [block for block in BLOCKS if word in block]
+    with serve(model) as server:
+        environment = {**os.environ, "OPENAI_API_KEY": "sk-test", "OPENAI_API_BASE": server.api_base}
+        done = subprocess.run(
+            [sys.executable, "-c", code + then], cwd=folder, env=environment, capture_output=True, text=True, check=True
+        )
+    assert done.stderr == ""
+    return done.stdout
+
+
+async def test_a_chat_memory_buffer_and_its_facts_arrive(tmp_path: Path, open_memory: OpenMemory) -> None:
+    assert output_of("ChatMemoryBuffer", tmp_path) == "1 ['The user likes tea.']\n"
+    memory = open_memory("chat-17", user_id="logan", async_database_uri=f"sqlite+aiosqlite:///{tmp_path}/memory.db")
+    assert await memory.aget_all() == [user("My name is Logan.")]
+    await memory.aput(user("What do I like?"))
+    prompt = sent_text(await memory.aget())
+    assert record(prompt) == [("user", "My name is Logan.")]
+    assert ">The user likes tea.</fact>" in prompt
+
+
+def test_a_chat_summary_memory_buffer_is_continued(tmp_path: Path) -> None:
+    """With a history: its summary stays in front, and what leaves the record is summed up."""
+    assert output_of("ChatSummaryMemoryBuffer", tmp_path) == ""
+    then = """
+from llama_index.core.llms import ChatMessage
+from llama_index.core.memory import ChatSummaryMemoryBuffer
+
+history = [ChatMessage(role="user", content=f"Tea number {i}, " + "and so on " * 100) for i in range(60)]
+before.put_messages(history)
+before.get()
+print(before.get_all()[0].role.value, before.get_all()[0].content)
+memory.set(before.get_all())
+memory.put_messages(history)
+memory.flush()
+print(memory.get()[0].content if memory.get() else "")
+memory.put(ChatMessage(role="user", content="And now?"))
+print(memory.get()[0].content)
+"""
+    printed = output_of("ChatSummaryMemoryBuffer", tmp_path, then)
+    assert "They talked about tea." in printed.splitlines()[0]
+    assert "<conversation_summary" in printed
+
+
+def test_the_host_still_keeps_its_summary_as_a_system_message() -> None:
+    assert ChatSummaryMemoryBuffer.model_fields["token_limit"] is not None
+
+
+async def test_a_plain_memorys_database_is_taken_over(tmp_path: Path, open_plain_memory: OpenPlainMemory) -> None:
+    uri = f"sqlite+aiosqlite:///{tmp_path}/memory.db"
+    for session_id, word in (("chat-16", "tea"), ("chat-17", "rain")):
+        plain = open_plain_memory(session_id=session_id, async_database_uri=uri, chat_history_token_ratio=0.7)
+        await plain.aput_messages([user(f"I like {word}."), assistant("Fine.")])
+    printed = await asyncio.to_thread(output_of, "abackfill", tmp_path)
+    assert printed == ("Backfilled(sessions=2, messages=4, new=2, confirmed=0, retired=0, failed={}, not_tried=())\n")
+
+
+def test_json_of_openais_comes_and_goes(tmp_path: Path) -> None:
+    count, _, exported = output_of("aimport", tmp_path).partition("\n")
+    assert count == "2"
+    assert json.loads(exported) == json.loads((tmp_path / "chat.json").read_text())
+
+
+def test_every_block_of_the_section_is_tested_here() -> None:
+    assert len(BLOCKS) == 4
