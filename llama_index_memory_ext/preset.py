@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from llama_index.core.async_utils import asyncio_run
@@ -433,15 +433,22 @@ class CondensedMemory(Memory):
 
     def _run(self, call: Coroutine[Any, Any, T]) -> T:
         """The result of a call, in an event loop that may not go on behind it: so nothing is left under way there."""
+        under_way: list[asyncio.Task[Any] | None] = []
 
         async def call_alone() -> T:
+            under_way.append(asyncio.current_task())
             try:
                 return await call
             finally:
                 for block in self._log_blocks():
                     await block.stop_jobs()
 
-        result: T = asyncio_run(call_alone())
+        try:
+            result: T = asyncio_run(call_alone())
+        except KeyboardInterrupt:
+            for task in under_way:
+                _end(task)
+            raise
         return result
 
     async def _and_jobs(self, call: Coroutine[Any, Any, T]) -> T:
@@ -616,6 +623,14 @@ def _check_options(options: CondensedOptions) -> None:
             f"CondensedMemory.from_defaults() has no argument {unknown[0]!r}. Those of the record are "
             f"{', '.join(sorted(CondensedOptions.__annotations__))}."
         )
+
+
+def _end(task: asyncio.Task[Any] | None) -> None:
+    """Cancel a task that Ctrl+C has left in an event loop that stands still, where it would hold its locks for ever."""
+    if task is not None and not task.done() and not task.get_loop().is_running():
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            task.get_loop().run_until_complete(task)
 
 
 def _add_text(content: list[Any], text: str) -> None:

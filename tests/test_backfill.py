@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
 import sqlite3
+import subprocess
+import sys
 import threading
 from datetime import date, datetime, timedelta, timezone
 from typing import Any
@@ -270,6 +273,46 @@ async def test_a_cancelled_backfill_goes_on_where_it_stopped(open_memory: OpenMe
     may_answer.set()
     assert await memory.abackfill(["a", "b", "c"]) == Backfilled(sessions=3, messages=4, new=2)
     assert likes(server.requests) == [["tea"], ["rain"], ["rain"], ["snow"]]
+
+
+INTERRUPTED = """
+import sys
+from llama_index.llms.openai import OpenAI
+from llama_index_memory_ext import CondensedMemory
+
+uri, api_base = sys.argv[1:]
+llm = OpenAI(model="gpt-4o-mini", api_base=api_base, api_key="sk-test", max_retries=0)
+memory = CondensedMemory.from_defaults("new", user_id="ann", llm=llm, async_database_uri=uri)
+try:
+    memory.backfill(["a", "b"], show_progress=True)
+except KeyboardInterrupt:
+    print("interrupted", [fact.content for fact in memory.facts.list()])
+"""
+
+
+async def test_an_interrupted_program_keeps_what_it_has(
+    open_memory: OpenMemory, start_model: StartModel, database_uri: str
+) -> None:
+    """By Ctrl+C, in the midst of the second session."""
+    workers: list[subprocess.Popen[str]] = []
+
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        if "I like rain" in messages[-1]["content"]:
+            workers[0].send_signal(signal.SIGINT)
+            workers[0].wait(60)
+        return learner(messages, tools)
+
+    _, server = start_model(model)
+    memory = open_memory("new", user_id="ann")
+    await tell(memory.sql_store, "a", "tea")
+    await tell(memory.sql_store, "b", "rain")
+    command = [sys.executable, "-c", INTERRUPTED, database_uri, server.api_base]
+    workers.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    out, err = await asyncio.to_thread(workers[0].communicate)
+    assert out == "interrupted ['Likes tea']\n"
+    assert "Traceback" not in err
+    assert err.endswith("\n")
+    assert await memory.facts_block.acount_unread("b") == 2
 
 
 async def test_two_at_once_ask_once(open_memory: OpenMemory, start_model: StartModel) -> None:

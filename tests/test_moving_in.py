@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llama_index.core.memory import ChatSummaryMemoryBuffer
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import CondensedMemory, MessageError, messages_from_json
@@ -174,7 +173,6 @@ async def test_a_chat_memory_buffer_and_its_facts_arrive(tmp_path: Path, open_me
 
 def test_a_chat_summary_memory_buffer_is_continued(tmp_path: Path) -> None:
     """With a history: its summary stays in front, and what leaves the record is summed up."""
-    assert output_of("ChatSummaryMemoryBuffer", tmp_path) == ""
     then = """
 from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import ChatSummaryMemoryBuffer
@@ -186,7 +184,6 @@ print(before.get_all()[0].role.value, before.get_all()[0].content)
 memory.set(before.get_all())
 memory.put_messages(history)
 memory.flush()
-print(memory.get()[0].content if memory.get() else "")
 memory.put(ChatMessage(role="user", content="And now?"))
 print(memory.get()[0].content)
 """
@@ -195,17 +192,12 @@ print(memory.get()[0].content)
     assert "<conversation_summary" in printed
 
 
-def test_the_host_still_keeps_its_summary_as_a_system_message() -> None:
-    assert ChatSummaryMemoryBuffer.model_fields["token_limit"] is not None
-
-
 async def test_a_plain_memorys_database_is_taken_over(tmp_path: Path, open_plain_memory: OpenPlainMemory) -> None:
     uri = f"sqlite+aiosqlite:///{tmp_path}/memory.db"
-    for session_id, word in (("chat-16", "tea"), ("chat-17", "rain")):
-        plain = open_plain_memory(session_id=session_id, async_database_uri=uri, chat_history_token_ratio=0.7)
-        await plain.aput_messages([user(f"I like {word}."), assistant("Fine.")])
+    plain = open_plain_memory(session_id="chat-17", async_database_uri=uri, chat_history_token_ratio=0.7)
+    await plain.aput_messages([user("I like tea."), assistant("Fine."), user("I like rain."), assistant("Fine.")])
     printed = await asyncio.to_thread(output_of, "abackfill", tmp_path)
-    assert printed == ("Backfilled(sessions=2, messages=4, new=2, confirmed=0, retired=0, failed={}, not_tried=())\n")
+    assert printed == ("Backfilled(sessions=1, messages=4, new=2, confirmed=0, retired=0, failed={}, not_tried=())\n")
 
 
 def test_json_of_openais_comes_and_goes(tmp_path: Path) -> None:
