@@ -122,6 +122,7 @@ class RelevantFactsBlock(LogBlock):
     _known: Remembered[str, Known] = PrivateAttr(default_factory=Remembered)
     _talks: Remembered[str, _Talk] = PrivateAttr(default_factory=Remembered)
     _shown: Remembered[Any, str] = PrivateAttr(default_factory=Remembered)
+    _registered: Remembered[str, int] = PrivateAttr(default_factory=Remembered)
     _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
     _jobs: Jobs = PrivateAttr(default_factory=lambda: Jobs("Facts were not extracted"))
 
@@ -320,9 +321,10 @@ class RelevantFactsBlock(LogBlock):
         reader = self.reader_of(session_id)
         while True:
             unread = await self._log.read_unread(session_id, reader, with_active=with_active, limit=_BATCH_ROWS)
-            if unread.rows and not unread.epoch:
-                # Only the plain host has written here: whose it is must be known before anything is made of it.
-                await self._log.register(session_id, *self.known_as(session_id))
+            if unread.rows and self._registered.get(session_id) != unread.epoch:
+                # A plain Memory has written here, perhaps: whose it is must be known before anything is made of it.
+                if await self._log.register(session_id, *self.known_as(session_id), epoch=unread.epoch):
+                    self._registered.put(session_id, unread.epoch)
                 continue
             lines = [Line(row.id, row.role, self._clipped(spoken(row.message))) for row in unread.rows]
             asked = sum(line.role == MessageRole.USER.value for line in lines)

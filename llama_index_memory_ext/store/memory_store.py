@@ -200,6 +200,10 @@ class MemoryStore(SQLAlchemyChatStore):
             if replace:
                 await self._delete(connection, key)
             active = await self._active_rows(connection, key) if plan_flush and not replace else []
+            if not (rows or active or replace):
+                # There is nothing to write: a session that was forgotten must not be known again by its lock.
+                await connection.rollback()
+                return []
             old = [message_of(row) for row in active]
             flushed = plan_flush([*old, *messages]) if plan_flush else 0
             await self._archive(connection, key, active[:flushed])
@@ -539,12 +543,13 @@ class MemoryStore(SQLAlchemyChatStore):
     async def may_move(self, connection: AsyncConnection, key: str, reader: str, *, epoch: int, old: int) -> bool:
         """Whether a reader's cursor is still where it was, on the same log."""
         current = (await connection.execute(self._statements.cursor, {"session": key, "by": reader})).one()
-        if current.position != old:
-            return False
-        if epoch == 0:
+        return bool(current.position == old) and await self._is_same_log(connection, key, epoch, current.epoch)
+
+    async def _is_same_log(self, connection: AsyncConnection, key: str, seen: int, now: int) -> bool:
+        if seen == 0:
             # A log that only the plain host has written had no epoch before it was locked just now.
             return (await connection.execute(self._statements.any, {"session": key})).first() is not None
-        return bool(epoch == current.epoch)
+        return seen == now
 
     @uninterrupted
     async def read_unread(
@@ -563,10 +568,17 @@ class MemoryStore(SQLAlchemyChatStore):
         return Unread(cursor.position, cursor.epoch, [LogRow(*row) for row in found])
 
     @uninterrupted
-    async def register(self, key: str, *readers: str) -> None:
-        """Make readers of a session known, so that ``pending`` finds it, and ``forget_user`` by its owner."""
-        async with self.locking((key, LOG), *((key, reader) for reader in readers)):
-            pass
+    async def register(self, key: str, *readers: str, epoch: int = 0) -> bool:
+        """Make readers of a session known, so that ``pending`` finds it, and ``forget_user`` by its owner.
+
+        False if its log is not that of this epoch any more: nothing is made known then.
+        """
+        async with self.locking((key, LOG), *((key, reader) for reader in readers)) as connection:
+            now, _ = await self.position_of(connection, key, LOG)
+            same = await self._is_same_log(connection, key, epoch, now)
+            if not same:
+                await connection.rollback()
+        return same
 
     @uninterrupted
     async def pending(self, reader: str) -> list[str]:
