@@ -53,7 +53,7 @@ async def backfill(
     Raises:
         StoreError: One of the sessions does not exist. No model was asked then.
     """
-    chosen = await block.asessions_unread(session_id) if session_ids is None else await _checked(block, session_ids)
+    chosen = await block.asessions(session_id) if session_ids is None else await _checked(block, session_ids)
     # Two at once would ask for everything twice, though only one result is stored.
     async with lock_for("backfill", id(asyncio.get_running_loop()), *block.door_of(session_id)):
         unread = {one: await block.acount_unread(one) for one in chosen}

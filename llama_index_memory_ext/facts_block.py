@@ -39,7 +39,7 @@ from llama_index_memory_ext.ranking import (
     similarities_of,
 )
 from llama_index_memory_ext.rendering import split_lines
-from llama_index_memory_ext.store import Seen
+from llama_index_memory_ext.store import Seen, owner
 from llama_index_memory_ext.store.fact_table import NOTHING_READ, FactChanges
 from llama_index_memory_ext.transcript import Line, question_in, spoken, turns_in
 
@@ -58,6 +58,7 @@ _BATCH_ROWS = 200
 _BATCH_TOKENS = 8_000
 _RELATED_FACTS = 10
 _SOURCE_CHARACTERS = 2_000
+_NEVER = datetime.min.replace(tzinfo=timezone.utc)
 
 
 @dataclass
@@ -138,6 +139,7 @@ class RelevantFactsBlock(LogBlock):
     _known: Remembered[str, Known] = PrivateAttr(default_factory=Remembered)
     _talks: Remembered[str, _Talk] = PrivateAttr(default_factory=Remembered)
     _shown: Remembered[Any, str] = PrivateAttr(default_factory=Remembered)
+    _registered: Remembered[str, int] = PrivateAttr(default_factory=Remembered)
     _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
     _jobs: Jobs = PrivateAttr(default_factory=lambda: Jobs("Facts were not extracted"))
 
@@ -189,7 +191,6 @@ class RelevantFactsBlock(LogBlock):
     async def aopen(self, session_id: str) -> None:
         """Begin with a session: what other sessions of this user have left unread is extracted too."""
         if self.extract_facts:
-            await self._log.register(session_id, self.reader_of(session_id))
             for other in await self._log.pending(self.reader_of(session_id)):
                 if other != session_id:
                     self._jobs.start(other, self._extract_finished, self.retry_seconds)
@@ -207,14 +208,13 @@ class RelevantFactsBlock(LogBlock):
         await self._jobs.wait(session_id)
         return await self._extract_next(session_id, least_turns=0, with_active=True)
 
-    async def asessions_unread(self, session_id: str) -> list[str]:
-        """This session, and those of its user that have unread messages; that which was talked in first comes first."""
-        reader = self.reader_of(session_id)
-        began = {}
-        for other in {session_id, *await self._log.pending(reader)}:
-            rows = (await self._log.read_unread(other, reader, with_active=True, limit=1)).rows
-            began[other] = rows[0].timestamp if rows else 0
-        return sorted(began, key=lambda other: (began[other], other))
+    async def asessions(self, session_id: str) -> list[str]:
+        """This session, and all that are known as its user's; the one that began first comes first."""
+        namespace, began = self.namespace_of(session_id), {session_id: _NEVER}
+        for info in await self._log.sessions():
+            if info.session_id == session_id or namespace in info.user_ids:
+                began[info.session_id] = info.first_at or _NEVER
+        return sorted(began, key=lambda one: (began[one], one))
 
     async def aknows(self, session_id: str) -> bool:
         """Whether the block's store has ever been given a message of the session."""
@@ -246,10 +246,14 @@ class RelevantFactsBlock(LogBlock):
 
     async def aclose(self) -> None:
         """End what is under way, and close the private store; what was not extracted stays unread."""
+        await self.stop_embedding()
+        await super().aclose()
+
+    async def stop_embedding(self) -> None:
+        """End what is being embedded on this event loop; the next question goes on with it."""
         for known in list(self._known.values()):
             if isinstance(known.ranker, EmbeddingRanker):
                 await known.ranker.aclose()
-        await super().aclose()
 
     def namespace_of(self, session_id: str) -> str:
         """Whose facts a session's are."""
@@ -266,6 +270,11 @@ class RelevantFactsBlock(LogBlock):
     def require_model(self) -> None:
         """Raise what LlamaIndex raises where no model was given and ``Settings.llm`` has none."""
         self._model()
+
+    def known_as(self, session_id: str) -> tuple[str, ...]:
+        """What a session is found by: whose it is, and this block's cursor if it extracts facts."""
+        reader = (self.reader_of(session_id),) if self.extract_facts else ()
+        return owner(self.namespace_of(session_id)), *reader
 
     @property
     def rejections(self) -> dict[str, int]:
@@ -364,7 +373,13 @@ class RelevantFactsBlock(LogBlock):
     async def _extract_next(self, session_id: str, *, least_turns: int, with_active: bool) -> Extracted | None:
         """Extract one batch; None if there is nothing that is worth a request."""
         reader = self.reader_of(session_id)
-        unread = await self._log.read_unread(session_id, reader, with_active=with_active, limit=_BATCH_ROWS)
+        while True:
+            unread = await self._log.read_unread(session_id, reader, with_active=with_active, limit=_BATCH_ROWS)
+            if not unread.rows or self._registered.get(session_id) == unread.epoch:
+                break
+            # A plain Memory has written here, perhaps: whose it is must be known before anything is made of it.
+            if await self._log.register(session_id, *self.known_as(session_id), epoch=unread.epoch):
+                self._registered.put(session_id, unread.epoch)
         lines = [Line(row.id, row.role, self._clipped(spoken(row.message))) for row in unread.rows]
         asked = sum(line.role == MessageRole.USER.value for line in lines)
         # A full batch is extracted in any case: a turn of very many tool calls must not stand in the way for ever.

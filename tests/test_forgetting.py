@@ -1,0 +1,577 @@
+"""Deleting a person: what is gone, what stays, and that nothing brings it back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
+from sqlalchemy import func, select, table, text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, RelevantFactsBlock, StoreError
+from llama_index_memory_ext.store import Seen, owner
+from tests.conftest import OpenMemory, OpenPlainMemory, StartModel
+from tests.conversation import assistant, calling, result, sent_text, user
+from tests.openai_server import Message, say
+from tests.test_embedding_ranker import Awaited, Meanings
+from tests.test_facts_block import learner, shown
+from tests.test_schema import role_of
+
+NOTHING = {"messages": 0, "cursors": 0, "facts": 0, "embeddings": 0}
+KINDS = ("", "_cursors", "_facts", "_embeddings")
+# Quotes, wildcards of LIKE, a statement, other alphabets, and a long one.
+ODD_IDS = [
+    "ann's",
+    'a "b"',
+    "100%",
+    "a_n",
+    "'; DROP TABLE x; --",
+    "\u65e5\u672c \U0001f600 \u0416",
+    "x" * 1_000,
+    "<log>",
+    "",
+]
+
+
+@pytest.fixture
+async def store(any_database_uri: str | None) -> AsyncIterator[MemoryStore]:
+    store = MemoryStore(any_database_uri)
+    yield store
+    await store.aclose()
+
+
+def on(store: MemoryStore, session_id: str = "chat", user_id: str | None = "ann", **options: Any) -> CondensedMemory:
+    options.setdefault("extract_facts", "llm" in options)
+    return CondensedMemory.from_defaults(session_id, user_id=user_id, chat_store=store, **options)
+
+
+async def rows_in(store: MemoryStore) -> dict[str, int | None]:
+    """How many rows there are in each table."""
+    async with store.reading() as connection:
+        return {
+            kind: (
+                await connection.execute(select(func.count()).select_from(table(f"llama_index_memory{kind}")))
+            ).scalar()
+            for kind in KINDS
+        }
+
+
+async def is_empty(store: MemoryStore) -> bool:
+    return not any((await rows_in(store)).values())
+
+
+# ---- what is gone, and what stays ----------------------------------------------------------------------------
+
+
+async def test_all_sessions_and_facts_of_a_user_are_deleted_and_counted(store: MemoryStore) -> None:
+    """Of others nothing; and a second time there is nothing to delete."""
+    one, two, bobs = on(store), on(store, "other", embed_model=Meanings()), on(store, "bobs", "bob")
+    for memory in (one, two, bobs):
+        await memory.aput_messages([user("Hello."), assistant("Hello."), user("What do I like?")])
+        await memory.facts.aadd("Likes tea")
+    await one.facts.aretire((await one.facts.alist())[0].id)
+    await two.aget()
+    # The first message opens a session, so each has a row that says whose it is.
+    assert await one.aforget() == {"messages": 6, "cursors": 2, "facts": 2, "embeddings": 1}
+    assert await one.aforget() == NOTHING
+    assert [session.session_id for session in await store.sessions()] == ["bobs"]
+    assert shown(sent_text(await bobs.aget())) == ["Likes tea"]
+    assert await bobs.aforget() == {"messages": 3, "cursors": 1, "facts": 1, "embeddings": 0}
+    assert await is_empty(store)
+    await two.facts_block.aclose()
+
+
+async def test_a_person_can_be_deleted_without_a_memory(store: MemoryStore) -> None:
+    memory = on(store)
+    await memory.aput(user("Hello."))
+    assert await store.forget_user("nobody") == NOTHING
+    assert await store.forget_user("ann") == {"messages": 1, "cursors": 1, "facts": 0, "embeddings": 0}
+    assert await is_empty(store)
+
+
+async def test_the_memory_can_be_used_on(store: MemoryStore) -> None:
+    """As a new one, which can be deleted again."""
+    memory, other = on(store), on(store)
+    for _ in range(2):
+        await memory.facts.aadd("Likes tea")
+        await memory.aput_messages([user("One."), assistant("Two."), user("What do I like?")])
+        for each in (memory, other):
+            assert "Likes tea" in sent_text(await each.aget())
+        assert (await memory.aforget())["messages"] == 3
+        assert await memory.aget() == await other.aget() == []
+        await other.aput_messages([user("Three."), assistant("Four."), user("Five?")])
+        for each in (memory, other):
+            prompt = sent_text(await each.aget())
+            assert "Three." in prompt
+            assert "One." not in prompt
+            assert "Likes tea" not in prompt
+        assert (await store.sessions())[0].user_ids == ("ann",)
+        await other.aforget()
+    assert await is_empty(store)
+
+
+async def test_a_session_that_was_reset_is_still_known_as_theirs(store: MemoryStore) -> None:
+    memory = on(store)
+    await memory.aput(user("Hello."))
+    await memory.areset()
+    assert await store.forget_user("ann") == {"messages": 0, "cursors": 1, "facts": 0, "embeddings": 0}
+    assert await is_empty(store)
+
+
+async def test_a_session_that_two_have_shared_goes_with_either_and_the_facts_stay(store: MemoryStore) -> None:
+    ann, bob = on(store), on(store, "chat", "bob")
+    await ann.aput(user("Hello from Ann."))
+    await bob.aput(user("Hello from Bob."))
+    await bob.facts.aadd("Likes tea")
+    assert (await store.sessions())[0].user_ids == ("ann", "bob")
+    assert await ann.aforget() == {"messages": 2, "cursors": 2, "facts": 0, "embeddings": 0}
+    assert [fact.content for fact in await bob.facts.alist()] == ["Likes tea"]
+
+
+async def test_what_a_session_knew_before_it_had_a_user_goes_too(store: MemoryStore) -> None:
+    """Such a session is its own user."""
+    before = on(store, user_id=None)
+    await before.aput(user("Hello."))
+    await before.facts.aadd("Likes tea")
+    await on(store).aput(user("Hello again."))
+    assert await store.forget_user("ann") == {"messages": 2, "cursors": 2, "facts": 1, "embeddings": 0}
+    assert await is_empty(store)
+
+
+async def test_one_session_can_be_deleted_alone(store: MemoryStore) -> None:
+    """The facts of its user stay, even if it is its own user."""
+    memory = on(store, user_id=None)
+    await memory.aput(user("Hello."))
+    await memory.facts.aadd("Likes tea")
+    assert await store.forget("chat") == {"messages": 1, "cursors": 1}
+    assert [fact.content for fact in await memory.facts.alist()] == ["Likes tea"]
+    assert await store.forget_user("chat") == {**NOTHING, "facts": 1}
+
+
+async def test_sessions_of_a_plain_memory_are_found_by_their_facts_or_by_name(
+    open_plain_memory: OpenPlainMemory, start_model: StartModel, store: MemoryStore
+) -> None:
+    """Whose they are is known before a model is asked."""
+    llm, _ = start_model(lambda messages, tools: say("not a fact"))
+    block = RelevantFactsBlock(store=store, user_id="ann", llm=llm)
+    memory = open_plain_memory(block, session_id="plain", chat_store=store)
+    await memory.aput_messages([user("I like tea."), assistant("Fine."), user("And?")])
+    await block.await_jobs("plain")
+    await store.add_message("unknown", user("Hello."))
+    assert {session.session_id: session.user_ids for session in await store.sessions()} == {
+        "plain": ("ann",),
+        "unknown": (),
+    }
+    await block.stop_jobs()
+    assert (await store.forget_user("ann", session_ids=["unknown"]))["messages"] == 4
+    assert await is_empty(store)
+    await block.aclose()
+
+
+@pytest.mark.parametrize("arguments", [(None,), (7,), ("ann", "chat")])
+async def test_what_is_no_id_is_refused(arguments: tuple[Any, ...]) -> None:
+    """A text would be taken for a list of its letters."""
+    store = MemoryStore()
+    await store.add_message("c", user("Hello."))
+    options = {"session_ids": arguments[1]} if len(arguments) > 1 else {}
+    with pytest.raises(StoreError, match="Nothing was deleted"):
+        await store.forget_user(arguments[0], **options)
+    assert await store.count_messages("c") == 1
+    await store.aclose()
+
+
+async def test_ids_may_be_any_text(store: MemoryStore) -> None:
+    """Each is deleted without the others, of which some look alike to a search by pattern."""
+    memories = {user_id: on(store, f"of {user_id}", user_id) for user_id in [*ODD_IDS, "100 percent", "aXn", "ANN'S"]}
+    for user_id, memory in memories.items():
+        await memory.aput_messages([user("Hello."), assistant(user_id), user("What do I like?")])
+        await memory.facts.aadd(f"Likes {user_id}!")
+        assert shown(sent_text(await memory.aget()))
+    sessions = {session.session_id: session.user_ids for session in await store.sessions()}
+    assert sessions == {f"of {user_id}": (user_id,) for user_id in memories}
+    for i, memory in enumerate(memories.values(), start=1):
+        assert await memory.aforget(vacuum=False) == {"messages": 3, "cursors": 1, "facts": 1, "embeddings": 0}
+        assert len(await store.sessions()) == len(memories) - i
+    assert await is_empty(store)
+
+
+async def test_many_sessions_are_deleted_at_once(store: MemoryStore) -> None:
+    """More than a statement takes parameters."""
+    await store.add_message("s7", user("Hello."))
+    sessions = [f"s{i}" for i in range(1_200)]
+    async with store.locking(*((session_id, owner("ann")) for session_id in sessions)):
+        pass
+    assert await store.forget_user("ann", vacuum=False) == {**NOTHING, "messages": 1, "cursors": 1_200}
+    assert await is_empty(store)
+
+
+# ---- in the files ----------------------------------------------------------------------------------------------
+
+WORDS = ("zanzibar", "quagmire", "xylophone", "obelisk", "marzipan", "nutmeg", "turmeric", "ocelot", "annabel-q")
+
+
+async def fill(memory: CondensedMemory, old: CondensedMemory) -> None:
+    """Words of a person in all places where there are any, and so much that pages of the file become free."""
+    await old.aput_messages([user("I was born in zanzibar. " * 200), assistant("Fine."), user("Go on.")])
+    await old.areset()
+    await memory.aput_messages([user("My secret is quagmire. " * 300), assistant("I see.")])
+    await memory.aput_messages([calling(("call_1", "look", {"for": "xylophone"})), result("call_1", "obelisk " * 500)])
+    await memory.aput(user("And?"))
+    page = await memory.sql_store.read_log("chat", "condensed_memory", Seen(), limit=10)
+    state = {"summary": "It was about marzipan.", "partial": ""}
+    await memory.sql_store.move_cursor("chat", "condensed_memory", epoch=page.epoch, old=0, new=1, state=state)
+    fact = Fact(content="Likes nutmeg", quote="I like nutmeg", source="turmeric, I said. " * 100)
+    await memory.facts.aadd(fact)
+    await memory.facts.aadd("Likes the ocelot")
+    await memory.facts.aretire((await memory.facts.alist())[0].id)
+    await memory.aget()
+
+
+def words_in(folder: Path, words: Sequence[str] = WORDS) -> set[tuple[str, str]]:
+    """The words that are found in the bytes of any file."""
+    files = [file for file in folder.iterdir() if file.is_file()]
+    assert files
+    return {(file.name, word) for file in files for word in words if word.encode() in file.read_bytes().lower()}
+
+
+@pytest.mark.parametrize("mode", ["DELETE", "WAL"])
+@pytest.mark.parametrize("closed", [False, True])
+async def test_no_word_of_the_person_is_in_the_files(tmp_path: Path, mode: str, closed: bool) -> None:
+    """Not even while the database is open, and those of others still are."""
+    uri = f"sqlite+aiosqlite:///{tmp_path}/memory.db"
+    engine = create_async_engine(uri)
+    async with engine.connect() as connection:
+        assert (await connection.exec_driver_sql(f"PRAGMA journal_mode = {mode}")).scalar() == mode.lower()
+    await engine.dispose()
+    store = MemoryStore(uri)
+    other = on(store, "bobs", "bob")
+    await other.aput(user("I keep a platypus. " * 100))
+    memory = on(store, user_id="annabel-q", embed_model=Meanings())
+    await fill(memory, on(store, "annabel-q-old", "annabel-q"))
+    assert {word for _, word in words_in(tmp_path)} >= {"quagmire", "obelisk", "marzipan", "turmeric", "annabel-q"}
+    if not closed:
+        assert (await memory.aforget())["embeddings"] == 1
+    else:
+        await memory.facts_block.aclose()
+        await store.aclose()
+        assert (await store.forget_user("annabel-q"))["embeddings"] == 1
+    assert words_in(tmp_path) == set()
+    assert words_in(tmp_path, ["platypus"])
+    await memory.aclose()
+    assert words_in(tmp_path) == set()
+
+
+async def test_a_database_that_somebody_reads_is_vacuumed_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The rows are gone at once, and the log says what is left to do."""
+    uri = f"sqlite+aiosqlite:///{tmp_path}/memory.db"
+    engine = create_async_engine(uri, connect_args={"timeout": 0.05})
+    store = MemoryStore(async_engine=engine)
+    memory = on(store)
+    await memory.aput(user("quagmire"))
+    await memory.aput(user("zanzibar"))
+    async with engine.connect() as reader:
+        await reader.exec_driver_sql("BEGIN")
+        await reader.exec_driver_sql("SELECT count(*) FROM llama_index_memory")
+        assert not await store.vacuum()
+    assert "The database was not vacuumed (OperationalError)" in caplog.text
+    assert "await store.vacuum()" in caplog.text
+    assert "quagmire" not in caplog.text
+    assert (await memory.aforget(vacuum=False))["messages"] == 2
+    assert await store.vacuum()
+    assert words_in(tmp_path) == set()
+    await engine.dispose()
+
+
+async def test_in_a_write_ahead_log_a_reader_keeps_the_words_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    uri = f"sqlite+aiosqlite:///{tmp_path}/memory.db"
+    engine = create_async_engine(uri, connect_args={"timeout": 0.05})
+    async with engine.connect() as connection:
+        await connection.exec_driver_sql("PRAGMA journal_mode = WAL")
+    store = MemoryStore(async_engine=engine)
+    memory = on(store)
+    await memory.aput(user("quagmire"))
+    async with engine.connect() as reader:
+        await reader.exec_driver_sql("BEGIN")
+        await reader.exec_driver_sql("SELECT count(*) FROM llama_index_memory")
+        assert (await memory.aforget())["messages"] == 1
+    assert "somebody is reading" in caplog.text
+    assert await store.vacuum()
+    assert words_in(tmp_path) == set()
+    await engine.dispose()
+
+
+async def test_a_server_is_vacuumed_by_who_may(postgres_uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    """For another database user it is a warning."""
+    store = MemoryStore(postgres_uri)
+    memory = on(store)
+    await memory.aput(user("Hello."))
+    with caplog.at_level(logging.WARNING):
+        assert (await memory.aforget())["messages"] == 1
+        assert await store.vacuum()
+    assert caplog.text == ""
+    await store.aclose()
+    theirs = MemoryStore(await role_of(postgres_uri))
+    memory = on(theirs)
+    await memory.aput(user("Hello."))
+    assert (await memory.aforget())["messages"] == 1
+    assert "may not vacuum llama_index_memory, llama_index_memory_cursors" in caplog.text
+    await theirs.aclose()
+
+
+async def test_a_table_with_an_odd_name_is_vacuumed(postgres_uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    store = MemoryStore(postgres_uri, table_name='Odd "Name', db_schema="My Schema")
+    await store.add_message("chat", user("Hello."))
+    assert await store.vacuum()
+    assert caplog.text == ""
+    await store.aclose()
+
+
+def test_the_synchronous_twin_deletes_the_same(database_uri: str) -> None:
+    memory = CondensedMemory.from_defaults("chat", user_id="ann", async_database_uri=database_uri, extract_facts=False)
+    memory.put(user("Hello."))
+    memory.facts.add("Likes tea")
+    assert memory.forget() == {"messages": 1, "cursors": 1, "facts": 1, "embeddings": 0}
+    memory.put(user("Hello."))
+    assert memory.forget(vacuum=False)["messages"] == 1
+    memory.close()
+
+
+# ---- what is under way brings nothing back ------------------------------------------------------------------------
+
+
+class Slow:
+    """A model that has been asked, and answers when it may."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+        self.asked, self.may_answer = threading.Event(), threading.Event()
+
+    def __call__(self, messages: list[Message], tools: list[str]) -> Message:
+        self.asked.set()
+        assert self.may_answer.wait(30)
+        answer: Message = self._answer(messages, tools)
+        return answer
+
+
+@pytest.mark.parametrize("who", ["the same", "another", "the store"])
+async def test_an_extraction_that_answers_later_stores_nothing(
+    store: MemoryStore, start_model: StartModel, who: str
+) -> None:
+    """Nor does it make the session known again."""
+    model = Slow(learner)
+    llm, _ = start_model(model)
+    memory = on(store, llm=llm)
+    await memory.aput_messages([user("I like tea."), assistant("Fine."), user("And?")])
+    assert await asyncio.to_thread(model.asked.wait, 30)
+    if who == "the store":
+        await store.forget_user("ann")
+    else:
+        await (memory if who == "the same" else on(store, "another")).aforget()
+    model.may_answer.set()
+    await memory.facts_block.await_jobs("chat")
+    assert await is_empty(store)
+    assert await memory.aget() == []
+
+
+async def test_an_extraction_in_a_new_conversation_is_not_taken_for_the_old_one(
+    store: MemoryStore, start_model: StartModel
+) -> None:
+    """The same session goes on before the model has answered."""
+    model = Slow(learner)
+    llm, _ = start_model(model)
+    memory = on(store, llm=llm)
+    await memory.aput_messages([user("I like tea."), assistant("Fine."), user("And?")])
+    assert await asyncio.to_thread(model.asked.wait, 30)
+    await store.forget_user("ann")
+    await memory.aput_messages([user("I like cake."), assistant("Fine."), user("And?")])
+    model.may_answer.set()
+    await memory.facts_block.await_jobs("chat")
+    assert [fact.content for fact in await memory.facts.alist()] == ["Likes cake"]
+    await memory.facts_block.aclose()
+
+
+async def test_a_fact_that_is_deleted_while_a_model_confirms_it_stays_deleted(
+    store: MemoryStore, start_model: StartModel
+) -> None:
+    """What the model says of it is asked for anew, without it."""
+    model = Slow(learner)
+    llm, server = start_model(model)
+    memory = on(store, llm=llm)
+    tea = await memory.facts.aadd("Likes tea", confidence=0.8)
+    await memory.aput_messages([user("I like tea. I use Docker."), assistant("Fine."), user("And?")])
+    assert await asyncio.to_thread(model.asked.wait, 30)
+    await memory.facts.aforget(tea.id)
+    model.may_answer.set()
+    await memory.facts_block.await_jobs("chat")
+    facts = await memory.facts.alist()
+    assert tea.id not in [fact.id for fact in facts]
+    assert "Uses Docker" in [fact.content for fact in facts]
+    assert len(server.requests) == 2
+    await memory.facts_block.aclose()
+
+
+async def test_a_summary_that_answers_later_is_not_stored(store: MemoryStore, start_model: StartModel) -> None:
+    model = Slow(lambda messages, tools: say("They talked about many things."))
+    llm, _ = start_model(model)
+    options: dict[str, Any] = {"llm": llm, "extract_facts": False, "summarize": True, "max_messages": 4}
+    memory = on(store, **options)
+    for i in range(5):
+        await memory.aput_messages([user(f"Question {i}?"), assistant(f"Answer {i}.")])
+    assert await asyncio.to_thread(model.asked.wait, 30)
+    await store.forget_user("ann")
+    model.may_answer.set()
+    await memory.condensed_block.await_jobs("chat")
+    assert await is_empty(store)
+    assert await memory.condensed_block.asummary("chat") == ""
+
+
+class SlowMeanings(Awaited):
+    """Embeds facts when it may."""
+
+    def __init__(self, asked: asyncio.Event, may_answer: asyncio.Event) -> None:
+        super().__init__()
+        self._asked, self._may_answer = asked, may_answer
+
+    async def _aget_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+        self._asked.set()
+        await self._may_answer.wait()
+        return [self._get_text_embedding(text) for text in texts]
+
+
+async def test_embeddings_that_come_later_are_not_stored(store: MemoryStore) -> None:
+    asked, may_answer = asyncio.Event(), asyncio.Event()
+    memory = on(store, embed_model=SlowMeanings(asked, may_answer))
+    await memory.facts.aadd("Likes tea")
+    await memory.aput(user("What do I like?"))
+    prompt = asyncio.ensure_future(memory.aget())
+    await asked.wait()
+    await store.forget_user("ann")
+    may_answer.set()
+    await prompt
+    await memory.facts_block.stop_embedding()
+    assert await is_empty(store)
+    await memory.facts_block.aclose()
+
+
+async def test_forgetting_while_others_write_ends_for_all(store: MemoryStore) -> None:
+    """Nobody waits for each other, and what is written afterwards can be deleted."""
+    memories = [on(store, session, who) for session in ("a", "b", "c") for who in ("ann", "bob")]
+
+    async def write(memory: CondensedMemory) -> None:
+        for i in range(5):
+            await memory.aput(user(f"message {i}"))
+            await memory.facts.aadd(f"Likes number {i}")
+            await memory.aget()
+
+    async def forget(who: str) -> None:
+        for _ in range(5):
+            await store.forget_user(who, vacuum=False)
+
+    await asyncio.gather(*map(write, memories), forget("ann"), forget("bob"))
+    for who in ("ann", "bob"):
+        await store.forget_user(who)
+    assert await is_empty(store)
+
+
+WORKER = """
+import asyncio, json, sys
+from llama_index_memory_ext import CondensedMemory
+from tests.conversation import sent_text, user
+
+async def main(uri):
+    options = {"user_id": "ann", "async_database_uri": uri, "extract_facts": False, "condensed_token_limit": 100}
+    async with CondensedMemory.from_defaults("chat", recall_token_limit=50, **options) as memory:
+        for line in sys.stdin:
+            print(json.dumps(sent_text(await memory.aget(line.strip()))), flush=True)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+async def test_another_process_shows_nothing_of_it_either(open_memory: OpenMemory, database_uri: str) -> None:
+    """Although it has read all of it before."""
+    options: dict[str, Any] = {"condensed_token_limit": 100, "recall_token_limit": 50}
+    memory = open_memory(user_id="ann", **options)
+    await memory.facts.aadd("Likes tea")
+    for i in range(10):
+        await memory.aput_messages([user(f"Question {i}?"), assistant(f"Answer {i}.")])
+    worker = subprocess.Popen(
+        [sys.executable, "-c", WORKER, database_uri], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+
+    async def ask() -> str:
+        worker.stdin.write("Which question did I ask, and what do I like?\n")  # type: ignore[union-attr]
+        worker.stdin.flush()  # type: ignore[union-attr]
+        text: str = json.loads(await asyncio.to_thread(worker.stdout.readline))  # type: ignore[union-attr]
+        return text
+
+    try:
+        before = await ask()
+        assert "Likes tea" in before
+        assert "Answer 8." in before
+        await memory.aforget()
+        assert await ask() == ""
+        await memory.aput_messages([user("Hello."), assistant("Hello to you.")])
+        await memory.aput(user("Well?"))
+        after = await ask()
+        assert "Hello to you." in after
+        assert "Question" not in after
+        assert "tea" not in after
+    finally:
+        worker.communicate()
+
+
+# ---- which sessions there are --------------------------------------------------------------------------------------
+
+
+async def test_sessions_are_listed_with_whose_they_are_and_when(store: MemoryStore) -> None:
+    """That which was written to last comes first; a session that was reset has none left to list."""
+    assert await store.sessions() == []
+    before = datetime.now(timezone.utc)
+    await on(store, "old").aput_messages([user("Hello."), assistant("Hello.")])
+    await on(store, "own", None).aput(user("Hello."))
+    await store.add_message("nobody's", user("Hello."))
+    reset = on(store, "reset")
+    await reset.aput(user("Hello."))
+    await reset.areset()
+    await on(store, "old", "bob").aput(user("Hello."))
+    sessions = await store.sessions()
+    after = datetime.now(timezone.utc)
+    assert [(session.session_id, session.messages, session.user_ids) for session in sessions] == [
+        ("old", 3, ("ann", "bob")),
+        ("nobody's", 1, ()),
+        ("own", 1, ("own",)),
+    ]
+    for session in sessions:
+        assert session.first_at is not None
+        assert session.last_at is not None
+        assert before <= session.first_at <= session.last_at <= after
+
+
+async def test_a_session_without_a_readable_time_is_listed_too(database_uri: str) -> None:
+    store = MemoryStore(database_uri)
+    host = SQLAlchemyChatStore(table_name="llama_index_memory", async_database_uri=database_uri)
+    await host.add_message("chat", user("from the host"))
+    assert host._async_engine is not None
+    async with host._async_engine.begin() as connection:
+        await connection.execute(text("UPDATE llama_index_memory SET timestamp = -5"))
+    await host._async_engine.dispose()
+    session = (await store.sessions())[0]
+    assert (session.first_at, session.last_at, session.messages) == (None, None, 1)
+    await store.aclose()

@@ -1,0 +1,441 @@
+"""The database knows which version its tables have; older ones are brought up to date, newer ones are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from llama_index.core.memory import Memory
+from sqlalchemy import inspect, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
+
+from llama_index_memory_ext import CondensedMemory, MemoryStore, StoreError
+from llama_index_memory_ext.store import SCHEMA_VERSION
+from tests.conftest import close_plain_memory
+from tests.conversation import assistant, record, sent_text, user
+
+# What the first release has made, word for word; it kept no version.
+FIRST_RELEASE = """
+CREATE TABLE llama_index_memory (
+    id {id},
+    "key" VARCHAR NOT NULL,
+    timestamp BIGINT NOT NULL,
+    role VARCHAR NOT NULL,
+    status VARCHAR NOT NULL,
+    data JSON NOT NULL,
+    PRIMARY KEY (id)
+);
+CREATE INDEX ix_llama_index_memory_key ON llama_index_memory ("key");
+CREATE INDEX ix_llama_index_memory_log ON llama_index_memory ("key", status, id);
+CREATE INDEX ix_llama_index_memory_status ON llama_index_memory (status);
+CREATE INDEX ix_llama_index_memory_timestamp ON llama_index_memory (timestamp);
+CREATE TABLE llama_index_memory_cursors (
+    "key" VARCHAR NOT NULL,
+    reader VARCHAR NOT NULL,
+    position BIGINT NOT NULL,
+    epoch BIGINT NOT NULL,
+    state JSON,
+    PRIMARY KEY ("key", reader)
+);
+INSERT INTO llama_index_memory_cursors VALUES ('chat', 'log', 0, 1700000000000000000, NULL);
+INSERT INTO llama_index_memory_cursors VALUES ('chat', 'condensed_memory', 12, 1700000000000000000, NULL)
+"""
+TABLES = {f"llama_index_memory{end}" for end in ("", "_cursors", "_facts", "_embeddings", "_schema")}
+LIMITS: dict[str, Any] = {"condensed_token_limit": 200, "extract_facts": False}
+
+
+@pytest.fixture(params=["file", "postgres"])
+def uri(request: pytest.FixtureRequest) -> str:
+    value: str = request.getfixturevalue("database_uri" if request.param == "file" else "postgres_uri")
+    return value
+
+
+@pytest.fixture
+async def engine(uri: str) -> AsyncIterator[AsyncEngine]:
+    """To look at the database, and to change it, without the package."""
+    engine = create_async_engine(uri, poolclass=NullPool)
+    yield engine
+    await engine.dispose()
+
+
+async def run(engine: AsyncEngine, statements: str) -> None:
+    async with engine.begin() as connection:
+        for statement in statements.split(";\n"):
+            await connection.execute(text(statement))
+
+
+async def make_first_release(engine: AsyncEngine) -> None:
+    """Its tables, with a conversation of twelve turns whose first six have been cut off the record."""
+    ids = "INTEGER NOT NULL" if engine.dialect.name == "sqlite" else "SERIAL NOT NULL"
+    await run(engine, FIRST_RELEASE.strip().format(id=ids))
+    query = text("INSERT INTO llama_index_memory (key, timestamp, role, status, data) VALUES ('chat', :at, :r, :s, :d)")
+    async with engine.begin() as connection:
+        for i in range(12):
+            for role, words in (("user", f"The question number {i}."), ("assistant", f"The answer number {i}.")):
+                message = {"role": role, "blocks": [{"block_type": "text", "text": words}], "additional_kwargs": {}}
+                row = {"at": 1700000000000000000 + i, "r": role, "s": "active" if i == 11 else "archived"}
+                await connection.execute(query, {**row, "d": json.dumps(message)})
+
+
+async def tables_of(engine: AsyncEngine) -> set[str]:
+    async with engine.connect() as connection:
+        return set(await connection.run_sync(lambda sync: inspect(sync).get_table_names()))
+
+
+async def version_in(engine: AsyncEngine) -> list[int]:
+    async with engine.connect() as connection:
+        return list((await connection.execute(text("SELECT version FROM llama_index_memory_schema"))).scalars())
+
+
+async def structure(engine: AsyncEngine) -> dict[str, Any]:
+    """The columns and the indexes of each table."""
+
+    def look(sync: Any) -> dict[str, Any]:
+        inspector = inspect(sync)
+        return {
+            name: (
+                [(column["name"], str(column["type"]), column["nullable"]) for column in inspector.get_columns(name)],
+                sorted((str(index["name"]), index["column_names"]) for index in inspector.get_indexes(name)),
+                inspector.get_pk_constraint(name)["constrained_columns"],
+            )
+            for name in inspector.get_table_names()
+        }
+
+    async with engine.connect() as connection:
+        return await connection.run_sync(look)
+
+
+async def open_and_close(uri: str) -> None:
+    store = MemoryStore(uri)
+    try:
+        await store.get_keys()
+    finally:
+        await store.aclose()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+async def asked(uri: str) -> int | None:
+    store = MemoryStore(uri)
+    version = await store.read_schema_version()
+    await store.aclose()
+    return version
+
+
+async def test_a_new_database_says_its_version(uri: str, engine: AsyncEngine) -> None:
+    """Before that nothing is there, and asking makes nothing."""
+    assert await asked(uri) is None
+    assert await tables_of(engine) == set()
+    await open_and_close(uri)
+    assert await tables_of(engine) == TABLES
+    assert await version_in(engine) == [SCHEMA_VERSION]
+    assert await asked(uri) == SCHEMA_VERSION
+
+
+async def test_the_conversation_of_the_first_release_goes_on(uri: str, engine: AsyncEngine) -> None:
+    """With the record that it showed, which begins where its cursor stood; and with facts from now on."""
+    await make_first_release(engine)
+    assert await asked(uri) == 1
+    async with CondensedMemory.from_defaults("chat", user_id="ann", async_database_uri=uri, **LIMITS) as memory:
+        prompt = sent_text(await memory.aget())
+        said = [text for role, text in record(prompt) if role == "user"]
+        assert said == [f"The question number {i}." for i in range(6, 11)]
+        assert prompt.endswith("The question number 11.The answer number 11.")
+        assert await memory.sql_store.read_state("chat", "condensed_memory") == (12, None)
+        await memory.facts.aadd("Likes tea")
+        await memory.aput(user("What do I like?"))
+        assert "Likes tea" in sent_text(await memory.aget())
+        assert [session.user_ids for session in await memory.sql_store.sessions()] == [("ann",)]
+        counts = await memory.aforget()
+        assert counts["messages"] == 25
+        assert await memory.aget() == []
+    assert await version_in(engine) == [SCHEMA_VERSION]
+
+
+async def test_an_upgraded_database_is_like_a_new_one(uri: str, engine: AsyncEngine, tmp_path: Path) -> None:
+    await open_and_close(uri)
+    new = await structure(engine)
+    await run(engine, ";\n".join(f"DROP TABLE {name}" for name in TABLES))
+    await make_first_release(engine)
+    await open_and_close(uri)
+    assert await structure(engine) == new
+
+
+async def test_a_session_of_the_first_release_keeps_its_epoch(uri: str, engine: AsyncEngine) -> None:
+    """The lock of a session had another name; where both names are there, the old one is a reader's."""
+    await make_first_release(engine)
+    await run(
+        engine,
+        "INSERT INTO llama_index_memory_cursors VALUES ('b', '<log>', 0, 7, NULL);\n"
+        "INSERT INTO llama_index_memory_cursors VALUES ('b', 'log', 5, 7, NULL)",
+    )
+    await open_and_close(uri)
+    async with engine.connect() as connection:
+        found = await connection.execute(text("SELECT key, reader FROM llama_index_memory_cursors ORDER BY 1, 2"))
+        rows = sorted(tuple(row) for row in found)
+    assert rows == [("b", "<log>"), ("b", "log"), ("chat", "<log>"), ("chat", "condensed_memory")]
+
+
+async def test_a_database_of_the_plain_host_gets_what_is_missing(uri: str, engine: AsyncEngine) -> None:
+    host = Memory.from_defaults(session_id="chat", async_database_uri=uri)
+    await host.aput_messages([user("one"), assistant("two")])
+    await close_plain_memory(host)
+    assert await asked(uri) is None
+    assert await tables_of(engine) == {"llama_index_memory"}
+    async with CondensedMemory.from_defaults("chat", async_database_uri=uri, **LIMITS) as memory:
+        await memory.aput(user("three"))
+        assert record(sent_text(await memory.aget())) == [("user", "one"), ("assistant", "two")]
+    assert await tables_of(engine) == TABLES
+    indexes = (await structure(engine))["llama_index_memory"][1]
+    assert ("ix_llama_index_memory_log", ["key", "status", "id"]) in indexes
+
+
+async def test_a_database_from_before_there_were_versions_keeps_its_facts(uri: str, engine: AsyncEngine) -> None:
+    """It has all tables but the one with the version, and sessions are known by the reader of facts alone."""
+    async with CondensedMemory.from_defaults("chat", user_id="ann", async_database_uri=uri, **LIMITS) as memory:
+        await memory.aput_messages([user("one"), assistant("two")])
+        await memory.facts.aadd("Likes tea")
+        await memory.sql_store.register("chat", memory.facts_block.reader_of("chat"))
+    await run(
+        engine,
+        "DROP TABLE llama_index_memory_schema;\nDELETE FROM llama_index_memory_cursors WHERE reader = '<user> ann'",
+    )
+    assert await asked(uri) == 1
+    async with CondensedMemory.from_defaults("new", user_id="ann", async_database_uri=uri, **LIMITS) as memory:
+        assert [fact.content for fact in await memory.facts.alist()] == ["Likes tea"]
+        assert [session.user_ids for session in await memory.sql_store.sessions()] == [("ann",)]
+        assert (await memory.aforget())["messages"] == 2
+    assert await version_in(engine) == [SCHEMA_VERSION]
+
+
+async def test_a_newer_database_is_refused_and_left_as_it_is(uri: str, engine: AsyncEngine, tmp_path: Path) -> None:
+    """Both versions are named, and what to do."""
+    newer = SCHEMA_VERSION + 1
+    await run(
+        engine,
+        "CREATE TABLE llama_index_memory_schema (version INTEGER, more INTEGER);\n"
+        f"INSERT INTO llama_index_memory_schema VALUES ({newer}, 1)",
+    )
+    files = contents(tmp_path)
+    assert await asked(uri) == newer
+    memory = CondensedMemory.from_defaults("chat", async_database_uri=uri, **LIMITS)
+    for call in (memory.aput(user("one")), memory.aget(), memory.sql_store.sessions()):
+        with pytest.raises(StoreError, match=rf"version {newer}, and .* version {SCHEMA_VERSION}\. Use .* at least as"):
+            await call
+    assert memory.sql_store._async_engine is None
+    assert await tables_of(engine) == {"llama_index_memory_schema"}
+    assert contents(tmp_path) == files
+
+
+async def test_asking_for_the_version_of_a_file_that_is_not_there_makes_none(tmp_path: Path) -> None:
+    for uri in (
+        f"sqlite+aiosqlite:///{tmp_path}/memory.db",
+        f"sqlite+aiosqlite:///{tmp_path}/no/memory.db",
+        f"sqlite+aiosqlite:///file:{tmp_path}/memory.db?uri=true",
+        None,
+    ):
+        assert await asked(uri) is None  # type: ignore[arg-type]
+    assert contents(tmp_path) == {}
+
+
+async def test_an_open_store_can_be_asked_too(any_database_uri: str | None) -> None:
+    store = MemoryStore(any_database_uri)
+    await store.add_message("chat", user("one"))
+    assert await store.read_schema_version() == SCHEMA_VERSION
+    assert await store.get_keys() == ["chat"]
+    await store.aclose()
+
+
+async def test_each_table_name_and_each_schema_has_a_version_of_its_own(postgres_uri: str) -> None:
+    one, two = MemoryStore(postgres_uri), MemoryStore(postgres_uri, table_name="other", db_schema="mine")
+    await one.add_message("chat", user("one"))
+    assert [await store.read_schema_version() for store in (one, two)] == [SCHEMA_VERSION, None]
+    await two.add_message("chat", user("two"))
+    assert [await store.read_schema_version() for store in (one, two)] == [SCHEMA_VERSION] * 2
+    assert await two.count_messages("chat") == 1
+    await one.aclose()
+    await two.aclose()
+
+
+@pytest.mark.parametrize("level", ["AUTOCOMMIT", "SERIALIZABLE"])
+async def test_an_engine_with_an_isolation_level_of_its_own_is_upgraded(uri: str, level: str) -> None:
+    engine = create_async_engine(uri, poolclass=NullPool, isolation_level=level)
+    await make_first_release(engine)
+    store = MemoryStore(async_engine=engine)
+    assert (await store.sessions())[0].messages == 24
+    assert await version_in(engine) == [SCHEMA_VERSION]
+    await engine.dispose()
+
+
+# ---- interrupted, and at the same time -----------------------------------------------------------------------
+
+KILLED = """
+import asyncio, os, signal, sys
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+from llama_index_memory_ext import MemoryStore
+
+def kill(connection, cursor, statement, *_):
+    if all(word in statement for word in sys.argv[2:]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+event.listen(Engine, "after_cursor_execute", kill)
+asyncio.run(MemoryStore(sys.argv[1]).get_keys())
+"""
+
+
+@pytest.mark.parametrize(
+    "killed_after", [["UPDATE", "_cursors"], ["CREATE TABLE", "_embeddings"], ["INSERT INTO", "_schema"]], ids=" ".join
+)
+async def test_an_upgrade_that_was_killed_has_changed_nothing(
+    uri: str, engine: AsyncEngine, killed_after: list[str]
+) -> None:
+    """And is done by whoever comes next."""
+    await make_first_release(engine)
+    before = await structure(engine)
+    done = subprocess.run([sys.executable, "-c", KILLED, uri, *killed_after], capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert await structure(engine) == before
+    assert await asked(uri) == 1
+    await open_and_close(uri)
+    assert await version_in(engine) == [SCHEMA_VERSION]
+
+
+async def test_an_upgrade_that_fails_is_rolled_back(uri: str, engine: AsyncEngine) -> None:
+    """Something else has the name of a table that is to be made."""
+    await make_first_release(engine)
+    await run(engine, "CREATE VIEW llama_index_memory_facts AS SELECT 1 AS one")
+    before = await structure(engine)
+    with pytest.raises(SQLAlchemyError, match="llama_index_memory_facts"):
+        await open_and_close(uri)
+    assert await structure(engine) == before
+    await run(engine, "DROP VIEW llama_index_memory_facts")
+    await open_and_close(uri)
+    assert await tables_of(engine) == TABLES
+
+
+CROWD = """
+import asyncio, os, sys
+from llama_index.core.llms import ChatMessage
+from llama_index_memory_ext import MemoryStore
+
+async def main(uri):
+    store = MemoryStore(uri)
+    await store.add_message("crowd", ChatMessage(content="here"))
+    await store.aclose()
+
+for uri in sys.argv[1:]:
+    read, write = os.pipe()
+    crowd = []
+    for _ in range(8):
+        crowd.append(os.fork())
+        if crowd[-1] == 0:
+            os.close(write)
+            # Until the last one is there.
+            os.read(read, 1)
+            asyncio.run(main(uri))
+            os._exit(0)
+    os.close(write)
+    assert [os.waitpid(process, 0)[1] for process in crowd] == [0] * 8, uri
+"""
+
+
+async def test_eight_processes_open_the_same_database_at_once(tmp_path: Path, postgres_uri: str) -> None:
+    """A new one and one of the first release, in a file and on a server."""
+    server = make_url(postgres_uri)
+    other = f"test_{uuid4().hex}"
+    admin = create_async_engine(server, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+    async with admin.connect() as connection:
+        await connection.execute(text(f"CREATE DATABASE {other}"))
+    await admin.dispose()
+    old = [f"sqlite+aiosqlite:///{tmp_path}/old.db", server.set(database=other).render_as_string(hide_password=False)]
+    for uri in old:
+        engine = create_async_engine(uri, poolclass=NullPool)
+        await make_first_release(engine)
+        await engine.dispose()
+    uris = [f"sqlite+aiosqlite:///{tmp_path}/new.db", postgres_uri, *old]
+    done = subprocess.run([sys.executable, "-c", CROWD, *uris], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for uri in uris:
+        store = MemoryStore(uri)
+        assert await store.count_messages("crowd") == 8
+        await store.aclose()
+
+
+# ---- users who may not change tables -----------------------------------------------------------------------
+
+
+async def role_of(postgres_uri: str) -> str:
+    """The address of the same database for a user who may change rows only."""
+    role = f"app_{uuid4().hex[:8]}"
+    engine = create_async_engine(postgres_uri, poolclass=NullPool)
+    await run(
+        engine,
+        f"CREATE ROLE {role} LOGIN;\n"
+        f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role};\n"
+        f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {role}",
+    )
+    await engine.dispose()
+    return make_url(postgres_uri).set(username=role).render_as_string(hide_password=False)
+
+
+async def test_a_database_user_who_may_only_change_rows_finds_all_there(postgres_uri: str) -> None:
+    await open_and_close(postgres_uri)
+    uri = await role_of(postgres_uri)
+    async with CondensedMemory.from_defaults("chat", async_database_uri=uri, **LIMITS) as memory:
+        await memory.aput_messages([user("one"), assistant("two")])
+        await memory.facts.aadd("Likes tea")
+        await memory.aput(user("What do I like?"))
+        assert "Likes tea" in sent_text(await memory.aget())
+
+
+async def test_a_database_user_who_may_not_make_what_is_missing_is_told_so(postgres_uri: str) -> None:
+    engine = create_async_engine(postgres_uri, poolclass=NullPool)
+    await make_first_release(engine)
+    uri = await role_of(postgres_uri)
+    with pytest.raises(StoreError, match=r"have schema version 1 .* may not make or change tables\. Open .* as a user"):
+        await open_and_close(uri)
+    assert await tables_of(engine) == {"llama_index_memory", "llama_index_memory_cursors"}
+    await engine.dispose()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to any file")
+async def test_a_file_that_may_only_be_read_is_read(database_uri: str, tmp_path: Path) -> None:
+    await open_and_close(database_uri)
+    (tmp_path / "memory.db").chmod(0o444)
+    await open_and_close(database_uri)
+
+
+async def test_a_file_that_is_opened_for_reading_only_is_read_or_refused(tmp_path: Path) -> None:
+    await open_and_close(f"sqlite+aiosqlite:///{tmp_path}/memory.db")
+    await open_and_close(f"sqlite+aiosqlite:///file:{tmp_path}/memory.db?mode=ro&uri=true")
+    (tmp_path / "empty.db").touch()
+    with pytest.raises(StoreError, match="may not make or change tables"):
+        await open_and_close(f"sqlite+aiosqlite:///file:{tmp_path}/empty.db?mode=ro&uri=true")
+
+
+async def test_an_up_to_date_database_is_opened_without_waiting_for_a_writer(database_uri: str, tmp_path: Path) -> None:
+    """Looking whether all is there needs no lock."""
+    await open_and_close(database_uri)
+    with sqlite3.connect(tmp_path / "memory.db") as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        start = time.monotonic()
+        await open_and_close(database_uri)
+        assert time.monotonic() - start < 5
+        writer.rollback()
+    writer.close()
