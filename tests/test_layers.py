@@ -45,7 +45,9 @@ ROWS = (
     {"condensed_settings", "log_recall"},
     {"condensed_block", "facts_block"},
     {"preset"},
-    {"offline_model", "demo"},
+    {"offline_model", "reasons"},
+    {"terminal_model"},
+    {"demo"},
     {"__init__", "cli", "__main__"},
 )
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
