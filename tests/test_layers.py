@@ -66,6 +66,8 @@ DOORS = {
     "tiktoken": {"tokens"},
     "sklearn": {"ranking"},
     "nltk": {"ranking"},
+    "typer": {"cli"},
+    "rich": {"cli"},
 }
 
 

@@ -1,0 +1,98 @@
+"""Holds a conversation between a person and an agent that has a memory."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from llama_index.core.agent.workflow import AgentStream, FunctionAgent, ToolCallResult
+
+from llama_index_memory_ext.demo import add, divide, multiply, subtract
+from llama_index_memory_ext.offline_model import OfflineModel
+from llama_index_memory_ext.preset import CondensedMemory
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from llama_index.core.llms.function_calling import FunctionCallingLLM
+
+    from llama_index_memory_ext.explanation import Explanation
+
+
+@dataclass
+class Conversation:
+    """An agent, its memory, and what has been said since the program started: questions and answers, oldest first."""
+
+    agent: FunctionAgent
+    memory: CondensedMemory
+    model: FunctionCallingLLM
+    said: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether a few rules answer instead of a model."""
+        return isinstance(self.model, OfflineModel)
+
+    async def answer(self, question: str) -> AsyncIterator[AgentStream | ToolCallResult]:
+        """The pieces of the answer as they come, and the results of tools in between.
+
+        The question is in the memory whatever happens to the answer.
+        """
+        answer = ""
+        self.said.append((question, answer))
+        async with self.memory.turn():
+            run = self.agent.run(question, memory=self.memory)
+            try:
+                async for event in run.stream_events():
+                    if isinstance(event, AgentStream):
+                        answer += event.delta
+                    if isinstance(event, AgentStream | ToolCallResult):
+                        yield event
+                await run
+            except (asyncio.CancelledError, GeneratorExit):
+                await run.cancel_run()
+                await asyncio.wait([asyncio.ensure_future(_ended(run))])
+                raise
+        self.said[-1] = (question, answer)
+
+    async def explain(self, question: str = "") -> Explanation | None:
+        """Which facts are shown for a question, by default for the last one, and why; None if there was none."""
+        places = [i for i, (asked, _) in enumerate(self.said) if not question or asked == question]
+        if not (question or places):
+            return None
+        end = places[-1] if places else len(self.said)
+        turns = self.memory.facts_block.context_turns - 1
+        before = ["\n".join(turn) for turn in self.said[max(end - turns, 0) : end]]
+        block, session = self.memory.facts_block, self.memory.session_id
+        return await block.aexplain(question or self.said[end][0], session_id=session, context=before)
+
+    async def close(self) -> None:
+        """Take the last turn into the record, extract its facts, and close the database."""
+        await self.memory.aclose()
+
+    async def leave(self) -> None:
+        """Close the database at once; what was not extracted is, when this user next talks."""
+        await self.memory.condensed_block.aclose()
+        await self.memory.facts_block.aclose()
+        await self.memory.sql_store.aclose()
+
+
+async def opened(
+    model: FunctionCallingLLM, *, session_id: str, user_id: str | None, async_database_uri: str
+) -> tuple[Conversation, int]:
+    """A conversation, begun or taken up again, and how many messages it has so far."""
+    memory = CondensedMemory.from_defaults(
+        session_id=session_id, user_id=user_id, llm=model, async_database_uri=async_database_uri
+    )
+    agent = FunctionAgent(tools=[add, subtract, multiply, divide], llm=model)
+    conversation = Conversation(agent, memory, model)
+    try:
+        return conversation, await memory.sql_store.count_messages(session_id, None)
+    except BaseException:
+        await conversation.leave()
+        raise
+
+
+async def _ended(run: Any) -> None:
+    await run
