@@ -56,16 +56,13 @@ class Conversation:
                 raise
         self.said[-1] = (question, answer)
 
-    async def explain(self, question: str = "") -> Explanation | None:
-        """Which facts are shown for a question, by default for the last one, and why; None if there was none."""
-        places = [i for i, (asked, _) in enumerate(self.said) if not question or asked == question]
-        if not (question or places):
-            return None
-        end = places[-1] if places else len(self.said)
-        turns = self.memory.facts_block.context_turns - 1
-        before = ["\n".join(turn) for turn in self.said[max(end - turns, 0) : end]]
-        block, session = self.memory.facts_block, self.memory.session_id
-        return await block.aexplain(question or self.said[end][0], session_id=session, context=before)
+    async def explain(self, question: str) -> Explanation:
+        """Which facts are shown for a question, and why; one that was asked stands behind the turns before it."""
+        asked = [i for i, (earlier, _) in enumerate(self.said) if earlier == question]
+        end = asked[-1] if asked else len(self.said)
+        block = self.memory.facts_block
+        before = ["\n".join(turn) for turn in self.said[max(end - block.context_turns + 1, 0) : end]]
+        return await block.aexplain(question, session_id=self.memory.session_id, context=before)
 
     async def close(self) -> None:
         """Take the last turn into the record, extract its facts, and close the database."""

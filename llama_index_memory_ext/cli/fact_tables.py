@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.cli.plain import one_line
-from llama_index_memory_ext.cli.screen import say, show_json, show_table
+from llama_index_memory_ext.cli.screen import console, say, show_json, show_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.facts import Fact
 
 _MATCHED = 5
+_WIDE = 90
+_EXPLAINED = ("shown", "score", "alike", "sure", "tokens", "id", "fact")
 
 
 def as_json(fact: Fact) -> dict[str, Any]:
@@ -62,10 +64,11 @@ def show_explanation(explanation: Explanation, namespace: str, *, as_json_: bool
         say(f"No facts of {namespace}.")
         return
     short = _short([entry.fact for entry in explanation.facts])
-    show_table(
-        ("shown", "why", "score", "alike", "sure", "tokens", "id", "fact"),
-        [_explained_row(entry, short[entry.fact.id]) for entry in explanation.facts],
-    )
+    rows = [_explained_row(entry, short[entry.fact.id]) for entry in explanation.facts]
+    # Where there is no room for it, what the score is made of is left out.
+    left_out = () if console().width >= _WIDE else ("alike", "sure")
+    kept = [i for i, name in enumerate(_EXPLAINED) if name not in left_out]
+    show_table([_EXPLAINED[i] for i in kept], [[row[i] for i in kept] for row in rows])
     say(f"{explanation.tokens} of {explanation.limit} tokens")
 
 
@@ -91,8 +94,9 @@ def _short(facts: Sequence[Fact]) -> dict[str, str]:
 
 def _explained_row(entry: ExplainedFact, short_id: str) -> tuple[str, ...]:
     numbers = (f"{entry.score:.2f}", f"{entry.similarity:.2f}", f"{entry.confidence:.2f}", str(entry.tokens))
-    why = entry.why + (f": {', '.join(entry.matched[:_MATCHED])}" if entry.matched else "")
-    return ("yes" if entry.injected else "no", why, *numbers, short_id, _content(entry.fact))
+    matched = f" (matched: {', '.join(entry.matched[:_MATCHED])})" if entry.matched else ""
+    shown = f"{'yes' if entry.injected else 'no'}: {entry.why}"
+    return (shown, *numbers, short_id, _content(entry.fact) + matched)
 
 
 def _explained_as_json(entry: ExplainedFact) -> dict[str, Any]:

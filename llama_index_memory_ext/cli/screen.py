@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from contextlib import AbstractContextManager
 
+_NARROWEST = 12
+
 
 def console(*, stderr: bool = False) -> Console:
     """What is printed to; without colours where ``NO_COLOR`` is set or nobody looks at a terminal."""
@@ -44,7 +46,7 @@ def show_table(
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name in head:
         is_folded = name == folded
-        table.add_column(name, overflow="fold", no_wrap=not is_folded, ratio=1 if is_folded else None)
+        table.add_column(name, overflow="fold", no_wrap=not is_folded, min_width=_NARROWEST if is_folded else None)
     for row in rows:
         table.add_row(*(Text(one_line(cell)) for cell in row))
     console(stderr=stderr).print(table, soft_wrap=False)

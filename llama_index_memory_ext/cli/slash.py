@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from llama_index_memory_ext.cli.fact_tables import show_explanation, show_facts
+from llama_index_memory_ext.cli.plain import one_line
 from llama_index_memory_ext.cli.screen import is_terminal, say, show_table
 from llama_index_memory_ext.reasons import TerminalError, reason_of
 
@@ -52,10 +53,11 @@ def _facts(beside: Beside, conversation: Conversation, _: str) -> None:
 
 
 def _why(beside: Beside, conversation: Conversation, question: str) -> None:
-    explanation = beside.run(conversation.explain(question))
-    if explanation is None:
-        raise TerminalError("nothing was asked yet. Say `/why QUESTION` to look at another one.")
-    show_explanation(explanation, _whose(conversation))
+    question = question or next((asked for asked, _ in reversed(conversation.said)), "")
+    if not question:
+        raise TerminalError("nothing was asked yet. Say /why QUESTION to look at a question of your own.")
+    say(f"For {one_line(question)!r}, as things are now:")
+    show_explanation(beside.run(conversation.explain(question)), _whose(conversation))
 
 
 def _forget(beside: Beside, conversation: Conversation, words: str) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 ABOUT = "Condensed memory for LlamaIndex agents."
 DEMO = (
-    "Show a conversation, and what the model is shown in each turn. It goes over two processes. With OPENAI_API_KEY set "
-    "it talks to OpenAI (OPENAI_MODEL, default gpt-4o-mini; OPENAI_API_BASE for another address), without it to a small "
-    "offline model."
+    "Show a conversation, and what the model is shown in each turn. It goes over two processes. With OPENAI_API_KEY "
+    "set it talks to OpenAI (OPENAI_MODEL, default gpt-4o-mini; OPENAI_API_BASE for another address), without it to a "
+    "small offline model."
 )
 DATABASE = "The SQLite file; by default in a new folder."
 SESSION = "The conversation."
