@@ -37,7 +37,7 @@ from llama_index_memory_ext.ranking import (
     similarities_of,
 )
 from llama_index_memory_ext.rendering import split_lines
-from llama_index_memory_ext.store import Seen
+from llama_index_memory_ext.store import Seen, owner
 from llama_index_memory_ext.store.fact_table import NOTHING_READ, FactChanges
 from llama_index_memory_ext.transcript import Line, question_in, spoken, turns_in
 
@@ -173,7 +173,6 @@ class RelevantFactsBlock(LogBlock):
     async def aopen(self, session_id: str) -> None:
         """Begin with a session: what other sessions of this user have left unread is extracted too."""
         if self.extract_facts:
-            await self._log.register(session_id, self.reader_of(session_id))
             for other in await self._log.pending(self.reader_of(session_id)):
                 if other != session_id:
                     self._jobs.start(other, self._extract_finished, self.retry_seconds)
@@ -205,10 +204,14 @@ class RelevantFactsBlock(LogBlock):
 
     async def aclose(self) -> None:
         """End what is under way, and close the private store; what was not extracted stays unread."""
+        await self.stop_embedding()
+        await super().aclose()
+
+    async def stop_embedding(self) -> None:
+        """End what is being embedded on this event loop; the next question goes on with it."""
         for known in list(self._known.values()):
             if isinstance(known.ranker, EmbeddingRanker):
                 await known.ranker.aclose()
-        await super().aclose()
 
     def namespace_of(self, session_id: str) -> str:
         """Whose facts a session's are."""
@@ -217,6 +220,11 @@ class RelevantFactsBlock(LogBlock):
     def reader_of(self, session_id: str) -> str:
         """The name of this block's cursor in a session."""
         return f"{self.name} of {self.namespace_of(session_id)}"
+
+    def known_as(self, session_id: str) -> tuple[str, ...]:
+        """What a session is found by: whose it is, and this block's cursor if it extracts facts."""
+        reader = (self.reader_of(session_id),) if self.extract_facts else ()
+        return owner(self.namespace_of(session_id)), *reader
 
     @property
     def rejections(self) -> dict[str, int]:
@@ -312,6 +320,10 @@ class RelevantFactsBlock(LogBlock):
         reader = self.reader_of(session_id)
         while True:
             unread = await self._log.read_unread(session_id, reader, with_active=with_active, limit=_BATCH_ROWS)
+            if unread.rows and not unread.epoch:
+                # Only the plain host has written here: whose it is must be known before anything is made of it.
+                await self._log.register(session_id, *self.known_as(session_id))
+                continue
             lines = [Line(row.id, row.role, self._clipped(spoken(row.message))) for row in unread.rows]
             asked = sum(line.role == MessageRole.USER.value for line in lines)
             # A full batch is extracted in any case: a turn of very many tool calls must not stand in the way for ever.

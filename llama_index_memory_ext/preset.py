@@ -321,14 +321,30 @@ class CondensedMemory(Memory):
         """Flush, and close the database connections that this memory has opened."""
         asyncio_run(self.aclose())
 
-    async def aforget(self) -> dict[str, int]:
-        """Delete the session for good: its messages and the cursors. Returns the counts per kind."""
-        async with self._calls():
-            return await self.sql_store.forget(self.session_id)
+    async def aforget(self, *, vacuum: bool = True) -> dict[str, int]:
+        """Delete for good all that is stored about the user of this memory, in all of their sessions, and this session.
 
-    def forget(self) -> dict[str, int]:
-        """Delete the session for good: its messages and the cursors. Returns the counts per kind."""
-        counts: dict[str, int] = asyncio_run(self.aforget())
+        What is under way for them is stopped here, and stores nothing elsewhere. The memory can be used on, as a new
+        one. Messages of a session that somebody else has talked in too are deleted with it; the other's facts stay.
+        What further ``memory_blocks`` keep elsewhere is theirs.
+
+        Args:
+            vacuum: Whether the database is rewritten afterwards, without which deleted words may still be in its
+                file; see ``MemoryStore.vacuum`` for what that takes.
+
+        Returns:
+            How many rows were deleted of ``"messages"``, ``"cursors"``, ``"facts"`` and ``"embeddings"``.
+        """
+        async with self._calls():
+            for block in self._log_blocks():
+                await block.stop_jobs()
+            await self.facts_block.stop_embedding()
+            user_id = self.facts_block.namespace_of(self.session_id)
+            return await self.sql_store.forget_user(user_id, session_ids=[self.session_id], vacuum=vacuum)
+
+    def forget(self, *, vacuum: bool = True) -> dict[str, int]:
+        """Delete for good all that is stored about the user of this memory, as ``aforget`` does."""
+        counts: dict[str, int] = asyncio_run(self.aforget(vacuum=vacuum))
         return counts
 
     async def __aenter__(self) -> Self:
@@ -435,7 +451,8 @@ class CondensedMemory(Memory):
         *,
         replace: bool = False,
     ) -> None:
-        flushed = await self.sql_store.append(self.session_id, messages, plan, replace=replace)
+        readers = self.facts_block.known_as(self.session_id)
+        flushed = await self.sql_store.append(self.session_id, messages, plan, replace=replace, readers=readers)
         if not flushed:
             return
         results = await asyncio.gather(

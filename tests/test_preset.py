@@ -134,7 +134,7 @@ def test_the_synchronous_calls_finish_what_they_start(database_uri: str, in_memo
     memory.reset()
     assert memory.get() == []
     memory.put(user("again"))
-    assert memory.forget() == {"messages": 1, "cursors": 0}
+    assert memory.forget() == {"messages": 1, "cursors": 1, "facts": 0, "embeddings": 0}
     memory.close()
 
 
@@ -371,7 +371,7 @@ async def test_forgetting_leaves_nothing_of_the_session(open_memory: OpenMemory)
     memory, other = open_memory(condensed_token_limit=60), open_memory("other")
     await talk(memory, 8)
     await talk(other, 1)
-    assert await memory.aforget() == {"messages": 16, "cursors": 1}
+    assert await memory.aforget() == {"messages": 16, "cursors": 2, "facts": 0, "embeddings": 0}
     assert await memory.aget() == []
     assert len(await other.aget()) == 2
 

@@ -100,6 +100,9 @@ class EmbeddingTable:
                 rows += [_row(namespace, model, fact_id, *vectors[fact_id]) for fact_id in known.scalars()]
             if rows:
                 await connection.execute(self._put, rows)
+            else:
+                # A user who was forgotten meanwhile must not be known again by the lock.
+                await connection.rollback()
 
     async def delete(self, connection: AsyncConnection, namespace: str, ids: Sequence[str] | None) -> None:
         """Delete the vectors of facts within the transaction that deletes these; None: all of the namespace."""

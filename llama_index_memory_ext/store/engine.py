@@ -6,6 +6,7 @@ import os
 import sqlite3
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI
@@ -60,6 +61,14 @@ def is_in_memory(url: URL) -> bool:
     """Whether the database is gone with its connection."""
     nameless = url.database in (None, "", ":memory:") or "mode=memory" in str(url)
     return url.get_backend_name() == "sqlite" and nameless
+
+
+def is_missing(url: URL) -> bool:
+    """Whether nothing is there to be opened: no file yet, or a database in memory that would begin empty."""
+    if url.get_backend_name() != "sqlite" or is_in_memory(url):
+        return is_in_memory(url)
+    name = str(url.database)
+    return not Path(unquote(urlsplit(name).path) if name.startswith("file:") else name).is_file()
 
 
 def place_of(url: URL) -> str:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from llama_index_memory_ext.store.embedding_table import EmbeddingTable
-    from llama_index_memory_ext.store.memory_store import MemoryStore, Unread
+    from llama_index_memory_ext.store.log_rows import Unread
+    from llama_index_memory_ext.store.memory_store import MemoryStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +97,22 @@ class FactTable:
     ) -> bool:
         """Store what was made of unread rows and move the reader behind them, both or neither.
 
-        New facts that another worker has stored since ``seen`` are left out. False if the cursor has moved
-        or the log was reset meanwhile: nothing is stored then.
+        New facts that another worker has stored since ``seen`` are left out. False if the cursor has moved, the log was
+        reset or facts were deleted meanwhile: nothing is stored then, and what was deleted stays so.
         """
         store, last = self._store, unread.rows[-1].id
         async with store.writing(session_id) as connection:
-            if not await store.may_move(connection, session_id, reader, epoch=unread.epoch, old=unread.position):
+            may_move = await store.may_move(connection, session_id, reader, epoch=unread.epoch, old=unread.position)
+            if may_move:
+                # Always the session first and the namespace second: two workers cannot wait for each other.
+                await store.lock(connection, (namespace, FACTS))
+                epoch, _ = await store.position_of(connection, namespace, FACTS)
+                may_move = seen.epoch in (0, epoch)
+            if not may_move:
+                # A session that was forgotten meanwhile must not be known again by its lock.
+                await connection.rollback()
                 return False
             await store.move(connection, session_id, reader, epoch=unread.epoch, position=last)
-            # Always the session first and the namespace second: two workers cannot wait for each other.
-            await store.lock(connection, namespace, FACTS)
             known = await self._contents_since(connection, namespace, seen.change)
             await self._put_all(
                 connection,

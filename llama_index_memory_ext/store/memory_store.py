@@ -6,38 +6,41 @@ import asyncio
 import logging
 import time
 import warnings
-from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.async_utils import asyncio_run
 from llama_index.core.base.llms.types import ChatMessage
-from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationError, model_serializer
+from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_serializer
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI, SQLAlchemyChatStore
-from sqlalchemy import MetaData, Table, delete, func, select, text, update
+from sqlalchemy import Table, delete, func, select, update
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
-from sqlalchemy.schema import CreateIndex, CreateTable
 
 from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.locks import lock_for, uninterrupted
-from llama_index_memory_ext.store.embedding_table import EmbeddingTable, define_embeddings
+from llama_index_memory_ext.store.embedding_table import EmbeddingTable
 from llama_index_memory_ext.store.engine import (
     BUSY_SECONDS,
     check_backend,
     checked_url,
     is_in_memory,
+    is_missing,
     open_anchor,
     open_engine,
     place_of,
 )
-from llama_index_memory_ext.store.fact_table import FactTable, define_facts
-from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, FACTS, LOG, Statements, define_cursors, define_rows
-from llama_index_memory_ext.transcript import RESULT_ROLES, storable
+from llama_index_memory_ext.store.fact_table import FactTable
+from llama_index_memory_ext.store.forgetting import delete_person, delete_sessions
+from llama_index_memory_ext.store.log_rows import LogPage, LogRow, Seen, Unread, message_of, new_row, page_of
+from llama_index_memory_ext.store.schema import Tables, define_tables, make_ready, version_of
+from llama_index_memory_ext.store.sessions import SessionInfo, read_sessions
+from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LOG, Statements, is_reader
+from llama_index_memory_ext.store.vacuum import vacuum_tables
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
     from sqlalchemy.engine import URL
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -49,71 +52,6 @@ DEFAULT_TABLE_NAME = "llama_index_memory"
 _LOCKED_SECONDS = 0.01
 # The largest id that the host's column can hold.
 _LAST_ID = 2**31 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class LogRow:
-    """One message of the log, parsed when it is asked for. ``id`` grows in the order of writing.
-
-    ``timestamp`` is when it was written, in nanoseconds since 1970; 0 where nobody asked for it.
-    """
-
-    id: int
-    role: str
-    data: Any
-    timestamp: int = 0
-
-    @property
-    def is_result(self) -> bool:
-        """Whether it is a tool's result."""
-        return self.role in RESULT_ROLES
-
-    @property
-    def characters(self) -> int:
-        """About how long its text is."""
-        blocks = self.data.get("blocks") if isinstance(self.data, dict) else None
-        return sum(len(block.get("text") or "") for block in blocks or () if isinstance(block, dict))
-
-    @property
-    def message(self) -> ChatMessage:
-        """The message; a stand-in if this version of the host cannot read it."""
-        return _message(self)
-
-
-@dataclass(frozen=True, slots=True)
-class LogPage:
-    """What a reader is given: its cursor, and a page of the log behind it, oldest row first.
-
-    ``position`` is the last row that the reader has left behind, 0 at the beginning. ``epoch`` changes
-    whenever rows were deleted. ``fresh`` is false, and the page empty, if that has happened since ``Seen``:
-    what was remembered of the session is void then. ``more`` is true if there are older rows before the page.
-    ``facts`` is the epoch and the last change of the facts that were watched.
-    """
-
-    position: int
-    epoch: int
-    fresh: bool
-    more: bool
-    rows: list[LogRow]
-    facts: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Unread:
-    """The oldest rows that a reader has not left behind, and where its cursor stands."""
-
-    position: int
-    epoch: int
-    rows: list[LogRow]
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What a reader remembers of a session: the epoch, its cursor, and the last row that it was given."""
-
-    epoch: int = 0
-    position: int = 0
-    last_id: int = 0
 
 
 class MemoryStore(SQLAlchemyChatStore):
@@ -142,7 +80,7 @@ class MemoryStore(SQLAlchemyChatStore):
     _url: URL = PrivateAttr()
     _in_memory: bool = PrivateAttr(default=True)
     _identity: tuple[str, ...] = PrivateAttr(default=())
-    _cursors: Table = PrivateAttr()
+    _tables: Tables = PrivateAttr()
     _facts: FactTable = PrivateAttr()
     _embeddings: EmbeddingTable = PrivateAttr()
     _statements: Statements = PrivateAttr()
@@ -172,14 +110,12 @@ class MemoryStore(SQLAlchemyChatStore):
         self._in_memory = is_in_memory(url)
         place = f"memory {id(async_engine or self)}" if self._in_memory else place_of(url)
         self._identity = (place, str(self.db_schema), table_name)
-        self._metadata = MetaData(schema=None if url.get_backend_name() == "sqlite" else db_schema)
-        self._table = define_rows(table_name, self._metadata)
-        self._cursors = define_cursors(table_name, self._metadata)
         backend = url.get_backend_name()
-        facts, embeddings = define_facts(table_name, self._metadata), define_embeddings(table_name, self._metadata)
-        self._embeddings = EmbeddingTable(self, embeddings, facts, backend)
-        self._facts = FactTable(self, facts, self._embeddings, backend)
-        self._statements = Statements(self._table, self._cursors, backend)
+        self._tables = tables = define_tables(table_name, None if backend == "sqlite" else db_schema)
+        self._table, self._metadata = tables.rows, tables.metadata
+        self._embeddings = EmbeddingTable(self, tables.embeddings, tables.facts, backend)
+        self._facts = FactTable(self, tables.facts, self._embeddings, backend)
+        self._statements = Statements(tables.rows, tables.cursors, backend)
 
     # ---- what it is --------------------------------------------------------------------------------
 
@@ -248,22 +184,23 @@ class MemoryStore(SQLAlchemyChatStore):
         plan_flush: Callable[[Sequence[ChatMessage]], int] | None,
         *,
         replace: bool = False,
+        readers: Sequence[str] = (),
     ) -> list[ChatMessage]:
         """Write messages behind the active ones and move what leaves short-term memory into the log.
 
         ``plan_flush`` is given the active messages with the new ones behind them, oldest first, and says
         how many of the oldest go into the log; without it none does. ``replace`` deletes all that the session
-        had before. All of it is one transaction.
+        had before. ``readers`` are made known with the session, its owner among them. All of it is one transaction.
 
         Returns:
             The messages that went into the log, oldest first, as copies.
         """
-        rows = [_new_row(key, message) for message in messages]
-        async with self.writing(key) as connection:
+        rows = [new_row(key, message) for message in messages]
+        async with self.locking((key, LOG), *((key, reader) for reader in readers)) as connection:
             if replace:
                 await self._delete(connection, key)
             active = await self._active_rows(connection, key) if plan_flush and not replace else []
-            old = [_message(row) for row in active]
+            old = [message_of(row) for row in active]
             flushed = plan_flush([*old, *messages]) if plan_flush else 0
             await self._archive(connection, key, active[:flushed])
             new = max(flushed - len(active), 0)
@@ -286,7 +223,7 @@ class MemoryStore(SQLAlchemyChatStore):
             found = (await connection.execute(sql.page if watch is None else sql.watching_page, cursor | page)).all()
             if not found:
                 found = (await connection.execute(sql.cursor if watch is None else sql.watching_cursor, cursor)).all()
-        return _page(found, seen, limit)
+        return page_of(found, seen, limit)
 
     @uninterrupted
     async def move_cursor(
@@ -300,6 +237,8 @@ class MemoryStore(SQLAlchemyChatStore):
         try:
             async with self.writing(key) as connection:
                 if not await self.may_move(connection, key, reader, epoch=epoch, old=old):
+                    # A session that was forgotten meanwhile must not be known again by its lock.
+                    await connection.rollback()
                     return False
                 await self.move(connection, key, reader, epoch=epoch, position=new, state=state)
         except SQLAlchemyError as error:
@@ -324,25 +263,92 @@ class MemoryStore(SQLAlchemyChatStore):
     @uninterrupted
     async def knows(self, key: str) -> bool:
         """Whether this store has ever been given a message of the session."""
-        for table in (self._cursors, self._rows):
+        for table in (self._tables.cursors, self._rows):
             async with self.reading() as connection:
                 if (await connection.execute(select(table.c.key).where(table.c.key == key).limit(1))).first():
                     return True
         return False
 
     @uninterrupted
+    async def sessions(self) -> list[SessionInfo]:
+        """The sessions that have messages, that which was written to last first; [] if there is none."""
+        async with self.reading() as connection:
+            return await read_sessions(connection, self._tables)
+
+    @uninterrupted
     async def forget(self, key: str) -> dict[str, int]:
         """Delete a session: its messages and the cursors of its readers. Returns the counts per kind."""
-        counts = {}
-        async with self.writing(key) as connection:
-            for kind, table in (("messages", self._rows), ("cursors", self._cursors)):
-                query = delete(table).where(table.c.key == key)
-                if table is self._cursors:
-                    query = query.where(table.c.reader != FACTS)
-                counts[kind] = (await connection.execute(query)).rowcount
-        # The row that this very call has locked is nobody's.
-        counts["cursors"] -= 1
+        counts = await delete_sessions(self, self._tables, [key])
+        return {kind: counts[kind] for kind in ("messages", "cursors")}
+
+    @uninterrupted
+    async def forget_user(
+        self, user_id: str, *, session_ids: Collection[str] = (), vacuum: bool = True
+    ) -> dict[str, int]:
+        """Delete a person: the facts, retired ones too, their embeddings, and every session that is known as theirs.
+
+        A session is theirs if a memory with their ``user_id`` has ever written to it or has extracted their facts from
+        it. If somebody else has talked in it too, it is deleted all the same, and the other's facts stay.
+
+        Args:
+            user_id: Whose. A session to which a memory without a ``user_id`` has written is its own user.
+            session_ids: Further sessions that are theirs, such as those of a plain ``Memory``.
+            vacuum: Whether ``vacuum`` follows, without which deleted words may still be in the file.
+
+        Returns:
+            How many rows were deleted of ``"messages"``, ``"cursors"``, ``"facts"`` and ``"embeddings"``; 0 each if
+            nothing is known.
+
+        Raises:
+            StoreError: The arguments are no ids; nothing is deleted then.
+        """
+        counts = await delete_person(self, self._tables, user_id, session_ids)
+        if vacuum:
+            await self.vacuum()
         return counts
+
+    @uninterrupted
+    async def vacuum(self) -> bool:
+        """Rewrite the database, so that what was deleted is not in its files any more.
+
+        SQLite rewrites the whole file, for which nobody else may read or write, and which takes up to twice its size
+        on the disk. A PostgreSQL server frees the space of the rows for new ones; its write-ahead log, replicas and
+        backups are its operator's. A database in memory has no files.
+
+        Returns:
+            False if that could not be done; a warning in the log says why. Call it again then.
+        """
+        if self._in_memory:
+            return True
+        engine = await self._engine()
+        try:
+            async with self._alone():
+                return await vacuum_tables(engine, self._tables)
+        except (SQLAlchemyError, StoreError, OSError) as error:
+            logger.warning(
+                "The database was not vacuumed (%s); deleted rows are gone, but their words may still be in its files "
+                "until `await store.vacuum()` is called while nobody else uses it.",
+                type(error).__name__,
+            )
+            return False
+
+    @uninterrupted
+    async def read_schema_version(self) -> int | None:
+        """Which version the tables of the database have, ``SCHEMA_VERSION`` once this store has used it.
+
+        Nothing is made or changed by asking, and a version that is too new to be opened comes back too. None if
+        there is no database file, or none of the tables of this package are there, as in a database of the plain host.
+        """
+        engine = self._async_engine
+        if engine is None and is_missing(self._url):
+            return None
+        looking = engine or open_engine(self._url)
+        try:
+            async with self._alone() if self._in_memory else nullcontext(), looking.connect() as connection:
+                return await connection.run_sync(version_of, self._tables)
+        finally:
+            if engine is None:
+                await looking.dispose()
 
     async def aclose(self) -> None:
         """Close the engine if this store has opened it; a later call opens it again.
@@ -372,7 +378,7 @@ class MemoryStore(SQLAlchemyChatStore):
         # SQLite knows an offset only behind a limit.
         query = query.limit(limit if limit is not None or not offset else _LAST_ID).offset(offset)
         async with self.reading() as connection:
-            return [_message(row) for row in await connection.execute(query)]
+            return [message_of(row) for row in await connection.execute(query)]
 
     @uninterrupted
     async def count_messages(self, key: str, status: MessageStatus | None = MessageStatus.ACTIVE) -> int:
@@ -391,7 +397,7 @@ class MemoryStore(SQLAlchemyChatStore):
         self, key: str, messages: Sequence[ChatMessage], status: MessageStatus = MessageStatus.ACTIVE
     ) -> None:
         """Write messages in one transaction; none is fine."""
-        rows = [_new_row(key, message) for message in messages]
+        rows = [new_row(key, message) for message in messages]
         async with self.writing(key) as connection:
             await self._insert(connection, rows, archived=len(rows) if status == MessageStatus.ARCHIVED else 0)
 
@@ -412,7 +418,7 @@ class MemoryStore(SQLAlchemyChatStore):
                 return None
             await connection.execute(delete(self._rows).where(*this))
             await self._start_epoch(connection, key)
-        return _message(row)
+        return message_of(row)
 
     @uninterrupted
     async def delete_messages(self, key: str, status: MessageStatus | None = None) -> None:
@@ -429,7 +435,7 @@ class MemoryStore(SQLAlchemyChatStore):
                 await connection.execute(
                     self._where(delete(self._rows), key, MessageStatus.ACTIVE).where(self._rows.c.id <= rows[-1].id)
                 )
-        return [_message(row) for row in rows]
+        return [message_of(row) for row in rows]
 
     @uninterrupted
     async def archive_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:
@@ -437,7 +443,7 @@ class MemoryStore(SQLAlchemyChatStore):
         async with self.writing(key) as connection:
             rows = (await self._active_rows(connection, key))[:n]
             await self._archive(connection, key, rows)
-        return [_message(row) for row in rows]
+        return [message_of(row) for row in rows]
 
     @uninterrupted
     async def get_keys(self) -> list[str]:
@@ -482,8 +488,8 @@ class MemoryStore(SQLAlchemyChatStore):
         await self._start_epoch(connection, key)
 
     async def _start_epoch(self, connection: AsyncConnection, key: str) -> None:
-        cursors = self._cursors
-        await connection.execute(delete(cursors).where(cursors.c.key == key, cursors.c.reader.not_in((LOG, FACTS))))
+        cursors = self._tables.cursors
+        await connection.execute(delete(cursors).where(cursors.c.key == key, is_reader(cursors.c.reader)))
         await self.start_epoch(connection, key, LOG)
 
     # ---- what the facts need ---------------------------------------------------------------------------
@@ -500,15 +506,16 @@ class MemoryStore(SQLAlchemyChatStore):
 
     async def start_epoch(self, connection: AsyncConnection, key: str, lock: str) -> None:
         """Tell all that remember rows under this lock that some of them were deleted."""
-        cursors = self._cursors
+        cursors = self._tables.cursors
         await connection.execute(
             update(cursors).where(cursors.c.key == key, cursors.c.reader == lock).values(epoch=time.time_ns())
         )
 
-    async def lock(self, connection: AsyncConnection, key: str, reader: str) -> None:
-        """Lock a row among the cursors until the transaction ends; it is made if there is none."""
-        row = {"key": key, "reader": reader, "position": 0, "epoch": time.time_ns()}
-        await connection.execute(self._statements.lock, row)
+    async def lock(self, connection: AsyncConnection, *places: tuple[str, str]) -> None:
+        """Lock rows among the cursors, by key and reader, until the transaction ends; missing ones are made."""
+        now = time.time_ns()
+        rows = [{"key": key, "reader": reader, "position": 0, "epoch": now} for key, reader in places]
+        await connection.execute(self._statements.lock, rows)
 
     async def position_of(self, connection: AsyncConnection, key: str, reader: str) -> tuple[int, int]:
         """The epoch and the position of a row among the cursors; (0, 0) if there is none."""
@@ -532,8 +539,12 @@ class MemoryStore(SQLAlchemyChatStore):
     async def may_move(self, connection: AsyncConnection, key: str, reader: str, *, epoch: int, old: int) -> bool:
         """Whether a reader's cursor is still where it was, on the same log."""
         current = (await connection.execute(self._statements.cursor, {"session": key, "by": reader})).one()
-        # A log that only the plain host has written had no epoch before it was locked just now.
-        return current.position == old and epoch in (0, current.epoch)
+        if current.position != old:
+            return False
+        if epoch == 0:
+            # A log that only the plain host has written had no epoch before it was locked just now.
+            return (await connection.execute(self._statements.any, {"session": key})).first() is not None
+        return bool(epoch == current.epoch)
 
     @uninterrupted
     async def read_unread(
@@ -552,10 +563,10 @@ class MemoryStore(SQLAlchemyChatStore):
         return Unread(cursor.position, cursor.epoch, [LogRow(*row) for row in found])
 
     @uninterrupted
-    async def register(self, key: str, reader: str) -> None:
-        """Make a reader of a session known, so that ``pending`` finds it."""
-        async with self.writing(key) as connection:
-            await self.lock(connection, key, reader)
+    async def register(self, key: str, *readers: str) -> None:
+        """Make readers of a session known, so that ``pending`` finds it, and ``forget_user`` by its owner."""
+        async with self.locking((key, LOG), *((key, reader) for reader in readers)):
+            pass
 
     @uninterrupted
     async def pending(self, reader: str) -> list[str]:
@@ -565,24 +576,28 @@ class MemoryStore(SQLAlchemyChatStore):
 
     # ---- connections -----------------------------------------------------------------------------------
 
-    @asynccontextmanager
-    async def writing(self, key: str, lock: str = LOG) -> AsyncIterator[AsyncConnection]:
-        """A transaction that no other writer of this session can come between, in any process.
+    def writing(self, key: str, lock: str = LOG) -> AbstractAsyncContextManager[AsyncConnection]:
+        """A transaction that no other writer of this session, or of these facts, can come between."""
+        return self.locking((key, lock))
 
-        Its first statement writes the session's log row: that locks the row on PostgreSQL, and makes
+    @asynccontextmanager
+    async def locking(self, *places: tuple[str, str]) -> AsyncIterator[AsyncConnection]:
+        """A transaction that no other writer of these can come between, in any process.
+
+        Its first statement writes the rows that serve as locks: that locks them on PostgreSQL, and makes
         SQLite take its write lock at once instead of failing when it would have to upgrade a read lock.
         """
         engine = await self._engine()
         async with self._alone(), engine.begin() as connection:
-            await self._lock_patiently(connection, key, lock)
+            await self._lock_patiently(connection, places)
             yield connection
 
-    async def _lock_patiently(self, connection: AsyncConnection, key: str, lock: str) -> None:
+    async def _lock_patiently(self, connection: AsyncConnection, places: Sequence[tuple[str, str]]) -> None:
         """Lock, and wait for a connection in memory that was thrown away while it was writing: it is being closed."""
         give_up = time.monotonic() + BUSY_SECONDS
         while True:
             try:
-                return await self.lock(connection, key, lock)
+                return await self.lock(connection, *places)
             except OperationalError:  # noqa: PERF203 - it has to be tried again
                 if self._anchor is None or time.monotonic() > give_up:
                     raise
@@ -622,7 +637,7 @@ class MemoryStore(SQLAlchemyChatStore):
             engine = self._async_engine or self._opened_engine()
             if not self._ready:
                 try:
-                    await self._create_tables(engine)
+                    await self._make_ready(engine)
                 except BaseException:
                     if self._async_engine is None:
                         await engine.dispose()
@@ -641,44 +656,15 @@ class MemoryStore(SQLAlchemyChatStore):
         engine = await self._engine()
         return async_sessionmaker(bind=engine, expire_on_commit=False), self._rows
 
-    async def _create_tables(self, engine: AsyncEngine) -> None:
-        # "if not exists" rather than looking first: two processes may be starting at the same time.
-        async with engine.begin() as connection:
-            if self._metadata.schema is not None:
-                await connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{self._metadata.schema}"'))
-            for table in self._metadata.sorted_tables:
-                await connection.execute(CreateTable(table, if_not_exists=True))
-                for index in sorted(table.indexes, key=lambda index: str(index.name)):
-                    await connection.execute(CreateIndex(index, if_not_exists=True))
+    async def _make_ready(self, engine: AsyncEngine) -> None:
+        # An engine in memory that was lent has one connection, which another store may be writing with.
+        async with self._alone() if self._in_memory else nullcontext():
+            await make_ready(engine, self._tables)
             if self._db_data:
-                await connection.execute(self._statements.insert, self._db_data)
+                async with engine.begin() as connection:
+                    await connection.execute(self._statements.insert, self._db_data)
                 self._db_data = None
 
 
 def _reopen(uri: str, table_name: str, db_schema: str | None) -> MemoryStore:
     return MemoryStore(uri, table_name=table_name, db_schema=db_schema)
-
-
-def _page(found: Sequence[Any], seen: Seen, limit: int) -> LogPage:
-    """The page that was found, newest row first, without the row that was seen last."""
-    epoch, position = found[0].epoch, found[0].position
-    facts = (found[0].facts_epoch, found[0].facts_change) if "facts_epoch" in found[0]._fields else None
-    rows = [row for row in found if row.id not in (None, seen.last_id)]
-    witnessed = len(rows) > limit or found[-1].id == seen.last_id or seen.last_id <= position
-    if seen.last_id and (epoch != seen.epoch or not witnessed):
-        return LogPage(position, epoch, fresh=False, more=False, rows=[], facts=facts)
-    shown = [LogRow(row.id, row.role, row.data) for row in reversed(rows[:limit])]
-    return LogPage(position, epoch, fresh=True, more=len(rows) > limit, rows=shown, facts=facts)
-
-
-def _new_row(key: str, message: ChatMessage) -> dict[str, Any]:
-    return {"key": key, "role": message.role.value, "data": storable(message)}
-
-
-def _message(row: Any) -> ChatMessage:
-    try:
-        return ChatMessage.model_validate(row.data)
-    except ValidationError:
-        # One row that this version of the host cannot read must not make a whole session unreadable.
-        logger.warning("A stored %s message cannot be read by this version of LlamaIndex.", row.role)
-        return ChatMessage(role=row.role, content="[unreadable message]")

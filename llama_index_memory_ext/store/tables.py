@@ -22,6 +22,7 @@ from sqlalchemy import (
     insert,
     literal,
     null,
+    or_,
     select,
     update,
 )
@@ -33,6 +34,38 @@ ACTIVE, ARCHIVED = MessageStatus.ACTIVE.value, MessageStatus.ARCHIVED.value
 LOG = "<log>"
 # So do the facts of a namespace: its position counts their changes.
 FACTS = "<facts>"
+# And whose a session is stands there too, as the name of a reader who never moves.
+_OWNER = "<user> "
+# The reader by which the sessions of a user were known before that, and still are in a plain ``Memory``.
+_FACTS_READER = "relevant_facts of "
+
+
+def owner(user_id: str) -> str:
+    """What stands among the cursors of a session that belongs to this user."""
+    return f"{_OWNER}{user_id}"
+
+
+def owned_by(user_id: str) -> tuple[str, str]:
+    """What tells that a session belongs to this user; one of both is enough."""
+    return owner(user_id), f"{_FACTS_READER}{user_id}"
+
+
+def owner_in(reader: str) -> str | None:
+    """The user whom the name of a reader tells; None if it tells none."""
+    for prefix in (_OWNER, _FACTS_READER):
+        if reader.startswith(prefix):
+            return reader.removeprefix(prefix)
+    return None
+
+
+def names_owner(reader: Any) -> Any:
+    """The condition that the name of a reader tells whose the session is."""
+    return or_(*(reader.startswith(prefix, autoescape=True) for prefix in (_OWNER, _FACTS_READER)))
+
+
+def is_reader(reader: Any) -> Any:
+    """The condition that a row among the cursors is that of a reader, who begins anew when rows were deleted."""
+    return and_(reader.not_in((LOG, FACTS)), ~reader.startswith(_OWNER, autoescape=True))
 
 
 def define_rows(table_name: str, metadata: MetaData) -> Table:
@@ -96,9 +129,14 @@ class Statements:
         columns = [cursors.c.key, cursors.c.reader]
         moved = {"position": upsert.excluded.position, "state": upsert.excluded.state}
         self.move = upsert.on_conflict_do_update(index_elements=columns, set_=moved)
-        self.lock = upsert.on_conflict_do_update(index_elements=columns, set_={"position": cursors.c.position})
+        # A row of another kind may come along, so that it is there; it is not written again.
+        locks = or_(cursors.c.reader == LOG, cursors.c.reader == FACTS)
+        self.lock = upsert.on_conflict_do_update(
+            index_elements=columns, set_={"position": cursors.c.position}, where=locks
+        )
         own = (cursors.c.key == session, cursors.c.reader == bindparam("by"))
         self.row = select(cursors.c.epoch, cursors.c.position, cursors.c.state).where(*own)
+        self.any = select(rows.c.id).where(rows.c.key == session).limit(1)
         self.rows = (
             select(rows.c.id, rows.c.role, rows.c.data, rows.c.timestamp)
             .where(rows.c.key == session, rows.c.status == ARCHIVED, rows.c.id.in_(bindparam("ids", expanding=True)))
