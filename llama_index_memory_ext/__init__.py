@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any
 
+    from llama_index_memory_ext.backfill import Backfilled
     from llama_index_memory_ext.condensed_block import CondensedMemoryBlock
     from llama_index_memory_ext.errors import (
         FactError,
         FactReplyError,
+        LayoutError,
         LimitError,
         MemoryExtError,
         MessageError,
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     )
     from llama_index_memory_ext.facts import Fact
     from llama_index_memory_ext.facts_block import RelevantFactsBlock
+    from llama_index_memory_ext.messages_json import messages_from_json, messages_to_json
     from llama_index_memory_ext.preset import CondensedMemory
     from llama_index_memory_ext.ranking import FactRanker, TfidfRanker, format_facts
     from llama_index_memory_ext.store import MemoryStore
@@ -30,12 +33,14 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.trimming import trim
 
 __all__ = [
+    "Backfilled",
     "CondensedMemory",
     "CondensedMemoryBlock",
     "Fact",
     "FactError",
     "FactRanker",
     "FactReplyError",
+    "LayoutError",
     "LimitError",
     "MemoryExtError",
     "MemoryStore",
@@ -49,17 +54,21 @@ __all__ = [
     "TurnError",
     "extract_conversation_context",
     "format_facts",
+    "messages_from_json",
+    "messages_to_json",
     "trim",
 ]
 
 # LlamaIndex takes a second or two to start, which the help of the command line need not wait for.
 _MODULE_OF = {
+    "Backfilled": "backfill",
     "CondensedMemory": "preset",
     "CondensedMemoryBlock": "condensed_block",
     "Fact": "facts",
     "FactError": "errors",
     "FactRanker": "ranking",
     "FactReplyError": "errors",
+    "LayoutError": "errors",
     "LimitError": "errors",
     "MemoryExtError": "errors",
     "MemoryStore": "store",
@@ -73,6 +82,8 @@ _MODULE_OF = {
     "TurnError": "errors",
     "extract_conversation_context": "transcript",
     "format_facts": "ranking",
+    "messages_from_json": "messages_json",
+    "messages_to_json": "messages_json",
     "trim": "trimming",
 }
 

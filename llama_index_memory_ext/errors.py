@@ -16,7 +16,11 @@ class StoreError(MemoryExtError, ValueError):
 
 
 class MessageError(MemoryExtError, TypeError):
-    """Something that is not a LlamaIndex ``ChatMessage`` was handed to a memory."""
+    """Something that is not a LlamaIndex ``ChatMessage``, or cannot be read as one, was handed over."""
+
+
+class LayoutError(MemoryExtError, ValueError):
+    """The name of a layout in which messages cannot be written."""
 
 
 class RoleError(MemoryExtError, ValueError):

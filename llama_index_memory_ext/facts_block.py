@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -16,6 +17,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding  # noqa: TC002 -
 from llama_index.core.base.llms.types import MessageRole
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 
+from llama_index_memory_ext.batches import batch_end, said_at, written_at
 from llama_index_memory_ext.embedding_calls import model_key
 from llama_index_memory_ext.embedding_ranker import EmbeddingRanker
 from llama_index_memory_ext.explanation import Explanation, explain
@@ -89,6 +91,20 @@ class _Talk:
     seen: Seen = field(default_factory=Seen)
     messages: tuple[ChatMessage, ...] = ()
     turns: tuple[list[str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """What one batch of the log has given: how many messages were left behind, and how many facts changed.
+
+    ``asked`` is whether a model was. All counts are 0 if another worker was faster, and nothing was stored.
+    """
+
+    messages: int = 0
+    new: int = 0
+    confirmed: int = 0
+    retired: int = 0
+    asked: bool = False
 
 
 class RelevantFactsBlock(LogBlock):
@@ -182,6 +198,31 @@ class RelevantFactsBlock(LogBlock):
         if self.extract_facts:
             await self._jobs.finish(session_id, partial(self._extract, least_turns=1))
 
+    async def aextract_next(self, session_id: str) -> Extracted | None:
+        """Extract the next batch of what is unread of a session, its newest turn too, whatever ``extract_facts`` says.
+
+        None if nothing is unread. Whatever the model raises comes through; the batch stays unread then.
+        """
+        await self._jobs.wait(session_id)
+        return await self._extract_next(session_id, least_turns=0, with_active=True)
+
+    async def asessions_unread(self, session_id: str) -> list[str]:
+        """This session, and those of its user that have unread messages; that which was talked in first comes first."""
+        reader = self.reader_of(session_id)
+        began = {}
+        for other in {session_id, *await self._log.pending(reader)}:
+            rows = (await self._log.read_unread(other, reader, with_active=True, limit=1)).rows
+            began[other] = rows[0].timestamp if rows else 0
+        return sorted(began, key=lambda other: (began[other], other))
+
+    async def aknows(self, session_id: str) -> bool:
+        """Whether the block's store has ever been given a message of the session."""
+        return await self._log.knows(session_id)
+
+    async def acount_unread(self, session_id: str) -> int:
+        """How many messages of a session facts were not extracted from yet."""
+        return await self._log.count_unread(session_id, self.reader_of(session_id))
+
     def book(self, session_id: str = DEFAULT_SESSION_ID) -> FactBook:
         """The facts of a session's user, to look at and to change."""
         return FactBook(self._log, self.namespace_of(session_id))
@@ -225,6 +266,14 @@ class RelevantFactsBlock(LogBlock):
         """What a session is found by: whose it is, and this block's cursor if it extracts facts."""
         reader = (self.reader_of(session_id),) if self.extract_facts else ()
         return owner(self.namespace_of(session_id)), *reader
+
+    def door_of(self, session_id: str) -> tuple[str, ...]:
+        """What all who extract this user's facts in this process have in common."""
+        return (*self._log.identity, self.namespace_of(session_id))
+
+    def require_model(self) -> None:
+        """Raise what LlamaIndex raises where no model was given and ``Settings.llm`` has none."""
+        self._model()
 
     @property
     def rejections(self) -> dict[str, int]:
@@ -317,53 +366,60 @@ class RelevantFactsBlock(LogBlock):
 
     async def _extract(self, session_id: str, *, least_turns: int, with_active: bool = False) -> None:
         """Extract until nothing is left: each batch is stored and left behind in one step, or stays unread."""
+        while await self._extract_next(session_id, least_turns=least_turns, with_active=with_active):
+            pass
+
+    async def _extract_next(self, session_id: str, *, least_turns: int, with_active: bool) -> Extracted | None:
+        """Extract one batch; None if there is nothing that is worth a request."""
         reader = self.reader_of(session_id)
-        while True:
+        unread = await self._log.read_unread(session_id, reader, with_active=with_active, limit=_BATCH_ROWS)
+        if unread.rows and not unread.epoch:
+            # Only the plain host has written here: whose it is must be known before anything is made of it.
+            await self._log.register(session_id, *self.known_as(session_id))
             unread = await self._log.read_unread(session_id, reader, with_active=with_active, limit=_BATCH_ROWS)
-            if unread.rows and not unread.epoch:
-                # Only the plain host has written here: whose it is must be known before anything is made of it.
-                await self._log.register(session_id, *self.known_as(session_id))
-                continue
-            lines = [Line(row.id, row.role, self._clipped(spoken(row.message))) for row in unread.rows]
-            asked = sum(line.role == MessageRole.USER.value for line in lines)
-            # A full batch is extracted in any case: a turn of very many tool calls must not stand in the way for ever.
-            if not unread.rows or (asked < least_turns and len(unread.rows) < _BATCH_ROWS):
-                return
-            await self._extract_batch(session_id, reader, *self._batch(unread, lines))
+        lines = [Line(row.id, row.role, self._clipped(spoken(row.message))) for row in unread.rows]
+        asked = sum(line.role == MessageRole.USER.value for line in lines)
+        # A full batch is extracted in any case: a turn of very many tool calls must not stand in the way for ever.
+        if not unread.rows or (asked < least_turns and len(unread.rows) < _BATCH_ROWS):
+            return None
+        return await self._extract_batch(session_id, reader, *self._batch(unread, lines))
 
     def _clipped(self, text: str) -> str:
         return self.tokenizer_fn.clip(text, _BATCH_TOKENS // 2)
 
     def _batch(self, unread: Unread, lines: list[Line]) -> tuple[Unread, list[Line]]:
-        """As much as one request should hold, at least one row; it ends where a turn does, if it can."""
-        tokens = 0
-        for i, line in enumerate(lines):
-            tokens += self.tokenizer_fn.count(line.text)
-            if i and tokens > _BATCH_TOKENS:
-                starts = [j for j in range(1, i + 1) if lines[j].role == MessageRole.USER.value]
-                end = starts[-1] if starts else i
-                rows: list[LogRow] = unread.rows[:end]
-                return type(unread)(unread.position, unread.epoch, rows), lines[:end]
-        return unread, lines
+        """As much as one request should hold."""
+        end = batch_end(
+            [line.role == MessageRole.USER.value for line in lines],
+            [self.tokenizer_fn.count(line.text) for line in lines],
+            [_day(written_at(row.timestamp)) for row in unread.rows],
+            token_limit=_BATCH_TOKENS,
+        )
+        rows: list[LogRow] = unread.rows[:end]
+        return type(unread)(unread.position, unread.epoch, rows), lines[:end]
 
-    async def _extract_batch(self, session_id: str, reader: str, unread: Unread, lines: Sequence[Line]) -> None:
+    async def _extract_batch(self, session_id: str, reader: str, unread: Unread, lines: Sequence[Line]) -> Extracted:
         # Imported here: their patterns take a while to compile, and not every program extracts facts.
         from llama_index_memory_ext.extraction import ask_for_facts, extraction_prompt
-        from llama_index_memory_ext.gates import gate
+        from llama_index_memory_ext.gates import Gated, gate
 
         namespace = self.namespace_of(session_id)
         known = await self._read_known(namespace)
         now, said = datetime.now(timezone.utc), [line for line in lines if line.text]
-        changed: list[Fact] = []
-        if any(line.role == MessageRole.USER.value for line in said):
+        gated, changed, asked = Gated(), list[Fact](), any(line.role == MessageRole.USER.value for line in said)
+        if asked:
+            # A fact is as old as the words that it stands on, however late they are read.
+            then = said_at([line.role == MessageRole.USER.value for line in lines], _timestamps(unread), now)
             users = "\n".join(line.text for line in said if line.role == MessageRole.USER.value)
-            related = [entry.fact for entry in self._ranked(known, users, [])[:_RELATED_FACTS]]
-            reply = await ask_for_facts(self._model(), extraction_prompt(said, related, today=_day(now)))
+            # What was learned on a later day is not shown: an old conversation would be taken for a correction of it.
+            ranked = (entry.fact for entry in self._ranked(known, users, []))
+            related = list(islice((fact for fact in ranked if fact.created_at.date() <= then.date()), _RELATED_FACTS))
+            prompt = extraction_prompt(said, related, today=now.date(), said_on=then.date())
             gated = gate(
-                reply,
+                await ask_for_facts(self._model(), prompt),
                 said,
                 related,
-                now=now,
+                now=then,
                 new_id=lambda: uuid4().hex,
                 active=known.active,
                 namespace=namespace,
@@ -375,13 +431,17 @@ class RelevantFactsBlock(LogBlock):
             gated = replace(
                 gated, accepted=tuple(_with_neighbours(fact, said, spoken_by_id) for fact in gated.accepted)
             )
-            changed = self._within_number(known, changes_of(gated, known.facts, now), now)
-        await self._log.facts.write_extracted(
+            changed = self._within_number(known, changes_of(gated, known.facts, then), now)
+        stored = await self._log.facts.write_extracted(
             namespace, changed, known.changes, session_id=session_id, reader=reader, unread=unread
         )
         if changed and self.embed_model is not None:
             # Now rather than when the next question is waiting for it.
             await self._prepare(await self._read_known(namespace))
+        if not stored:
+            return Extracted(asked=asked)
+        counts = len(gated.accepted), len(gated.confirmed), len(gated.retired)
+        return Extracted(len(unread.rows), *counts, asked=asked)
 
     def _within_number(self, known: Known, changed: list[Fact], now: datetime) -> list[Fact]:
         if self.max_facts is None:
@@ -397,15 +457,20 @@ class RelevantFactsBlock(LogBlock):
         )
 
 
-def changes_of(gated: Gated, facts: dict[str, Fact], now: datetime) -> list[Fact]:
-    """The facts as they are after a reply: new ones, those that are surer now, and those that hold no longer."""
+def changes_of(gated: Gated, facts: dict[str, Fact], then: datetime) -> list[Fact]:
+    """The facts as they are after a reply: new ones, those that are surer now, and those that hold no longer.
+
+    ``then`` is when it was said. No fact becomes older by it than it was.
+    """
     confirmed = [
-        facts[fact_id].model_copy(update={"confidence": raised(facts[fact_id].confidence), "updated_at": now})
+        facts[fact_id].model_copy(
+            update={"confidence": raised(facts[fact_id].confidence), "updated_at": max(facts[fact_id].updated_at, then)}
+        )
         for fact_id in gated.confirmed
         if fact_id in facts
     ]
     retired = [
-        retire(facts[entry.fact_id], entry.reason, now, entry.replaced_by)
+        retire(facts[entry.fact_id], entry.reason, max(facts[entry.fact_id].updated_at, then), entry.replaced_by)
         for entry in gated.retired
         if entry.fact_id in facts
     ]
@@ -421,5 +486,9 @@ def _with_neighbours(fact: Fact, said: Sequence[Line], places: dict[int, int]) -
     return fact.model_copy(update={"source": "\n".join(line.text[:_SOURCE_CHARACTERS] for line in around)})
 
 
-def _day(now: datetime) -> date:
-    return now.date()
+def _day(moment: datetime | None) -> date | None:
+    return moment.date() if moment is not None else None
+
+
+def _timestamps(unread: Unread) -> list[int]:
+    return [row.timestamp for row in unread.rows]

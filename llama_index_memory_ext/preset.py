@@ -17,19 +17,21 @@ from llama_index.core.prompts import RichPromptTemplate
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 from typing_extensions import Self, TypedDict, Unpack
 
+from llama_index_memory_ext.backfill import Backfilled, backfill
 from llama_index_memory_ext.condensed_block import CondensedMemoryBlock
 from llama_index_memory_ext.errors import LimitError, StoreError, TurnError
 from llama_index_memory_ext.facts_block import RelevantFactsBlock
 from llama_index_memory_ext.jobs import log_failure
 from llama_index_memory_ext.locks import SharedLock, lock_for
 from llama_index_memory_ext.log_block import LogBlock
+from llama_index_memory_ext.messages_json import messages_from_json, messages_to_json
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.tokens import TokenCounter, as_counter
 from llama_index_memory_ext.transcript import body_of, checked_messages, escape_tags, message_tokens
 from llama_index_memory_ext.window import plan_flush
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
     from types import TracebackType
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from llama_index_memory_ext.fact_book import FactBook
+    from llama_index_memory_ext.messages_json import Layout
     from llama_index_memory_ext.pieces import Splitter
 
 T = TypeVar("T")
@@ -321,6 +324,71 @@ class CondensedMemory(Memory):
         """Flush, and close the database connections that this memory has opened."""
         asyncio_run(self.aclose())
 
+    # ---- moving in -----------------------------------------------------------------------------------
+
+    async def aimport(self, source: str | bytes | Iterable[Any], *, show_progress: bool = False) -> int:
+        """Add a conversation that was written as JSON behind what the session holds, as if it were put now.
+
+        All of it is stored in one transaction, or nothing. Importing twice stores it twice. With ``extract_facts``
+        its facts are extracted beside it, as of any messages.
+
+        Args:
+            source: Whatever ``messages_from_json`` reads: LlamaIndex's format or OpenAI's.
+            show_progress: Whether a bar is shown.
+
+        Returns:
+            How many messages these are.
+
+        Raises:
+            MessageError: This is no JSON of messages. It says where and what was expected; nothing is stored.
+        """
+        # A long history takes seconds to read, in which nobody else should have to wait.
+        messages = await asyncio.to_thread(messages_from_json, source, show_progress=show_progress)
+        await self.aput_messages(messages)
+        return len(messages)
+
+    def import_(self, source: str | bytes | Iterable[Any], *, show_progress: bool = False) -> int:
+        """As ``aimport``; the underscore is Python's. It waits for what is extracted or summarised meanwhile."""
+        return self._run(self._and_jobs(self.aimport(source, show_progress=show_progress)))
+
+    async def aexport(self, *, layout: Layout = "llama_index") -> str:
+        """All messages of the session, oldest first, as a JSON list; "[]" if there are none.
+
+        ``layout="openai"`` is the format of OpenAI's Chat Completions; ``messages_to_json`` says what that leaves out.
+        """
+        return messages_to_json(await self.aget_all(), layout=layout)
+
+    def export(self, *, layout: Layout = "llama_index") -> str:
+        """As ``aexport``."""
+        return self._run(self.aexport(layout=layout))
+
+    async def abackfill(self, session_ids: Sequence[str] | None = None, *, show_progress: bool = False) -> Backfilled:
+        """Extract facts from messages that nobody has extracted facts from, the newest turn's too.
+
+        For histories that a plain ``Memory`` has written, that were imported, or written with ``extract_facts=False``;
+        it extracts even where that is set. A second call goes on where one has stopped and asks for nothing twice, and
+        two at once store nothing twice. A fact is as old as the words that it stands on: ``created_at`` is when these
+        were stored, dates like "tomorrow" count from then, and no fact that was learned on a later day is retired.
+
+        Args:
+            session_ids: The sessions to read, in this order; their facts become those of this memory's user, so they
+                should be theirs. None: this session, and all others that are known as this user's, oldest first.
+            show_progress: Whether a bar is shown.
+
+        Returns:
+            What was read and learned. A session whose extraction fails is named in ``failed``, and the others go on;
+            after three failures in a row the rest is named in ``not_tried``.
+
+        Raises:
+            StoreError: One of ``session_ids`` does not exist; no model was asked then. Besides, whatever LlamaIndex
+                raises where there is no model at all.
+        """
+        return await backfill(self.facts_block, self.session_id, session_ids, show_progress=show_progress)
+
+    def backfill(self, session_ids: Sequence[str] | None = None, *, show_progress: bool = False) -> Backfilled:
+        """As ``abackfill``."""
+        return self._run(self.abackfill(session_ids, show_progress=show_progress))
+
     async def aforget(self, *, vacuum: bool = True) -> dict[str, int]:
         """Delete for good all that is stored about the user of this memory, in all of their sessions, and this session.
 
@@ -367,13 +435,7 @@ class CondensedMemory(Memory):
 
     def put_messages(self, messages: list[ChatMessage]) -> None:
         """Add messages in one step, and wait for what is extracted or summarised meanwhile."""
-
-        async def put_and_extract() -> None:
-            await self.aput_messages(messages)
-            for block in self._log_blocks():
-                await block.await_jobs(self.session_id)
-
-        self._run(put_and_extract())
+        self._run(self._and_jobs(self.aput_messages(messages)))
 
     def set(self, messages: list[ChatMessage]) -> None:
         """Replace the whole conversation, the record included."""
@@ -396,6 +458,13 @@ class CondensedMemory(Memory):
                     await block.stop_jobs()
 
         result: T = asyncio_run(call_alone())
+        return result
+
+    async def _and_jobs(self, call: Coroutine[Any, Any, T]) -> T:
+        """The result of a call, when what it has started beside the conversation is done."""
+        result = await call
+        for block in self._log_blocks():
+            await block.await_jobs(self.session_id)
         return result
 
     async def aput(self, message: ChatMessage) -> None:

@@ -173,7 +173,7 @@ def spoken(message: ChatMessage) -> str:
     Of a ReAct answer only what follows the last ``Answer:``. "" for tool calls, whatever is said beside
     them, for results, for instructions (system, developer), and where there is no text.
     """
-    text = _clean("\n".join(block.text for block in message.blocks if isinstance(block, TextBlock))).strip()
+    text = cleaned("\n".join(block.text for block in message.blocks if isinstance(block, TextBlock))).strip()
     if message.role == MessageRole.USER:
         return str(text)
     if message.role not in ASSISTANT_ROLES or calls_of(message):
@@ -231,7 +231,7 @@ def storable(message: ChatMessage) -> dict[str, Any]:
 
     Lone surrogates and NUL become U+FFFD. The message itself is not changed.
     """
-    stored: dict[str, Any] = _clean(message.model_dump(mode="json"))
+    stored: dict[str, Any] = cleaned(message.model_dump(mode="json"))
     return stored
 
 
@@ -241,7 +241,8 @@ def _tag_pattern(tags: frozenset[str], opening: str = "<") -> re.Pattern[str]:
     return re.compile(rf"{opening}(?=\s*/?\s*(?:{names})(?![\w.:-]))", re.IGNORECASE)
 
 
-def _clean(value: Any) -> Any:
+def cleaned(value: Any) -> Any:
+    """A value of JSON with U+FFFD for lone surrogates and NUL in its texts, which no database and no API takes."""
     if isinstance(value, str):
         if not _UNSTORABLE.search(value):
             return value
@@ -249,8 +250,8 @@ def _clean(value: Any) -> Any:
         paired = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return paired.replace("\x00", "\ufffd")
     if isinstance(value, dict):
-        return {_clean(key): _clean(entry) for key, entry in value.items()}
-    return [_clean(entry) for entry in value] if isinstance(value, list) else value
+        return {cleaned(key): cleaned(entry) for key, entry in value.items()}
+    return [cleaned(entry) for entry in value] if isinstance(value, list) else value
 
 
 def _opening(message: ChatMessage, day: str) -> str:
@@ -312,7 +313,7 @@ def _tool_call(call: Any) -> ToolCall:
     """A call in any of the shapes in which providers write it; one of no known shape as its name."""
     dump = getattr(call, "model_dump", None)
     fields = call if isinstance(call, dict) else dump() if callable(dump) else {"name": call}
-    function = fields.get("function") or fields
+    function = fields.get("function") or fields.get("custom") or fields
     if not isinstance(function, dict):
         function = {"name": function}
     arguments: Any = next(

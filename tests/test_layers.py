@@ -14,6 +14,7 @@ import llama_index_memory_ext
 PACKAGE = Path(llama_index_memory_ext.__file__).parent
 ROWS = (
     {
+        "batches",
         "budget",
         "errors",
         "evidence",
@@ -22,6 +23,7 @@ ROWS = (
         "jobs",
         "locks",
         "offences",
+        "progress",
         "tokens",
         "vectors",
         "words",
@@ -39,11 +41,12 @@ ROWS = (
         "transcript",
         "window",
     },
-    {"clipping", "extraction", "gates", "ranking", "store", "summary", "units", "verbatim"},
-    {"embedding_ranker", "explanation", "fact_book", "recall", "trimming"},
+    {"clipping", "extraction", "gates", "openai_messages", "ranking", "store", "summary", "units", "verbatim"},
+    {"embedding_ranker", "explanation", "fact_book", "messages_json", "recall", "trimming"},
     {"log_block"},
     {"condensed_settings", "log_recall"},
     {"condensed_block", "facts_block"},
+    {"backfill"},
     {"preset"},
     {"offline_model", "reasons"},
     {"terminal_model"},

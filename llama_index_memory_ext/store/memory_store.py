@@ -574,6 +574,13 @@ class MemoryStore(SQLAlchemyChatStore):
         async with self.reading() as connection:
             return list((await connection.execute(self._statements.pending, {"by": reader})).scalars())
 
+    @uninterrupted
+    async def count_unread(self, key: str, reader: str) -> int:
+        """How many messages of a session, active ones too, this reader has not left behind."""
+        async with self.reading() as connection:
+            count: int = (await connection.execute(self._statements.count, {"session": key, "by": reader})).scalar_one()
+        return count
+
     # ---- connections -----------------------------------------------------------------------------------
 
     def writing(self, key: str, lock: str = LOG) -> AbstractAsyncContextManager[AsyncConnection]:

@@ -148,6 +148,7 @@ class Statements:
             .order_by(rows.c.id)
             .limit(bindparam("most"))
         )
+        self.count = select(func.count()).where(rows.c.key == session, rows.c.id > position)
         behind = exists().where(rows.c.key == cursors.c.key, rows.c.id > cursors.c.position)
         self.pending = select(cursors.c.key).where(cursors.c.reader == bindparam("by"), behind)
 

@@ -1,0 +1,504 @@
+"""Conversations as JSON: what comes in, what goes out, and what is said of what cannot."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llama_index.core.base.llms.types import (
+    AudioBlock,
+    DocumentBlock,
+    ImageBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+    VideoBlock,
+)
+from llama_index.core.llms import ChatMessage
+from openai.types.chat import ChatCompletionMessage
+
+from llama_index_memory_ext import LayoutError, MessageError, messages_from_json, messages_to_json
+from tests.conversation import assistant, calling, result, user
+from tests.openai_server import say, serve, why_refused
+
+PNG = base64.b64encode(
+    bytes.fromhex(
+        "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c489"
+        "0000000d49444154789c636460f8cf500f0003860180168d5f6a0000000049454e44ae426082"
+    )
+).decode()
+PDF = base64.b64encode(b"%PDF-1.4 short").decode()
+
+
+def read(*messages: Any) -> list[ChatMessage]:
+    return messages_from_json(json.dumps(messages))
+
+
+def refusal(source: Any) -> str:
+    with pytest.raises(MessageError) as error:
+        messages_from_json(source)
+    assert error.value.__suppress_context__ or error.value.__context__ is None
+    return str(error.value)
+
+
+# ---- OpenAI's format -----------------------------------------------------------------------------------
+
+
+def test_a_turn_with_calls_comes_in_as_llamaindex_writes_it() -> None:
+    turn = read(
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is 2 * 3?", "name": "ann"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "multiply", "arguments": '{"a": 2, "b": 3}'}},
+                {"id": "c2", "type": "custom", "custom": {"name": "shell", "input": "bc"}},
+            ],
+            "refusal": None,
+            "audio": None,
+            "function_call": None,
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "6"},
+        {"role": "tool", "tool_call_id": "c2", "content": [{"type": "text", "text": "ok"}]},
+        {"role": "assistant", "content": "6."},
+    )
+    assert turn == [
+        ChatMessage(role="system", content="Be brief."),
+        ChatMessage(role="user", content="What is 2 * 3?", additional_kwargs={"name": "ann"}),
+        calling(("c1", "multiply", '{"a": 2, "b": 3}'), ("c2", "shell", "bc")),
+        result("c1", "6"),
+        result("c2", "ok"),
+        assistant("6."),
+    ]
+
+
+def test_the_older_function_calls_come_in_too() -> None:
+    called, answered = read(
+        {"role": "assistant", "content": None, "function_call": {"name": "now", "arguments": "{}"}},
+        {"role": "function", "name": "now", "content": "noon"},
+    )
+    assert called.blocks == [ToolCallBlock(tool_name="now", tool_kwargs="{}")]
+    assert (answered.role.value, answered.content, answered.additional_kwargs) == ("function", "noon", {"name": "now"})
+
+
+def test_arguments_that_are_an_object_become_the_text_that_the_api_wants() -> None:
+    (message,) = read({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": "ü"}}}]})
+    assert message.blocks == [ToolCallBlock(tool_name="f", tool_kwargs='{"a": "ü"}')]
+
+
+def test_pictures_sounds_and_files_come_in_as_blocks() -> None:
+    (message,) = read(
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "Look:"},
+                {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}", "detail": "low"}},
+                {"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}},
+                {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
+                {"type": "file", "file": {"filename": "a.pdf", "file_data": f"data:application/pdf;base64,{PDF}"}},
+            ],
+        }
+    )
+    text, inline, linked, sound, document = message.blocks
+    assert isinstance(text, TextBlock)
+    assert isinstance(inline, ImageBlock)
+    assert (inline.image, inline.image_mimetype, inline.detail) == (PNG.encode(), "image/png", "low")
+    assert isinstance(linked, ImageBlock)
+    assert str(linked.url) == "https://example.com/cat.png"
+    assert isinstance(sound, AudioBlock)
+    assert (sound.audio, sound.format) == (b"UklGRg==", "wav")
+    assert isinstance(document, DocumentBlock)
+    assert (document.title, document.data, document.document_mimetype) == ("a.pdf", PDF.encode(), "application/pdf")
+
+
+def test_what_was_refused_or_said_aloud_is_text() -> None:
+    texts = read(
+        {"role": "assistant", "content": None, "refusal": "I can't."},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "I won't."}]},
+        {"role": "assistant", "content": None, "audio": {"id": "audio_1", "transcript": "Hello."}},
+    )
+    assert [message.content for message in texts] == ["I can't.", "I won't.", "Hello."]
+    assert texts[2].additional_kwargs == {"reference_audio_id": "audio_1"}
+
+
+def test_a_part_of_an_unknown_kind_is_named_and_quoted() -> None:
+    """But for what nobody could read; and OpenAI's newer names of texts are known."""
+    (message,) = read(
+        {
+            "role": "user",
+            "content": [
+                {"type": "file", "file": {"file_id": "file-abc"}},
+                {"type": "tool_result", "content": "word " * 1_000},
+                {"type": "video_url", "video_url": {"url": "data:" + "A" * 5_000, "fps": 2}},
+                {"type": "input_text", "text": "Hello!"},
+            ],
+        }
+    )
+    texts = [block.text for block in message.blocks if isinstance(block, TextBlock)]
+    assert texts[0] == '[file: {"file_id": "file-abc"}]'
+    assert texts[1].startswith('[tool_result: {"content": "word word ')
+    assert texts[1].count("word") == 1_000
+    assert texts[2] == '[video_url: {"url": "...", "fps": 2}]'
+    assert texts[3] == "Hello!"
+
+
+def test_an_empty_content_is_an_empty_text() -> None:
+    contents: list[Any] = ["", None, []]
+    for message in read(*({"role": "user", "content": content} for content in contents)):
+        assert message.blocks == [TextBlock(text="")]
+
+
+def test_what_a_client_of_openai_has_in_its_list_is_read_as_it_is() -> None:
+    reply = ChatCompletionMessage(role="assistant", content="Hello.", annotations=[])
+    assert messages_from_json([{"role": "user", "content": "Hi."}, reply]) == [user("Hi."), assistant("Hello.")]
+
+
+# ---- LlamaIndex's format -------------------------------------------------------------------------------
+
+
+def test_llamaindexes_formats_come_in_alone_and_among_others() -> None:
+    call = calling(("c1", "f", {"a": 1}), text="Let me see.")
+    mixed = [
+        user("One").model_dump(mode="json"),
+        {"role": "assistant", "content": "Two", "additional_kwargs": {"tool_calls": [{"id": "c0"}]}},
+        {"role": "user", "content": [{"block_type": "text", "text": "Three"}]},
+        {"role": "assistant", "content": "Four"},
+        call,
+    ]
+    one, two, three, four, five = messages_from_json(mixed)
+    assert (one, three, four, five) == (user("One"), user("Three"), assistant("Four"), call)
+    assert two == ChatMessage(role="assistant", content="Two", additional_kwargs={"tool_calls": [{"id": "c0"}]})
+
+
+def test_blocks_count_where_there_is_a_content_beside_them() -> None:
+    """The host would leave the picture out."""
+    blocks = [{"block_type": "text", "text": "Look"}, {"block_type": "image", "url": "https://example.com/a.png"}]
+    (message,) = read({"role": "user", "content": "Look", "blocks": blocks})
+    assert [block.block_type for block in message.blocks] == ["text", "image"]
+
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=20)
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(TEXT, values, max_size=3),
+    max_leaves=5,
+)
+KWARGS = st.dictionaries(TEXT.filter(lambda key: key != "images"), JSON_VALUES, max_size=3)
+BLOCKS = st.one_of(
+    TEXT.map(lambda text: TextBlock(text=text)),
+    st.builds(ToolCallBlock, tool_call_id=st.none() | TEXT, tool_name=TEXT, tool_kwargs=KWARGS | TEXT),
+    st.binary(min_size=1, max_size=20).map(lambda image: ImageBlock(image=image)),
+    st.binary(min_size=1, max_size=20).map(lambda sound: AudioBlock(audio=sound, format="wav")),
+    st.binary(min_size=1, max_size=20).map(lambda film: VideoBlock(video=film)),
+    st.builds(lambda data, title: DocumentBlock(data=data, title=title), st.binary(min_size=1, max_size=20), TEXT),
+    st.builds(ThinkingBlock, content=st.none() | TEXT, num_tokens=st.none() | st.integers(0, 99)),
+)
+ROLES = st.sampled_from(["system", "developer", "user", "assistant", "tool", "function", "chatbot", "model"])
+MESSAGES = st.builds(
+    lambda role, blocks, kwargs: ChatMessage(role=role, blocks=blocks, additional_kwargs=kwargs),
+    ROLES,
+    st.lists(BLOCKS, max_size=4),
+    KWARGS,
+)
+
+
+@given(st.lists(MESSAGES, max_size=4), st.sampled_from([None, 0, 2]))
+def test_what_goes_out_in_llamaindexes_layout_comes_back_the_same(
+    messages: list[ChatMessage], indent: int | None
+) -> None:
+    before = [message.model_copy(deep=True) for message in messages]
+    assert messages_from_json(messages_to_json(messages, indent=indent)) == messages == before
+
+
+def test_what_no_database_takes_is_replaced_on_both_ways() -> None:
+    assert messages_from_json('[{"role": "user", "content": "a\\ud83d \\u0000 \\ud83d\\ude00"}]') == [user("a� � 😀")]
+    for layout in ("llama_index", "openai"):
+        text = messages_to_json([user("a\ud83d")], layout=layout)
+        assert "a�" in text.encode().decode()
+
+
+# ---- to OpenAI's format --------------------------------------------------------------------------------
+
+PARTS = st.one_of(
+    TEXT.map(lambda text: {"type": "text", "text": text}),
+    TEXT.map(lambda text: {"type": "video_url", "video_url": {"url": text}}),
+    st.sampled_from(["https://example.com", "https://example.com/ä b?c=1#d", f"data:image/png;base64,{PNG}"]).map(
+        lambda url: {"type": "image_url", "image_url": {"url": url}}
+    ),
+    st.binary(max_size=9).map(
+        lambda image: {
+            "type": "image_url",
+            "image_url": {"url": f"data:;base64,{base64.b64encode(image).decode()}", "detail": "high"},
+        }
+    ),
+    st.binary(max_size=9).map(
+        lambda sound: {
+            "type": "input_audio",
+            "input_audio": {"data": base64.b64encode(sound).decode(), "format": "mp3"},
+        }
+    ),
+    st.binary(max_size=9).map(
+        lambda file: {"type": "file", "file": {"file_data": base64.b64encode(file).decode(), "filename": "a"}}
+    ),
+)
+TEXT_PARTS = st.lists(TEXT.map(lambda text: {"type": "text", "text": text}), max_size=3)
+CALL_NAMES = TEXT.filter(bool)
+CALLS = st.lists(
+    st.builds(
+        lambda call_id, name, arguments: {
+            "id": call_id,
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        },
+        TEXT.filter(bool),
+        CALL_NAMES,
+        TEXT | KWARGS,
+    ),
+    min_size=1,
+    max_size=3,
+)
+OPENAI_MESSAGES = st.one_of(
+    st.fixed_dictionaries(
+        {"role": st.just("user"), "content": TEXT | st.lists(PARTS, max_size=4)}, optional={"name": TEXT}
+    ),
+    st.fixed_dictionaries({"role": st.sampled_from(["system", "developer"]), "content": TEXT | TEXT_PARTS}),
+    st.fixed_dictionaries(
+        {"role": st.just("assistant"), "content": st.none() | TEXT | TEXT_PARTS, "tool_calls": CALLS}
+    ),
+    st.fixed_dictionaries(
+        {"role": st.just("assistant"), "content": st.none() | TEXT}, optional={"refusal": st.none() | TEXT}
+    ),
+    st.builds(
+        lambda name, arguments: {"role": "assistant", "function_call": {"name": name, "arguments": arguments}},
+        CALL_NAMES,
+        TEXT,
+    ),
+    st.fixed_dictionaries({"role": st.just("tool"), "content": TEXT | TEXT_PARTS, "tool_call_id": TEXT}),
+    st.fixed_dictionaries({"role": st.just("function"), "content": TEXT, "name": TEXT}),
+)
+
+
+@given(st.lists(OPENAI_MESSAGES, max_size=4))
+def test_what_came_from_openai_goes_back_and_comes_in_the_same(messages: list[dict[str, Any]]) -> None:
+    first = read(*messages)
+    assert messages_from_json(messages_to_json(first, layout="openai")) == first
+
+
+def written(*messages: ChatMessage) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(messages_to_json(messages, layout="openai"))
+    return found
+
+
+def test_openais_api_accepts_what_goes_out_for_it() -> None:
+    """By OpenAI's own client; of blocks that it does not know, of every role, with calls that only the kwargs hold."""
+    conversation = [
+        ChatMessage(role="developer", content="Be brief."),
+        ChatMessage(role="user", blocks=[TextBlock(text="Look"), ImageBlock(image=base64.b64decode(PNG))]),
+        ChatMessage(role="assistant", blocks=[ThinkingBlock(content="Hm."), *calling(("c1", "f", {"a": "ü"})).blocks]),
+        ChatMessage(
+            role="tool",
+            blocks=[TextBlock(text="6"), ImageBlock(url="https://example.com/a.png")],
+            additional_kwargs={"tool_call_id": "c1", "session_id": "chat"},
+        ),
+        ChatMessage(
+            role="assistant",
+            additional_kwargs={
+                "tool_calls": [{"id": "c2", "type": "function", "function": {"name": "g", "arguments": "{}"}}]
+            },
+        ),
+        result("c2", "done"),
+        ChatMessage(role="chatbot", blocks=[]),
+        ChatMessage(role="user", blocks=[VideoBlock(url="https://example.com/a.mp4")]),
+    ]
+    with (
+        serve(lambda messages, tools: say("Fine.")) as server,
+        openai.OpenAI(base_url=server.api_base, api_key="sk-test", max_retries=0) as client,
+    ):
+        sent: Any = written(*conversation)
+        reply = client.chat.completions.create(model="gpt-4o-mini", messages=sent)
+    assert reply.choices[0].message.content == "Fine."
+    assert server.requests == [sent]
+    assert [message["role"] for message in sent] == [
+        "developer", "user", "assistant", "tool", "assistant", "tool", "assistant", "user",
+    ]  # fmt: skip
+    assert sent[1]["content"][1]["image_url"] == {"url": f"data:image/png;base64,{PNG}"}
+    assert sent[2]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": "ü"}'}
+    assert [part["text"] for part in sent[3]["content"]] == ["6", "[image: https://example.com/a.png]"]
+    assert sent[7]["content"] == "[video: https://example.com/a.mp4]"
+
+
+def test_nothing_is_opened_for_what_goes_out(tmp_path: Path) -> None:
+    """No file, and no address."""
+    picture = tmp_path / "secret.png"
+    picture.write_bytes(base64.b64decode(PNG))
+    message = ChatMessage(
+        role="user",
+        blocks=[
+            ImageBlock(path=picture),
+            DocumentBlock(url="http://127.0.0.1:9/a.pdf", title="a.pdf"),
+            DocumentBlock(path=picture, title="b.pdf"),
+        ],
+    )
+    parts = written(message)[0]["content"]
+    assert [part["text"] for part in parts] == [
+        "[image]",
+        "[document: a.pdf http://127.0.0.1:9/a.pdf]",
+        "[document: b.pdf]",
+    ]
+
+
+@given(st.lists(MESSAGES, max_size=4))
+def test_whatever_llamaindex_holds_can_go_out_for_openai(messages: list[ChatMessage]) -> None:
+    for message in written(*messages):
+        assert message["role"] in {"system", "developer", "user", "assistant", "tool", "function"}
+        if message["role"] in ("system", "developer", "user"):
+            assert why_refused([{key: value for key, value in message.items() if key != "function_call"}]) in (
+                None,
+                why_refused([{"role": "user", "content": None}]),
+            )
+
+
+def test_a_layout_that_there_is_not_is_refused() -> None:
+    with pytest.raises(LayoutError, match="one of llama_index, openai; saw 'anthropic'"):
+        messages_to_json([], layout="anthropic")  # type: ignore[arg-type]
+
+
+def test_what_json_cannot_hold_is_refused_on_the_way_out() -> None:
+    with pytest.raises(MessageError, match="something that JSON cannot"):
+        messages_to_json([ChatMessage(role="user", content="x", additional_kwargs={"a": object()})])
+    with pytest.raises(MessageError, match="this is a str"):
+        messages_to_json("[]")  # type: ignore[arg-type]
+
+
+# ---- the JSON around the messages ----------------------------------------------------------------------
+
+HELLO = '{"role": "user", "content": "Hello!"}'
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f"[{HELLO}]",
+        f"\ufeff[{HELLO}]",
+        f"[{HELLO}]".encode(),
+        f"[{HELLO}]".encode("utf-8-sig"),
+        f"[{HELLO}]".encode("utf-16"),
+        f'{{"id": "x", "title": "A talk", "messages": [{HELLO}]}}',
+        HELLO,
+        f"\n{HELLO}\n\n",
+        json.loads(HELLO),
+        (json.loads(HELLO),),
+        iter([json.loads(HELLO)]),
+        {"messages": [json.loads(HELLO)]},
+    ],
+)
+def test_messages_come_in_whatever_json_stands_around_them(source: Any) -> None:
+    assert messages_from_json(source) == [user("Hello!")]
+
+
+def test_each_line_may_hold_a_message() -> None:
+    lines = f"{HELLO}\r\n\n" + '{"role": "assistant", "content": "A line\\u2028of two."}\n'
+    assert messages_from_json(lines) == [user("Hello!"), assistant("A line\u2028of two.")]
+
+
+def test_an_empty_list_is_no_message() -> None:
+    assert messages_from_json("[]") == messages_from_json([]) == messages_from_json('{"messages": []}') == []
+    assert messages_to_json([]) == messages_to_json([], layout="openai") == "[]"
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ("", "saw 0 characters that are none"),
+        ("history.json", "To read a file, pass its bytes"),
+        (Path("history.json"), "saw a Python PosixPath. To read a file, pass its bytes"),
+        (None, "saw null"),
+        ("7", "saw a number"),
+        ('"text"', "saw a text"),
+        ("{}", "saw an empty object"),
+        ('{"chat": []}', "or an object with 'messages'; saw an object with the keys 'chat'"),
+        ('{"messages": "none"}', "saw a text"),
+        ("[[]]", r"messages[0]: Expected an object with a 'role'; saw a list"),
+        (f"[{HELLO}, 7]", r"messages[1]: Expected an object with a 'role'; saw a number"),
+        (f"{HELLO}\n{HELLO[:-1]}", "line 2 is no JSON"),
+        (f'{{"messages": [{HELLO}]}}\n{{"messages": []}}', "line 1 holds one of its own"),
+        (b"\xff\xfe\xfa", "byte 2 is none of utf-16-le"),
+        ("[" * 100_000, "cannot be read (RecursionError)"),
+        ('{"role": "user", "role": "system", "content": ""}', "saw 'role' twice"),
+    ],
+)
+def test_what_is_no_json_of_messages_is_told_apart(source: Any, complaint: str) -> None:
+    assert complaint in refusal(source)
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"role": None}, "one of system, developer, user, assistant, function, tool, chatbot, model; saw an object"),
+        ({"role": "human"}, "saw 'human'"),
+        ({"role": "the secret word"}, "saw a text there"),
+        ({"role": ["user"]}, "saw a list there"),
+        (
+            {"content": {"parts": ["the secret word"]}},
+            "null or a list of parts in 'content'; saw an object",
+        ),
+        ({"content": ["the secret word"]}, "an object with a 'type' in 'content'[0]; saw a text"),
+        (
+            {"content": [{"text": "the secret word"}]},
+            "a 'type' in 'content'[0]; saw an object with the keys 'text'",
+        ),
+        ({"content": [{"type": "text"}]}, "a text in 'text' of 'content'[0]; saw null"),
+        ({"content": [{"type": "image_url", "image_url": {}}]}, "a text as 'url' in 'image_url' of 'content'[0]"),
+        ({"content": [{"type": "image_url", "image_url": "the secret word"}]}, "an address such as"),
+        ({"content": [{"type": "image_url", "image_url": "data:image/png;base64,secret!"}]}, "saw 7 characters"),
+        ({"content": [{"type": "input_audio", "input_audio": {"data": "UklGRg=="}}]}, "as 'data' and 'format'"),
+        ({"content": [{"type": "file", "file": {"file_data": "the secret word"}}]}, "Expected base64 in 'file_data'"),
+        ({"tool_calls": "the secret word"}, "a list of objects in 'tool_calls'; saw a text"),
+        ({"tool_calls": ["the secret word"]}, "saw a list with a text in it"),
+        ({"tool_calls": [{"id": "c1"}]}, "saw a call without one"),
+        ({"function_call": "the secret word"}, "a text as 'name' in 'function_call'; saw a text"),
+        ({"tool_call_id": 7}, "a text in 'tool_call_id'; saw a number"),
+        ({"name": {"secret": 1}}, "a text in 'name'; saw an object with the keys 'secret'"),
+        ({"content": 1e400}, "saw NaN, or one that is too large"),
+        ({"blocks": [{"block_type": "secret", "a": "the secret word"}]}, "blocks.0 (union_tag_invalid)"),
+        ({"blocks": [{"block_type": "text", "text": ["the secret word"]}]}, "blocks.0.text.text (string_type)"),
+        ({"additional_kwargs": {"images": [{"a": "the secret word"}]}}, "its 'additional_kwargs' cannot be read"),
+        ({"blocks": [], "tool_calls": [{"id": "c1"}]}, "saw 'tool_calls' of OpenAI's in an object"),
+    ],
+)
+def test_what_is_no_message_is_named_without_its_words(fields: dict[str, Any], complaint: str) -> None:
+    told = refusal([json.loads(HELLO), {"role": "user", "content": "the secret word", **fields}])
+    assert told.startswith("messages[1]: ")
+    assert complaint in told
+    assert "the secret word" not in told
+
+
+def test_a_message_that_says_nothing_in_a_known_place_is_refused() -> None:
+    """Its words would be lost."""
+    told = refusal([{"role": "user", "parts": ["the secret word"]}])
+    assert told == (
+        "messages[0]: Expected 'content' or another of tool_calls, function_call, refusal, audio; "
+        "saw an object with the keys 'role', 'parts'."
+    )
+
+
+def test_a_message_deeper_than_a_hundred_levels_is_refused() -> None:
+    deep: Any = "the secret word"
+    for _ in range(200):
+        deep = [deep]
+    assert "at most 100 levels" in refusal([{"role": "user", "content": "", "additional_kwargs": {"a": deep}}])
+
+
+def test_a_bar_is_shown_only_on_request(capfd: pytest.CaptureFixture[str]) -> None:
+    source = [json.loads(HELLO)] * 3
+    messages_from_json(source)
+    assert capfd.readouterr() == ("", "")
+    messages_from_json(source, show_progress=True)
+    assert "3/3" in capfd.readouterr().err
