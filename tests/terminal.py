@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import os
 import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
+from llama_index_memory_ext.cli import main
+
 COMMAND = [sys.executable, "-m", "llama_index_memory_ext"]
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 30.0
 
 
 def clean_environment(**more: str) -> dict[str, str]:
@@ -34,6 +38,27 @@ def run(*options: str, stdin: str | None = None, **environment: str) -> subproce
     )
 
 
+class Here:
+    """Runs commands in this process, which saves starting LlamaIndex each time."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._capsys, self._monkeypatch = capsys, monkeypatch
+
+    def __call__(self, *options: str, stdin: str | bytes = "", **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end; what came before is not among its output."""
+        self._capsys.readouterr()
+        given = stdin if isinstance(stdin, bytes) else stdin.encode()
+        with self._monkeypatch.context() as patch:
+            for name in set(os.environ) - set(clean_environment()):
+                patch.delenv(name)
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given), encoding="utf-8"))
+            code = main(options)
+        out, err = self._capsys.readouterr()
+        return subprocess.CompletedProcess(options, code, out, err)
+
+
 class Terminal:
     """A program at a terminal: what it has printed, and a keyboard."""
 
@@ -43,9 +68,8 @@ class Terminal:
 
     def wait_for(self, text: str) -> str:
         """All that is printed up to and with a text; what comes behind it is kept for the next call."""
-        give_up = time.monotonic() + PATIENCE_SECONDS
         while text not in self.printed:
-            if not select.select([self._screen], [], [], max(give_up - time.monotonic(), 0))[0] or not self._read():
+            if not self._read():
                 raise AssertionError(f"waited for {text!r} and saw {self.printed!r}")
         before, self.printed = self.printed.split(text, 1)
         return before + text
@@ -67,6 +91,9 @@ class Terminal:
         return self.process.wait(PATIENCE_SECONDS)
 
     def _read(self) -> bool:
+        """Take what is printed next; False if the program has ended."""
+        if not select.select([self._screen], [], [], PATIENCE_SECONDS)[0]:
+            raise AssertionError(f"nothing more came, and the program goes on, behind {self.printed!r}")
         try:
             some = os.read(self._screen, 65536)
         except OSError:  # what Linux says when the other side is closed

@@ -11,7 +11,7 @@ import pytest
 from llama_index_memory_ext.cli.beside import Beside
 from llama_index_memory_ext.offline_model import reply
 from tests.openai_server import Message, call, fail, say, serve
-from tests.terminal import at_terminal, run
+from tests.terminal import Here, at_terminal, run
 
 at_a_terminal = pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals")
 KEY = "sk-not-to-be-shown"
@@ -36,46 +36,49 @@ def test_lines_of_a_pipe_are_answered_one_by_one(database: str) -> None:
     assert "\x1b" not in done.stdout + done.stderr
 
 
-def test_a_conversation_goes_on_where_it_was_left(database: str) -> None:
-    run("chat", "--db", database, "--session", "s", stdin="My name is Logan.\n/quit\nnot asked\n")
-    done = run("chat", "--session", "s", stdin="What is my name?\n", LLAMA_INDEX_MEMORY_DB=database)
+def test_a_conversation_goes_on_where_it_was_left(command: Here, database: str) -> None:
+    command("chat", "--db", database, "--session", "s", stdin="My name is Logan.\n/quit\nnot asked\n")
+    done = command("chat", "--session", "s", stdin="What is my name?\n", LLAMA_INDEX_MEMORY_DB=database)
     assert done.stdout == "Your name is Logan.\n"
     assert "s, 2 messages so far" in done.stderr
 
 
-def test_what_a_user_has_said_is_known_in_the_next_session(database: str) -> None:
-    run("chat", "--db", database, "--user", "ann", stdin="I live in Rome.\n")
-    done = run("chat", "--db", database, "--user", "ann", stdin="Where do I live?\n/facts\n/why\n/why Who am I?\n")
+def test_what_a_user_has_said_is_known_in_the_next_session(command: Here, database: str) -> None:
+    command("chat", "--db", database, "--user", "ann", stdin="I live in Rome.\n")
+    done = command("chat", "--db", database, "--user", "ann", stdin="Where do I live?\n/facts\n/why\n/why Who am I?\n")
     assert done.stdout.startswith("You live in Rome.\n")
     assert done.stdout.count("Lives in Rome") == 3
     assert "'Where do I live?'" in done.stdout
 
 
-def test_a_server_is_asked_as_the_environment_says(database: str) -> None:
+def test_a_server_is_asked_as_the_environment_says(command: Here, database: str) -> None:
     with serve(model) as server:
         openai = {"OPENAI_API_KEY": KEY, "OPENAI_API_BASE": server.api_base}
-        done = run("chat", "--db", database, "--model", "gpt-4o", stdin="What is 12 + 30?\n", **openai)
+        done = command("chat", "--db", database, "--model", "gpt-4o", stdin="What is 12 + 30?\n", **openai)
     assert (done.returncode, done.stdout) == (0, "12 + 30 = 42\n")
     assert "gpt-4o at 127.0.0.1" in done.stderr
     assert KEY not in done.stderr
     assert server.refusals == []
 
 
-def test_a_failing_model_costs_one_line_and_no_question(database: str) -> None:
+def test_a_failing_model_costs_one_line_and_no_question(command: Here, database: str) -> None:
     """Where nobody can read it, the exit code says it too."""
     broken = {"OPENAI_API_KEY": KEY, "OPENAI_API_BASE": "http://127.0.0.1:9"}
-    failed = run("chat", "--db", database, "--session", "s", stdin="My name is Logan.\n", **broken)
+    failed = command("chat", "--db", database, "--session", "s", stdin="My name is Logan.\n", **broken)
     assert (failed.returncode, failed.stdout) == (1, "")
     assert "No answer: there is no connection to 127.0.0.1:9. The question is kept." in failed.stderr
     assert "Traceback" not in failed.stderr
     assert KEY not in failed.stderr
-    assert run("chat", "--db", database, "--session", "s", stdin="What is my name?\n").stdout == "Your name is Logan.\n"
+    assert (
+        command("chat", "--db", database, "--session", "s", stdin="What is my name?\n").stdout
+        == "Your name is Logan.\n"
+    )
 
 
-def test_what_a_model_says_does_not_command_the_terminal(database: str) -> None:
+def test_what_a_model_says_does_not_command_the_terminal(command: Here, database: str) -> None:
     with serve(lambda *_: say("\x1b[31mred \x1b]0;title\x07 [bold]plain[/bold]")) as server:
         openai = {"OPENAI_API_KEY": KEY, "OPENAI_API_BASE": server.api_base}
-        done = run("chat", "--db", database, stdin="Hello\n", **openai)
+        done = command("chat", "--db", database, stdin="Hello\n", **openai)
     assert done.stdout == "␛[31mred ␛]0;title␇ [bold]plain[/bold]\n"
 
 
@@ -91,8 +94,8 @@ def test_what_a_model_says_does_not_command_the_terminal(database: str) -> None:
         ("/stats", "messages"),
     ],
 )
-def test_a_slash_is_obeyed_and_mistakes_are_told(database: str, line: str, says: str) -> None:
-    done = run("chat", "--db", database, "--session", "s", stdin=f"{line}\n")
+def test_a_slash_is_obeyed_and_mistakes_are_told(command: Here, database: str, line: str, says: str) -> None:
+    done = command("chat", "--db", database, "--session", "s", stdin=f"{line}\n")
     assert done.returncode == 0
     assert says in done.stdout + done.stderr
 
@@ -111,8 +114,10 @@ def test_a_slash_is_obeyed_and_mistakes_are_told(database: str, line: str, says:
         (["--dance"], 2, "No such option"),
     ],
 )
-def test_what_cannot_work_is_told_at_once(tmp_path: Path, options: list[str], code: int, says: str) -> None:
-    done = run("chat", *options, LLAMA_INDEX_MEMORY_DB=str(tmp_path / "m.db"))
+def test_what_cannot_work_is_told_at_once(
+    command: Here, tmp_path: Path, options: list[str], code: int, says: str
+) -> None:
+    done = command("chat", *options, LLAMA_INDEX_MEMORY_DB=str(tmp_path / "m.db"))
     assert done.returncode == code, done.stderr
     assert says in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
@@ -180,7 +185,7 @@ def test_ctrl_c_ends_an_answer_and_not_the_conversation(database: str) -> None:
 
 
 @at_a_terminal
-def test_whoever_does_not_want_to_wait_at_the_end_presses_ctrl_c(database: str) -> None:
+def test_whoever_does_not_want_to_wait_at_the_end_presses_ctrl_c(command: Here, database: str) -> None:
     """The facts are not lost: the next conversation extracts them."""
     extracting, go_on = threading.Event(), threading.Event()
 
@@ -203,15 +208,15 @@ def test_whoever_does_not_want_to_wait_at_the_end_presses_ctrl_c(database: str) 
             assert terminal.end() == 0
             assert "Traceback" not in terminal.printed
         go_on.set()
-    assert "Lives in Rome" in run("chat", "--db", database, "--session", "s", stdin="Hello\n/facts\n").stdout + (
-        run("facts", "list", "--db", database, "--session", "s").stdout
+    assert "Lives in Rome" in command("chat", "--db", database, "--session", "s", stdin="Hello\n/facts\n").stdout + (
+        command("facts", "list", "--db", database, "--session", "s").stdout
     )
 
 
-def test_an_error_of_the_model_is_told_in_its_words(database: str) -> None:
+def test_an_error_of_the_model_is_told_in_its_words(command: Here, database: str) -> None:
     with serve(lambda *_: fail(500, "out of order")) as server:
         openai = {"OPENAI_API_KEY": KEY, "OPENAI_API_BASE": server.api_base}
-        done = run("chat", "--db", database, stdin="Hello\n", **openai)
+        done = command("chat", "--db", database, stdin="Hello\n", **openai)
     assert "answers with status 500: out of order" in done.stderr
 
 

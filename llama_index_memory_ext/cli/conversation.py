@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.agent.workflow import AgentStream, FunctionAgent, ToolCallResult
+from openai import DefaultAsyncHttpxClient
 
 from llama_index_memory_ext.demo import add, divide, multiply, subtract
 from llama_index_memory_ext.offline_model import OfflineModel
 from llama_index_memory_ext.preset import CondensedMemory
+from llama_index_memory_ext.terminal_model import terminal_model
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -27,6 +29,7 @@ class Conversation:
     agent: FunctionAgent
     memory: CondensedMemory
     model: FunctionCallingLLM
+    http: DefaultAsyncHttpxClient
     said: list[tuple[str, str]] = field(default_factory=list)
 
     @property
@@ -67,23 +70,28 @@ class Conversation:
     async def close(self) -> None:
         """Take the last turn into the record, extract its facts, and close the database."""
         await self.memory.aclose()
+        await self.http.aclose()
 
     async def leave(self) -> None:
         """Close the database at once; what was not extracted is, when this user next talks."""
         await self.memory.condensed_block.aclose()
         await self.memory.facts_block.aclose()
         await self.memory.sql_store.aclose()
+        await self.http.aclose()
 
 
 async def opened(
-    model: FunctionCallingLLM, *, session_id: str, user_id: str | None, async_database_uri: str
+    model_name: str | None, *, session_id: str, user_id: str | None, async_database_uri: str
 ) -> tuple[Conversation, int]:
     """A conversation, begun or taken up again, and how many messages it has so far."""
+    # Clients of OpenAI's that nobody has given them a connection for leave theirs open.
+    http = DefaultAsyncHttpxClient()
+    model = terminal_model(model_name, async_http_client=http)
     memory = CondensedMemory.from_defaults(
         session_id=session_id, user_id=user_id, llm=model, async_database_uri=async_database_uri
     )
     agent = FunctionAgent(tools=[add, subtract, multiply, divide], llm=model)
-    conversation = Conversation(agent, memory, model)
+    conversation = Conversation(agent, memory, model, http)
     try:
         return conversation, await memory.sql_store.count_messages(session_id, None)
     except BaseException:

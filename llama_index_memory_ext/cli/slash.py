@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -95,7 +95,8 @@ def _meant(words: str, facts: list[Fact]) -> Fact:
 
 
 def _stats(beside: Beside, conversation: Conversation, _: str) -> None:
-    say(str(beside.run(conversation.memory.astats())))
+    memory: Any = conversation.memory
+    say(str(beside.run(memory.astats())))
 
 
 def _help(*_: object) -> None:

@@ -10,6 +10,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typing_extensions import Self
 
 from llama_index_memory_ext.cli.beside import Beside
 from llama_index_memory_ext.cli.database import make_folder, place_of, version_in
@@ -41,8 +42,7 @@ def chat(*, session: Session = None, user: User = None, db: Database = None, mod
         raise typer.BadParameter("--session and --user must not be empty.")
     place = place_of(db)
     session = session or f"chat-{datetime.now().astimezone():%Y-%m-%d-%H%M%S}-{token_hex(2)}"
-    notices = _Notices()
-    with Beside() as beside:
+    with _Notices() as notices, Beside() as beside:
         conversation = _begin(beside, place, session, user, model)
         try:
             failures = _talk(beside, conversation, notices)
@@ -57,13 +57,11 @@ def _begin(beside: Beside, place: Place, session: str, user: str | None, model_n
     with waiting("Starting"):
         # Imported here: it starts LlamaIndex.
         from llama_index_memory_ext.cli.conversation import opened
-        from llama_index_memory_ext.terminal_model import terminal_model
 
-        model = terminal_model(model_name)
         make_folder(place)
         beside.run(_check(place))
         conversation, messages = beside.run(
-            opened(model, session_id=session, user_id=user, async_database_uri=place.address)
+            opened(model_name, session_id=session, user_id=user, async_database_uri=place.address)
         )
     _show_start(conversation, place, user, messages)
     return conversation
@@ -194,9 +192,17 @@ class _Notices(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self._kept: list[str] = []
-        logger = logging.getLogger("llama_index_memory_ext")
-        logger.addHandler(self)
-        logger.propagate = False
+        self._logger = logging.getLogger("llama_index_memory_ext")
+
+    def __enter__(self) -> Self:
+        # Nobody else should print it, in the middle of an answer.
+        self._propagated, self._logger.propagate = self._logger.propagate, False
+        self._logger.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self)
+        self._logger.propagate = self._propagated
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep it."""
