@@ -114,9 +114,9 @@ def _show(counts: dict[str, int], left: Leftovers | None) -> None:
         say("The files of a server cannot be searched from here; its log, replicas and backups are its operator's.")
         return
     if left.elsewhere:
-        say(f"{counted(left.elsewhere, 'text')} also stands in what was kept of others, word for word or in part.")
+        say(f"Also said elsewhere, and kept there, in whole or in part: {counted(left.elsewhere, 'text')}.")
     if left.left:
-        say(f"{left.left} of {counted(left.searched, 'text')} left in the file or in its journal.", stderr=True)
+        say(f"Still in the file or in its journal: {left.left} of {counted(left.searched, 'text')}.", stderr=True)
     else:
         say(f"The file was searched: none of {counted(left.searched, 'text')} is left in it.")
 

@@ -28,7 +28,7 @@ def fact_of(beginning: str, facts: Sequence[Fact]) -> Fact:
         raise TerminalError(f"There is no fact {beginning!r} among {len(facts)}. `facts list --retired` shows all.")
     if len(found) > 1:
         shown = short_ids(fact.id for fact in facts)
-        named = ", ".join(shown[fact.id] for fact in found[:_NAMED])
+        named = ", ".join(sorted(shown[fact.id] for fact in found)[:_NAMED])
         more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
         raise TerminalError(f"{len(found)} ids begin with {beginning!r}: {named}{more}. Give more of the one you mean.")
     return found[0]

@@ -54,7 +54,8 @@ def show_table(
 
 def show_json(value: Any) -> None:
     """Print a value as JSON; all that is not ASCII is escaped, so that any terminal and any pipe takes it."""
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+    json.dump(value, sys.stdout, indent=2)
+    sys.stdout.write("\n")
 
 
 def waiting(text: str) -> AbstractContextManager[Any]:
