@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
-_LIBRARIES = ("typer", "rich")
+_LIBRARIES = ("typer", "rich", "packaging")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,7 +61,8 @@ def _name() -> str:
 
 def _tell(error: Exception, *, as_json: bool) -> None:
     # Imported here: only now, and it takes LlamaIndex's time.
+    from llama_index_memory_ext.cli.plain import plain
     from llama_index_memory_ext.reasons import reason_of
 
-    reason = reason_of(error)
+    reason = plain(reason_of(error))
     print(json.dumps({"error": reason}) if as_json else f"Error: {reason}", file=sys.stderr)
