@@ -1,28 +1,36 @@
 """Memory for LlamaIndex agents: what was said before comes back as one condensed message."""
 
-from llama_index_memory_ext.backfill import Backfilled
-from llama_index_memory_ext.condensed_block import CondensedMemoryBlock
-from llama_index_memory_ext.errors import (
-    FactError,
-    FactReplyError,
-    LayoutError,
-    LimitError,
-    MemoryExtError,
-    MessageError,
-    RoleError,
-    SplitterError,
-    StoreError,
-    TurnError,
-)
-from llama_index_memory_ext.facts import Fact
-from llama_index_memory_ext.facts_block import RelevantFactsBlock
-from llama_index_memory_ext.messages_json import messages_from_json, messages_to_json
-from llama_index_memory_ext.preset import CondensedMemory
-from llama_index_memory_ext.ranking import FactRanker, TfidfRanker, format_facts
-from llama_index_memory_ext.store import MemoryStore
-from llama_index_memory_ext.tokens import TokenCounter
-from llama_index_memory_ext.transcript import extract_conversation_context
-from llama_index_memory_ext.trimming import trim
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from llama_index_memory_ext.backfill import Backfilled
+    from llama_index_memory_ext.condensed_block import CondensedMemoryBlock
+    from llama_index_memory_ext.errors import (
+        FactError,
+        FactReplyError,
+        LayoutError,
+        LimitError,
+        MemoryExtError,
+        MessageError,
+        RoleError,
+        SplitterError,
+        StoreError,
+        TurnError,
+    )
+    from llama_index_memory_ext.facts import Fact
+    from llama_index_memory_ext.facts_block import RelevantFactsBlock
+    from llama_index_memory_ext.messages_json import messages_from_json, messages_to_json
+    from llama_index_memory_ext.preset import CondensedMemory
+    from llama_index_memory_ext.ranking import FactRanker, TfidfRanker, format_facts
+    from llama_index_memory_ext.store import MemoryStore
+    from llama_index_memory_ext.tokens import TokenCounter
+    from llama_index_memory_ext.transcript import extract_conversation_context
+    from llama_index_memory_ext.trimming import trim
 
 __all__ = [
     "Backfilled",
@@ -50,3 +58,43 @@ __all__ = [
     "messages_to_json",
     "trim",
 ]
+
+# LlamaIndex takes a second or two to start, which the help of the command line need not wait for.
+_MODULE_OF = {
+    "Backfilled": "backfill",
+    "CondensedMemory": "preset",
+    "CondensedMemoryBlock": "condensed_block",
+    "Fact": "facts",
+    "FactError": "errors",
+    "FactRanker": "ranking",
+    "FactReplyError": "errors",
+    "LayoutError": "errors",
+    "LimitError": "errors",
+    "MemoryExtError": "errors",
+    "MemoryStore": "store",
+    "MessageError": "errors",
+    "RelevantFactsBlock": "facts_block",
+    "RoleError": "errors",
+    "SplitterError": "errors",
+    "StoreError": "errors",
+    "TfidfRanker": "ranking",
+    "TokenCounter": "tokens",
+    "TurnError": "errors",
+    "extract_conversation_context": "transcript",
+    "format_facts": "ranking",
+    "messages_from_json": "messages_json",
+    "messages_to_json": "messages_json",
+    "trim": "trimming",
+}
+
+if not TYPE_CHECKING:  # A type checker would take any name for granted otherwise.
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -12,19 +12,18 @@ import textwrap
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urlsplit
 
-import openai
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.bridge.pydantic import Field
 from llama_index.core.instrumentation.events.llm import LLMChatStartEvent
-from llama_index.llms.openai import OpenAI
 from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.event_handlers import BaseEventHandler
 
 from llama_index_memory_ext.offline_model import OfflineModel, as_dicts
 from llama_index_memory_ext.preset import CondensedMemory
+from llama_index_memory_ext.reasons import TerminalError, model_host, reason_of
+from llama_index_memory_ext.terminal_model import terminal_model
 from llama_index_memory_ext.tokens import TokenCounter
 
 if TYPE_CHECKING:
@@ -41,16 +40,11 @@ FIRST_QUESTIONS = (
 )
 SECOND_QUESTIONS = ("What is my name?", "How did you go about answering that?")
 
-_DEFAULT_MODEL = "gpt-4o-mini"
 _EARLIER_TURNS = "LLAMA_INDEX_MEMORY_EXT_DEMO_TURNS"
 _LINES_SHOWN = 26
 _COLUMNS = 88
 
 _count = TokenCounter().count
-
-
-class DemoError(Exception):
-    """Something that the user of the demo can put right; the text says what."""
 
 
 class Sent(NamedTuple):
@@ -113,7 +107,7 @@ def divide(a: float, b: float) -> float:
 def run(database: Path | None, session: str, *, second_process: bool = False) -> int:
     """Hold the conversation and print it; returns the exit code, 1 if the model or the database has failed."""
     try:
-        path, model = _database_path(database), _model()
+        path, model = _database_path(database), terminal_model()
         _print_start(path, session, model, second_process=second_process)
         earlier = [Sent(*sent) for sent in json.loads(os.environ.get(_EARLIER_TURNS, "[]"))]
         turns = asyncio.run(
@@ -122,7 +116,7 @@ def run(database: Path | None, session: str, *, second_process: bool = False) ->
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever has failed, a visitor reads one sentence
-        print(f"\nThe demo stopped: {_reason(error)}", file=sys.stderr)
+        print(f"\nThe demo stopped: {reason_of(error)}", file=sys.stderr)
         return 1
     if second_process:
         _print_table(turns)
@@ -142,29 +136,14 @@ def _run_second_process(path: Path, session: str, turns: Sequence[Sent]) -> int:
 # ---- the conversation --------------------------------------------------------------------------------
 
 
-def _model() -> FunctionCallingLLM:
-    if not os.environ.get("OPENAI_API_KEY"):
-        return OfflineModel()
-    name = os.environ.get("OPENAI_MODEL") or _DEFAULT_MODEL
-    model = OpenAI(model=name, api_base=os.environ.get("OPENAI_API_BASE"), timeout=30.0, max_retries=1)
-    try:
-        calls_tools = model.metadata.is_function_calling_model
-    except ValueError:
-        calls_tools = None
-    if not calls_tools:
-        problem = "is not known to LlamaIndex's OpenAI class" if calls_tools is None else "cannot call tools"
-        raise DemoError(f"the model {name!r} {problem}. Set OPENAI_MODEL to another one, such as {_DEFAULT_MODEL!r}.")
-    return model
-
-
 def _database_path(database: Path | None) -> Path:
     if database is None:
         return Path(tempfile.mkdtemp(prefix="llama-index-memory-")) / "memory.db"
     path = database.expanduser().absolute()
     if path.is_dir():
-        raise DemoError(f"--database must name a file, and {path} is a folder.")
+        raise TerminalError(f"--database must name a file, and {path} is a folder.")
     if not path.parent.is_dir():
-        raise DemoError(f"--database must be in a folder that exists, and {path.parent} does not.")
+        raise TerminalError(f"--database must be in a folder that exists, and {path.parent} does not.")
     return path
 
 
@@ -229,7 +208,7 @@ def _print_start(path: Path, session: str, model: FunctionCallingLLM, *, second_
         if isinstance(model, OfflineModel):
             print("  model     OfflineModel: OPENAI_API_KEY is not set, so a few rules answer, offline")
         else:
-            print(f"  model     {model.metadata.model_name} at {_host()}")
+            print(f"  model     {model.metadata.model_name} at {model_host()}")
         print(f"  database  {path}")
         print(f"  session   {session}")
         print(f"\nFIRST PROCESS (id {os.getpid()})")
@@ -268,29 +247,3 @@ def _print_table(turns: Sequence[Sent]) -> None:
 
 def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _reason(error: Exception) -> str:
-    """What has failed, in one sentence and without the key."""
-    if isinstance(error, openai.APIConnectionError):
-        return f"there is no connection to {_host()}."
-    if isinstance(error, openai.AuthenticationError):
-        return f"{_host()} refuses the key in OPENAI_API_KEY."
-    if isinstance(error, openai.APIStatusError):
-        said = error.body.get("message") if isinstance(error.body, dict) else error.message
-        return f"{_host()} answers with status {error.status_code}: {_one_line(str(said))}"
-    cause = getattr(error, "orig", None)
-    if cause is not None:
-        return f"the database cannot be used: {_one_line(str(cause))}."
-    return str(error) if isinstance(error, DemoError) else f"{type(error).__name__}: {_one_line(str(error))}"
-
-
-def _one_line(text: str) -> str:
-    key = os.environ.get("OPENAI_API_KEY", "").strip()
-    return " ".join((text.replace(key, "[key]") if key else text).split())[:300]
-
-
-def _host() -> str:
-    """The server, without a name or a password that may stand in its address."""
-    address = urlsplit(os.environ.get("OPENAI_API_BASE") or "https://api.openai.com")
-    return address.netloc.rpartition("@")[2] or "the address in OPENAI_API_BASE"

@@ -244,6 +244,14 @@ def _encoding(name: str) -> tiktoken.Encoding | None:
         return None
 
 
+def is_shipped(name: str) -> bool:
+    """Whether an encoding can be loaded from llama-index-core's own files: exact counts without a network."""
+    try:
+        return _shipped_encoding(name) is not None
+    except Exception:  # noqa: BLE001 - a damaged file is none, in whatever way tiktoken says it
+        return False
+
+
 def _shipped_encoding(name: str) -> tiktoken.Encoding | None:
     import tiktoken
 

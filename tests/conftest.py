@@ -22,6 +22,7 @@ from sqlalchemy.pool import NullPool
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock
 from tests.openai_server import Model, OpenAIServer, serve
+from tests.terminal import Here
 
 # The first example of a property loads a vocabulary; how long that takes says nothing.
 settings.register_profile("here", deadline=None)
@@ -131,3 +132,9 @@ async def start_model() -> AsyncIterator[StartModel]:
             return client, server
 
         yield start
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Here:
+    """The command line, in this process and without what the environment says."""
+    return Here(capsys, monkeypatch)

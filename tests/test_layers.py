@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 import llama_index_memory_ext
 
@@ -44,7 +48,9 @@ ROWS = (
     {"condensed_block", "facts_block"},
     {"backfill"},
     {"preset"},
-    {"offline_model", "demo"},
+    {"offline_model", "reasons"},
+    {"terminal_model"},
+    {"demo"},
     {"__init__", "cli", "__main__"},
 )
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
@@ -63,6 +69,8 @@ DOORS = {
     "tiktoken": {"tokens"},
     "sklearn": {"ranking"},
     "nltk": {"ranking"},
+    "typer": {"cli"},
+    "rich": {"cli"},
 }
 
 
@@ -127,3 +135,19 @@ def test_the_public_names_are_sorted_and_exist() -> None:
     names = llama_index_memory_ext.__all__
     assert names == sorted(names)
     assert all(hasattr(llama_index_memory_ext, name) for name in names)
+
+
+def test_importing_the_package_alone_does_not_start_llamaindex() -> None:
+    """The help of the command line must not wait for it; each public name is loaded when it is first used."""
+    code = (
+        "import sys, llama_index_memory_ext; "
+        "assert not [name for name in sys.modules if name.startswith('llama_index.')]; "
+        "from llama_index_memory_ext import CondensedMemory; assert 'CondensedMemory' in dir(llama_index_memory_ext)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+
+
+def test_a_name_that_does_not_exist_is_told_as_python_does() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'Memroy'"):
+        _ = llama_index_memory_ext.Memroy  # type: ignore[attr-defined]

@@ -1,0 +1,123 @@
+"""Finds the database that a command works on, and opens it; what only reads never creates one."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from llama_index_memory_ext.cli.options import DATABASE_VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from llama_index_memory_ext.store import MemoryStore
+
+_FOLDER = "llama-index-memory"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a database is. ``file`` is None for a server; ``name`` is what may be shown of it, without a password."""
+
+    address: str
+    name: str
+    file: Path | None
+    is_default: bool = False
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether it is a file that does not exist."""
+        return self.file is not None and not self.file.exists()
+
+
+def place_of(db: str | None) -> Place:
+    """The place that ``--db`` or the environment variable names; by default a file in the user's own folder."""
+    if db is not None and "://" in db:
+        return _place_of_address(db)
+    if db is not None and (not db or "?" in db):
+        raise typer.BadParameter("--db must name a file, without a question mark, or be a SQLAlchemy address.")
+    file = Path(db).expanduser().absolute() if db else Path(typer.get_app_dir(_FOLDER)) / "memory.db"
+    if file.is_dir():
+        raise typer.BadParameter(f"--db must name a file, and {file} is a folder.")
+    return Place(f"sqlite+aiosqlite:///{file.as_posix()}", str(file), file, is_default=db is None)
+
+
+def _place_of_address(address: str) -> Place:
+    # Imported here: it starts LlamaIndex.
+    from llama_index_memory_ext.store import MemoryStore
+
+    store = MemoryStore(address)
+    # What stands behind the question mark of an address may be a password too.
+    name = store.identity[0].partition("?")[0]
+    if store.is_in_memory:
+        raise typer.BadParameter("a database in memory is gone when the command ends. Name a file or a server.")
+    has_file = address.startswith("sqlite") and "uri=" not in address
+    return Place(address, name, Path(name) if has_file else None)
+
+
+@asynccontextmanager
+async def existing(place: Place) -> AsyncIterator[MemoryStore]:
+    """A store on a database that is there already, for as long as the block lasts."""
+    from llama_index_memory_ext.reasons import TerminalError
+
+    if place.is_missing:
+        raise TerminalError(
+            f"There is no database at {place.name}. Name another one with --db or {DATABASE_VARIABLE}; "
+            "`chat`, `facts add` and `import` create one."
+        )
+    async with _opened(place) as (store, version):
+        if version is None:
+            raise TerminalError(f"The database at {place.name} holds no memory.")
+        yield store
+
+
+@asynccontextmanager
+async def existing_or_new(place: Place) -> AsyncIterator[MemoryStore]:
+    """A store on a database that may have to be created first."""
+    make_folder(place)
+    async with _opened(place) as (store, _):
+        yield store
+
+
+def make_folder(place: Place) -> None:
+    """The folder of the default file, for its owner alone; any other folder must be there."""
+    if place.is_default and place.file is not None:
+        place.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+@asynccontextmanager
+async def _opened(place: Place) -> AsyncIterator[tuple[MemoryStore, int | None]]:
+    from llama_index_memory_ext.store import MemoryStore
+
+    store = MemoryStore(place.address)
+    try:
+        yield store, await version_in(store, place)
+    finally:
+        await store.aclose()
+
+
+async def version_in(store: MemoryStore, place: Place) -> int | None:
+    """The schema version of a database; None if it holds no memory. Nothing is created.
+
+    Raises:
+        TerminalError: It cannot be reached.
+    """
+    from llama_index_memory_ext.errors import MemoryExtError
+    from llama_index_memory_ext.reasons import TerminalError, reason_of
+
+    if place.is_missing:
+        return None
+    try:
+        return await store.read_schema_version()
+    except MemoryExtError:
+        raise
+    except ModuleNotFoundError as error:
+        raise TerminalError(
+            f'The database needs {error.name}: pip install "llama-index-memory-ext[postgres]"'
+        ) from None
+    except Exception as error:  # noqa: BLE001 - each driver has errors of its own
+        raise TerminalError(f"The database at {place.name} cannot be used: {reason_of(error)}") from None

@@ -1,0 +1,122 @@
+"""Runs the command line as a person does: in a process of its own, with pipes or at a terminal."""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from llama_index_memory_ext.cli import main
+
+COMMAND = [sys.executable, "-m", "llama_index_memory_ext"]
+PATIENCE_SECONDS = 30.0
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """Without what would make a run depend on who starts it."""
+    ours = ("OPENAI_", "LLAMA_INDEX_MEMORY", "NO_COLOR", "FORCE_COLOR", "COLUMNS")
+    return {**{name: value for name, value in os.environ.items() if not name.startswith(ours)}, **more}
+
+
+def run(*options: str, stdin: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, with pipes."""
+    return subprocess.run(
+        [*COMMAND, *options],
+        env=clean_environment(**environment),
+        input="" if stdin is None else stdin,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
+
+
+class Here:
+    """Runs commands in this process, which saves starting LlamaIndex each time."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._capsys, self._monkeypatch = capsys, monkeypatch
+
+    def __call__(self, *options: str, stdin: str | bytes = "", **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end; what came before is not among its output."""
+        self._capsys.readouterr()
+        given = stdin if isinstance(stdin, bytes) else stdin.encode()
+        with self._monkeypatch.context() as patch:
+            for name in set(os.environ) - set(clean_environment()):
+                patch.delenv(name)
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given), encoding="utf-8"))
+            code = main(options)
+        out, err = self._capsys.readouterr()
+        return subprocess.CompletedProcess(options, code, out, err)
+
+
+class Terminal:
+    """A program at a terminal: what it has printed, and a keyboard."""
+
+    def __init__(self, process: subprocess.Popen[bytes], screen: int) -> None:
+        self.process, self._screen = process, screen
+        self.printed = ""
+
+    def wait_for(self, text: str) -> str:
+        """All that is printed up to and with a text; what comes behind it is kept for the next call."""
+        while text not in self.printed:
+            if not self._read():
+                raise AssertionError(f"waited for {text!r} and saw {self.printed!r}")
+        before, self.printed = self.printed.split(text, 1)
+        return before + text
+
+    def type(self, line: str) -> None:
+        """Type a line and press Enter."""
+        os.write(self._screen, f"{line}\n".encode())
+
+    def press_ctrl_d(self) -> None:
+        os.write(self._screen, b"\x04")
+
+    def press_ctrl_c(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def end(self) -> int:
+        """Read on until the program has ended; its exit code."""
+        while self._read():
+            pass
+        return self.process.wait(PATIENCE_SECONDS)
+
+    def _read(self) -> bool:
+        """Take what is printed next; False if the program has ended."""
+        if not select.select([self._screen], [], [], PATIENCE_SECONDS)[0]:
+            raise AssertionError(f"nothing more came, and the program goes on, behind {self.printed!r}")
+        try:
+            some = os.read(self._screen, 65536)
+        except OSError:  # what Linux says when the other side is closed
+            return False
+        self.printed += some.decode(errors="replace")
+        return bool(some)
+
+
+@contextmanager
+def at_terminal(*options: str, **environment: str) -> Iterator[Terminal]:
+    """Start a command at a terminal of 100 columns, and end it if that has not happened by the end of the block."""
+    import fcntl  # noqa: PLC0415 - not on every system
+    import pty  # noqa: PLC0415
+    import struct  # noqa: PLC0415
+    import termios  # noqa: PLC0415
+
+    screen, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    variables = clean_environment(TERM="xterm", **environment)
+    with subprocess.Popen([*COMMAND, *options], stdin=end, stdout=end, stderr=end, env=variables) as process:
+        os.close(end)
+        try:
+            yield Terminal(process, screen)
+        finally:
+            process.kill()
+            os.close(screen)

@@ -1,0 +1,233 @@
+"""A conversation at a terminal and through a pipe, with the real program and a local server."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from llama_index_memory_ext.cli.beside import Beside
+from llama_index_memory_ext.offline_model import reply
+from tests.openai_server import Message, call, fail, say, serve
+from tests.terminal import Here, at_terminal, run
+
+at_a_terminal = pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals")
+KEY = "sk-not-to-be-shown"
+
+
+def model(messages: list[Message], tools: list[str]) -> Message:
+    answer = reply(messages, tools)
+    return call(*answer.tool_calls) if answer.tool_calls else say(answer.text)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    return str(tmp_path / "memory.db")
+
+
+def test_lines_of_a_pipe_are_answered_one_by_one(database: str) -> None:
+    """Only the answers are on stdout."""
+    done = run("chat", "--db", database, "--session", "s", stdin="My name is Logan.\n\nWhat is my name?\n")
+    assert (done.returncode, done.stdout) == (0, "Noted: your name is Logan.\nYour name is Logan.\n")
+    assert "OPENAI_API_KEY is not set" in done.stderr
+    assert f"database {database}" in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_a_conversation_goes_on_where_it_was_left(command: Here, database: str) -> None:
+    command("chat", "--db", database, "--session", "s", stdin="My name is Logan.\n/quit\nnot asked\n")
+    done = command("chat", "--session", "s", stdin="What is my name?\n", LLAMA_INDEX_MEMORY_DB=database)
+    assert done.stdout == "Your name is Logan.\n"
+    assert "s, 2 messages so far" in done.stderr
+
+
+def test_what_a_user_has_said_is_known_in_the_next_session(command: Here, database: str) -> None:
+    command("chat", "--db", database, "--user", "ann", stdin="I live in Rome.\n")
+    done = command("chat", "--db", database, "--user", "ann", stdin="Where do I live?\n/facts\n/why\n/why Who am I?\n")
+    assert done.stdout.startswith("You live in Rome.\n")
+    assert done.stdout.count("Lives in Rome") == 3
+    assert "'Where do I live?'" in done.stdout
+
+
+def test_a_server_is_asked_as_the_environment_says(command: Here, database: str) -> None:
+    with serve(model) as server:
+        openai = {"OPENAI_API_KEY": KEY, "OPENAI_API_BASE": server.api_base}
+        done = command("chat", "--db", database, "--model", "gpt-4o", stdin="What is 12 + 30?\n", **openai)
+    assert (done.returncode, done.stdout) == (0, "12 + 30 = 42\n")
+    assert "gpt-4o at 127.0.0.1" in done.stderr
+    assert KEY not in done.stderr
+    assert server.refusals == []
+
+
+def test_a_failing_model_costs_one_line_and_no_question(command: Here, database: str) -> None:
+    """Where nobody can read it, the exit code says it too."""
+    broken = {"OPENAI_API_KEY": KEY, "OPENAI_API_BASE": "http://127.0.0.1:9"}
+    failed = command("chat", "--db", database, "--session", "s", stdin="My name is Logan.\n", **broken)
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert "No answer: there is no connection to 127.0.0.1:9. The question is kept." in failed.stderr
+    assert "Traceback" not in failed.stderr
+    assert KEY not in failed.stderr
+    assert (
+        command("chat", "--db", database, "--session", "s", stdin="What is my name?\n").stdout
+        == "Your name is Logan.\n"
+    )
+
+
+def test_what_a_model_says_does_not_command_the_terminal(command: Here, database: str) -> None:
+    with serve(lambda *_: say("\x1b[31mred \x1b]0;title\x07 [bold]plain[/bold]")) as server:
+        openai = {"OPENAI_API_KEY": KEY, "OPENAI_API_BASE": server.api_base}
+        done = command("chat", "--db", database, stdin="Hello\n", **openai)
+    assert done.stdout == "␛[31mred ␛]0;title␇ [bold]plain[/bold]\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("/dance", "There is no /dance. /help lists the commands."),
+        ("/why", "nothing was asked yet"),
+        ("/forget", "say which"),
+        ("/forget nothing like it", "no fact is called 'nothing like it'"),
+        ("/help", "/quit"),
+        ("/facts", "No facts of s."),
+        ("/stats", "messages"),
+    ],
+)
+def test_a_slash_is_obeyed_and_mistakes_are_told(command: Here, database: str, line: str, says: str) -> None:
+    done = command("chat", "--db", database, "--session", "s", stdin=f"{line}\n")
+    assert done.returncode == 0
+    assert says in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (["--db", "/no/such/folder/m.db"], 1, "create it first"),
+        (["--db", "/"], 2, "is a folder"),
+        (["--db", "mysql://a:secret@b/c"], 1, "SQLite or PostgreSQL"),
+        (["--db", "sqlite:///x.db"], 1, "sqlite+aiosqlite://"),
+        (["--db", "postgresql+asyncpg://a:secret@127.0.0.1:9/c"], 1, "a:***@127.0.0.1:9/c cannot be used"),
+        (["--db", "sqlite+aiosqlite://"], 2, "in memory"),
+        (["--session", ""], 2, "must not be empty"),
+        (["--user", ""], 2, "must not be empty"),
+        (["--dance"], 2, "No such option"),
+    ],
+)
+def test_what_cannot_work_is_told_at_once(
+    command: Here, tmp_path: Path, options: list[str], code: int, says: str
+) -> None:
+    done = command("chat", *options, LLAMA_INDEX_MEMORY_DB=str(tmp_path / "m.db"))
+    assert done.returncode == code, done.stderr
+    assert says in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    assert "secret" not in done.stderr
+
+
+@at_a_terminal
+def test_a_person_talks_and_is_asked_before_a_fact_is_deleted(database: str) -> None:
+    with at_terminal("chat", "--db", database, "--user", "ann", NO_COLOR="1") as terminal:
+        terminal.wait_for("you> ")
+        terminal.type("I live in Rome.")
+        terminal.wait_for("Noted: you live in Rome.")
+        terminal.wait_for("you> ")
+        terminal.type("What is 12 + 30?")
+        terminal.wait_for("add(a=12, b=30) -> 42")
+        terminal.wait_for("12 + 30 = 42")
+        terminal.wait_for("you> ")
+        terminal.type("/forget rome")
+        terminal.wait_for("Lives in Rome")
+        terminal.wait_for("Delete this fact for good? [y/N]: ")
+        terminal.type("n")
+        terminal.wait_for("Nothing was deleted.")
+        terminal.wait_for("you> ")
+        terminal.type("/forget rome")
+        terminal.wait_for("[y/N]: ")
+        terminal.type("y")
+        terminal.wait_for("Deleted.")
+        terminal.wait_for("you> ")
+        terminal.type("/facts")
+        terminal.wait_for("No facts of ann.")
+        terminal.wait_for("you> ")
+        terminal.press_ctrl_d()
+        assert terminal.end() == 0
+
+
+@at_a_terminal
+def test_ctrl_c_ends_an_answer_and_not_the_conversation(database: str) -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def slow_model(messages: list[Message], tools: list[str]) -> Message:
+        if messages[-1]["content"].endswith("My name is Logan."):
+            asked.set()
+            go_on.wait()
+        return model(messages, tools)
+
+    with serve(slow_model) as server:
+        openai = {"OPENAI_API_KEY": KEY, "OPENAI_API_BASE": server.api_base}
+        with at_terminal("chat", "--db", database, **openai) as terminal:
+            terminal.wait_for("you> ")
+            terminal.press_ctrl_c()
+            terminal.wait_for("/quit or Ctrl-D ends the conversation.")
+            terminal.wait_for("you> ")
+            terminal.type("My name is Logan.")
+            assert asked.wait(60)
+            terminal.press_ctrl_c()
+            terminal.wait_for("(interrupted; the question is kept)")
+            go_on.set()
+            terminal.wait_for("you> ")
+            terminal.type("What is my name?")
+            terminal.wait_for("Your name is Logan.")
+            terminal.wait_for("you> ")
+            terminal.type("/quit")
+            assert terminal.end() == 0
+            assert "Traceback" not in terminal.printed
+
+
+@at_a_terminal
+def test_whoever_does_not_want_to_wait_at_the_end_presses_ctrl_c(command: Here, database: str) -> None:
+    """The facts are not lost: the next conversation extracts them."""
+    extracting, go_on = threading.Event(), threading.Event()
+
+    def slow_extraction(messages: list[Message], tools: list[str]) -> Message:
+        if tools == ["report_facts"]:
+            extracting.set()
+            go_on.wait()
+        return model(messages, tools)
+
+    with serve(slow_extraction) as server:
+        openai = {"OPENAI_API_KEY": KEY, "OPENAI_API_BASE": server.api_base}
+        with at_terminal("chat", "--db", database, "--session", "s", **openai) as terminal:
+            terminal.wait_for("you> ")
+            terminal.type("I live in Rome.")
+            terminal.wait_for("you live in Rome.")
+            terminal.wait_for("you> ")
+            terminal.type("/quit")
+            assert extracting.wait(60)
+            terminal.press_ctrl_c()
+            assert terminal.end() == 0
+            assert "Traceback" not in terminal.printed
+        go_on.set()
+    assert "Lives in Rome" in command("chat", "--db", database, "--session", "s", stdin="Hello\n/facts\n").stdout + (
+        command("facts", "list", "--db", database, "--session", "s").stdout
+    )
+
+
+def test_an_error_of_the_model_is_told_in_its_words(command: Here, database: str) -> None:
+    with serve(lambda *_: fail(500, "out of order")) as server:
+        openai = {"OPENAI_API_KEY": KEY, "OPENAI_API_BASE": server.api_base}
+        done = command("chat", "--db", database, stdin="Hello\n", **openai)
+    assert "answers with status 500: out of order" in done.stderr
+
+
+def test_work_beside_the_keyboard_gives_back_what_comes_of_it() -> None:
+    async def seven() -> int:
+        return 7
+
+    async def fails() -> None:
+        raise ValueError("no")
+
+    with Beside() as beside:
+        assert beside.run(seven()) == 7
+        with pytest.raises(ValueError, match="no"):
+            beside.run(fails())

@@ -1,0 +1,488 @@
+"""The command line: facts, sessions, moving, forgetting and the doctor, and what is said to mistakes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llama_index.core.llms import ChatMessage
+
+from llama_index_memory_ext import CondensedMemory, MemoryStore
+from llama_index_memory_ext.cli import versions
+from llama_index_memory_ext.cli.ids import short_ids
+from llama_index_memory_ext.cli.leftovers import search_file
+from llama_index_memory_ext.cli.plain import plain
+from tests.terminal import COMMAND, Here, clean_environment, run
+
+ANN = ("--user", "ann")
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    """A file that does not exist yet."""
+    return tmp_path / "memory.db"
+
+
+@pytest.fixture
+def cli(command: Here, database: Path) -> Here:
+    """The command line on that file."""
+
+    class OnFile(Here):
+        def __init__(self) -> None:
+            self.__dict__.update(command.__dict__)
+
+        def __call__(self, *options: str, stdin: str | bytes = "", **environment: str) -> Any:
+            environment.setdefault("LLAMA_INDEX_MEMORY_DB", str(database))
+            return super().__call__(*options, stdin=stdin, **environment)
+
+    return OnFile()
+
+
+def talk(database: Path, session_id: str, user_id: str | None, *said: str) -> None:
+    """A conversation of a user, as a program holds it."""
+
+    async def hold() -> None:
+        uri = f"sqlite+aiosqlite:///{database}"
+        async with CondensedMemory.from_defaults(
+            session_id, user_id=user_id, async_database_uri=uri, extract_facts=False
+        ) as memory:
+            for text in said:
+                await memory.aput(ChatMessage(role="user", content=text))
+                await memory.aput(ChatMessage(role="assistant", content=f"Noted: {text}"))
+
+    asyncio.run(hold())
+
+
+def add(cli: Here, text: str, *options: str) -> str:
+    """The id of a new fact."""
+    fact_id: str = json.loads(cli("facts", "add", text, *ANN, "--json", *options).stdout)["id"]
+    return fact_id
+
+
+# ---- starting -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [("--help",), ("facts", "list", "--help"), ("dance",), ("facts", "list")])
+def test_help_and_wrong_usage_do_not_wait_for_llamaindex(options: tuple[str, ...]) -> None:
+    code = (
+        "import sys; from llama_index_memory_ext.cli import main; main(sys.argv[1:]); "
+        "sys.exit(any(name.startswith('llama_index.') for name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *options], env=clean_environment(), check=False)
+    assert done.returncode == 0
+
+
+def test_without_the_extra_the_demo_runs_and_the_others_say_what_is_missing(tmp_path: Path) -> None:
+    for library in ("typer", "rich"):
+        (tmp_path / library).mkdir()
+        (tmp_path / library / "__init__.py").write_text(f"raise ModuleNotFoundError('No', name={library!r})")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    missing = run("doctor", PYTHONPATH=path)
+    assert (missing.returncode, missing.stdout, missing.stderr.count("\n")) == (2, "", 1)
+    assert 'pip install "llama-index-memory-ext[cli]"' in missing.stderr
+    assert run(PYTHONPATH=path).returncode == 2
+    shown = run("demo", "--database", str(tmp_path / "m.db"), PYTHONPATH=path)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "SECOND PROCESS" in shown.stdout
+
+
+def test_whoever_reads_only_the_beginning_hears_no_complaint(cli: Here, database: Path) -> None:
+    lines = (json.dumps({"content": f"Fact {i} " + "x" * 200_000}) for i in range(20))
+    assert cli("import", "-", *ANN, stdin="\n".join(lines)).returncode == 0
+    command = [*COMMAND, "facts", "list", "--json", *ANN, "--db", str(database)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environment()) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(10)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
+
+
+# ---- facts --------------------------------------------------------------------------------------------
+
+
+def test_a_fact_is_added_found_retired_restored_and_forgotten(cli: Here) -> None:
+    pytest_id = add(cli, "Prefers pytest for testing", "--category", "preference", "--confidence", "0.9")
+    docker_id = add(cli, "Deploys with Docker", "--pin")
+    assert [fact["id"] for fact in json.loads(cli("facts", "list", *ANN, "--json").stdout)] == [docker_id, pytest_id]
+    (found,) = json.loads(cli("facts", "search", "How should I do testing?", *ANN, "--json").stdout)
+    assert (found["id"], found["confidence"], found["category"]) == (pytest_id, 0.9, "preference")
+    explained = json.loads(cli("facts", "explain", "How should I do testing?", *ANN, "--json").stdout)
+    assert {fact["id"]: fact["why"] for fact in explained["facts"]} == {pytest_id: "related", docker_id: "pinned"}
+    assert cli("facts", "retire", pytest_id[:10], *ANN, "--reason", "uses unittest now").returncode == 0
+    assert "pytest" not in cli("facts", "list", *ANN).stdout
+    assert "(retired: uses unittest now)" in cli("facts", "list", "--retired", *ANN, COLUMNS="200").stdout
+    assert cli("facts", "restore", pytest_id, *ANN).stdout == f"Restored {pytest_id}: Prefers pytest for testing\n"
+    assert cli("facts", "forget", pytest_id[:8], *ANN, "--yes").stdout == "Deleted 1 fact of ann.\n"
+    assert cli("facts", "forget", "--all", *ANN, "--yes", "--json").stdout == '{\n  "facts": 1\n}\n'
+    assert cli("facts", "list", *ANN).stdout == "No facts of ann.\n"
+
+
+def test_a_session_without_a_user_has_facts_of_its_own(cli: Here) -> None:
+    cli("facts", "add", "Likes tea", "--session", "s")
+    assert "Likes tea" in cli("facts", "list", "--session", "s").stdout
+    assert cli("facts", "list", *ANN).stdout == "No facts of ann.\n"
+
+
+def test_nothing_is_deleted_where_nobody_can_be_asked(cli: Here) -> None:
+    fact_id = add(cli, "Likes tea")
+    done = cli("facts", "forget", fact_id, *ANN)
+    assert done.returncode == 2
+    assert "Say --yes" in " ".join(done.stderr.split())
+    assert "Likes tea" in cli("facts", "list", *ANN).stdout
+
+
+def test_the_beginning_of_an_id_must_be_that_of_one_fact(cli: Here) -> None:
+    lines = "".join(json.dumps({"id": f"same{i}", "content": f"Fact number {i}"}) + "\n" for i in range(2))
+    cli("import", "-", *ANN, stdin=lines)
+    done = cli("facts", "retire", "same", *ANN)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "Error: 2 ids begin with 'same': same0, same1. Give more of the one you mean.\n"
+    assert cli("facts", "retire", "same1", *ANN).returncode == 0
+
+
+@given(st.lists(st.text("ab", min_size=1, max_size=14), min_size=1, unique=True))
+def test_a_shortened_id_is_the_beginning_of_one_id_or_an_id_itself(ids: list[str]) -> None:
+    for fact_id, short in short_ids(ids).items():
+        assert short == fact_id or [other for other in ids if other.startswith(short)] == [fact_id]
+
+
+def test_text_of_facts_is_neither_markup_nor_a_command_to_the_terminal(cli: Here) -> None:
+    add(cli, "Likes [red]red[/red] and [/] \x1b[31mor\x1b]0;title\x07 :smile: https://a.b/[link=x]")
+    shown = cli("facts", "list", *ANN, COLUMNS="200").stdout
+    assert "Likes [red]red[/red] and [/] ␛[31mor␛]0;title␇ :smile: https://a.b/[link=x]" in shown
+    assert "\x1b" not in shown
+
+
+@given(st.text())
+def test_what_is_printed_holds_no_control_characters_but_line_ends_and_tabs(text: str) -> None:
+    assert not [c for c in plain(text) if (c < " " and c not in "\t\n") or "\x7f" <= c <= "\x9f"]
+    plain(text).encode()
+
+
+def test_long_and_wide_facts_keep_to_the_width_of_the_screen(cli: Here) -> None:
+    from rich.cells import cell_len  # noqa: PLC0415 - only here
+
+    add(cli, "長い話" * 4_000)
+    add(cli, "Likes tea")
+    for columns in (60, 100):
+        for shown in (cli("facts", "list", *ANN, COLUMNS=str(columns)), cli("facts", "explain", "tea", *ANN)):
+            assert shown.returncode == 0
+            assert max(cell_len(line) for line in shown.stdout.splitlines()) <= 100
+    assert len(json.loads(cli("facts", "list", *ANN, "--json").stdout)[1]["content"]) == 12_000
+
+
+# ---- sessions, export and import ------------------------------------------------------------------------
+
+
+def test_sessions_are_listed_with_their_users(cli: Here, database: Path) -> None:
+    talk(database, "first", "ann", "I live in Rome.")
+    talk(database, "second", None, "Hello", "Goodbye")
+    shown = json.loads(cli("sessions", "--json").stdout)
+    assert [(one["session_id"], one["messages"], one["user_ids"]) for one in shown] == [
+        ("second", 4, ["second"]),
+        ("first", 2, ["ann"]),
+    ]
+    assert shown[0]["first_at"] <= shown[0]["last_at"]
+    assert "first" in cli("sessions", *ANN).stdout
+    assert "second" not in cli("sessions", *ANN).stdout
+    assert cli("sessions", "--user", "bob").stdout == "No sessions of bob.\n"
+
+
+@pytest.mark.parametrize("layout", ["llama_index", "openai"])
+def test_messages_that_were_exported_are_imported_as_they_were(
+    cli: Here, database: Path, tmp_path: Path, layout: str
+) -> None:
+    talk(database, "s", "ann", "I live in Köln 🚀.")
+    assert cli("export", "--session", "s", "--format", layout, "-o", str(tmp_path / "s.json")).returncode == 0
+    done = cli("import", str(tmp_path / "s.json"), "--session", "t", *ANN)
+    assert (done.returncode, done.stdout) == (0, "Imported 2 messages into t.\n")
+    first, second = (cli("export", "--session", name, "--format", layout).stdout for name in ("s", "t"))
+    assert json.loads(first) == json.loads(second)
+    assert json.loads(cli("sessions", *ANN, "--json").stdout)[0]["session_id"] == "t"
+
+
+def test_facts_travel_through_a_pipe(cli: Here, tmp_path: Path) -> None:
+    add(cli, "Likes Köln 🚀")
+    lines = cli("export", *ANN).stdout
+    other = {"LLAMA_INDEX_MEMORY_DB": str(tmp_path / "other.db")}
+    assert cli("import", "-", "--user", "bob", "--json", stdin=lines, **other).stdout == '{\n  "facts": 1\n}\n'
+    assert "Likes Köln 🚀" in cli("facts", "list", "--user", "bob", **other).stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "says"),
+    [
+        (b"no json", ("--session", "s"), "JSON"),
+        (b'{"a": 1}', ("--session", "s"), "messages"),
+        (b'"\xff"', ("--session", "s"), "UTF-8"),
+        (b"no json", ANN, "Line 1 is no fact"),
+        (b'{"version": 99}\n', ANN, "schema version 99"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_leaves_no_database_behind(
+    cli: Here, database: Path, content: bytes, options: tuple[str, ...], says: str
+) -> None:
+    file = database.with_name("file")
+    file.write_bytes(content)
+    done = cli("import", str(file), *options)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert says in done.stderr
+    assert not database.exists()
+
+
+# ---- forgetting -----------------------------------------------------------------------------------------
+
+
+def test_a_person_is_deleted_and_the_file_proves_it(cli: Here, database: Path) -> None:
+    talk(database, "a", "ann", "My cat is called Semiramis.", "A long story: " + "once upon a time " * 2_000)
+    talk(database, "b", "bob", "My dog is called Nebukadnezar.")
+    add(cli, "Has a cat called Semiramis")
+    done = cli("forget", *ANN, "--yes", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["deleted"]["messages"], result["deleted"]["facts"]) == (4, 1)
+    assert (result["file"]["searched"], result["file"]["left"], result["file"]["elsewhere"]) == (5, 0, 0)
+    assert b"Semiramis" not in database.read_bytes()
+    assert b"Nebukadnezar" in database.read_bytes()
+    assert cli("forget", *ANN, "--yes").returncode == 1
+
+
+def test_what_others_have_said_too_stays_and_is_told(cli: Here, database: Path) -> None:
+    talk(database, "a", "ann", "The weather is fine today.")
+    talk(database, "b", "bob", "The weather is fine today.")
+    done = cli("forget", *ANN, "--yes")
+    assert done.returncode == 0
+    assert "kept there, in whole or in part: 2 texts." in done.stdout
+    assert "none of 2 texts is left" in done.stdout
+
+
+def test_one_session_is_deleted_and_what_is_known_stays(cli: Here, database: Path) -> None:
+    talk(database, "a", "ann", "My cat is called Semiramis.")
+    add(cli, "Has a cat called Semiramis")
+    done = cli("forget", "--session", "a", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert "`forget --user` deletes that too" in done.stderr
+    assert cli("sessions").stdout == "No sessions.\n"
+    assert "Semiramis" in cli("facts", "list", *ANN).stdout
+
+
+def test_a_session_that_is_its_own_user_is_deleted_with_its_facts(cli: Here, database: Path) -> None:
+    talk(database, "s", None, "My cat is called Semiramis.")
+    cli("facts", "add", "Has a cat called Semiramis", "--session", "s")
+    assert cli("forget", "--session", "s", "--yes").returncode == 0
+    assert b"Semiramis" not in database.read_bytes()
+
+
+def test_without_a_yes_nobody_is_deleted(cli: Here, database: Path) -> None:
+    talk(database, "a", "ann", "Hello")
+    done = cli("forget", *ANN)
+    assert done.returncode == 2
+    assert "Stored about ann: 2 messages in 1 session, 0 facts." in done.stderr
+    assert "a" in cli("sessions").stdout
+
+
+def test_the_search_finds_what_a_deletion_alone_leaves(tmp_path: Path) -> None:
+    """Long texts too, which lie scattered over several pages."""
+    file, texts = tmp_path / "x.db", [f"Text number {i} ä: " + f"word{i} " * 1_000 for i in range(3)]
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("PRAGMA secure_delete = OFF")
+        connection.execute("CREATE TABLE rows (owner, data)")
+        connection.executemany("INSERT INTO rows VALUES (?, ?)", [("ann", json.dumps({"t": text})) for text in texts])
+        connection.execute("INSERT INTO rows VALUES ('bob', ?)", [json.dumps({"t": texts[2]})])
+        connection.commit()
+        left = search_file(file, texts, {"ann"})
+        assert (left.searched, left.left, left.elsewhere) == (3, 2, 1)
+        connection.execute("DELETE FROM rows WHERE owner = 'ann'")
+        connection.commit()
+        assert search_file(file, texts, {"ann"}).left == 2
+        connection.execute("VACUUM")
+        left = search_file(file, [*texts, "short"], {"ann"})
+        assert (left.searched, left.left, left.elsewhere) == (3, 0, 1)
+
+
+@given(st.integers(0, 99), st.binary(min_size=8, max_size=48))
+def test_a_piece_is_found_wherever_it_stands(before: int, piece: bytes) -> None:
+    from tempfile import TemporaryDirectory  # noqa: PLC0415 - a property has no fixtures of its own
+
+    from llama_index_memory_ext.cli.leftovers import found_in  # noqa: PLC0415
+
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "file"
+        path.write_bytes(b"\xfe" * before + piece + b"\xfe" * 7)
+        assert found_in(path, [piece, b"is not there"]) == {piece}
+
+
+# ---- the doctor -----------------------------------------------------------------------------------------
+
+
+def checks(done: subprocess.CompletedProcess[str]) -> dict[str, tuple[str, str]]:
+    return {check["name"]: (check["verdict"], check["found"]) for check in json.loads(done.stdout)["checks"]}
+
+
+def test_the_doctor_finds_all_in_order_and_creates_nothing(cli: Here, database: Path) -> None:
+    done = cli("doctor", "--json", OPENAI_API_KEY="sk-secret")
+    found = checks(done)
+    assert done.returncode == 0, found
+    assert "sk-secret" not in done.stdout
+    assert found["OPENAI_API_KEY"] == ("ok", "set")
+    assert "does not exist yet" in found["database"][1]
+    assert found["o200k_base"][0] == found["cl100k_base"][0] == "ok"
+    assert not database.exists()
+    assert "llama-index-core" in cli("doctor").stdout
+
+
+def test_the_doctor_says_which_schema_there_is_and_whether_rows_can_be_written(cli: Here, database: Path) -> None:
+    add(cli, "Likes tea")
+    before = database.read_bytes()
+    found = checks(cli("doctor", "--json"))
+    assert found["schema"] == ("ok", "version 2")
+    assert found["writing"] == ("ok", "rows can be written")
+    assert found["OPENAI_API_KEY"][0] == "warning"
+    assert database.read_bytes() == before
+
+
+def test_a_database_of_a_newer_package_is_told(cli: Here, database: Path) -> None:
+    add(cli, "Likes tea")
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("UPDATE llama_index_memory_schema SET version = 99")
+    done = cli("doctor", "--json")
+    assert done.returncode == 1
+    assert checks(done)["schema"][1].startswith("version 99, and this package knows version")
+    listed = cli("facts", "list", *ANN, "--json")
+    assert (listed.returncode, listed.stdout) == (1, "")
+    assert "version 99" in json.loads(listed.stderr)["error"]
+
+
+@pytest.mark.parametrize(
+    ("db", "says"),
+    [
+        ("/no/such/folder/m.db", "needs the folder /no/such/folder"),
+        ("postgresql+asyncpg://a:secret@127.0.0.1:9/b", "a:***@127.0.0.1:9/b"),
+    ],
+)
+def test_the_doctor_names_a_database_that_cannot_be_used(cli: Here, db: str, says: str) -> None:
+    done = cli("doctor", "--db", db, "--json")
+    assert done.returncode == 1
+    assert says in checks(done)["database"][1]
+    assert "secret" not in done.stdout
+
+
+def test_a_file_that_is_no_database_is_told(cli: Here, database: Path) -> None:
+    database.write_text("These are a few lines of a poem, which is no database. " * 40)
+    assert "not a database" in checks(cli("doctor", "--json"))["database"][1]
+    done = cli("sessions")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "not a database" in done.stderr
+
+
+def test_a_version_that_does_harm_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions_here = {"llama-index-workflows": "2.22.1"}
+    monkeypatch.setattr(versions, "version", lambda name: versions_here.get(name) or version(name))
+    (wrong,) = [one for one in versions.installed() if one.verdict == "wrong"]
+    assert wrong.found.startswith("2.22.1, but ")
+    assert "refuse run(memory=...)" in wrong.found
+
+
+# ---- mistakes -------------------------------------------------------------------------------------------
+
+READING = [
+    ("facts", "list", *ANN),
+    ("facts", "search", "x", *ANN),
+    ("facts", "explain", "x", *ANN),
+    ("facts", "retire", "x", *ANN),
+    ("facts", "forget", "--all", *ANN, "--yes"),
+    ("sessions",),
+    ("export", "--session", "s"),
+    ("export", *ANN),
+    ("forget", *ANN, "--yes"),
+]
+
+
+@pytest.mark.parametrize("options", READING)
+def test_what_only_reads_creates_no_database(cli: Here, database: Path, options: tuple[str, ...]) -> None:
+    done = cli(*options)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert f"There is no database at {database}" in done.stderr
+    assert not database.exists()
+
+
+@pytest.mark.parametrize("options", [("sessions",), ("export", *ANN)])
+def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path, options: tuple[str, ...]) -> None:
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("CREATE TABLE others (x)")
+    before = database.read_bytes()
+    done = cli(*options)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "holds no memory" in done.stderr
+    assert database.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (("facts", "list"), 2, "say whose facts"),
+        (("facts", "list", "--user", ""), 2, "must not be empty"),
+        (("facts", "forget", *ANN), 2, "name the facts, or say --all"),
+        (("facts", "add", "x", *ANN, "--confidence", "2"), 2, "--confidence"),
+        (("facts", "add", " ", *ANN), 1, "a fact needs words"),
+        (("facts", "add", "x", *ANN, "--category", "opinion"), 1, "category: Input should be 'preference'"),
+        (("facts", "retire", "x", *ANN), 1, "There is no fact 'x' among 1"),
+        (("export",), 2, "say either --user ID or --session ID"),
+        (("export", "--session", "nobody"), 1, "There is no session 'nobody'"),
+        (("export", "--session", "s", "-o", "/no/such/file"), 2, "the folder /no/such does not exist"),
+        (("export", "--session", "s", "--format", "xml"), 2, "xml"),
+        (("import", "/no/such/file", *ANN), 1, "/no/such/file cannot be read"),
+        (("import", "-"), 2, "say --session ID for messages"),
+        (("forget", "--user", "nobody", "--yes"), 1, "Nothing is stored about 'nobody'"),
+        (("sessions", "--db", "what?"), 2, "without a question mark"),
+        (("sessions", "--db", "oracle://a:secret@b/c"), 1, "SQLite or PostgreSQL"),
+        (("sessions", "--db", "nonsense://"), 1, "SQLAlchemy address"),
+    ],
+)
+def test_mistakes_get_a_clear_sentence(cli: Here, options: tuple[str, ...], code: int, says: str) -> None:
+    add(cli, "Likes tea")
+    done = cli(*options)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert says in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    assert "secret" not in done.stderr
+
+
+def test_with_json_an_error_is_json_too(cli: Here) -> None:
+    done = cli("sessions", "--json")
+    assert done.stdout == ""
+    assert json.loads(done.stderr)["error"].startswith("There is no database at")
+
+
+def test_a_server_is_used_as_a_file_is(cli: Here, postgres_uri: str) -> None:
+    server = ("--db", postgres_uri)
+    assert "holds no memory" in cli("sessions", *server).stderr
+    add(cli, "Likes tea", *server)
+    assert "Likes tea" in cli("facts", "list", *ANN, *server).stdout
+    found = checks(cli("doctor", "--json", *server))
+    assert (found["schema"][0], found["writing"][0]) == ("ok", "ok")
+    done = cli("forget", *ANN, "--yes", *server)
+    assert done.returncode == 0
+    assert "The files of a server cannot be searched" in done.stdout
+
+
+async def test_a_store_that_was_asked_by_the_command_line_works_on(cli: Here, database: Path) -> None:
+    """Nobody is left holding a lock."""
+    await asyncio.to_thread(add, cli, "Likes tea")
+    store = MemoryStore(f"sqlite+aiosqlite:///{database}")
+    await store.add_message("s", ChatMessage(role="user", content="Hello"))
+    await store.aclose()
+    assert "s" in (await asyncio.to_thread(cli, "sessions")).stdout
