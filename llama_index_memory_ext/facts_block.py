@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import date, datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatMessage
 
     from llama_index_memory_ext.gates import Gated
+    from llama_index_memory_ext.replies import ExtractionReply
     from llama_index_memory_ext.store import LogPage, LogRow, Unread
 
 logger = logging.getLogger(__name__)
@@ -55,7 +56,6 @@ _CONTEXT_ROWS = 40
 _BATCH_ROWS = 200
 _BATCH_TOKENS = 8_000
 _RELATED_FACTS = 10
-_SOURCE_CHARACTERS = 2_000
 
 
 @dataclass
@@ -337,7 +337,6 @@ class RelevantFactsBlock(LogBlock):
     async def _extract_batch(self, session_id: str, reader: str, unread: Unread, lines: Sequence[Line]) -> None:
         # Imported here: their patterns take a while to compile, and not every program extracts facts.
         from llama_index_memory_ext.extraction import ask_for_facts, extraction_prompt
-        from llama_index_memory_ext.gates import gate
 
         namespace = self.namespace_of(session_id)
         known = await self._read_known(namespace)
@@ -347,29 +346,39 @@ class RelevantFactsBlock(LogBlock):
             users = "\n".join(line.text for line in said if line.role == MessageRole.USER.value)
             related = [entry.fact for entry in self._ranked(known, users, [])[:_RELATED_FACTS]]
             reply = await ask_for_facts(self._model(), extraction_prompt(said, related, today=_day(now)))
-            gated = gate(
-                reply,
-                said,
-                related,
-                now=now,
-                new_id=lambda: uuid4().hex,
-                active=known.active,
-                namespace=namespace,
-                session_id=session_id,
-                min_confidence=self.min_confidence,
-            )
-            self._rejections.update(gated.rejections)
-            spoken_by_id = {line.row_id: i for i, line in enumerate(said)}
-            gated = replace(
-                gated, accepted=tuple(_with_neighbours(fact, said, spoken_by_id) for fact in gated.accepted)
-            )
-            changed = self._within_number(known, changes_of(gated, known.facts, now), now)
+            _, changed = self._gated(reply, said, related, known, session_id, now)
         await self._log.facts.write_extracted(
             namespace, changed, known.changes, session_id=session_id, reader=reader, unread=unread
         )
         if changed and self.embed_model is not None:
             # Now rather than when the next question is waiting for it.
             await self._prepare(await self._read_known(namespace))
+
+    def _gated(
+        self,
+        reply: ExtractionReply,
+        said: Sequence[Line],
+        related: Sequence[Fact],
+        known: Known,
+        session_id: str,
+        now: datetime,
+    ) -> tuple[Gated, list[Fact]]:
+        """What of a reply may be stored, and the facts as they are then."""
+        from llama_index_memory_ext.gates import gate
+
+        gated = gate(
+            reply,
+            said,
+            related,
+            now=now,
+            new_id=lambda: uuid4().hex,
+            active=known.active,
+            namespace=self.namespace_of(session_id),
+            session_id=session_id,
+            min_confidence=self.min_confidence,
+        )
+        self._rejections.update(gated.rejections)
+        return gated, self._within_number(known, changes_of(gated, known.facts, now), now)
 
     def _within_number(self, known: Known, changed: list[Fact], now: datetime) -> list[Fact]:
         if self.max_facts is None:
@@ -398,15 +407,6 @@ def changes_of(gated: Gated, facts: dict[str, Fact], now: datetime) -> list[Fact
         if entry.fact_id in facts
     ]
     return [*gated.accepted, *confirmed, *retired]
-
-
-def _with_neighbours(fact: Fact, said: Sequence[Line], places: dict[int, int]) -> Fact:
-    """The fact with the words of the messages around its own: it is found by them too, which finds most."""
-    found = [places[row_id] for row_id in fact.message_ids if row_id in places]
-    if not found:
-        return fact
-    around = said[max(min(found) - 1, 0) : max(found) + 2]
-    return fact.model_copy(update={"source": "\n".join(line.text[:_SOURCE_CHARACTERS] for line in around)})
 
 
 def _day(now: datetime) -> date:

@@ -153,6 +153,13 @@ class _Conversation:
         ]
         return [(line, place) for line, place in places if place >= 0]
 
+    def around(self, said: Sequence[tuple[Line, int]]) -> str:
+        """The words of the lines that were found, and of those beside them: by these a fact is found too."""
+        places = {line.row_id: place for line, place in said}
+        found = [i for i, line in enumerate(self.lines) if line.row_id in places]
+        beside = self.lines[max(found[0] - 1, 0) : found[-1] + 2]
+        return "\n".join(_part(line.text, places.get(line.row_id, 0)) for line in beside)
+
     @cached_property
     def evidence(self) -> Evidence:
         """What was said by anyone; a user may say yes to a name or a number."""
@@ -216,7 +223,7 @@ def _fact(new: NewFact, here: _Conversation, fact_id: str, now: datetime) -> Fac
         created_at=now,
         message_ids=tuple(line.row_id for line, _ in said),
         quote=new.quote,
-        source=_around(*said[0]),
+        source=here.around(said),
     )
 
 
@@ -325,7 +332,7 @@ def _alike(one: str, other: str) -> bool:
     return fewest > 0 and len(words & others) >= _ALIKE * fewest
 
 
-def _around(line: Line, place: int) -> str:
-    """The words around a quote: a fact is found by them, too, but not by the whole of a book."""
-    start = max(0, min(place - _SOURCE_CHARACTERS // 2, len(line.text) - _SOURCE_CHARACTERS))
-    return line.text[start : start + _SOURCE_CHARACTERS]
+def _part(text: str, place: int) -> str:
+    """The words around a place: a fact is not found by the whole of a book."""
+    start = max(0, min(place - _SOURCE_CHARACTERS // 2, len(text) - _SOURCE_CHARACTERS))
+    return text[start : start + _SOURCE_CHARACTERS]

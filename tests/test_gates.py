@@ -63,7 +63,7 @@ def test_a_fact_in_the_users_words_is_kept_with_all_that_is_known_about_it() -> 
             session_id="chat-17",
             message_ids=(11, 13),
             quote="we moved to Berlin",
-            source=LINES[0].text,
+            source="\n".join(line.text for line in LINES[:4]),
         ),
     )
     assert outcome.rejected == ()
