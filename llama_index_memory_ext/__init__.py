@@ -16,8 +16,10 @@ from llama_index_memory_ext.facts import Fact
 from llama_index_memory_ext.facts_block import RelevantFactsBlock
 from llama_index_memory_ext.preset import CondensedMemory
 from llama_index_memory_ext.ranking import FactRanker, TfidfRanker, format_facts
+from llama_index_memory_ext.retriever import MemoryRetriever
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.tokens import TokenCounter
+from llama_index_memory_ext.tool_spec import MemoryToolSpec
 from llama_index_memory_ext.transcript import extract_conversation_context
 from llama_index_memory_ext.trimming import trim
 
@@ -30,7 +32,9 @@ __all__ = [
     "FactReplyError",
     "LimitError",
     "MemoryExtError",
+    "MemoryRetriever",
     "MemoryStore",
+    "MemoryToolSpec",
     "MessageError",
     "RelevantFactsBlock",
     "RoleError",

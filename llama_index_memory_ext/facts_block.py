@@ -54,6 +54,7 @@ logger = logging.getLogger(__name__)
 
 _CONTEXT_ROWS = 40
 _BATCH_ROWS = 200
+_ALL_ROWS = 1_000_000
 _BATCH_TOKENS = 8_000
 _RELATED_FACTS = 10
 
@@ -203,6 +204,47 @@ class RelevantFactsBlock(LogBlock):
         await self._prepare(known, [question, *context])
         return explain(self._ranked(known, question, context), self._room, self.tokenizer_fn)
 
+    async def asearch(self, question: str, *, session_id: str = DEFAULT_SESSION_ID) -> list[RankedFact]:
+        """The facts that have something in common with a question, best first; [] if none has.
+
+        With an ``embed_model`` nearly every fact has. Nothing that was said before the question is looked at.
+        """
+        known = await self._read_known(self.namespace_of(session_id))
+        await self._prepare(known, [question])
+        return [entry for entry in self._ranked(known, question, []) if entry.similarity > 0]
+
+    async def aheard(self, session_id: str = DEFAULT_SESSION_ID) -> list[Line]:
+        """What was said last in a session, the turn that is going on included, oldest first."""
+        page = await self._log.read_log(session_id, "", Seen(), limit=_BATCH_ROWS)
+        after = page.rows[-1].id if page.rows else 0
+        unread = await self._log.read_unread(session_id, "", with_active=True, after=after, limit=_ALL_ROWS)
+        rows = [*page.rows, *unread.rows][-_BATCH_ROWS:]
+        lines = [Line(row.id, row.role, self._clipped(spoken(row.message))) for row in rows]
+        return [line for line in lines if line.text]
+
+    async def aapply(
+        self, reply: ExtractionReply, said: Sequence[Line], about: Sequence[Fact] = (), *, session_id: str
+    ) -> tuple[Gated, list[Fact]]:
+        """Store what somebody else than the extraction says of the user, through the same gates.
+
+        Args:
+            reply: What is new, and which facts hold no longer.
+            said: What was said, on which the reply must stand.
+            about: The facts that the reply names by their places, from 1.
+            session_id: Where it was said.
+
+        Returns:
+            What passed the gates and what did not, and all facts that have changed by it, as they are now.
+        """
+        namespace = self.namespace_of(session_id)
+        known = await self._read_known(namespace)
+        now = datetime.now(timezone.utc)
+        gated, changed = self._gated(reply, said, about, known, session_id=session_id, now=now)
+        if changed:
+            await self._log.facts.write(namespace, changed, known.changes)
+            await self._prepare(await self._read_known(namespace))
+        return gated, changed
+
     async def aclose(self) -> None:
         """End what is under way, and close the private store; what was not extracted stays unread."""
         for known in list(self._known.values()):
@@ -346,7 +388,7 @@ class RelevantFactsBlock(LogBlock):
             users = "\n".join(line.text for line in said if line.role == MessageRole.USER.value)
             related = [entry.fact for entry in self._ranked(known, users, [])[:_RELATED_FACTS]]
             reply = await ask_for_facts(self._model(), extraction_prompt(said, related, today=_day(now)))
-            _, changed = self._gated(reply, said, related, known, session_id, now)
+            _, changed = self._gated(reply, said, related, known, session_id=session_id, now=now)
         await self._log.facts.write_extracted(
             namespace, changed, known.changes, session_id=session_id, reader=reader, unread=unread
         )
@@ -360,6 +402,7 @@ class RelevantFactsBlock(LogBlock):
         said: Sequence[Line],
         related: Sequence[Fact],
         known: Known,
+        *,
         session_id: str,
         now: datetime,
     ) -> tuple[Gated, list[Fact]]:

@@ -38,10 +38,11 @@ ROWS = (
     {"clipping", "extraction", "gates", "ranking", "store", "summary", "units", "verbatim"},
     {"embedding_ranker", "explanation", "fact_book", "recall", "trimming"},
     {"log_block"},
-    {"condensed_settings", "log_recall"},
+    {"condensed_settings", "log_recall", "log_search"},
     {"condensed_block", "facts_block"},
     {"preset"},
-    {"offline_model", "demo"},
+    {"retriever"},
+    {"demo", "offline_model", "tool_spec"},
     {"__init__", "cli", "__main__"},
 )
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}

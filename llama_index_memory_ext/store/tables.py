@@ -101,7 +101,8 @@ class Statements:
         self.row = select(cursors.c.epoch, cursors.c.position, cursors.c.state).where(*own)
         self.rows = (
             select(rows.c.id, rows.c.role, rows.c.data, rows.c.timestamp)
-            .where(rows.c.key == session, rows.c.status == ARCHIVED, rows.c.id.in_(bindparam("ids", expanding=True)))
+            .where(rows.c.key == session, rows.c.status.in_(bindparam("statuses", expanding=True)))
+            .where(rows.c.id.in_(bindparam("ids", expanding=True)))
             .order_by(rows.c.id)
         )
         self.unread = (
