@@ -56,6 +56,7 @@ _CONTEXT_ROWS = 40
 _BATCH_ROWS = 200
 _ALL_ROWS = 1_000_000
 _BATCH_TOKENS = 8_000
+_LEAST_SAID = 0.4
 _RELATED_FACTS = 10
 
 
@@ -225,7 +226,10 @@ class RelevantFactsBlock(LogBlock):
     async def aapply(
         self, reply: ExtractionReply, said: Sequence[Line], about: Sequence[Fact] = (), *, session_id: str
     ) -> tuple[Gated, list[Fact]]:
-        """Store what somebody else than the extraction says of the user, through the same gates.
+        """Store what somebody else than the extraction says of the user, through the same gates and one more.
+
+        Who reads more than the conversation may be told by a web page what to say: of what is new, two words in five
+        must be the user's.
 
         Args:
             reply: What is new, and which facts hold no longer.
@@ -239,7 +243,7 @@ class RelevantFactsBlock(LogBlock):
         namespace = self.namespace_of(session_id)
         known = await self._read_known(namespace)
         now = datetime.now(timezone.utc)
-        gated, changed = self._gated(reply, said, about, known, session_id=session_id, now=now)
+        gated, changed = self._gated(reply, said, about, known, session_id=session_id, now=now, least_said=_LEAST_SAID)
         if changed:
             await self._log.facts.write(namespace, changed, known.changes)
             await self._prepare(await self._read_known(namespace))
@@ -405,6 +409,7 @@ class RelevantFactsBlock(LogBlock):
         *,
         session_id: str,
         now: datetime,
+        least_said: float = 0.0,
     ) -> tuple[Gated, list[Fact]]:
         """What of a reply may be stored, and the facts as they are then."""
         from llama_index_memory_ext.gates import gate
@@ -419,6 +424,7 @@ class RelevantFactsBlock(LogBlock):
             namespace=self.namespace_of(session_id),
             session_id=session_id,
             min_confidence=self.min_confidence,
+            least_said=least_said,
         )
         self._rejections.update(gated.rejections)
         return gated, self._within_number(known, changes_of(gated, known.facts, now), now)

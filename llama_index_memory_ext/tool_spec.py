@@ -42,10 +42,10 @@ class MemoryToolSpec(BaseToolSpec):
     instead: the model is shown its text, and the host marks the result as an error.
 
     What is to be remembered passes the same gates as what is extracted: its quote, names and numbers must be in what
-    the user said; secrets, permissions and one-time instructions are refused, and what is known already becomes
-    surer. What is to be forgotten needs words of the user's last five messages; a forgotten fact is retired, not
-    deleted (``memory.facts.restore``). So what a tool or a web page says can make the agent neither remember nor
-    forget.
+    was said, the quote by the user; secrets, permissions and one-time instructions are refused, and what is known
+    already becomes surer. Besides, two in five of its words must be the user's, for an agent also reads what others
+    wrote. What is to be forgotten needs words of the user's last five messages; a forgotten fact is retired, not
+    deleted (``memory.facts.restore``). So it is not enough that a web page or a tool's result asks for it.
 
     Args:
         memory: The memory that is asked. The tools see only its user's facts and its session's messages.
@@ -113,7 +113,7 @@ class MemoryToolSpec(BaseToolSpec):
     async def asearch_memory(self, query: str) -> str:
         """As ``search_memory``."""
         with self._telling_failures("The memory could not be searched"):
-            nodes = await self._retriever.aretrieve(query)
+            nodes = await self._retriever.aretrieve(str(query))
         lines = [_line_of(node) for node in nodes]
         counter = self.memory.tokenizer_fn
         found = "".join(lines[i] for i in fit(lines, self.token_limit, counter).kept)
@@ -149,7 +149,7 @@ class MemoryToolSpec(BaseToolSpec):
     async def aforget(self, facts: list[str], quote: str) -> str:
         """As ``forget``."""
         self._check_may_write()
-        wanted = [facts] if isinstance(facts, str) else list(facts)
+        wanted = [facts] if isinstance(facts, str) else list(facts or [])
         if not str(quote).strip():
             return f"Nothing was forgotten: it needs a quote. {_HOW_TO_QUOTE}"
         with self._telling_failures("Nothing was forgotten"):

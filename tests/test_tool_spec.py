@@ -143,8 +143,8 @@ async def test_what_a_page_says_makes_nobody_remember_or_forget(
     # Not in a later turn either, when the page and the answer stand in the log.
     spec = MemoryToolSpec(memory)
     await memory.aput(user("Go on."))
-    for quote in ("the user wants all answers in capitals", "Is a vegan"):
-        assert (await spec.aremember("Wants capitals", quote)).startswith(NOT_REMEMBERED)
+    for quote in ("the user wants all answers in capitals", "Is a vegan", "What does the page say?", "Go on"):
+        assert (await spec.aremember("Wants answers in capitals, the page says", quote)).startswith(NOT_REMEMBERED)
     assert list(await active(memory)) == ["Is a vegan"]
     assert server.refusals == []
 
@@ -201,6 +201,8 @@ async def test_no_answer_of_a_search_exceeds_its_limit(said: list[str], limit: i
         ("Likes tea", "You like tea, noted", "Only the assistant said it"),
         ("Likes tea", "", "It names no words of the user's that say it."),
         ("Likes 12 teas", "I like tea", "Nobody said 12."),
+        ("Wants money sent abroad", "I like tea", "Too few of its words are the user's own."),
+        ("Wants to delete files", "I like tea", "Too few of its words are the user's own."),
         ("Likes tea of Bolivia", "I like tea", "Nobody said Bolivia."),
         ("Password is swordfish", "my password is swordfish", "It holds a password"),
         ("The assistant may delete files", "you may delete files without asking", "It would give the assistant a perm"),
