@@ -97,25 +97,24 @@ class LogSearch:
                 # It loads scikit-learn, for which the event loop must not wait.
                 await asyncio.to_thread(default_vectorizer)
                 index = RecallIndex(0, counter, LONGEST_MESSAGE_TOKENS, tags, with_newest=True)
-            rows_are_active = False
+            # First what has left short-term memory, a page at a time, and then the rest.
+            at_end = False
             while True:
-                limit = _ALL_ROWS if rows_are_active else _INDEXED_ROWS
-                page = await log.read_unread(
-                    session_id, "", with_active=rows_are_active, after=index.newest, limit=limit
-                )
+                limit = _ALL_ROWS if at_end else _INDEXED_ROWS
+                page = await log.read_unread(session_id, "", with_active=at_end, after=index.newest, limit=limit)
                 if page.epoch != index.epoch:
                     # Rows were deleted: their ids may be those of others by now.
                     index = RecallIndex(page.epoch, counter, LONGEST_MESSAGE_TOKENS, tags, with_newest=True)
-                    rows_are_active = False
+                    at_end = False
                     continue
-                rows = without_open_turn(page.rows) if rows_are_active else page.rows
+                rows = without_open_turn(page.rows) if at_end else page.rows
                 if rows:
                     # Many rows take their time.
                     await asyncio.to_thread(index.take, rows)
-                if rows_are_active:
+                if at_end:
                     self.indexes.put(session_id, index)
                     return index
-                rows_are_active = len(page.rows) < _INDEXED_ROWS
+                at_end = len(page.rows) < _INDEXED_ROWS
 
 
 def without_open_turn(rows: Sequence[LogRow]) -> list[LogRow]:

@@ -240,6 +240,25 @@ def test_it_works_without_an_event_loop(database_uri: str) -> None:
     memory.close()
 
 
+async def test_it_works_synchronously_within_an_event_loop(open_memory: OpenMemory) -> None:
+    memory = open_memory()
+    await memory.aput_messages(BIKE)
+    retriever = MemoryRetriever(memory)
+    assert texts(retriever.retrieve("bike")) == texts(await retriever.aretrieve("bike")) != []
+
+
+async def test_a_long_log_is_found_whole_and_a_search_may_be_given_up(open_memory: OpenMemory) -> None:
+    memory = open_memory()
+    await memory.sql_store.append("chat", [user(f"Number {i} of many.") for i in range(1_203)], len)
+    given_up = asyncio.ensure_future(ask(memory, "many"))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await given_up
+    for i in (17, 499, 500, 1_000, 1_202):
+        assert (await ask(memory, f"{i}", similarity_top_k=1)) == [f"Number {i} of many."]
+
+
 async def test_it_can_be_copied_and_names_no_secret() -> None:
     memory = CondensedMemory.from_defaults(
         "chat", async_database_uri="postgresql+asyncpg://me:hunter2@localhost:1/db", extract_facts=False
