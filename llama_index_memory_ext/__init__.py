@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.messages_json import messages_from_json, messages_to_json
     from llama_index_memory_ext.preset import CondensedMemory
     from llama_index_memory_ext.ranking import FactRanker, TfidfRanker, format_facts
+    from llama_index_memory_ext.retriever import MemoryRetriever
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.tokens import TokenCounter
+    from llama_index_memory_ext.tool_spec import MemoryToolSpec
     from llama_index_memory_ext.transcript import extract_conversation_context
     from llama_index_memory_ext.trimming import trim
 
@@ -43,7 +45,9 @@ __all__ = [
     "LayoutError",
     "LimitError",
     "MemoryExtError",
+    "MemoryRetriever",
     "MemoryStore",
+    "MemoryToolSpec",
     "MessageError",
     "RelevantFactsBlock",
     "RoleError",
@@ -71,7 +75,9 @@ _MODULE_OF = {
     "LayoutError": "errors",
     "LimitError": "errors",
     "MemoryExtError": "errors",
+    "MemoryRetriever": "retriever",
     "MemoryStore": "store",
+    "MemoryToolSpec": "tool_spec",
     "MessageError": "errors",
     "RelevantFactsBlock": "facts_block",
     "RoleError": "errors",

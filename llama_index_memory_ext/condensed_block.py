@@ -13,6 +13,7 @@ from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.jobs import Jobs
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, Remembered
 from llama_index_memory_ext.log_recall import LogRecall
+from llama_index_memory_ext.log_search import LONGEST_MESSAGE_TOKENS, FoundMessage, LogSearch
 from llama_index_memory_ext.record import entry_from, summary_element, truncated
 from llama_index_memory_ext.store import Seen
 from llama_index_memory_ext.transcript import INSTRUCTION_ROLES, Entry, clip_entry, entry_of
@@ -86,6 +87,7 @@ class CondensedMemoryBlock(CondensedSettings):
 
     _windows: Remembered[str, _Window] = PrivateAttr(default_factory=Remembered)
     _recall: LogRecall = PrivateAttr(default_factory=LogRecall)
+    _search: LogSearch = PrivateAttr(default_factory=LogSearch)
     _jobs: Jobs = PrivateAttr(default_factory=lambda: Jobs("Earlier messages were not summarised"))
 
     @classmethod
@@ -124,6 +126,28 @@ class CondensedMemoryBlock(CondensedSettings):
     async def asummary(self, session_id: str = DEFAULT_SESSION_ID) -> str:
         """The running summary of what has left the record; "" if there is none."""
         return (await self._read(session_id)).front.summary
+
+    async def asearch(
+        self,
+        question: str,
+        *,
+        session_id: str = DEFAULT_SESSION_ID,
+        most: int = 10,
+        message_token_limit: int = LONGEST_MESSAGE_TOKENS,
+    ) -> list[FoundMessage]:
+        """What was said in a session that is near to a question, best first; [] if no word of it is in common.
+
+        All of the log is searched, what the record shows too, but not the turn that is going on.
+        """
+        return await self._search.find(
+            self._log,
+            session_id,
+            question,
+            most=most,
+            message_token_limit=message_token_limit,
+            counter=self.tokenizer_fn,
+            tags=(self.name,),
+        )
 
     async def stop_jobs(self) -> None:
         """End what is under way in this event loop; it is taken up again by whoever comes next."""

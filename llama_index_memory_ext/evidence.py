@@ -89,6 +89,11 @@ class Evidence:
         """Whether any word of a statement that is not too common, or two neighbouring CJK characters, were said."""
         return not telling_words(statement).isdisjoint(self._telling_words)
 
+    def share_said(self, statement: str) -> float:
+        """0..1, which share of the words of a statement that are not too common were said; 1 if it has none."""
+        words = telling_words(statement)
+        return len(words & self._telling_words) / len(words) if words else 1.0
+
     @cached_property
     def _digits(self) -> str:
         return _in_digits(self.text)

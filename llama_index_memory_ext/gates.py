@@ -100,6 +100,7 @@ def gate(
     namespace: str = "",
     session_id: str | None = None,
     min_confidence: float = DEFAULT_MIN_CONFIDENCE,
+    least_said: float = 0.0,
 ) -> Gated:
     """What of a reply may be stored.
 
@@ -115,12 +116,16 @@ def gate(
         namespace: Whose facts they are.
         session_id: Where they were said.
         min_confidence: 0..1; new facts of less are rejected.
+        least_said: 0..1; the share of a new fact's words that the user must have said, one of them in the quote. 0 for
+            a model that is shown the conversation alone; one that reads web pages may be told what to report.
     """
     here = _Conversation(tuple(lines), said_on or now.date())
     shown = [*(fact.content for fact in (*known, *active)), *injected]
     new = _NewFacts(_ids_by_content([*known, *active]))
     for candidate in reply.new_facts:
         why = next(_complaints(candidate, here, shown, min_confidence), None)
+        if why is None and least_said and not _is_the_users(candidate, here, least_said):
+            why = "not_the_users_words", "Too few of its words are the user's own."
         if why:
             new.reject(candidate, *why)
         elif not new.repeats(candidate):
@@ -152,6 +157,13 @@ class _Conversation:
             if (line.role == "user") == by_user
         ]
         return [(line, place) for line, place in places if place >= 0]
+
+    def around(self, said: Sequence[tuple[Line, int]]) -> str:
+        """The words of the lines that were found, and of those beside them: by these a fact is found too."""
+        places = {line.row_id: place for line, place in said}
+        found = [i for i, line in enumerate(self.lines) if line.row_id in places]
+        beside = self.lines[max(found[0] - 1, 0) : found[-1] + 2]
+        return "\n".join(_part(line.text, places.get(line.row_id, 0)) for line in beside)
 
     @cached_property
     def evidence(self) -> Evidence:
@@ -216,7 +228,7 @@ def _fact(new: NewFact, here: _Conversation, fact_id: str, now: datetime) -> Fac
         created_at=now,
         message_ids=tuple(line.row_id for line, _ in said),
         quote=new.quote,
-        source=_around(*said[0]),
+        source=here.around(said),
     )
 
 
@@ -245,6 +257,12 @@ def _complaints(
     names = here.evidence.unsaid_names(new.content)
     if names:
         yield "name_not_said", f"Nobody said {', '.join(names)}."
+
+
+def _is_the_users(new: NewFact, here: _Conversation, least_said: float) -> bool:
+    words = telling_words(new.content)
+    in_quote = not words or not words.isdisjoint(telling_words(new.quote))
+    return in_quote and here.users_words.share_said(new.content) >= least_said
 
 
 def _why_not_the_users(new: NewFact, here: _Conversation, shown: Sequence[str]) -> tuple[Reason, str]:
@@ -325,7 +343,7 @@ def _alike(one: str, other: str) -> bool:
     return fewest > 0 and len(words & others) >= _ALIKE * fewest
 
 
-def _around(line: Line, place: int) -> str:
-    """The words around a quote: a fact is found by them, too, but not by the whole of a book."""
-    start = max(0, min(place - _SOURCE_CHARACTERS // 2, len(line.text) - _SOURCE_CHARACTERS))
-    return line.text[start : start + _SOURCE_CHARACTERS]
+def _part(text: str, place: int) -> str:
+    """The words around a place: a fact is not found by the whole of a book."""
+    start = max(0, min(place - _SOURCE_CHARACTERS // 2, len(text) - _SOURCE_CHARACTERS))
+    return text[start : start + _SOURCE_CHARACTERS]

@@ -202,6 +202,16 @@ def scores_of(
     Raises:
         ValueError: A negative weight, or both 0.
     """
+    near, sure = shares_of(similarity_weight, confidence_weight)
+    return [near * value + sure * fact.confidence for fact, value in zip(facts, similarities, strict=True)]
+
+
+def shares_of(similarity_weight: float, confidence_weight: float) -> tuple[float, float]:
+    """The two weights divided by their sum.
+
+    Raises:
+        ValueError: A negative weight, or both 0.
+    """
     total = similarity_weight + confidence_weight
     if similarity_weight < 0 or confidence_weight < 0 or not total:
         raise ValueError(
@@ -209,8 +219,7 @@ def scores_of(
             f"saw {similarity_weight} and {confidence_weight}. The defaults are {SIMILARITY_WEIGHT} and "
             f"{CONFIDENCE_WEIGHT}."
         )
-    near, sure = similarity_weight / total, confidence_weight / total
-    return [near * value + sure * fact.confidence for fact, value in zip(facts, similarities, strict=True)]
+    return similarity_weight / total, confidence_weight / total
 
 
 def best_first(facts: Sequence[Fact], scores: Sequence[float]) -> list[int]:

@@ -16,7 +16,7 @@ from llama_index_memory_ext.budget import fit_tokens
 from llama_index_memory_ext.excerpts import excerpt
 from llama_index_memory_ext.ranking import CONTEXT_SHARE, Document, TfidfRanker, nearness, terms_of
 from llama_index_memory_ext.record import clip_entries
-from llama_index_memory_ext.transcript import INSTRUCTION_ROLES, Entry, body_of, entry_of, spoken
+from llama_index_memory_ext.transcript import INSTRUCTION_ROLES, Entry, body_of, calls_of, entry_of, spoken
 from llama_index_memory_ext.words import date_words
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ _TURNS_BEFORE, _EARLIER_WEIGHT = 2, 0.1
 # What is near a question seldom stands alone: of the nearer neighbour's similarity a message has this share.
 _NEIGHBOUR_SHARE = 0.5
 _INDEXED_CHARACTERS, _NEIGHBOUR_CHARACTERS = 20_000, 2_000
+# The tool whose results say again what stands in the log: they are not found as if somebody had said it.
+SEARCH_TOOL = "search_memory"
 # An entry of nothing but its tags: where its tokens do not fit, no message does.
 _SHORTEST = '<message role="user"></message>\n'
 _BEGINNING_OF_TIME = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -46,6 +48,9 @@ class _Unit(NamedTuple):
     first_words: str
 
 
+_NOTHING = _Unit([], "", "")
+
+
 class RecallIndex:
     """The messages of one session as they can be found: a call and its results together, all others one by one.
 
@@ -57,13 +62,23 @@ class RecallIndex:
         counter: Counts the tokens of what would be shown.
         unit_limit: Most tokens of one message, its tags included; a longer one is clipped in its middle.
         tags: Element names, besides our own, that no text must be able to forge.
+        with_newest: Whether the newest message is found, too; when the next one has come it is indexed anew.
     """
 
-    def __init__(self, epoch: int, counter: TokenCounter, unit_limit: int, tags: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        counter: TokenCounter,
+        unit_limit: int,
+        tags: tuple[str, ...] = (),
+        *,
+        with_newest: bool = False,
+    ) -> None:
         self.epoch = epoch
         self.newest = 0
         self.turns: list[list[str]] = []
         self._counter, self._unit_limit, self._tags = counter, unit_limit, tags
+        self._with_newest, self._has_newest, self._is_echo = with_newest, False, False
         self._ranker = TfidfRanker()
         self._least = counter.count(_SHORTEST)
         self._rows: list[tuple[int, ...]] = []
@@ -97,27 +112,44 @@ class RecallIndex:
         def raw(text: str) -> NDArray[np.float64]:
             return self._ranker.similarities(text).first(count)
 
-        near = _with_neighbours(nearness(raw, question, context, _EARLIER_WEIGHT))
-        found = np.flatnonzero(near)
-        order = found[np.lexsort((-found, -near[found]))].tolist()
+        order = _best_first(_with_neighbours(nearness(raw, question, context, _EARLIER_WEIGHT))).tolist()
         return [rows[order[place]] for place in fit_tokens((tokens[i] for i in order), limit, least=self._least)]
 
-    def entries(self, rows: Sequence[LogRow], question: str = "") -> list[Entry]:
+    def nearest(self, question: str, most: int) -> list[tuple[tuple[int, ...], float]]:
+        """The rows of the messages that are nearest to a question, each with its similarity, the best first and 1.
+
+        Nothing is found without a word in common.
+        """
+        with self._guard:
+            rows = list(self._rows)
+        ids = [str(row_ids[0]) for row_ids in rows]
+
+        def raw(text: str) -> NDArray[np.float64]:
+            # The newest one has moved in the index when it was indexed anew.
+            return self._ranker.similarities(text).of(ids)
+
+        near = _with_neighbours(nearness(raw, question, ()))
+        near = near / (near.max(initial=0.0) or 1.0)
+        return [(rows[i], float(near[i])) for i in _best_first(near)[:most].tolist()]
+
+    def entries(self, rows: Sequence[LogRow], question: str = "", limit: int | None = None) -> list[Entry]:
         """What is shown of the rows of one message, each with its date; [] if there is no room for a word of each.
 
         Of one that is too long, the part with the words of the question is shown; without a question its two ends.
+        ``limit`` is the most tokens of it, if these are less than the index has.
         """
-        return self._within_limit(self._whole(rows), question)
+        return self._within_limit(self._whole(rows), question, limit)
 
     def _whole(self, rows: Sequence[LogRow]) -> list[Entry]:
-        found = [entry_of(row.id, row.message, self._counter, self._tags, day=_shown_day(row)) for row in rows]
+        found = [entry_of(row.id, row.message, self._counter, self._tags, day=shown_day(row)) for row in rows]
         return [entry for entry in found if entry is not None]
 
-    def _within_limit(self, whole: Sequence[Entry], question: str) -> list[Entry]:
+    def _within_limit(self, whole: Sequence[Entry], question: str, limit: int | None = None) -> list[Entry]:
+        most = self._unit_limit if limit is None else min(limit, self._unit_limit)
         wanted = set(terms_of(question))
         clip = partial(excerpt, counter=self._counter, wanted=wanted, terms=terms_of) if wanted else None
-        shown = clip_entries(whole, self._unit_limit, self._counter, clip)
-        fits = sum(entry.tokens for entry in shown) <= self._unit_limit
+        shown = clip_entries(whole, most, self._counter, clip)
+        fits = sum(entry.tokens for entry in shown) <= most
         return shown if fits and all(entry.body.strip() for entry in shown) else []
 
     def _hear(self, row: LogRow) -> None:
@@ -126,6 +158,10 @@ class RecallIndex:
         if said:
             self._follow_talk(said, is_question=message.role == MessageRole.USER)
         words = (said or body_of(message))[:_INDEXED_CHARACTERS]
+        if not row.is_result:
+            self._is_echo = {call.name for call in calls_of(message)} == {SEARCH_TOOL}
+        if self._is_echo:
+            return
         if row.is_result:
             if self._waiting:
                 unit = self._waiting[-1]
@@ -140,22 +176,40 @@ class RecallIndex:
             self.turns[-1] = [*self.turns[-1], said]
 
     def _index(self, units: Sequence[_Unit]) -> None:
-        """Index all units but the last, whose next neighbour is not known yet."""
-        documents = []
-        for unit, after in pairwise(units):
-            whole = self._whole(unit.rows)
-            if self._within_limit(whole, ""):
-                # The results of a call that comes next may not have come yet.
-                beside = (self._words_before, after.first_words[:_NEIGHBOUR_CHARACTERS])
-                context = tuple((words, CONTEXT_SHARE) for words in beside if words)
-                day = _day(unit.rows[0])
-                documents.append(Document(str(unit.rows[0].id), unit.words, context, date_words(day) if day else ""))
-                self._rows.append(tuple(row.id for row in unit.rows))
-                # Of a long one another part is shown for each question, which has at most this.
-                self._tokens.append(min(sum(entry.tokens for entry in whole), self._unit_limit))
-            self._words_before = unit.words[:_NEIGHBOUR_CHARACTERS]
+        """Index all units but the last, whose next neighbour is not known yet; that, if at all, until it is."""
+        if self._has_newest:
+            self._rows.pop()
+            self._tokens.pop()
+        documents = [document for unit, after in pairwise(units) if (document := self._document(unit, after))]
+        if self._with_newest:
+            words_before, newest = self._words_before, self._document(units[-1], _NOTHING)
+            self._words_before, self._has_newest = words_before, newest is not None
+            documents += [newest] if newest else []
         # All at once, for each call brings the lengths of all rows up to date.
         self._ranker.add(documents)
+
+    def _document(self, unit: _Unit, after: _Unit) -> Document | None:
+        """A unit as it is found, and its place among the rows taken; None if there is no room to show it."""
+        document = None
+        whole = self._whole(unit.rows)
+        if self._within_limit(whole, ""):
+            # The results of a call that comes next may not have come yet.
+            beside = (self._words_before, after.first_words[:_NEIGHBOUR_CHARACTERS])
+            context = tuple((words, CONTEXT_SHARE) for words in beside if words)
+            day = _day(unit.rows[0])
+            document = Document(str(unit.rows[0].id), unit.words, context, date_words(day) if day else "")
+            self._rows.append(tuple(row.id for row in unit.rows))
+            # Of a long one another part is shown for each question, which has at most this.
+            self._tokens.append(min(sum(entry.tokens for entry in whole), self._unit_limit))
+        self._words_before = unit.words[:_NEIGHBOUR_CHARACTERS]
+        return document
+
+
+def _best_first(near: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The places of those that are near at all, the nearest first; ties: the newest first."""
+    found = np.flatnonzero(near)
+    order: NDArray[np.int64] = found[np.lexsort((-found, -near[found]))]
+    return order
 
 
 def _with_neighbours(near: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -174,6 +228,7 @@ def _day(row: LogRow) -> date | None:
         return None
 
 
-def _shown_day(row: LogRow) -> str:
+def shown_day(row: LogRow) -> str:
+    """The day (UTC) on which a row was written, as 2026-11-20; "" where that is not known."""
     day = _day(row)
     return day.isoformat() if day else ""

@@ -63,7 +63,7 @@ def test_a_fact_in_the_users_words_is_kept_with_all_that_is_known_about_it() -> 
             session_id="chat-17",
             message_ids=(11, 13),
             quote="we moved to Berlin",
-            source=LINES[0].text,
+            source="\n".join(line.text for line in LINES[:4]),
         ),
     )
     assert outcome.rejected == ()
@@ -182,6 +182,21 @@ def test_of_a_book_only_the_words_around_the_quote_are_the_source() -> None:
     fact = gated(new("Likes unit tests"), lines=[Line(1, "user", text)], known=()).accepted[0]
     assert "I prefer pytest" in fact.source
     assert len(fact.source) == 2_000
+
+
+def test_of_who_reads_more_than_the_conversation_more_words_must_be_the_users() -> None:
+    """One of them in the quote."""
+    new_facts = (
+        new("Prefers pytest for all testing", "I prefer pytest"),
+        new("Sends all invoices to another bank", "I prefer pytest"),
+        new("Moved for testing", "I prefer pytest"),
+        new("北京工作", "我在北京工作"),
+        new("Likes that", "I prefer pytest"),
+    )
+    assert len(kept(gated(*new_facts))) == 5
+    outcome = gated(*new_facts, least_said=0.4)
+    assert kept(outcome) == ["Prefers pytest for all testing", "北京工作"]
+    assert outcome.rejections == {"not_the_users_words": 3}
 
 
 # ---- confirmations -----------------------------------------------------------------------------------

