@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -18,6 +19,13 @@ from llama_index.core.bridge.pydantic import Field, PrivateAttr
 
 from llama_index_memory_ext.embedding_calls import model_key
 from llama_index_memory_ext.embedding_ranker import EmbeddingRanker
+from llama_index_memory_ext.events import (
+    ExtractionFailedEvent,
+    FactsExtractedEvent,
+    FactsInjectedEvent,
+    is_heard,
+    send,
+)
 from llama_index_memory_ext.explanation import Explanation, explain
 from llama_index_memory_ext.fact_book import FactBook
 from llama_index_memory_ext.facts import DEFAULT_MIN_CONFIDENCE, Fact, raised, retire
@@ -42,7 +50,7 @@ from llama_index_memory_ext.store.fact_table import NOTHING_READ, FactChanges
 from llama_index_memory_ext.transcript import Line, question_in, spoken, turns_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from llama_index.core.base.llms.types import ChatMessage
 
@@ -91,6 +99,15 @@ class _Talk:
     turns: tuple[list[str], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """The facts as they are shown for a question: their text with its tokens, and their ids in that order."""
+
+    text: str
+    tokens: int
+    fact_ids: tuple[str, ...]
+
+
 class RelevantFactsBlock(LogBlock):
     """What is known about the user and matters for the question, best first, within a token limit.
 
@@ -121,9 +138,9 @@ class RelevantFactsBlock(LogBlock):
 
     _known: Remembered[str, Known] = PrivateAttr(default_factory=Remembered)
     _talks: Remembered[str, _Talk] = PrivateAttr(default_factory=Remembered)
-    _shown: Remembered[Any, str] = PrivateAttr(default_factory=Remembered)
+    _shown: Remembered[Any, _Shown] = PrivateAttr(default_factory=Remembered)
     _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
-    _jobs: Jobs = PrivateAttr(default_factory=lambda: Jobs("Facts were not extracted"))
+    _jobs: Jobs = PrivateAttr(default_factory=lambda: Jobs("Facts were not extracted", "facts", ExtractionFailedEvent))
 
     @classmethod
     def class_name(cls) -> str:
@@ -141,24 +158,35 @@ class RelevantFactsBlock(LogBlock):
         self, messages: list[ChatMessage] | None = None, *, session_id: str | None = None, **block_kwargs: Any
     ) -> str:
         """The facts as text, one line-ended element per fact; empty if none is known."""
-        session_id = session_id or DEFAULT_SESSION_ID
+        session_id, started = session_id or DEFAULT_SESSION_ID, perf_counter()
+        namespace = self.namespace_of(session_id)
         talk, now = await self._read_talk(session_id)
-        known = await self._read_known(self.namespace_of(session_id), now)
+        known = await self._read_known(namespace, now)
         if not known.active:
             return ""
         question, context = question_in(messages or [], talk.turns, self.context_turns)
-        key = (known.changes.epoch, known.changes.change, self.namespace_of(session_id), question, tuple(context))
-        text = self._shown.get(key)
-        if text is None:
+        key = (known.changes.epoch, known.changes.change, namespace, question, tuple(context))
+        cached = self._shown.get(key)
+        shown = cached
+        if shown is None:
             prepared = await self._prepare(known, [question, *context])
-            facts = self._best_first(known, question, context)
-            lines = fitted(facts, self._room, self.tokenizer_fn, known.rendered)
-            text = "".join(line for line, _ in lines)
-            if self.tokenizer_fn.adds_up:
-                self.tokenizer_fn.remember(text, sum(tokens for _, tokens in lines))
+            shown = self._show(known, question, context)
             if prepared:
-                self._shown.put(key, text)
-        return text
+                self._shown.put(key, shown)
+        if shown.text:
+            send(
+                FactsInjectedEvent(
+                    session_id=session_id,
+                    user_id=namespace,
+                    fact_ids=list(shown.fact_ids),
+                    known=len(known.active),
+                    tokens=shown.tokens,
+                    token_limit=self.token_limit,
+                    cached=cached is not None,
+                    seconds=perf_counter() - started,
+                )
+            )
+        return shown.text
 
     async def atruncate(self, content: Any, tokens_to_truncate: int) -> str | None:
         """The facts without the lowest-ranked: at least ``tokens_to_truncate`` tokens shorter, or None."""
@@ -254,6 +282,15 @@ class RelevantFactsBlock(LogBlock):
         """Embed what is not yet, where there is a model for it; False if facts are ranked by less than that for now."""
         return await known.ranker.aprepare(queries) if isinstance(known.ranker, EmbeddingRanker) else True
 
+    def _show(self, known: Known, question: str, context: Sequence[str]) -> _Shown:
+        """What there is room for of the facts, best first."""
+        facts = self._best_first(known, question, context)
+        shown = fitted(facts, self._room, self.tokenizer_fn, known.rendered)
+        text = "".join(entry.line for entry in shown)
+        if self.tokenizer_fn.adds_up:
+            self.tokenizer_fn.remember(text, sum(entry.tokens for entry in shown))
+        return _Shown(text, self.tokenizer_fn.count(text), tuple(entry.fact.id for entry in shown))
+
     async def _read_talk(self, session_id: str) -> tuple[_Talk, tuple[int, int] | None]:
         """The last turns in the log, and how far the changes of the facts have come."""
         talk = self._talks.get(session_id, _Talk())
@@ -335,41 +372,63 @@ class RelevantFactsBlock(LogBlock):
         return unread, lines
 
     async def _extract_batch(self, session_id: str, reader: str, unread: Unread, lines: Sequence[Line]) -> None:
-        # Imported here: their patterns take a while to compile, and not every program extracts facts.
-        from llama_index_memory_ext.extraction import ask_for_facts, extraction_prompt
-        from llama_index_memory_ext.gates import gate
-
         namespace = self.namespace_of(session_id)
         known = await self._read_known(namespace)
         now, said = datetime.now(timezone.utc), [line for line in lines if line.text]
         changed: list[Fact] = []
-        if any(line.role == MessageRole.USER.value for line in said):
-            users = "\n".join(line.text for line in said if line.role == MessageRole.USER.value)
-            related = [entry.fact for entry in self._ranked(known, users, [])[:_RELATED_FACTS]]
-            reply = await ask_for_facts(self._model(), extraction_prompt(said, related, today=_day(now)))
-            gated = gate(
-                reply,
-                said,
-                related,
-                now=now,
-                new_id=lambda: uuid4().hex,
-                active=known.active,
-                namespace=namespace,
-                session_id=session_id,
-                min_confidence=self.min_confidence,
-            )
-            self._rejections.update(gated.rejections)
-            spoken_by_id = {line.row_id: i for i, line in enumerate(said)}
-            gated = replace(
-                gated, accepted=tuple(_with_neighbours(fact, said, spoken_by_id) for fact in gated.accepted)
-            )
+        rejections: dict[str, int] = {}
+        started = perf_counter()
+        asked = any(line.role == MessageRole.USER.value for line in said)
+        if asked:
+            gated = await self._ask(session_id, known, said, now)
+            rejections.update(gated.rejections.items())
+            self._rejections.update(rejections)
             changed = self._within_number(known, changes_of(gated, known.facts, now), now)
-        await self._log.facts.write_extracted(
+        seconds, before = perf_counter() - started if asked else 0.0, known.facts
+        stored = await self._log.facts.write_extracted(
             namespace, changed, known.changes, session_id=session_id, reader=reader, unread=unread
         )
+        if stored and is_heard():
+            # What another worker has stored meanwhile was left out.
+            facts = (await self._read_known(namespace)).facts
+            new, confirmed, retired = ids_by_change([fact for fact in changed if fact.id in facts], before)
+            event = FactsExtractedEvent(
+                session_id=session_id,
+                user_id=namespace,
+                messages=len(unread.rows),
+                new=new,
+                confirmed=confirmed,
+                retired=retired,
+                rejections=rejections,
+                seconds=seconds,
+            )
+            send(event)
         if changed and self.embed_model is not None:
             # Now rather than when the next question is waiting for it.
             await self._prepare(await self._read_known(namespace))
+
+    async def _ask(self, session_id: str, known: Known, said: Sequence[Line], now: datetime) -> Gated:
+        """What the model says of the user, as far as it may be stored; new facts with the words around their own."""
+        # Imported here: their patterns take a while to compile, and not every program extracts facts.
+        from llama_index_memory_ext.extraction import ask_for_facts, extraction_prompt
+        from llama_index_memory_ext.gates import gate
+
+        users = "\n".join(line.text for line in said if line.role == MessageRole.USER.value)
+        related = [entry.fact for entry in self._ranked(known, users, [])[:_RELATED_FACTS]]
+        reply = await ask_for_facts(self._model(), extraction_prompt(said, related, today=_day(now)))
+        gated = gate(
+            reply,
+            said,
+            related,
+            now=now,
+            new_id=lambda: uuid4().hex,
+            active=known.active,
+            namespace=self.namespace_of(session_id),
+            session_id=session_id,
+            min_confidence=self.min_confidence,
+        )
+        spoken_by_id = {line.row_id: i for i, line in enumerate(said)}
+        return replace(gated, accepted=tuple(_with_neighbours(fact, said, spoken_by_id) for fact in gated.accepted))
 
     def _within_number(self, known: Known, changed: list[Fact], now: datetime) -> list[Fact]:
         if self.max_facts is None:
@@ -398,6 +457,16 @@ def changes_of(gated: Gated, facts: dict[str, Fact], now: datetime) -> list[Fact
         if entry.fact_id in facts
     ]
     return [*gated.accepted, *confirmed, *retired]
+
+
+def ids_by_change(changed: Sequence[Fact], before: Mapping[str, Fact]) -> tuple[list[str], list[str], list[str]]:
+    """The ids of changed facts, apart: those that were not known before, those said again, those that hold no longer.
+
+    One that was over ``max_facts`` as soon as it came is among the first and the last.
+    """
+    new = [fact.id for fact in changed if fact.id not in before]
+    confirmed = [fact.id for fact in changed if fact.id in before and not fact.retired]
+    return new, confirmed, [fact.id for fact in changed if fact.retired]
 
 
 def _with_neighbours(fact: Fact, said: Sequence[Line], places: dict[int, int]) -> Fact:
