@@ -108,6 +108,15 @@ class _Shown:
     fact_ids: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Learned:
+    """The facts as they are after a part of the conversation, what of the reply was rejected, and how long it took."""
+
+    changed: tuple[Fact, ...] = ()
+    rejections: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
 class RelevantFactsBlock(LogBlock):
     """What is known about the user and matters for the question, best first, within a token limit.
 
@@ -374,38 +383,45 @@ class RelevantFactsBlock(LogBlock):
     async def _extract_batch(self, session_id: str, reader: str, unread: Unread, lines: Sequence[Line]) -> None:
         namespace = self.namespace_of(session_id)
         known = await self._read_known(namespace)
-        now, said = datetime.now(timezone.utc), [line for line in lines if line.text]
-        changed: list[Fact] = []
-        rejections: dict[str, int] = {}
-        started = perf_counter()
-        asked = any(line.role == MessageRole.USER.value for line in said)
-        if asked:
-            gated = await self._ask(session_id, known, said, now)
-            rejections.update(gated.rejections.items())
-            self._rejections.update(rejections)
-            changed = self._within_number(known, changes_of(gated, known.facts, now), now)
-        seconds, before = perf_counter() - started if asked else 0.0, known.facts
+        learned = await self._learn(session_id, known, [line for line in lines if line.text])
+        before = known.facts
         stored = await self._log.facts.write_extracted(
-            namespace, changed, known.changes, session_id=session_id, reader=reader, unread=unread
+            namespace, learned.changed, known.changes, session_id=session_id, reader=reader, unread=unread
         )
         if stored and is_heard():
-            # What another worker has stored meanwhile was left out.
-            facts = (await self._read_known(namespace)).facts
-            new, confirmed, retired = ids_by_change([fact for fact in changed if fact.id in facts], before)
-            event = FactsExtractedEvent(
+            await self._tell(session_id, len(unread.rows), learned, before)
+        if learned.changed and self.embed_model is not None:
+            # Now rather than when the next question is waiting for it.
+            await self._prepare(await self._read_known(namespace))
+
+    async def _learn(self, session_id: str, known: Known, said: Sequence[Line]) -> _Learned:
+        """What changes by a part of the conversation; no model is asked where the user has said nothing."""
+        if not any(line.role == MessageRole.USER.value for line in said):
+            return _Learned()
+        now, started = datetime.now(timezone.utc), perf_counter()
+        gated = await self._ask(session_id, known, said, now)
+        rejections = Counter[str](rejection.reason for rejection in gated.rejected)
+        self._rejections.update(rejections)
+        changed = self._within_number(known, changes_of(gated, known.facts, now), now)
+        return _Learned(tuple(changed), dict(rejections), perf_counter() - started)
+
+    async def _tell(self, session_id: str, messages: int, learned: _Learned, before: Mapping[str, Fact]) -> None:
+        namespace = self.namespace_of(session_id)
+        # What another worker has stored meanwhile was left out.
+        facts = (await self._read_known(namespace)).facts
+        new, confirmed, retired = ids_by_change([fact for fact in learned.changed if fact.id in facts], before)
+        send(
+            FactsExtractedEvent(
                 session_id=session_id,
                 user_id=namespace,
-                messages=len(unread.rows),
+                messages=messages,
                 new=new,
                 confirmed=confirmed,
                 retired=retired,
-                rejections=rejections,
-                seconds=seconds,
+                rejections=learned.rejections,
+                seconds=learned.seconds,
             )
-            send(event)
-        if changed and self.embed_model is not None:
-            # Now rather than when the next question is waiting for it.
-            await self._prepare(await self._read_known(namespace))
+        )
 
     async def _ask(self, session_id: str, known: Known, said: Sequence[Line], now: datetime) -> Gated:
         """What the model says of the user, as far as it may be stored; new facts with the words around their own."""
