@@ -36,7 +36,7 @@ ROWS = (
         "transcript",
         "window",
     },
-    {"clipping", "extraction", "gates", "ranking", "store", "summary", "units", "verbatim"},
+    {"clipping", "extraction", "gates", "ranking", "stats", "store", "summary", "units", "verbatim"},
     {"embedding_ranker", "explanation", "fact_book", "recall", "trimming"},
     {"log_block"},
     {"condensed_settings", "log_recall"},

@@ -33,6 +33,7 @@ from llama_index_memory_ext.store.engine import (
     place_of,
 )
 from llama_index_memory_ext.store.fact_table import FactTable, define_facts
+from llama_index_memory_ext.store.log_counts import LogCounts
 from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, FACTS, LOG, Statements, define_cursors, define_rows
 from llama_index_memory_ext.transcript import RESULT_ROLES, storable
 
@@ -145,6 +146,7 @@ class MemoryStore(SQLAlchemyChatStore):
     _cursors: Table = PrivateAttr()
     _facts: FactTable = PrivateAttr()
     _embeddings: EmbeddingTable = PrivateAttr()
+    _counts: LogCounts = PrivateAttr()
     _statements: Statements = PrivateAttr()
     _owns_engine: bool = PrivateAttr(default=False)
     _ready: bool = PrivateAttr(default=False)
@@ -179,6 +181,7 @@ class MemoryStore(SQLAlchemyChatStore):
         facts, embeddings = define_facts(table_name, self._metadata), define_embeddings(table_name, self._metadata)
         self._embeddings = EmbeddingTable(self, embeddings, facts, backend)
         self._facts = FactTable(self, facts, self._embeddings, backend)
+        self._counts = LogCounts(self, self._table, self._cursors, facts)
         self._statements = Statements(self._table, self._cursors, backend)
 
     # ---- what it is --------------------------------------------------------------------------------
@@ -192,6 +195,16 @@ class MemoryStore(SQLAlchemyChatStore):
     def identity(self) -> tuple[str, ...]:
         """What two stores of one process have in common if they keep their rows in the same table."""
         return self._identity
+
+    @property
+    def address(self) -> str:
+        """Where the database is: its address without the password and the options, which may hold one."""
+        return DEFAULT_ASYNC_DATABASE_URI if self._in_memory else self._url.set(query={}).render_as_string()
+
+    @property
+    def counts(self) -> LogCounts:
+        """How much is in this database."""
+        return self._counts
 
     @property
     def _uri_without_password(self) -> str:
