@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import logging
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.base import BaseEvent
-from llama_index_instrumentation.dispatcher import active_instrument_tags
+from llama_index_instrumentation.dispatcher import active_instrument_tags, instrument_tags
 from llama_index_instrumentation.event_handlers import NullEventHandler
 from llama_index_instrumentation.span import active_span_id
 from pydantic import Field
@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 # Whoever wants these events alone adds a handler to the dispatcher of this name; the root's are given them, too.
 dispatcher = get_dispatcher("llama_index_memory_ext")
 
+# Workflows tag each step with its input, which is what the user has said; the run's id is all that we need of theirs.
+_HOSTS_TAGS, _RUN_ID = "llamaindex.", "llamaindex.run_id"
 _NO_ARGUMENTS = inspect.signature(lambda: None).bind()
 
 
@@ -95,7 +97,8 @@ def send(event: MemoryEvent) -> None:
     The dispatcher passes over what a handler raises; this is for all else, such as tags that are none.
     """
     try:
-        dispatcher.event(event)
+        with instrument_tags(tags_without_words()):
+            dispatcher.event(event)
     except Exception as error:  # noqa: BLE001 - whatever it is, an answer is worth more than an event
         logger.warning("%s was not sent (%s).", event.class_name(), type(error).__name__)
 
@@ -111,6 +114,12 @@ def is_heard() -> bool:
         here = here.parent
 
 
+def tags_without_words() -> dict[str, Any]:
+    """The tags of the dispatcher that an event may carry: the caller's own, and the id of a workflow's run."""
+    tags = active_instrument_tags.get()
+    return {key: value for key, value in tags.items() if key == _RUN_ID or not key.startswith(_HOSTS_TAGS)}
+
+
 @contextmanager
 def span(name: str) -> Iterator[None]:
     """A span without a parent around work beside the conversation, whose turn may have ended before.
@@ -119,7 +128,7 @@ def span(name: str) -> Iterator[None]:
     """
     id_ = f"{name}-{uuid4()}"
     token = active_span_id.set(id_)
-    dispatcher.span_enter(id_=id_, bound_args=_NO_ARGUMENTS, tags=active_instrument_tags.get())
+    dispatcher.span_enter(id_=id_, bound_args=_NO_ARGUMENTS, tags=tags_without_words())
     try:
         yield
     finally:
