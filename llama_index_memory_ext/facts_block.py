@@ -182,7 +182,7 @@ class RelevantFactsBlock(LogBlock):
             shown = self._show(known, question, context)
             if prepared:
                 self._shown.put(key, shown)
-        if shown.text:
+        if shown.text and is_heard():
             send(
                 FactsInjectedEvent(
                     session_id=session_id,
