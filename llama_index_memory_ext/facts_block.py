@@ -398,12 +398,12 @@ class RelevantFactsBlock(LogBlock):
         """What changes by a part of the conversation; no model is asked where the user has said nothing."""
         if not any(line.role == MessageRole.USER.value for line in said):
             return _Learned()
-        now, started = datetime.now(timezone.utc), perf_counter()
-        gated = await self._ask(session_id, known, said, now)
+        now = datetime.now(timezone.utc)
+        gated, seconds = await self._ask(session_id, known, said, now)
         rejections = Counter[str](rejection.reason for rejection in gated.rejected)
         self._rejections.update(rejections)
         changed = self._within_number(known, changes_of(gated, known.facts, now), now)
-        return _Learned(tuple(changed), dict(rejections), perf_counter() - started)
+        return _Learned(tuple(changed), dict(rejections), seconds)
 
     async def _tell(self, session_id: str, messages: int, learned: _Learned, before: Mapping[str, Fact]) -> None:
         namespace = self.namespace_of(session_id)
@@ -423,15 +423,22 @@ class RelevantFactsBlock(LogBlock):
             )
         )
 
-    async def _ask(self, session_id: str, known: Known, said: Sequence[Line], now: datetime) -> Gated:
-        """What the model says of the user, as far as it may be stored; new facts with the words around their own."""
+    async def _ask(self, session_id: str, known: Known, said: Sequence[Line], now: datetime) -> tuple[Gated, float]:
+        """What the model says of the user, as far as it may be stored, and the seconds that it took to say it.
+
+        New facts come with the words around their own.
+        """
         # Imported here: their patterns take a while to compile, and not every program extracts facts.
         from llama_index_memory_ext.extraction import ask_for_facts, extraction_prompt
         from llama_index_memory_ext.gates import gate
 
         users = "\n".join(line.text for line in said if line.role == MessageRole.USER.value)
-        related = [entry.fact for entry in self._ranked(known, users, [])[:_RELATED_FACTS]]
+        # Ranking none would load scikit-learn, and stop the event loop for that.
+        ranked = self._ranked(known, users, []) if known.active else []
+        related = [entry.fact for entry in ranked[:_RELATED_FACTS]]
+        started = perf_counter()
         reply = await ask_for_facts(self._model(), extraction_prompt(said, related, today=_day(now)))
+        seconds = perf_counter() - started
         gated = gate(
             reply,
             said,
@@ -444,7 +451,8 @@ class RelevantFactsBlock(LogBlock):
             min_confidence=self.min_confidence,
         )
         spoken_by_id = {line.row_id: i for i, line in enumerate(said)}
-        return replace(gated, accepted=tuple(_with_neighbours(fact, said, spoken_by_id) for fact in gated.accepted))
+        accepted = tuple(_with_neighbours(fact, said, spoken_by_id) for fact in gated.accepted)
+        return replace(gated, accepted=accepted), seconds
 
     def _within_number(self, known: Known, changed: list[Fact], now: datetime) -> list[Fact]:
         if self.max_facts is None:
