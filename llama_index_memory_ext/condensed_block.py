@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.bridge.pydantic import PrivateAttr
 
 from llama_index_memory_ext.condensed_settings import CondensedSettings
 from llama_index_memory_ext.errors import StoreError
+from llama_index_memory_ext.events import HistoryCondensedEvent, SummaryFailedEvent, is_heard, send
 from llama_index_memory_ext.jobs import Jobs
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, Remembered
 from llama_index_memory_ext.log_recall import LogRecall
@@ -34,11 +36,27 @@ _NOTHING_KEPT = Kept()
 
 
 class _Front(NamedTuple):
-    """What stands in front of the messages: the first instructions, and what was made of the rows left behind."""
+    """What stands in front of the messages: the first instructions, and what was made of the rows left behind.
+
+    The summary is of ``summarised`` messages; what has left before there was one is not in it.
+    """
 
     system: Entry | None = None
     summary: str = ""
     summary_text: str = ""
+    summarised: int = 0
+
+
+class RecordSize(NamedTuple):
+    """How large a record is: its tokens without the element around it, and the messages that it shows word for word.
+
+    ``summary_tokens`` are those of the summary within it, which is of ``summarised`` messages.
+    """
+
+    tokens: int = 0
+    verbatim: int = 0
+    summary_tokens: int = 0
+    summarised: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +106,9 @@ class CondensedMemoryBlock(CondensedSettings):
     _windows: Remembered[str, _Window] = PrivateAttr(default_factory=Remembered)
     _recall: LogRecall = PrivateAttr(default_factory=LogRecall)
     _search: LogSearch = PrivateAttr(default_factory=LogSearch)
-    _jobs: Jobs = PrivateAttr(default_factory=lambda: Jobs("Earlier messages were not summarised"))
+    _jobs: Jobs = PrivateAttr(
+        default_factory=lambda: Jobs("Earlier messages were not summarised", "summary", SummaryFailedEvent)
+    )
 
     @classmethod
     def class_name(cls) -> str:
@@ -149,10 +169,25 @@ class CondensedMemoryBlock(CondensedSettings):
             tags=(self.name,),
         )
 
+    async def ameasure(self, session_id: str = DEFAULT_SESSION_ID) -> RecordSize:
+        """How large the record of a session would be now, without what is recalled; nothing is cut for it."""
+        window = await self._read(session_id)
+        limits, kept, front = window.limits, window.kept, window.front
+        if limits.is_over(kept.all):
+            window = window.showing(Kept(None, limits.cap(kept.all)) if self.summarize else limits.cut(kept))
+        if not self._has_room(window):
+            return RecordSize(summarised=front.summarised)
+        shown = len(limits.shown(window.kept.all)) + (front.system is not None)
+        return RecordSize(window.tokens, shown, self.tokenizer_fn.count(front.summary_text), front.summarised)
+
     async def stop_jobs(self) -> None:
         """End what is under way in this event loop; it is taken up again by whoever comes next."""
         await self._recall.aclose()
         await super().stop_jobs()
+
+    @property
+    def _all_jobs(self) -> tuple[Jobs, ...]:
+        return (self._jobs, self._recall.jobs)
 
     # ---- reading -----------------------------------------------------------------------------------
 
@@ -229,7 +264,7 @@ class CondensedMemoryBlock(CondensedSettings):
         summary = str(state.get("summary") or "")
         system = window.front.system
         text = summary_element(summary, self._limit_of_summary(system), self.tokenizer_fn, (self.name,))
-        front = _Front(system, summary, text)
+        front = _Front(system, summary, text, int(state.get("summarised") or 0))
         end = entry_from(position, state["partial"], self.tokenizer_fn) if state.get("partial") else None
         return replace(window, front=front, limits=self._limits(system, text), kept=Kept(end))
 
@@ -262,10 +297,12 @@ class CondensedMemoryBlock(CondensedSettings):
         if kept == window.kept:
             # A call with more results than messages are allowed is kept whole.
             return window
-        if await self._move(session_id, window, kept.position, window.front.summary, kept):
-            window = window.showing(kept, seen=replace(window.seen, position=kept.position))
-            self._windows.put(session_id, window)
-            return window
+        started = perf_counter()
+        if await self._move(session_id, window, kept.position, window.front, kept):
+            after = window.showing(kept, seen=replace(window.seen, position=kept.position))
+            self._windows.put(session_id, after)
+            await self._tell(session_id, window, after, perf_counter() - started)
+            return after
         # Another worker has cut, or the database is busy: show what there is, within the limit.
         window = await self._read(session_id)
         return window.showing(window.limits.cut(window.kept))
@@ -279,9 +316,10 @@ class CondensedMemoryBlock(CondensedSettings):
         self._windows.put(session_id, window)
         return window
 
-    async def _move(self, session_id: str, window: _Window, position: int, summary: str, kept: Kept | None) -> bool:
+    async def _move(self, session_id: str, window: _Window, position: int, front: _Front, kept: Kept | None) -> bool:
         """Move the cursor, and store what stands in front of the messages from then on."""
-        state = {"summary": summary, "partial": kept.end.text if kept and kept.end else ""}
+        partial = kept.end.text if kept and kept.end else ""
+        state = {"summary": front.summary, "partial": partial, "summarised": front.summarised}
         seen = window.seen
         return await self._log.move_cursor(
             session_id,
@@ -292,9 +330,31 @@ class CondensedMemoryBlock(CondensedSettings):
             state=state if any(state.values()) else None,
         )
 
+    async def _tell(
+        self, session_id: str, before: _Window, after: _Window, seconds: float, *, summarised: bool = False
+    ) -> None:
+        old, new = before.seen.position, after.seen.position
+        if new <= old or not is_heard():
+            return
+        send(
+            HistoryCondensedEvent(
+                session_id=session_id,
+                messages=await self._log.counts.between(session_id, old, new),
+                tokens_before=before.tokens,
+                tokens_after=after.tokens,
+                summarised=summarised,
+                summary_tokens=self.tokenizer_fn.count(after.front.summary_text),
+                position=new,
+                seconds=seconds,
+            )
+        )
+
+    def _has_room(self, window: _Window) -> bool:
+        return window.tokens <= self._room - self.recall_token_limit
+
     def _render(self, window: _Window, earlier: str) -> str:
         room, counter = self._room, self.tokenizer_fn
-        if window.tokens > room - self.recall_token_limit:
+        if not self._has_room(window):
             return ""
         text = window.text + earlier
         if counter.adds_up:
@@ -308,23 +368,25 @@ class CondensedMemoryBlock(CondensedSettings):
 
     async def _summarise(self, session_id: str) -> None:
         """Sum up what has no room in the record, a batch at a time; each is stored and left behind in one step."""
-        while True:
-            window = await self._read(session_id)
-            if not (window.behind or window.limits.is_over(window.kept.all)):
-                return
+        window = await self._read(session_id)
+        while window.behind or window.limits.is_over(window.kept.all):
             kept = window.limits.cut(window.kept, low=True)
             if not kept.all or kept.position <= window.seen.position:
                 return
-            await self._summarise_batch(session_id, window, kept)
+            started = perf_counter()
+            stored = await self._summarise_batch(session_id, window, kept)
+            before, window = window, await self._read(session_id)
+            if stored:
+                await self._tell(session_id, before, window, perf_counter() - started, summarised=True)
 
-    async def _summarise_batch(self, session_id: str, window: _Window, kept: Kept) -> None:
-        """Extend the summary by the oldest messages in front of those that are kept."""
+    async def _summarise_batch(self, session_id: str, window: _Window, kept: Kept) -> bool:
+        """Extend the summary by the oldest messages in front of those that are kept; whether it was stored."""
         # Imported here: its patterns take a while to compile, and not every program sums up.
         from llama_index_memory_ext.summary import ask_for_summary, batch_of
 
         unread = await self._log.read_unread(session_id, self.name, limit=_SUMMARISED_ROWS)
         if (unread.epoch, unread.position) != (window.seen.epoch, window.seen.position):
-            return
+            return False
         leaving = [row for row in unread.rows if row.id <= kept.position]
         there_is_more = len(leaving) == _SUMMARISED_ROWS
         if there_is_more:
@@ -342,10 +404,13 @@ class CondensedMemoryBlock(CondensedSettings):
             summary = await ask_for_summary(
                 self._model(), summary, entries, token_limit=limit, counter=self.tokenizer_fn
             )
-        if not await self._move(session_id, window, position, summary, kept if is_last else None):
-            now, _ = await self._log.read_state(session_id, self.name)
-            if now == window.seen.position:
-                raise StoreError("The database was too busy to store a summary; it is made anew.")
+        front = window.front._replace(summary=summary, summarised=window.front.summarised + taken)
+        if await self._move(session_id, window, position, front, kept if is_last else None):
+            return True
+        now, _ = await self._log.read_state(session_id, self.name)
+        if now == window.seen.position:
+            raise StoreError("The database was too busy to store a summary; it is made anew.")
+        return False
 
     # ---- recalling ---------------------------------------------------------------------------------
 

@@ -6,7 +6,10 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
+
+from llama_index_memory_ext.events import JobFailedEvent, send, span
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -14,6 +17,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LONGEST_PAUSE_SECONDS = 300.0
+# The pause is at its longest long before; 2 to the power of some days' failures is no float any more.
+_MOST_DOUBLINGS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a job has failed: how often in a row, the type of the last error, and when that was (UTC).
+
+    It is not tried again before ``retry_at``; None: whoever comes next tries again.
+    """
+
+    failures: int
+    error: str
+    at: datetime
+    retry_at: datetime | None = None
 
 
 @dataclass
@@ -28,14 +46,17 @@ class _Job:
 
 @dataclass
 class Jobs:
-    """The jobs of one block, and how often each session has failed. A copy of it begins without any.
+    """The jobs of one block, and how each session has failed of late. A copy of it begins without any.
 
-    ``failed`` is what the log says of a failure: "Facts were not extracted".
+    ``failed`` is what the log says of a failure: "Facts were not extracted". ``event`` is sent then. ``name`` is in the
+    names of the spans around the work.
     """
 
     failed: str
+    name: str = "job"
+    event: type[JobFailedEvent] | None = None
     jobs: dict[tuple[int, str], _Job] = field(default_factory=dict)
-    failures: dict[str, tuple[int, float]] = field(default_factory=dict)
+    failures: dict[str, tuple[Failure, float]] = field(default_factory=dict)
 
     def start(self, session_id: str, work: Callable[[str], Awaitable[None]], pause_seconds: float) -> None:
         """Work in the background; if that is under way already, once more afterwards."""
@@ -48,9 +69,15 @@ class Jobs:
         job = self.jobs[here] = _Job(task)
         task.add_done_callback(lambda _: self._forget(here, job))
 
+    def failure_of(self, session_id: str) -> Failure | None:
+        """How the work for this session has failed since it last succeeded; None if it has not."""
+        failure, _ = self.failures.get(session_id, (None, 0.0))
+        return failure
+
     def failures_of(self, session_id: str) -> int:
         """How often the work for this session has failed since it last succeeded."""
-        return self.failures.get(session_id, (0, 0.0))[0]
+        failure = self.failure_of(session_id)
+        return failure.failures if failure else 0
 
     async def wait(self, session_id: str) -> None:
         """Wait until the job of a session has ended; one that pauses after a failure is ended."""
@@ -64,10 +91,7 @@ class Jobs:
     async def finish(self, session_id: str, work: Callable[[str], Awaitable[None]]) -> None:
         """Work to the end now, behind what is under way; a failure is logged, and left to whoever comes next."""
         await self.wait(session_id)
-        try:
-            await work(session_id)
-        except Exception as error:  # noqa: BLE001 - the same as in the background
-            log_failure(self.failed, session_id, error, "the next start of this session's memory tries again")
+        await self._attempt(session_id, work, None)
 
     async def stop(self) -> None:
         """End all jobs of this event loop."""
@@ -89,31 +113,52 @@ class Jobs:
     async def _run(self, session_id: str, work: Callable[[str], Awaitable[None]], pause_seconds: float) -> None:
         job = self.jobs[_here(session_id)]
         while True:
-            failures, not_before = self.failures.get(session_id, (0, 0.0))
+            _, not_before = self.failures.get(session_id, (None, 0.0))
             if time.monotonic() < not_before:
                 if job.awaited:
                     return
                 job.pausing = True
                 await asyncio.sleep(not_before - time.monotonic())
             job.pausing = job.again = False
+            succeeded = await self._attempt(session_id, work, pause_seconds)
+            if job.awaited and not succeeded:
+                return
+            if succeeded and not job.again:
+                return
+
+    async def _attempt(
+        self, session_id: str, work: Callable[[str], Awaitable[None]], pause_seconds: float | None
+    ) -> bool:
+        """Work once, and remember whether it has failed; without ``pause_seconds`` nobody is about to try again."""
+        with span(f"memory {self.name}"):
             try:
                 await work(session_id)
             except Exception as error:  # noqa: BLE001 - a model may fail in any way, and no turn may suffer from it
-                pause = min(pause_seconds * 2**failures, LONGEST_PAUSE_SECONDS)
-                self.failures[session_id] = (failures + 1, time.monotonic() + pause)
-                log_failure(self.failed, session_id, error, f"trying again in {pause:g} s")
-                if job.awaited:
-                    return
-                continue
-            self.failures.pop(session_id, None)
-            if not job.again:
-                return
+                self._fail(session_id, error, pause_seconds)
+                return False
+        self.failures.pop(session_id, None)
+        return True
+
+    def _fail(self, session_id: str, error: Exception, pause_seconds: float | None) -> None:
+        earlier, not_before = self.failures.get(session_id, (None, 0.0))
+        count, kind, at = self.failures_of(session_id) + 1, type(error).__name__, datetime.now(timezone.utc)
+        if pause_seconds is None:
+            pause, retry_at = None, earlier.retry_at if earlier else None
+            outcome = "the next start of this session's memory tries again"
+        else:
+            pause = min(pause_seconds * 2 ** min(count - 1, _MOST_DOUBLINGS), LONGEST_PAUSE_SECONDS)
+            retry_at, not_before = at + timedelta(seconds=pause), time.monotonic() + pause
+            outcome = f"trying again in {pause:g} s"
+        self.failures[session_id] = Failure(count, kind, at, retry_at), not_before
+        log_failure(self.failed, session_id, error, outcome)
+        if self.event is not None:
+            send(self.event(session_id=session_id, error=kind, failures=count, retry_seconds=pause))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Jobs:
-        return Jobs(self.failed)
+        return Jobs(self.failed, self.name, self.event)
 
-    def __reduce__(self) -> tuple[type[Jobs], tuple[str]]:
-        return Jobs, (self.failed,)
+    def __reduce__(self) -> tuple[type[Jobs], tuple[str, str, type[JobFailedEvent] | None]]:
+        return Jobs, (self.failed, self.name, self.event)
 
 
 def _here(session_id: str) -> tuple[int, str]:

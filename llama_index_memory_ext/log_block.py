@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from llama_index.core.base.llms.types import ChatMessage
 
+    from llama_index_memory_ext.jobs import Failure
+
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -104,6 +106,11 @@ class LogBlock(BaseMemoryBlock[str]):
         """Wait for what is under way beside the session; what pauses after a failure is ended."""
         await self._jobs.wait(session_id)
 
+    def failures_of(self, session_id: str) -> dict[str, Failure]:
+        """How the jobs of a session have failed since each last succeeded, by their names; {} if none has."""
+        found = {jobs.name: jobs.failure_of(session_id) for jobs in self._all_jobs}
+        return {name: failure for name, failure in found.items() if failure is not None}
+
     async def stop_jobs(self) -> None:
         """End what is under way in this event loop; it is taken up again by whoever comes next."""
         await self._jobs.stop()
@@ -117,6 +124,10 @@ class LogBlock(BaseMemoryBlock[str]):
     @abstractmethod
     async def _notice(self, session_id: str) -> None:
         """The log of a session has grown."""
+
+    @property
+    def _all_jobs(self) -> tuple[Jobs, ...]:
+        return (self._jobs,)
 
     def _model(self) -> LLM:
         return self.llm if self.llm is not None else Settings.llm

@@ -38,7 +38,7 @@ class LogRecall:
 
     indexes: Remembered[str, RecallIndex] = field(default_factory=lambda: Remembered(32))
     shown: Remembered[Any, str] = field(default_factory=Remembered)
-    jobs: Jobs = field(default_factory=lambda: Jobs("Earlier messages were not indexed"))
+    jobs: Jobs = field(default_factory=lambda: Jobs("Earlier messages were not indexed", "recall index"))
 
     async def find(
         self,

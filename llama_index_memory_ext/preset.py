@@ -25,6 +25,7 @@ from llama_index_memory_ext.jobs import log_failure
 from llama_index_memory_ext.locks import SharedLock, lock_for
 from llama_index_memory_ext.log_block import LogBlock
 from llama_index_memory_ext.messages_json import messages_from_json, messages_to_json
+from llama_index_memory_ext.stats import MemoryStats
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.tokens import TokenCounter, as_counter
 from llama_index_memory_ext.transcript import body_of, checked_messages, escape_tags, message_tokens
@@ -301,6 +302,39 @@ class CondensedMemory(Memory):
     def facts(self) -> FactBook:
         """What is known about the user: to list, add, change, retire, restore, forget, export and import."""
         return self.facts_block.book(self.session_id)
+
+    async def astats(self) -> MemoryStats:
+        """How much the session holds and shows, and what has failed; all zero where nothing was said yet.
+
+        Some counts by index, and as much of the log as the next question would be shown. Nothing is written.
+        """
+        record, facts, session_id = self.condensed_block, self.facts_block, self.session_id
+        namespace = facts.namespace_of(session_id)
+        size = await record.ameasure(session_id)
+        counts = await self.sql_store.counts.read(
+            session_id, record=record.name, extraction=facts.reader_of(session_id), namespace=namespace
+        )
+        return MemoryStats(
+            session_id=session_id,
+            user_id=namespace,
+            database=self.sql_store.address,
+            messages=counts.messages,
+            active=counts.active,
+            verbatim=size.verbatim,
+            left=counts.left,
+            summarised=size.summarised,
+            record_tokens=size.tokens,
+            summary_tokens=size.summary_tokens,
+            facts=counts.facts,
+            retired=counts.retired,
+            pending=counts.unread if facts.extract_facts else None,
+            failures={**facts.failures_of(session_id), **record.failures_of(session_id)},
+            rejections=facts.rejections,
+        )
+
+    def stats(self) -> MemoryStats:
+        """As ``astats``."""
+        return self._run(self.astats())
 
     async def aflush(self) -> None:
         """Move the last turn into the record too, as the next question would; extract its facts, and sum up."""

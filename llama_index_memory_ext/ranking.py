@@ -292,13 +292,21 @@ def fitted_lines(
     facts: Sequence[Fact], limit: int, counter: TokenCounter, rendered: dict[str, tuple[str, int]] | None = None
 ) -> list[str]:
     """The lines of the facts that fit, in the given order, pinned facts and corrections first."""
-    return [text for text, _ in fitted(facts, limit, counter, rendered)]
+    return [entry.line for entry in fitted(facts, limit, counter, rendered)]
+
+
+class FittedFact(NamedTuple):
+    """A fact that is shown: its line, and the tokens of that."""
+
+    fact: Fact
+    line: str
+    tokens: int
 
 
 def fitted(
     facts: Sequence[Fact], limit: int, counter: TokenCounter, rendered: dict[str, tuple[str, int]] | None = None
-) -> list[tuple[str, int]]:
-    """The same lines, each with its tokens.
+) -> list[FittedFact]:
+    """The same facts, each with its line.
 
     ``rendered`` remembers the line and the tokens of each fact, by its id, from one call to the next.
     """
@@ -318,8 +326,10 @@ def fitted(
     least = counter.count(EMPTY_LINE)
     if not counter.adds_up:
         lines = [line(fact)[0] for fact in facts]
-        return [line(facts[i]) for i in fit(lines, limit, counter, least=least).kept]
-    return [line(facts[i]) for i in fit_tokens((line(fact)[1] for fact in facts), limit, least=least)]
+        kept: Iterable[int] = fit(lines, limit, counter, least=least).kept
+    else:
+        kept = fit_tokens((line(fact)[1] for fact in facts), limit, least=least)
+    return [FittedFact(facts[i], *line(facts[i])) for i in kept]
 
 
 # A text is looked at several times in a row, as a document and as the context of its neighbours.

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import json
 import logging
+import os
 import pickle
 import re
 import subprocess
@@ -527,3 +528,22 @@ async def test_logs_of_a_failed_extraction_name_no_words(
     assert "FactReplyError" in caplog.text
     assert "my secret" not in caplog.text
     await block.aclose()
+
+
+def test_a_first_extraction_does_not_load_what_only_ranking_needs() -> None:
+    """It takes a second, for which the event loop would stand still."""
+    code = (
+        "import sys\n"
+        "from llama_index.core.llms import ChatMessage\n"
+        "from llama_index.llms.openai import OpenAI\n"
+        "from llama_index_memory_ext import CondensedMemory\n"
+        "memory = CondensedMemory.from_defaults(llm=OpenAI(model='gpt-4o-mini', max_retries=0))\n"
+        "memory.put(ChatMessage(role='user', content='Hello.'))\n"
+        "memory.close()\n"
+        "print(memory.facts_block.failures_of(memory.session_id), 'sklearn' in sys.modules)\n"
+    )
+    with serve(learner) as server:
+        environment = {**os.environ, "OPENAI_API_KEY": "sk-test", "OPENAI_API_BASE": server.api_base}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert len(extractions(server.requests)) == 1
+    assert done.stdout == "{} False\n"

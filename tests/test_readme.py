@@ -41,6 +41,28 @@ def test_a_block_of_code_runs(code: str, tmp_path: Path) -> None:
     assert server.refusals == []
 
 
+def test_what_happens_is_printed_and_exported(tmp_path: Path) -> None:
+    """By the two handlers of the README; what was said is in neither."""
+    printing, exporting = [_output(code, tmp_path) for code in BLOCKS if "BaseEventHandler" in code]
+    assert re.findall(r"'class_name': '(\w+)'", printing) == [
+        "FactsInjectedEvent",
+        "FactsInjectedEvent",
+        "FactsExtractedEvent",
+    ]
+    assert "messages  2: 0 active, 2 in the record as they are, 0 have left it" in printing
+    assert re.findall(r'"name": "(\w+)"', exporting) == ["HistoryCondensedEvent"]
+    assert '"memory.messages": 3,' in exporting
+    assert "pytest" not in printing
+    assert "Question" not in exporting
+
+
+def _output(code: str, folder: Path) -> str:
+    with serve(model) as server:
+        environment = {**os.environ, "OPENAI_API_KEY": "sk-test", "OPENAI_API_BASE": server.api_base}
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout
+
+
 def test_the_two_commands_are_the_first_two_blocks_of_shell_code() -> None:
     """Whoever checks the project takes them from there."""
     commands = re.findall(r"^```bash\n(.*?)\n```$", README, flags=re.DOTALL | re.MULTILINE)

@@ -33,6 +33,7 @@ from llama_index_memory_ext.store.engine import (
 )
 from llama_index_memory_ext.store.fact_table import FactTable
 from llama_index_memory_ext.store.forgetting import delete_person, delete_sessions
+from llama_index_memory_ext.store.log_counts import LogCounts
 from llama_index_memory_ext.store.log_rows import LogPage, LogRow, Seen, Unread, message_of, new_row, page_of
 from llama_index_memory_ext.store.schema import Tables, define_tables, make_ready, version_of
 from llama_index_memory_ext.store.sessions import SessionInfo, read_sessions
@@ -83,6 +84,7 @@ class MemoryStore(SQLAlchemyChatStore):
     _tables: Tables = PrivateAttr()
     _facts: FactTable = PrivateAttr()
     _embeddings: EmbeddingTable = PrivateAttr()
+    _counts: LogCounts = PrivateAttr()
     _statements: Statements = PrivateAttr()
     _owns_engine: bool = PrivateAttr(default=False)
     _ready: bool = PrivateAttr(default=False)
@@ -115,6 +117,7 @@ class MemoryStore(SQLAlchemyChatStore):
         self._table, self._metadata = tables.rows, tables.metadata
         self._embeddings = EmbeddingTable(self, tables.embeddings, tables.facts, backend)
         self._facts = FactTable(self, tables.facts, self._embeddings, backend)
+        self._counts = LogCounts(self, tables.rows, tables.cursors, tables.facts)
         self._statements = Statements(tables.rows, tables.cursors, backend)
 
     # ---- what it is --------------------------------------------------------------------------------
@@ -128,6 +131,16 @@ class MemoryStore(SQLAlchemyChatStore):
     def identity(self) -> tuple[str, ...]:
         """What two stores of one process have in common if they keep their rows in the same table."""
         return self._identity
+
+    @property
+    def address(self) -> str:
+        """Where the database is: its address without the password and the options, which may hold one."""
+        return DEFAULT_ASYNC_DATABASE_URI if self._in_memory else self._url.set(query={}).render_as_string()
+
+    @property
+    def counts(self) -> LogCounts:
+        """How much is in this database."""
+        return self._counts
 
     @property
     def _uri_without_password(self) -> str:

@@ -1,0 +1,397 @@
+"""What a memory tells of itself on LlamaIndex's dispatcher."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import pytest
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index_instrumentation import get_dispatcher
+from llama_index_instrumentation.dispatcher import instrument_tags
+from llama_index_instrumentation.event_handlers import BaseEventHandler, NullEventHandler
+from llama_index_instrumentation.span_handlers import BaseSpanHandler, SimpleSpanHandler
+from pydantic import Field
+
+from llama_index_memory_ext.events import (
+    ExtractionFailedEvent,
+    FactsExtractedEvent,
+    FactsInjectedEvent,
+    HistoryCondensedEvent,
+    JobFailedEvent,
+    MemoryEvent,
+    SummaryFailedEvent,
+    is_heard,
+    send,
+)
+from llama_index_memory_ext.facts import Fact, retire
+from llama_index_memory_ext.facts_block import ids_by_change
+from tests.conftest import OpenMemory, StartModel
+from tests.conversation import assistant, record, user
+from tests.openai_server import Message, call, fail, say
+
+OURS = "llama_index_memory_ext"
+PASSWORD = "hunter2"  # noqa: S105 - what is looked for below
+SAYS = re.compile(r"I (like|use) (\w+)")
+E = TypeVar("E", bound=MemoryEvent)
+
+
+class Listener(BaseEventHandler):
+    events: list[Any] = Field(default_factory=list)
+    facts_extracted: asyncio.Event = Field(default_factory=asyncio.Event)
+
+    def handle(self, event: Any, **_: Any) -> None:
+        self.events.append(event)
+        if isinstance(event, FactsExtractedEvent):
+            self.facts_extracted.set()
+
+    def of(self, kind: type[E]) -> list[E]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+class Clumsy(BaseEventHandler):
+    def handle(self, event: Any, **_: Any) -> None:
+        raise RuntimeError(event)
+
+
+@contextmanager
+def attached(handler: BaseEventHandler | BaseSpanHandler[Any], name: str = OURS) -> Iterator[None]:
+    handlers: list[Any] = (
+        get_dispatcher(name).event_handlers
+        if isinstance(handler, BaseEventHandler)
+        else get_dispatcher(name).span_handlers
+    )
+    handlers.append(handler)
+    try:
+        yield
+    finally:
+        handlers.remove(handler)
+
+
+@pytest.fixture
+def heard() -> Iterator[Listener]:
+    listener = Listener()
+    with attached(listener):
+        yield listener
+
+
+def add(a: float, b: float) -> float:
+    """Add two numbers."""
+    return a + b
+
+
+def learner(messages: list[Message], tools: list[str]) -> Message:
+    """Adds in two rounds if it is asked to, reports what is liked and used, and sums up in a few words."""
+    if tools == ["report_facts"]:
+        return report(messages[-1]["content"])
+    if "running summary" in str(messages[0]["content"]):
+        return say("They talked about tools, and liked them.")
+    rounds = sum(message["role"] == "tool" for message in messages)
+    if rounds < 2 and "Add" in str([m["content"] for m in messages if m["role"] == "user"][-1]).rpartition("\n")[2]:
+        return call((f"call_{rounds}", "add", {"a": 1, "b": rounds}))
+    return say("Fine.")
+
+
+def report(prompt: str) -> Message:
+    known = dict(re.findall(r"^(\d+)\. (.*)$", prompt.partition("<transcript>")[0], flags=re.MULTILINE))
+    said = re.findall(r'<message role="user">(.*?)</message>', prompt, flags=re.DOTALL)
+    found = [
+        {"content": f"{match[1].capitalize()}s {match[2]}", "confidence": 0.9, "quote": match[0], "category": "context"}
+        for text in said
+        for match in SAYS.finditer(text)
+    ]
+    gone = [
+        {"number": int(number), "reason": "It is over.", "quote": match[0]}
+        for text in said
+        for match in re.finditer(r"I do not use (\w+) any more", text)
+        for number, content in known.items()
+        if content == f"Uses {match[1]}"
+    ]
+    guess = [{"content": "Lives in Paris", "confidence": 0.9, "quote": "I live in Paris", "category": "context"}]
+    new = found + (guess if any("guess" in text for text in said) else [])
+    return call(("call_1", "report_facts", {"new_facts": new, "confirmed": [], "retired": gone}))
+
+
+async def test_the_facts_of_the_event_are_those_of_the_prompt(
+    open_memory: OpenMemory, start_model: StartModel, heard: Listener
+) -> None:
+    """In their order; a turn with two rounds of tools asks for them four times, and ranks them once."""
+    llm, server = start_model(learner)
+    memory = open_memory(user_id="ann", extract_facts=False)
+    for content in ("Likes tea", "Adds numbers all day", "Lives in Paris"):
+        await memory.facts.aadd(content, confidence=0.9)
+    retired = await memory.facts.aadd("Adds numbers at night", confidence=0.9)
+    await memory.facts.aretire(retired.id)
+    await FunctionAgent(llm=llm, tools=[add]).run("Add numbers for me.", memory=memory)
+    content_of = {fact.id: fact.content for fact in await memory.facts.alist()}
+    events = heard.of(FactsInjectedEvent)
+    assert [event.cached for event in events] == [False, True, True, True]
+    prompt = server.requests[0][-1]["content"]
+    assert "<fact " in prompt
+    for event in events:
+        assert [content_of[one] for one in event.fact_ids] == re.findall(r"<fact [^>]*>(.*?)</fact>", prompt)
+        assert (event.session_id, event.user_id, event.known, event.token_limit) == ("chat", "ann", 3, 2_000)
+        assert event.tokens == memory.tokenizer_fn.count("".join(re.findall(r"<fact .*\n", prompt)))
+        assert event.seconds > 0
+    assert heard.events == events
+
+
+async def test_nothing_is_told_where_no_fact_is_shown(open_memory: OpenMemory, heard: Listener) -> None:
+    memory = open_memory(facts_token_limit=0)
+    await memory.aput(user("Hello."))
+    await memory.aget()
+    await memory.facts.aadd("Likes tea")
+    await memory.aget()
+    assert heard.events == []
+
+
+async def test_an_extraction_tells_what_became_of_which_fact(
+    open_memory: OpenMemory, start_model: StartModel, heard: Listener
+) -> None:
+    llm, _ = start_model(learner)
+    async with open_memory(user_id="ann", llm=llm) as memory:
+        await memory.aput_messages([user("I like tea. I use Docker."), assistant("Fine.")])
+        await memory.aflush()
+        await memory.aput_messages([user("I like tea. I do not use Docker any more. I use Podman."), assistant("Ok.")])
+        await memory.aput_messages([user("Take a guess where I live.")])
+        await memory.aflush()
+        facts = {fact.content: fact.id for fact in await memory.facts.alist(with_retired=True)}
+        rejections = memory.facts_block.rejections
+    events = heard.of(FactsExtractedEvent)
+    changes = [(set(event.new), event.confirmed, event.retired) for event in events]
+    tea, docker, podman = facts["Likes tea"], facts["Uses Docker"], facts["Uses Podman"]
+    assert changes == [({tea, docker}, [], []), ({podman}, [tea], [docker]), (set(), [], [])]
+    assert [event.messages for event in events] == [2, 2, 1]
+    assert [event.rejections for event in events] == [{}, {"duplicate": 1}, {"quote_not_found": 1}]
+    assert rejections == {"duplicate": 1, "quote_not_found": 1}
+    assert all(event.seconds > 0 and event.user_id == "ann" for event in events)
+
+
+async def test_only_what_is_stored_is_told(open_memory: OpenMemory, start_model: StartModel, heard: Listener) -> None:
+    """Two workers read the same messages at the same time, and one of them stores what it has found."""
+    llm, server = start_model(learner)
+    first, second = open_memory(user_id="ann", llm=llm), open_memory(user_id="ann", llm=llm)
+    await first.sql_store.append("chat", [user("I like tea."), assistant("Fine.")], len)
+    await asyncio.gather(first.facts_block.aflush("chat"), second.facts_block.aflush("chat"))
+    assert [len(event.new) for event in heard.of(FactsExtractedEvent)] == [1]
+    assert len(server.requests) in (1, 2)
+
+
+async def test_of_what_nobody_has_said_no_model_is_asked(open_memory: OpenMemory, heard: Listener) -> None:
+    memory = open_memory(llm=None, extract_facts=True)
+    await memory.sql_store.append("chat", [user(""), assistant("Hello.")], len)
+    await memory.facts_block.aflush("chat")
+    (event,) = heard.of(FactsExtractedEvent)
+    assert (event.messages, event.new, event.seconds) == (2, [], 0)
+
+
+def test_a_fact_over_the_number_is_new_and_retired_at_once() -> None:
+    new, known = Fact(content="a"), Fact(content="b")
+    over = retire(new, "over max_facts", new.created_at)
+    assert ids_by_change([over, known], {known.id: known}) == ([new.id], [known.id], [new.id])
+    assert ids_by_change([], {}) == ([], [], [])
+
+
+async def test_a_cut_tells_how_much_has_left(open_memory: OpenMemory, heard: Listener) -> None:
+    memory = open_memory(max_messages=6, keep_messages=2)
+    for i in range(5):
+        await memory.aput_messages([user(f"question {i}"), assistant(f"answer {i}")])
+        await memory.aget()
+    (event,) = heard.of(HistoryCondensedEvent)
+    shown = record(await memory.condensed_block.aget(session_id="chat"))
+    assert (event.messages, event.summarised, event.summary_tokens) == (6, False, 0)
+    assert [said for _, said in shown] == ["question 3", "answer 3"]
+    assert event.tokens_before == 4 * event.tokens_after
+    assert event.tokens_after == (await memory.condensed_block.ameasure("chat")).tokens
+    assert (event.position, event.session_id) == (6, "chat")
+    assert event.seconds >= 0
+
+
+async def test_a_cut_counts_what_was_never_read_too(open_memory: OpenMemory, heard: Listener) -> None:
+    """A worker that comes to a long log reads only what it can show."""
+    async with open_memory("another") as other:
+        await other.aput_messages([user("Hello."), assistant("Fine.")])
+    memory = open_memory(condensed_token_limit=500)
+    said = [message for i in range(600) for message in (user(f"question {i}"), assistant(f"answer {i}"))]
+    await memory.aput_messages([*said, user("Now?")])
+    await memory.aget()
+    (event,) = heard.of(HistoryCondensedEvent)
+    assert event.messages == len(said) - (await memory.condensed_block.ameasure("chat")).verbatim
+    assert (await memory.astats()).left == event.messages
+
+
+async def test_a_summary_tells_what_it_is_of(open_memory: OpenMemory, start_model: StartModel, heard: Listener) -> None:
+    llm, _ = start_model(learner)
+    memory = open_memory(llm=llm, extract_facts=False, max_messages=6, keep_messages=2, summarize=True)
+    for i in range(5):
+        await memory.aput_messages([user(f"question {i}"), assistant(f"answer {i}")])
+        await memory.aget()
+    await memory.condensed_block.aflush("chat")
+    (event,) = heard.of(HistoryCondensedEvent)
+    size = await memory.condensed_block.ameasure("chat")
+    assert (event.messages, event.summarised, event.summary_tokens) == (6, True, size.summary_tokens)
+    assert 0 < event.summary_tokens < event.tokens_after == size.tokens
+    assert event.seconds > 0
+
+
+async def test_a_failure_is_told_with_its_number_and_its_pause(
+    open_memory: OpenMemory, start_model: StartModel, heard: Listener
+) -> None:
+    """Then what has succeeded: nothing is lost, and counting begins anew."""
+    answers = [fail(500, "I like secrets"), fail(500, "I like secrets")]
+
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        return answers.pop() if answers and tools == ["report_facts"] else learner(messages, tools)
+
+    llm, _ = start_model(model)
+    memory = open_memory(user_id="ann", llm=llm)
+    memory.facts_block.retry_seconds = 0.01
+    await memory.aput_messages([user("I like tea."), assistant("Fine."), user("And?")])
+    await asyncio.wait_for(heard.facts_extracted.wait(), 30)
+    await memory.facts_block.await_jobs("chat")
+    assert memory.facts_block.failures_of("chat") == {}
+    failed = heard.of(ExtractionFailedEvent)
+    assert [(one.failures, one.error, one.retry_seconds) for one in failed] == [
+        (1, "InternalServerError", 0.01),
+        (2, "InternalServerError", 0.02),
+    ]
+    assert [type(event) for event in heard.events] == [
+        ExtractionFailedEvent,
+        ExtractionFailedEvent,
+        FactsExtractedEvent,
+    ]
+    answers += [fail(500, "I like secrets")] * 2
+    await memory.aclose()
+    again = heard.of(ExtractionFailedEvent)[2:]
+    assert [(one.failures, one.retry_seconds) for one in again] == [(1, 0.01), (2, None)]
+
+
+async def test_a_summary_that_fails_is_told(open_memory: OpenMemory, start_model: StartModel, heard: Listener) -> None:
+    llm, _ = start_model(lambda messages, tools: say(""))
+    memory = open_memory(llm=llm, extract_facts=False, max_messages=2, keep_messages=1, summarize=True)
+    await memory.aput_messages([user("One?"), assistant("One."), user("Two?"), assistant("Two."), user("Three?")])
+    await memory.condensed_block.await_jobs("chat")
+    await memory.condensed_block.aflush("chat")
+    events = heard.of(JobFailedEvent)
+    assert {type(event) for event in events} == {SummaryFailedEvent}
+    assert [(event.error, event.failures, event.retry_seconds) for event in events] == [
+        ("SummaryReplyError", 1, 2.0),
+        ("SummaryReplyError", 2, None),
+    ]
+
+
+async def test_each_session_is_told_of_by_its_own_id(
+    open_memory: OpenMemory, start_model: StartModel, heard: Listener
+) -> None:
+    llm, _ = start_model(learner)
+    agent = FunctionAgent(llm=llm)
+    words = {"a": "tea", "b": "milk"}
+    memories = {one: open_memory(one, user_id=f"user {one}", llm=llm) for one in words}
+
+    async def talk(one: str) -> None:
+        await agent.run(f"I like {words[one]}.", memory=memories[one])
+        await memories[one].aflush()
+        await agent.run(f"What do I like, {words[one]}?", memory=memories[one])
+
+    await asyncio.gather(*map(talk, words))
+    for one, memory in memories.items():
+        (fact,) = await memory.facts.alist()
+        mine = [event for event in heard.events if event.session_id == one]
+        assert {event.user_id for event in mine} == {f"user {one}"}
+        assert [event.new for event in mine if isinstance(event, FactsExtractedEvent)] == [[fact.id]]
+        assert {tuple(event.fact_ids) for event in mine if isinstance(event, FactsInjectedEvent)} == {(fact.id,)}
+
+
+async def test_a_handler_that_raises_costs_no_turn_and_no_fact(
+    open_memory: OpenMemory, start_model: StartModel, heard: Listener
+) -> None:
+    """Nor do the others hear less."""
+    llm, server = start_model(learner)
+    agent = FunctionAgent(llm=llm)
+    with attached(Clumsy()), attached(Clumsy(), "root"):
+        async with open_memory(user_id="ann", llm=llm, max_messages=1, keep_messages=1) as memory:
+            await agent.run("I like tea.", memory=memory)
+            await memory.aflush()
+            assert str(await agent.run("What do I like?", memory=memory)) == "Fine."
+            assert [fact.content for fact in await memory.facts.alist()] == ["Likes tea"]
+    assert "Likes tea" in str(server.requests[-1]) or "Likes tea" in str(server.requests)
+    kinds = {FactsExtractedEvent, FactsInjectedEvent, HistoryCondensedEvent}
+    assert kinds <= {type(event) for event in heard.events}
+
+
+def test_an_event_that_cannot_be_sent_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with instrument_tags(5):  # type: ignore[arg-type]
+        send(SummaryFailedEvent(session_id="chat", error="KeyError", failures=1, retry_seconds=None))
+    assert [one.getMessage() for one in caplog.records] == ["SummaryFailedEvent was not sent (AttributeError)."]
+
+
+async def test_nothing_that_was_said_is_in_an_event(
+    open_memory: OpenMemory, start_model: StartModel, heard: Listener, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor a key, nor what a provider has put into its error. Whatever is told can be written as JSON."""
+    words = ["Zwetschge", "Docker", "Podman", "hunter2", "sk-test-key", "Fine", "talked"]
+    answers = [fail(500, "Zwetschge hunter2")]
+
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        return answers.pop() if answers and tools == ["report_facts"] else learner(messages, tools)
+
+    llm, _ = start_model(model)
+    agent = FunctionAgent(llm=llm, tools=[add])
+    options: dict[str, Any] = {"max_messages": 2, "keep_messages": 1, "summarize": True, "recall_token_limit": 200}
+    async with open_memory(user_id="ann", llm=llm, **options) as memory:
+        for said in (
+            "I like Zwetschge.",
+            "I use Docker with hunter2.",
+            "Add Zwetschge.",
+            "I do not use Docker any more.",
+        ):
+            await agent.run(said, memory=memory)
+            await memory.aflush()
+        told = [str(await memory.astats()), (await memory.astats()).model_dump_json(), repr(await memory.astats())]
+    assert {type(event).__name__ for event in heard.events} == {
+        "ExtractionFailedEvent",
+        "FactsExtractedEvent",
+        "FactsInjectedEvent",
+        "HistoryCondensedEvent",
+    }
+    # A step of a workflow is tagged with what it was given, in words.
+    assert {key for event in heard.events for key in event.tags} <= {"llamaindex.run_id"}
+    for event in heard.events:
+        told += [event.model_dump_json(), json.dumps(event.model_dump(mode="json")), repr(event)]
+        assert event.model_dump()["class_name"] == type(event).__name__ == event.class_name()
+    told.append(caplog.text)
+    assert [(word, text) for word in words for text in told if word in text] == []
+
+
+async def test_work_beside_the_conversation_is_a_span_of_its_own(
+    open_memory: OpenMemory, start_model: StartModel, heard: Listener
+) -> None:
+    """The turn's own may have ended by then, and handlers attach events and calls only to spans that are open."""
+    llm, _ = start_model(learner)
+    spans = SimpleSpanHandler()
+    with attached(spans, "root"), instrument_tags({"request": "r-1"}):
+        async with open_memory(llm=llm) as memory:
+            await FunctionAgent(llm=llm).run("I like tea.", memory=memory)
+    (event,) = heard.of(FactsExtractedEvent)
+    assert event.tags == {"request": "r-1"}
+    own = next(one for one in spans.completed_spans if one.id_ == event.span_id)
+    assert own.id_.startswith("memory facts-")
+    assert own.parent_id is None
+    inner = [one.id_.split("-")[0] for one in spans.completed_spans if one.parent_id == own.id_]
+    assert "OpenAI.achat" in inner
+    assert spans.open_spans == {}
+
+
+def test_somebody_listens_when_a_handler_is_anywhere_on_the_way_up() -> None:
+    assert not is_heard()
+    with attached(NullEventHandler()):
+        assert not is_heard()
+    for name in (OURS, "root"):
+        with attached(Listener(), name):
+            assert is_heard()
+    with attached(Listener(), "llama_index.core"):
+        assert not is_heard()

@@ -1,0 +1,273 @@
+"""How much a memory holds, in numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llama_index.core.agent.workflow import FunctionAgent
+from pydantic import ValidationError
+from sqlalchemy import event
+
+from llama_index_memory_ext import CondensedMemory
+from llama_index_memory_ext.jobs import Failure
+from llama_index_memory_ext.stats import MemoryStats
+from tests.conftest import OpenMemory, StartModel
+from tests.conversation import assistant, calling, record, result, user
+from tests.openai_server import Message, call, fail, say
+
+PASSWORD = "hunter2"  # noqa: S105 - what is looked for below
+
+
+def model(messages: list[Message], tools: list[str]) -> Message:
+    """Sums up in a few words, and finds one fact that was said and one that was not."""
+    if tools == ["report_facts"]:
+        said = re.findall(r"I like \w+", messages[-1]["content"])[:1]
+        new = [{"content": one.replace("I like", "Likes"), "confidence": 0.9, "quote": one} for one in said]
+        guess = {"content": "Lives in Paris", "confidence": 0.9, "quote": "I live in Paris"}
+        return call(("call_1", "report_facts", {"new_facts": [*new, guess]}))
+    return say("They talked about what they like." if "running summary" in str(messages[0]["content"]) else "Fine.")
+
+
+def talk(turns: int) -> list[Any]:
+    return [message for i in range(turns) for message in (user(f"I like number{i}."), assistant(f"Fine {i}."))]
+
+
+async def test_before_anything_is_said_all_is_zero_and_nothing_is_made(any_database_uri: str | None) -> None:
+    memory = CondensedMemory.from_defaults("chat", user_id="ann", async_database_uri=any_database_uri)
+    stats = await memory.astats()
+    assert stats == MemoryStats(
+        session_id="chat",
+        user_id="ann",
+        database=stats.database,
+        messages=0,
+        active=0,
+        verbatim=0,
+        left=0,
+        summarised=0,
+        record_tokens=0,
+        summary_tokens=0,
+        facts=0,
+        retired=0,
+        pending=0,
+        failures={},
+        rejections={},
+    )
+    assert not await memory.sql_store.knows("chat")
+    assert await memory.sql_store.get_keys() == []
+    await memory.sql_store.aclose()
+
+
+async def test_the_numbers_are_those_of_the_conversation(any_database_uri: str | None, start_model: StartModel) -> None:
+    """In every database, and in another process as in this one, but for what has failed there."""
+    llm, _ = start_model(model)
+    options: dict[str, Any] = {"user_id": "ann", "llm": llm, "async_database_uri": any_database_uri}
+    memory = CondensedMemory.from_defaults("chat", max_messages=6, keep_messages=2, summarize=True, **options)
+    await memory.aput_messages([*talk(5), user("And now?")])
+    await memory.facts.aadd("Likes tea")
+    await memory.facts.aretire((await memory.facts.aadd("Likes milk")).id)
+    await memory.condensed_block.await_jobs("chat")
+    await memory.facts_block.await_jobs("chat")
+    stats = await memory.astats()
+    assert (stats.messages, stats.active, stats.pending) == (11, 1, 1)
+    assert (stats.left, stats.summarised, stats.verbatim) == (8, 8, 2)
+    assert (stats.facts, stats.retired, stats.rejections) == (2, 1, {"quote_not_found": 1})
+    text = await memory.condensed_block.aget(session_id="chat")
+    assert len(record(text)) == stats.verbatim
+    assert stats.record_tokens == memory.tokenizer_fn.count(text)
+    summary = "<conversation_summary>They talked about what they like.</conversation_summary>\n"
+    assert text.startswith(summary)
+    assert stats.summary_tokens == memory.tokenizer_fn.count(summary)
+    store = None if any_database_uri else memory.sql_store
+    other = CondensedMemory.from_defaults(
+        "chat", max_messages=6, keep_messages=2, summarize=True, chat_store=store, **options
+    )
+    assert await other.astats() == stats.model_copy(update={"rejections": {}})
+    await other.sql_store.aclose()
+    await memory.sql_store.aclose()
+
+
+async def test_what_was_cut_is_not_counted_as_summarised(open_memory: OpenMemory, start_model: StartModel) -> None:
+    """A summary that is made from now on says nothing of what has left before; one that is made no more stays."""
+    llm, _ = start_model(model)
+    options: dict[str, Any] = {"llm": llm, "extract_facts": False, "max_messages": 2, "keep_messages": 1}
+    seen = []
+    for summarize in (False, True, False):
+        memory = open_memory(summarize=summarize, **options)
+        await memory.aput_messages([*talk(2), user("And?")])
+        await memory.condensed_block.await_jobs("chat")
+        await memory.aget()
+        await memory.condensed_block.aflush("chat")
+        stats = await memory.astats()
+        assert stats.pending is None
+        seen.append((stats.left, stats.summarised))
+    # The questions at the end go into the log with what comes next.
+    assert seen == [(3, 0), (8, 5), (13, 5)]
+    assert "none are extracted" in str(stats)
+
+
+async def test_what_fails_is_seen_until_it_succeeds(open_memory: OpenMemory, start_model: StartModel) -> None:
+    answers = [fail(500, "I like secrets")] * 2
+    llm, _ = start_model(lambda messages, tools: answers.pop() if answers else model(messages, tools))
+    memory = open_memory(llm=llm, max_messages=2, keep_messages=1, summarize=True)
+    start = datetime.now(timezone.utc)
+    await memory.aput_messages([*talk(2), user("And?")])
+    for block in (memory.facts_block, memory.condensed_block):
+        await block.await_jobs("chat")
+    stats = await memory.astats()
+    assert list(stats.failures) == ["facts", "summary"]
+    for failure in stats.failures.values():
+        assert (failure.failures, failure.error) == (1, "InternalServerError")
+        assert start <= failure.at <= datetime.now(timezone.utc)
+        assert failure.retry_at == failure.at + timedelta(seconds=2)
+    assert (stats.pending, stats.left) == (5, 0)
+    assert "failed    facts: InternalServerError, once, last at 2" in str(stats)
+    assert "secrets" not in str(stats) + repr(stats)
+    await memory.aflush()
+    stats = await memory.astats()
+    assert (stats.failures, stats.pending, stats.active) == ({}, 0, 0)
+    assert stats.left == stats.summarised > 0
+
+
+async def test_programs_are_given_json(open_memory: OpenMemory, start_model: StartModel) -> None:
+    llm, _ = start_model(lambda messages, tools: fail(500, "down"))
+    memory = open_memory(llm=llm)
+    await memory.aput_messages(talk(1))
+    await memory.aflush()
+    stats = await memory.astats()
+    assert MemoryStats.model_validate_json(stats.model_dump_json()) == stats
+    assert json.loads(json.dumps(stats.model_dump(mode="json")))["failures"]["facts"]["error"] == "InternalServerError"
+    with pytest.raises(ValidationError):
+        stats.messages = 5
+
+
+def test_people_are_given_a_few_lines() -> None:
+    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
+    failure = Failure(3, "TimeoutError", now, now + timedelta(seconds=8))
+    stats = MemoryStats(
+        session_id="chat",
+        user_id="ann",
+        database="sqlite+aiosqlite:///memory.db",
+        messages=22,
+        active=2,
+        verbatim=6,
+        left=14,
+        summarised=12,
+        record_tokens=812,
+        summary_tokens=90,
+        facts=5,
+        retired=1,
+        pending=4,
+        failures={"facts": failure, "summary": Failure(1, "KeyError", now)},
+        rejections={"secret": 1, "echo": 2},
+    )
+    assert str(stats).splitlines() == [
+        "session   chat (user ann) in sqlite+aiosqlite:///memory.db",
+        "messages  22: 2 active, 6 in the record as they are, 14 have left it (12 of these summarised)",
+        "record    812 tokens, of which the summary 90",
+        "facts     5 that hold, 1 retired; 4 messages not read yet; not stored: 2 echo, 1 secret",
+        "failed    facts: TimeoutError, 3 times in a row, last at 2026-01-02 03:04:05 UTC; tried again at 03:04:13",
+        "failed    summary: KeyError, once, last at 2026-01-02 03:04:05 UTC; tried again by whoever comes next",
+    ]
+
+
+@pytest.mark.parametrize("query", ["", f"?password={PASSWORD}"])
+async def test_the_address_of_the_database_has_no_password(query: str) -> None:
+    uri = f"postgresql+asyncpg://me:{PASSWORD}@localhost:1/db{query}"
+    memory = CondensedMemory.from_defaults("chat", async_database_uri=uri)
+    assert memory.sql_store.address == "postgresql+asyncpg://me:***@localhost:1/db"
+
+
+async def test_two_sessions_are_counted_apart(open_memory: OpenMemory) -> None:
+    """And one user's facts together."""
+    first, second = open_memory("a", user_id="ann"), open_memory("b", user_id="ann")
+    await first.aput_messages([*talk(3), user("And?")])
+    await second.aput_messages(talk(1))
+    await first.facts.aadd("Likes tea")
+    assert [(await one.astats()).messages for one in (first, second)] == [7, 2]
+    assert [(await one.astats()).facts for one in (first, second)] == [1, 1]
+    await first.areset()
+    assert [(await one.astats()).messages for one in (first, second)] == [0, 2]
+
+
+def test_the_synchronous_twin_says_the_same(database_uri: str) -> None:
+    memory = CondensedMemory.from_defaults("chat", async_database_uri=database_uri, extract_facts=False)
+    memory.put_messages(talk(2))
+    assert memory.stats() == asyncio.run(memory.astats())
+    assert memory.stats().messages == 4
+    memory.close()
+
+
+async def test_a_long_log_is_counted_and_not_read(open_memory: OpenMemory) -> None:
+    memory = open_memory(max_messages=4)
+    await memory.aput_messages([*talk(2_000), user("And?")])
+    await memory.aget()
+    fetched: list[str] = []
+    engine = await memory.sql_store._engine()
+    event.listen(engine.sync_engine, "before_cursor_execute", lambda *args: fetched.append(args[2]))
+    stats = await memory.astats()
+    assert (stats.messages, stats.left, stats.verbatim) == (4_001, 3_998, 2)
+    # The page of the record has nothing new, and all else are counts.
+    assert len(fetched) <= 3
+    assert all("INSERT" not in statement and "UPDATE" not in statement for statement in fetched)
+
+
+@given(
+    turns=st.lists(st.integers(0, 3), max_size=12),
+    limit=st.integers(60, 300),
+    keep=st.sampled_from([0.3, 0.75, 1.0]),
+    partial=st.booleans(),
+    system=st.booleans(),
+)
+@settings(max_examples=20)
+def test_every_message_is_counted_once(turns: list[int], limit: int, keep: float, partial: bool, system: bool) -> None:
+    """Active, in the record, or no longer in it; and the record's tokens are those that it is shown with."""
+
+    async def check() -> None:
+        memory = CondensedMemory.from_defaults(
+            condensed_token_limit=limit,
+            keep_ratio=keep,
+            allow_partial=partial,
+            include_system=system,
+            extract_facts=False,
+        )
+        for i, rounds in enumerate(turns):
+            tools = [
+                message
+                for j in range(rounds)
+                for message in (calling((f"call_{j}", "add", {"a": j})), result(f"call_{j}", "word " * 7))
+            ]
+            await memory.aput_messages([user(f"question {i}"), *tools, assistant("answer " * i + "!")])
+            await memory.aget()
+            stats = await memory.astats()
+            text = await memory.condensed_block.aget(session_id=memory.session_id)
+            assert stats.record_tokens == memory.tokenizer_fn.count(text)
+            assert stats.verbatim == len(record(text))
+            behind = stats.messages - stats.active - stats.left
+            assert 0 <= stats.verbatim <= behind + partial + system
+            assert stats.messages == len(await memory.aget_all())
+        await memory.aclose()
+
+    asyncio.run(check())
+
+
+async def test_an_agent_may_be_asked_for_its_memorys_numbers(open_memory: OpenMemory, start_model: StartModel) -> None:
+    """From within a turn, by a tool."""
+    llm, _ = start_model(
+        lambda messages, tools: (
+            say(str(messages[-1]["content"])) if messages[-1]["role"] == "tool" else call(("call_1", "count", {}))
+        )
+    )
+    memory = open_memory()
+
+    async def count() -> int:
+        """Count the messages."""
+        return (await memory.astats()).messages
+
+    assert str(await FunctionAgent(llm=llm, tools=[count]).run("How many?", memory=memory)) == "1"
