@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from llama_index.core.bridge.pydantic import PrivateAttr
 
 from llama_index_memory_ext.condensed_settings import CondensedSettings
 from llama_index_memory_ext.errors import StoreError
-from llama_index_memory_ext.jobs import Jobs
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, Remembered
 from llama_index_memory_ext.log_recall import LogRecall
 from llama_index_memory_ext.record import entry_from, summary_element, truncated
@@ -84,9 +83,10 @@ class CondensedMemoryBlock(CondensedSettings):
     'condensed_memory'
     """
 
+    _failed: ClassVar[str] = "Earlier messages were not summarised"
+
     _windows: Remembered[str, _Window] = PrivateAttr(default_factory=Remembered)
     _recall: LogRecall = PrivateAttr(default_factory=LogRecall)
-    _jobs: Jobs = PrivateAttr(default_factory=lambda: Jobs("Earlier messages were not summarised"))
 
     @classmethod
     def class_name(cls) -> str:
@@ -127,8 +127,13 @@ class CondensedMemoryBlock(CondensedSettings):
 
     async def stop_jobs(self) -> None:
         """End what is under way in this event loop; it is taken up again by whoever comes next."""
-        await self._recall.aclose()
+        await self._recall.stop()
         await super().stop_jobs()
+
+    async def aclose(self) -> None:
+        """Close the private store with all that it held, and end what is under way there and what is indexed."""
+        await self._recall.stop()
+        await super().aclose()
 
     # ---- reading -----------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import uuid4
 
 from llama_index.core.base.embeddings.base import BaseEmbedding  # noqa: TC002 - pydantic reads it too
@@ -21,7 +21,6 @@ from llama_index_memory_ext.embedding_ranker import EmbeddingRanker
 from llama_index_memory_ext.explanation import Explanation, explain
 from llama_index_memory_ext.fact_book import FactBook
 from llama_index_memory_ext.facts import DEFAULT_MIN_CONFIDENCE, Fact, raised, retire
-from llama_index_memory_ext.jobs import Jobs
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, LogBlock, Remembered
 from llama_index_memory_ext.ranking import (
     CONFIDENCE_WEIGHT,
@@ -119,11 +118,12 @@ class RelevantFactsBlock(LogBlock):
     )
     ranker_factory: Any = Field(default=TfidfRanker, exclude=True, repr=False, description="Makes a FactRanker.")
 
+    _failed: ClassVar[str] = "Facts were not extracted"
+
     _known: Remembered[str, Known] = PrivateAttr(default_factory=Remembered)
     _talks: Remembered[str, _Talk] = PrivateAttr(default_factory=Remembered)
     _shown: Remembered[Any, str] = PrivateAttr(default_factory=Remembered)
     _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
-    _jobs: Jobs = PrivateAttr(default_factory=lambda: Jobs("Facts were not extracted"))
 
     @classmethod
     def class_name(cls) -> str:
@@ -204,10 +204,10 @@ class RelevantFactsBlock(LogBlock):
         return explain(self._ranked(known, question, context), self._room, self.tokenizer_fn)
 
     async def aclose(self) -> None:
-        """End what is under way, and close the private store; what was not extracted stays unread."""
+        """Close the private store, and end what is under way there; what was not extracted stays unread."""
         for known in list(self._known.values()):
             if isinstance(known.ranker, EmbeddingRanker):
-                await known.ranker.aclose()
+                await known.ranker.stop()
         await super().aclose()
 
     def namespace_of(self, session_id: str) -> str:
@@ -217,6 +217,9 @@ class RelevantFactsBlock(LogBlock):
     def reader_of(self, session_id: str) -> str:
         """The name of this block's cursor in a session."""
         return f"{self.name} of {self.namespace_of(session_id)}"
+
+    def _doing(self) -> str:
+        return f"{super()._doing()} of {self.user_id!r}"
 
     @property
     def rejections(self) -> dict[str, int]:
@@ -248,7 +251,9 @@ class RelevantFactsBlock(LogBlock):
         if self.embed_model is None:
             return ranker
         keeper = self._log.embeddings.of(namespace, model_key(self.embed_model))
-        return EmbeddingRanker(self.embed_model, lexical=ranker, keeper=keeper)
+        embedding_ranker = EmbeddingRanker(self.embed_model, lexical=ranker, keeper=keeper)
+        self._log.board.watch(embedding_ranker)
+        return embedding_ranker
 
     async def _prepare(self, known: Known, queries: Sequence[str] = ()) -> bool:
         """Embed what is not yet, where there is a model for it; False if facts are ranked by less than that for now."""

@@ -15,6 +15,9 @@ logger = logging.getLogger(__name__)
 
 LONGEST_PAUSE_SECONDS = 300.0
 
+# An event loop keeps no task alive, and the memory of a web request is gone before its jobs have ended.
+_under_way: set[asyncio.Task[None]] = set()
+
 
 @dataclass
 class _Job:
@@ -26,9 +29,9 @@ class _Job:
     awaited: bool = False
 
 
-@dataclass
+@dataclass(eq=False)
 class Jobs:
-    """The jobs of one block, and how often each session has failed. A copy of it begins without any.
+    """The jobs of blocks that do the same, and how often each session has failed. A copy of it begins without any.
 
     ``failed`` is what the log says of a failure: "Facts were not extracted".
     """
@@ -44,6 +47,8 @@ class Jobs:
             job.again = True
             return
         task = asyncio.ensure_future(self._run(session_id, work, pause_seconds))
+        _under_way.add(task)
+        task.add_done_callback(_under_way.discard)
         here = _here(session_id)
         job = self.jobs[here] = _Job(task)
         task.add_done_callback(lambda _: self._forget(here, job))

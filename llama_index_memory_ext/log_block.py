@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_validator
 from llama_index.core.llms.llm import LLM  # noqa: TC002 - pydantic reads the annotations of fields
 from llama_index.core.memory import BaseMemoryBlock
 from llama_index.core.settings import Settings
 
-from llama_index_memory_ext.jobs import Jobs
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.tokens import TokenCounter, as_counter
 
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from llama_index.core.base.llms.types import ChatMessage
+
+    from llama_index_memory_ext.jobs import Jobs
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -67,8 +68,11 @@ class LogBlock(BaseMemoryBlock[str]):
         default=2.0, gt=0, description="Pause after the model has failed; each further one is twice as long."
     )
 
+    # What the log of the program says if the work beside the conversation fails.
+    _failed: ClassVar[str] = "The log was not read"
+
     _private_store: MemoryStore | None = PrivateAttr(default=None)
-    _jobs: Jobs = PrivateAttr(default_factory=lambda: Jobs("The log was not read"))
+    _kept_jobs: Jobs | None = PrivateAttr(default=None)
 
     def __getstate__(self) -> dict[str, Any]:
         # A model knows its key, which must not travel with a pickle.
@@ -109,8 +113,10 @@ class LogBlock(BaseMemoryBlock[str]):
         await self._jobs.stop()
 
     async def aclose(self) -> None:
-        """End what is under way, and close the private store with all that it held; a given one is its owner's."""
-        await self.stop_jobs()
+        """Close the private store with all that it held, and end what is under way there.
+
+        A given store is its owner's: what is under way there ends by itself, or when that store is closed.
+        """
         if self._private_store is not None:
             await self._private_store.aclose()
 
@@ -120,6 +126,17 @@ class LogBlock(BaseMemoryBlock[str]):
 
     def _model(self) -> LLM:
         return self.llm if self.llm is not None else Settings.llm
+
+    @property
+    def _jobs(self) -> Jobs:
+        """Those of all blocks that do the same with the same store."""
+        # Kept, because the failures that it remembers are gone with it.
+        self._kept_jobs = self._log.board.jobs(self._doing(), self._failed)
+        return self._kept_jobs
+
+    def _doing(self) -> str:
+        """What tells the work of this block from that of others on its store; the session comes besides."""
+        return f"{type(self).__name__} {self.name}"
 
     @property
     def _log(self) -> MemoryStore:

@@ -26,6 +26,7 @@ ROWS = (
         "embedded_texts",
         "embedding_calls",
         "excerpts",
+        "job_board",
         "limits",
         "pieces",
         "record",

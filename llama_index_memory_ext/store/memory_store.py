@@ -21,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from llama_index_memory_ext.errors import StoreError
+from llama_index_memory_ext.job_board import JobBoard
 from llama_index_memory_ext.locks import lock_for, uninterrupted
 from llama_index_memory_ext.store.embedding_table import EmbeddingTable, define_embeddings
 from llama_index_memory_ext.store.engine import (
@@ -149,6 +150,7 @@ class MemoryStore(SQLAlchemyChatStore):
     _owns_engine: bool = PrivateAttr(default=False)
     _ready: bool = PrivateAttr(default=False)
     _anchor: Any = PrivateAttr(default=None)
+    _board: JobBoard = PrivateAttr(default_factory=JobBoard)
 
     def __init__(
         self,
@@ -192,6 +194,11 @@ class MemoryStore(SQLAlchemyChatStore):
     def identity(self) -> tuple[str, ...]:
         """What two stores of one process have in common if they keep their rows in the same table."""
         return self._identity
+
+    @property
+    def board(self) -> JobBoard:
+        """What memories on this store have under way beside the conversation."""
+        return self._board
 
     @property
     def _uri_without_password(self) -> str:
@@ -347,8 +354,10 @@ class MemoryStore(SQLAlchemyChatStore):
     async def aclose(self) -> None:
         """Close the engine if this store has opened it; a later call opens it again.
 
-        An in-memory database is gone then.
+        What memories on this store have under way beside their conversations, in this event loop, is ended first, and
+        taken up by the next memory of that session or user. An in-memory database is gone then.
         """
+        await self._board.stop()
         if self._owns_engine and self._async_engine is not None:
             engine, self._async_engine = self._async_engine, None
             self._async_session_factory, self._ready = None, False
