@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.bridge.pydantic import PrivateAttr
 
 from llama_index_memory_ext.condensed_settings import CondensedSettings
 from llama_index_memory_ext.errors import StoreError
+from llama_index_memory_ext.jobs import Jobs
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, Remembered
 from llama_index_memory_ext.log_recall import LogRecall
 from llama_index_memory_ext.record import entry_from, summary_element, truncated
@@ -83,8 +84,6 @@ class CondensedMemoryBlock(CondensedSettings):
     'condensed_memory'
     """
 
-    _failed: ClassVar[str] = "Earlier messages were not summarised"
-
     _windows: Remembered[str, _Window] = PrivateAttr(default_factory=Remembered)
     _recall: LogRecall = PrivateAttr(default_factory=LogRecall)
 
@@ -136,6 +135,9 @@ class CondensedMemoryBlock(CondensedSettings):
         await super().aclose()
 
     # ---- reading -----------------------------------------------------------------------------------
+
+    def _new_jobs(self) -> Jobs:
+        return Jobs("Earlier messages were not summarised")
 
     async def _notice(self, session_id: str) -> None:
         if self.store is not None and session_id not in self._windows and not await self.store.knows(session_id):

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from llama_index.core.base.embeddings.base import BaseEmbedding  # noqa: TC002 - pydantic reads it too
@@ -21,6 +21,7 @@ from llama_index_memory_ext.embedding_ranker import EmbeddingRanker
 from llama_index_memory_ext.explanation import Explanation, explain
 from llama_index_memory_ext.fact_book import FactBook
 from llama_index_memory_ext.facts import DEFAULT_MIN_CONFIDENCE, Fact, raised, retire
+from llama_index_memory_ext.jobs import Jobs
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, LogBlock, Remembered
 from llama_index_memory_ext.ranking import (
     CONFIDENCE_WEIGHT,
@@ -117,8 +118,6 @@ class RelevantFactsBlock(LogBlock):
         default=None, exclude=True, repr=False, description="Ranks facts together with their words; None: words alone."
     )
     ranker_factory: Any = Field(default=TfidfRanker, exclude=True, repr=False, description="Makes a FactRanker.")
-
-    _failed: ClassVar[str] = "Facts were not extracted"
 
     _known: Remembered[str, Known] = PrivateAttr(default_factory=Remembered)
     _talks: Remembered[str, _Talk] = PrivateAttr(default_factory=Remembered)
@@ -301,6 +300,9 @@ class RelevantFactsBlock(LogBlock):
         )
 
     # ---- extracting --------------------------------------------------------------------------------
+
+    def _new_jobs(self) -> Jobs:
+        return Jobs("Facts were not extracted")
 
     async def _notice(self, session_id: str) -> None:
         if self.extract_facts:

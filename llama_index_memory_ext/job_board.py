@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet, WeakValueDictionary
 
-from llama_index_memory_ext.jobs import Jobs
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from llama_index_memory_ext.jobs import Jobs
 
 
 class Stoppable(Protocol):
@@ -28,12 +31,12 @@ class JobBoard:
         self._watched: WeakSet[Stoppable] = WeakSet()
         self._guard = threading.Lock()
 
-    def jobs(self, name: str, failed: str) -> Jobs:
-        """The jobs of this name, the same for everyone who holds them at this time."""
+    def jobs(self, name: str, make: Callable[[], Jobs]) -> Jobs:
+        """The jobs of this name, the same for everyone who holds them at this time; made if nobody does."""
         with self._guard:
             jobs = self._by_name.get(name)
             if jobs is None:
-                jobs = self._by_name[name] = Jobs(failed)
+                jobs = self._by_name[name] = make()
                 self._watched.add(jobs)
             return jobs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_validator
 from llama_index.core.llms.llm import LLM  # noqa: TC002 - pydantic reads the annotations of fields
@@ -68,9 +68,6 @@ class LogBlock(BaseMemoryBlock[str]):
         default=2.0, gt=0, description="Pause after the model has failed; each further one is twice as long."
     )
 
-    # What the log of the program says if the work beside the conversation fails.
-    _failed: ClassVar[str] = "The log was not read"
-
     _private_store: MemoryStore | None = PrivateAttr(default=None)
     _kept_jobs: Jobs | None = PrivateAttr(default=None)
 
@@ -121,6 +118,10 @@ class LogBlock(BaseMemoryBlock[str]):
             await self._private_store.aclose()
 
     @abstractmethod
+    def _new_jobs(self) -> Jobs:
+        """Jobs of this kind of block, none under way."""
+
+    @abstractmethod
     async def _notice(self, session_id: str) -> None:
         """The log of a session has grown."""
 
@@ -131,7 +132,7 @@ class LogBlock(BaseMemoryBlock[str]):
     def _jobs(self) -> Jobs:
         """Those of all blocks that do the same with the same store."""
         # Kept, because the failures that it remembers are gone with it.
-        self._kept_jobs = self._log.board.jobs(self._doing(), self._failed)
+        self._kept_jobs = self._log.board.jobs(self._doing(), self._new_jobs)
         return self._kept_jobs
 
     def _doing(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from functools import partial
 from typing import Any
 
 import pytest
@@ -96,11 +97,11 @@ async def test_closing_a_store_ends_what_its_memories_have_under_way(
 async def test_jobs_of_a_name_are_the_same_as_long_as_somebody_holds_them() -> None:
     """What is forgotten takes no room."""
     board = JobBoard()
-    jobs = board.jobs("facts of ann", "Not done")
-    assert board.jobs("facts of ann", "Not done") is jobs
-    assert board.jobs("facts of bob", "Not done") is not jobs
+    jobs = board.jobs("facts of ann", partial(Jobs, "Not done"))
+    assert board.jobs("facts of ann", partial(Jobs, "Not done")) is jobs
+    assert board.jobs("facts of bob", partial(Jobs, "Not done")) is not jobs
     jobs.failures["chat"] = (3, 0.0)
     del jobs
     gc.collect()
-    assert board.jobs("facts of ann", "Not done").failures == {}
+    assert board.jobs("facts of ann", partial(Jobs, "Not done")).failures == {}
     await board.stop()

@@ -96,7 +96,7 @@ class FactTable:
     ) -> bool:
         """Store what was made of unread rows and move the reader behind them, both or neither.
 
-        New facts that another worker has stored since ``seen`` are left out. False if the cursor has moved
+        What others have stored since ``seen`` stands: it is neither doubled nor undone. False if the cursor has moved
         or the log was reset meanwhile: nothing is stored then.
         """
         store, last = self._store, unread.rows[-1].id
@@ -106,12 +106,8 @@ class FactTable:
             await store.move(connection, session_id, reader, epoch=unread.epoch, position=last)
             # Always the session first and the namespace second: two workers cannot wait for each other.
             await store.lock(connection, namespace, FACTS)
-            known = await self._contents_since(connection, namespace, seen.change)
-            await self._put_all(
-                connection,
-                namespace,
-                [fact for fact in facts if known.get(normalised(fact.content), fact.id) == fact.id],
-            )
+            newer = await self._changed_since(connection, namespace, seen.change)
+            await self._put_all(connection, namespace, _beside(newer, facts))
         return True
 
     async def _put_all(self, connection: AsyncConnection, namespace: str, facts: Sequence[Fact]) -> None:
@@ -121,11 +117,10 @@ class FactTable:
             await connection.execute(self._put, rows)
             await self._store.move(connection, namespace, FACTS, epoch=epoch, position=last + len(rows))
 
-    async def _contents_since(self, connection: AsyncConnection, namespace: str, change: int) -> dict[str, str]:
-        """The ids of the facts that came to be after a change and hold, by their normalised content."""
+    async def _changed_since(self, connection: AsyncConnection, namespace: str, change: int) -> list[Fact]:
+        """The facts that came to be, or changed, after a change."""
         rows = await connection.execute(self._changed, {"ns": namespace, "seen": change})
-        facts = (Fact.model_validate(row.data) for row in rows)
-        return {normalised(fact.content): fact.id for fact in facts if not fact.retired}
+        return [Fact.model_validate(row.data) for row in rows]
 
     @uninterrupted
     async def delete(self, namespace: str, ids: Sequence[str] | None = None) -> int:
@@ -146,6 +141,24 @@ class FactTable:
         async with self._store.reading() as connection:
             counted: int = (await connection.execute(query)).scalar_one()
         return counted
+
+
+def _beside(newer: Sequence[Fact], extracted: Sequence[Fact]) -> list[Fact]:
+    """What of extracted facts is stored where others have changed or added facts meanwhile."""
+    now = {fact.id: fact for fact in newer}
+    contents = {normalised(fact.content): fact.id for fact in newer if not fact.retired}
+    kept = []
+    for fact in extracted:
+        if fact.id not in now:
+            if contents.get(normalised(fact.content), fact.id) == fact.id:
+                kept.append(fact)
+        elif fact.retired and not now[fact.id].retired:
+            # The user's own words have ended it, whatever was made of it meanwhile.
+            ended = {
+                name: getattr(fact, name) for name in ("retired_at", "retired_reason", "replaced_by", "updated_at")
+            }
+            kept.append(now[fact.id].model_copy(update=ended))
+    return kept
 
 
 def _row(fact: Fact, namespace: str, change: int) -> dict[str, Any]:
