@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import JSON, BigInteger, Column, Index, MetaData, String, Table, bindparam, delete, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from llama_index_memory_ext.facts import Fact, normalised
+from llama_index_memory_ext.facts import Fact, normalised, retire
 from llama_index_memory_ext.locks import uninterrupted
 from llama_index_memory_ext.store.tables import FACTS
 
@@ -154,10 +154,7 @@ def _beside(newer: Sequence[Fact], extracted: Sequence[Fact]) -> list[Fact]:
                 kept.append(fact)
         elif fact.retired and not now[fact.id].retired:
             # The user's own words have ended it, whatever was made of it meanwhile.
-            ended = {
-                name: getattr(fact, name) for name in ("retired_at", "retired_reason", "replaced_by", "updated_at")
-            }
-            kept.append(now[fact.id].model_copy(update=ended))
+            kept.append(retire(now[fact.id], fact.retired_reason or "", fact.updated_at, fact.replaced_by))
     return kept
 
 

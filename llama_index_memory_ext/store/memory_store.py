@@ -28,6 +28,7 @@ from llama_index_memory_ext.store.engine import (
     BUSY_SECONDS,
     check_backend,
     checked_url,
+    in_transactions,
     is_in_memory,
     open_anchor,
     open_engine,
@@ -628,7 +629,7 @@ class MemoryStore(SQLAlchemyChatStore):
         if self._ready and self._async_engine is not None:
             return self._async_engine
         async with lock_for("setup", *self.identity):
-            engine = self._async_engine or self._opened_engine()
+            engine = in_transactions(self._async_engine or self._opened_engine(), lent=not self._owns_engine)
             if not self._ready:
                 try:
                     await self._create_tables(engine)
