@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import QueuePool
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
-from tests.conftest import StartModel
+from tests.conftest import StartModel, close_plain_memory
 from tests.conversation import assistant, record, sent_text, user
 from tests.openai_server import Message, serve
 from tests.test_facts_block import learner
@@ -300,7 +300,11 @@ async def test_a_background_job_outlives_a_lost_connection(open_engine: OpenEngi
 async def test_tables_of_another_schema_and_name_are_apart(postgres_uri: str, start_model: StartModel) -> None:
     """Two applications in one database; names that need quoting."""
     llm, _ = start_model(learner)
-    places = [{}, {"db_schema": "agents"}, {"db_schema": "Other Agents", "table_name": "chat-table"}]
+    places: list[dict[str, Any]] = [
+        {},
+        {"db_schema": "agents"},
+        {"db_schema": "Other Agents", "table_name": "chat-table"},
+    ]
     for i, place in enumerate(places):
         async with CondensedMemory.from_defaults(
             "chat", user_id="ann", async_database_uri=postgres_uri, llm=llm, **place
@@ -325,5 +329,4 @@ async def test_a_database_that_the_host_has_written_is_taken_over(postgres_uri: 
         assert rows == [text for i in range(6) for text in (f"question {i}", f"answer {i}")] + ["question 6"]
         assert [said for _, said in record(sent_text(await memory.aget()))] == rows[:-1]
     assert [message.content for message in await host.aget_all()] == rows
-    assert host.sql_store._async_engine is not None
-    await host.sql_store._async_engine.dispose()
+    await close_plain_memory(host)

@@ -149,6 +149,7 @@ async def test_two_workers_answer_fifty_users_each_with_what_is_theirs(postgres_
     """At once, from two sessions each; and shut down without a complaint."""
     store = MemoryStore(postgres_uri)
     await store.get_keys()
+    await store.aclose()
     await check(postgres_uri, workers=2, number=50)
 
 
