@@ -15,7 +15,8 @@ from llama_index_memory_ext.progress import progress
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from llama_index_memory_ext.facts_block import Extracted, RelevantFactsBlock
+    from llama_index_memory_ext.fact_learning import Extracted
+    from llama_index_memory_ext.facts_block import RelevantFactsBlock
 
 # A model without a key or a network fails with every session; a thousand of them need not be tried.
 MOST_FAILURES_IN_A_ROW = 3

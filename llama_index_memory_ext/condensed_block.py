@@ -106,9 +106,6 @@ class CondensedMemoryBlock(CondensedSettings):
     _windows: Remembered[str, _Window] = PrivateAttr(default_factory=Remembered)
     _recall: LogRecall = PrivateAttr(default_factory=LogRecall)
     _search: LogSearch = PrivateAttr(default_factory=LogSearch)
-    _jobs: Jobs = PrivateAttr(
-        default_factory=lambda: Jobs("Earlier messages were not summarised", "summary", SummaryFailedEvent)
-    )
 
     @classmethod
     def class_name(cls) -> str:
@@ -182,14 +179,22 @@ class CondensedMemoryBlock(CondensedSettings):
 
     async def stop_jobs(self) -> None:
         """End what is under way in this event loop; it is taken up again by whoever comes next."""
-        await self._recall.aclose()
+        await self._recall.stop()
         await super().stop_jobs()
 
     @property
     def _all_jobs(self) -> tuple[Jobs, ...]:
         return (self._jobs, self._recall.jobs)
 
+    async def aclose(self) -> None:
+        """Close the private store with all that it held, and end what is under way there and what is indexed."""
+        await self._recall.stop()
+        await super().aclose()
+
     # ---- reading -----------------------------------------------------------------------------------
+
+    def _new_jobs(self) -> Jobs:
+        return Jobs("Earlier messages were not summarised", "summary", SummaryFailedEvent)
 
     async def _notice(self, session_id: str) -> None:
         if self.store is not None and session_id not in self._windows and not await self.store.knows(session_id):

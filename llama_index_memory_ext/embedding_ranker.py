@@ -91,7 +91,7 @@ class EmbeddingRanker:
             await asyncio.wait({self._embedding}, timeout=self._wait_seconds)
         return self._texts.complete
 
-    async def aclose(self) -> None:
+    async def stop(self) -> None:
         """End what is still being embedded on this event loop; what was embedded is kept."""
         loop = asyncio.get_running_loop()
         tasks = [task for task in self._tasks if task.get_loop() is loop]

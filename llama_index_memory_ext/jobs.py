@@ -34,6 +34,10 @@ class Failure:
     retry_at: datetime | None = None
 
 
+# An event loop keeps no task alive, and the memory of a web request is gone before its jobs have ended.
+_under_way: set[asyncio.Task[None]] = set()
+
+
 @dataclass
 class _Job:
     """What is under way for one session. ``again``: the log has grown meanwhile. ``awaited``: somebody waits."""
@@ -44,9 +48,9 @@ class _Job:
     awaited: bool = False
 
 
-@dataclass
+@dataclass(eq=False)
 class Jobs:
-    """The jobs of one block, and how each session has failed of late. A copy of it begins without any.
+    """The jobs of blocks that do the same, and how each session has failed of late. A copy of it begins without any.
 
     ``failed`` is what the log says of a failure: "Facts were not extracted". ``event`` is sent then. ``name`` is in the
     names of the spans around the work.
@@ -65,6 +69,8 @@ class Jobs:
             job.again = True
             return
         task = asyncio.ensure_future(self._run(session_id, work, pause_seconds))
+        _under_way.add(task)
+        task.add_done_callback(_under_way.discard)
         here = _here(session_id)
         job = self.jobs[here] = _Job(task)
         task.add_done_callback(lambda _: self._forget(here, job))

@@ -11,7 +11,6 @@ from llama_index.core.llms.llm import LLM  # noqa: TC002 - pydantic reads the an
 from llama_index.core.memory import BaseMemoryBlock
 from llama_index.core.settings import Settings
 
-from llama_index_memory_ext.jobs import Jobs
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.tokens import TokenCounter, as_counter
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from llama_index.core.base.llms.types import ChatMessage
 
-    from llama_index_memory_ext.jobs import Failure
+    from llama_index_memory_ext.jobs import Failure, Jobs
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -70,7 +69,7 @@ class LogBlock(BaseMemoryBlock[str]):
     )
 
     _private_store: MemoryStore | None = PrivateAttr(default=None)
-    _jobs: Jobs = PrivateAttr(default_factory=lambda: Jobs("The log was not read"))
+    _kept_jobs: Jobs | None = PrivateAttr(default=None)
 
     def __getstate__(self) -> dict[str, Any]:
         # A model knows its key, which must not travel with a pickle.
@@ -116,10 +115,16 @@ class LogBlock(BaseMemoryBlock[str]):
         await self._jobs.stop()
 
     async def aclose(self) -> None:
-        """End what is under way, and close the private store with all that it held; a given one is its owner's."""
-        await self.stop_jobs()
+        """Close the private store with all that it held, and end what is under way there.
+
+        A given store is its owner's: what is under way there ends by itself, or when that store is closed.
+        """
         if self._private_store is not None:
             await self._private_store.aclose()
+
+    @abstractmethod
+    def _new_jobs(self) -> Jobs:
+        """Jobs of this kind of block, none under way."""
 
     @abstractmethod
     async def _notice(self, session_id: str) -> None:
@@ -131,6 +136,17 @@ class LogBlock(BaseMemoryBlock[str]):
 
     def _model(self) -> LLM:
         return self.llm if self.llm is not None else Settings.llm
+
+    @property
+    def _jobs(self) -> Jobs:
+        """Those of all blocks that do the same with the same store."""
+        # Kept, because the failures that it remembers are gone with it.
+        self._kept_jobs = self._log.board.jobs(self._doing(), self._new_jobs)
+        return self._kept_jobs
+
+    def _doing(self) -> str:
+        """What tells the work of this block from that of others on its store; the session comes besides."""
+        return f"{type(self).__name__} {self.name}"
 
     @property
     def _log(self) -> MemoryStore:

@@ -87,7 +87,7 @@ class LogRecall:
             self.shown.put(key, text)
         return text
 
-    async def aclose(self) -> None:
+    async def stop(self) -> None:
         """End what is under way."""
         await self.jobs.stop()
 
@@ -100,6 +100,7 @@ class LogRecall:
             # It loads scikit-learn, for which the first question of a process waits, and its event loop must not.
             await asyncio.to_thread(default_vectorizer)
         if index is None or (index.epoch, index.newest) != (seen.epoch, seen.last_id):
+            log.board.watch(self.jobs)
             self.jobs.start(session_id, partial(self._follow, log, make), _RETRY_SECONDS)
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.jobs.wait(session_id), _INDEX_SECONDS)

@@ -132,6 +132,7 @@ class CondensedMemory(Memory):
     )
 
     _opened: bool = PrivateAttr(default=False)
+    _owns_store: bool = PrivateAttr(default=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -211,7 +212,7 @@ class CondensedMemory(Memory):
             image_token_size_estimate: Tokens counted for an image; likewise for the following two.
             audio_token_size_estimate: Tokens counted for a sound.
             video_token_size_estimate: Tokens counted for a film.
-            chat_store: A store of your own instead of the following four.
+            chat_store: A store of your own instead of the following four; it is not closed.
             table_name: The chat table.
             async_database_uri: SQLite by aiosqlite or PostgreSQL by asyncpg; default: in memory.
             async_engine: Your own engine; it is not closed.
@@ -269,6 +270,7 @@ class CondensedMemory(Memory):
             video_token_size_estimate=video_token_size_estimate,
             sql_store=store,
         )
+        memory._owns_store = chat_store is None
         if chat_history is not None:
             memory.set(chat_history)
         return memory
@@ -348,7 +350,8 @@ class CondensedMemory(Memory):
         await self.aflush()
         await self.condensed_block.aclose()
         await self.facts_block.aclose()
-        await self.sql_store.aclose()
+        if self._owns_store:
+            await self.sql_store.aclose()
 
     def flush(self) -> None:
         """Move the last turn into the record too, as the next question would."""
@@ -456,6 +459,11 @@ class CondensedMemory(Memory):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        super().__setstate__(state)
+        # The store of a memory that was pickled has opened the database anew, for this memory alone.
+        self._owns_store = True
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> CondensedMemory:
         # A workflow that copies its start event must go on writing to this conversation.

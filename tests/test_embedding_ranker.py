@@ -245,7 +245,7 @@ async def test_what_is_under_way_ends_with_the_ranker() -> None:
     model = Awaited(gate=asyncio.Event())
     ranker = ranker_of(model, wait_seconds=0.01)
     await ranker.aprepare()
-    await ranker.aclose()
+    await ranker.stop()
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 

@@ -274,6 +274,37 @@ async def test_a_failure_is_tried_again_after_a_pause(start_model: StartModel) -
     await block.aclose()
 
 
+@pytest.mark.parametrize("change", ["retired", "confirmed", "pinned"])
+async def test_what_others_change_while_a_model_is_asked_is_not_undone(
+    open_memory: OpenMemory, start_model: StartModel, change: str
+) -> None:
+    """By hand, or by another worker: the reply is about the facts as they were."""
+    loop = asyncio.get_running_loop()
+    memory = open_memory("chat", user_id="ann")
+    fact = await memory.facts.aadd("Likes tea", confidence=0.8)
+    changes: dict[str, dict[str, Any]] = {"confirmed": {"confidence": 0.95}, "pinned": {"pinned": True}}
+
+    async def meanwhile() -> None:
+        if change == "retired":
+            await memory.facts.aretire(fact.id)
+        else:
+            await memory.facts.aupdate(fact.id, **changes[change])
+
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        asyncio.run_coroutine_threadsafe(meanwhile(), loop).result(30)
+        return learner(messages, tools)
+
+    llm, _ = start_model(model)
+    worker = open_memory("chat", user_id="ann", llm=llm)
+    await worker.aput_messages([user("I like tea. I use Docker."), assistant("Fine.")])
+    await worker.aflush()
+    facts = {fact.content: fact for fact in await memory.facts.alist(with_retired=True)}
+    assert sorted(facts) == ["Likes tea", "Uses Docker"]
+    assert facts["Likes tea"].retired == (change == "retired")
+    assert facts["Likes tea"].pinned == (change == "pinned")
+    assert facts["Likes tea"].confidence == (0.95 if change == "confirmed" else 0.8)
+
+
 async def test_without_a_model_of_its_own_the_settings_one_is_asked(
     open_memory: OpenMemory, start_model: StartModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import pickle
 import time
 from datetime import datetime, timedelta, timezone
+from functools import partial
+from typing import Any
 
 import pytest
 
+from llama_index_memory_ext import CondensedMemory, MemoryStore
 from llama_index_memory_ext.events import SummaryFailedEvent
+from llama_index_memory_ext.job_board import JobBoard
 from llama_index_memory_ext.jobs import LONGEST_PAUSE_SECONDS, Failure, Jobs
+from tests.conftest import StartModel
+from tests.conversation import assistant, user
+from tests.openai_server import Message, say
+from tests.openai_server import fail as failure
 
 
 async def fail(session_id: str) -> None:
@@ -87,4 +96,73 @@ async def test_a_copy_of_jobs_begins_without_any_and_fails_in_the_same_words() -
     jobs = Jobs("It was not done", "summary", SummaryFailedEvent)
     await jobs.finish("chat", fail)
     for copied in (copy.deepcopy(jobs), pickle.loads(pickle.dumps(jobs))):
-        assert copied == Jobs("It was not done", "summary", SummaryFailedEvent)
+        assert (copied.failed, copied.name, copied.event) == (jobs.failed, jobs.name, jobs.event)
+        assert copied.failures_of("chat") == 0
+
+
+async def test_memories_that_come_and_go_do_not_ask_a_failing_model_each_for_itself(
+    database_uri: str, start_model: StartModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A web application makes one for each request."""
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        loop.call_soon_threadsafe(asked.set)
+        return failure(503, "Out of order.")
+
+    llm, server = start_model(model)
+    store = MemoryStore(database_uri)
+    for i in range(6):
+        memory = CondensedMemory.from_defaults("chat", user_id="ann", chat_store=store, llm=llm)
+        memory.facts_block.retry_seconds = 3600
+        await memory.aput_messages([user(f"question {i}"), assistant(f"answer {i}")])
+        if i > 0:
+            await asyncio.wait_for(asked.wait(), 30)
+    del memory
+    gc.collect()
+    assert len(server.requests) == 1
+    await store.aclose()
+    assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+
+
+async def test_closing_a_store_ends_what_its_memories_have_under_way(
+    database_uri: str, start_model: StartModel
+) -> None:
+    """And closing one of the memories neither ends the work of the others nor closes their store."""
+    asked, release = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        loop.call_soon_threadsafe(asked.set)
+        asyncio.run_coroutine_threadsafe(release.wait(), loop).result(30)
+        return say("")
+
+    llm, _ = start_model(model)
+    store = MemoryStore(database_uri)
+    memory = CondensedMemory.from_defaults("chat", user_id="ann", chat_store=store, llm=llm)
+    await memory.aput_messages([user("one"), assistant("two")])
+    await memory.aput(user("three"))
+    await asked.wait()
+    other = CondensedMemory.from_defaults("other", user_id="bob", chat_store=store, extract_facts=False)
+    await other.aclose()
+    jobs: Any = memory.facts_block._jobs
+    assert len(jobs.jobs) == 1
+    await store.aclose()
+    assert jobs.jobs == {}
+    release.set()
+    assert await store.pending(memory.facts_block.reader_of("chat")) == ["chat"]
+    await store.aclose()
+
+
+async def test_jobs_of_a_name_are_the_same_as_long_as_somebody_holds_them() -> None:
+    """What is forgotten takes no room."""
+    board = JobBoard()
+    jobs = board.jobs("facts of ann", partial(Jobs, "Not done"))
+    assert board.jobs("facts of ann", partial(Jobs, "Not done")) is jobs
+    assert board.jobs("facts of bob", partial(Jobs, "Not done")) is not jobs
+    jobs.failures["chat"] = Failure(3, "ConnectionError", datetime.now(timezone.utc)), 0.0
+    del jobs
+    gc.collect()
+    assert board.jobs("facts of ann", partial(Jobs, "Not done")).failures == {}
+    await board.stop()

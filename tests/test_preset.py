@@ -284,6 +284,15 @@ def test_a_lasting_database_without_a_session_id_is_refused(database_uri: str) -
         CondensedMemory.from_defaults(chat_store=MemoryStore(database_uri))
 
 
+async def test_a_store_that_was_given_stays_open() -> None:
+    """Another memory may be using it; one in memory would lose everything."""
+    store = MemoryStore()
+    async with CondensedMemory.from_defaults("one", chat_store=store, extract_facts=False) as memory:
+        await memory.aput(user("Still there?"))
+    assert [message.content for message in await memory.aget_all()] == ["Still there?"]
+    await store.aclose()
+
+
 def test_another_kind_of_store_is_refused() -> None:
     with pytest.raises(StoreError, match="it is a SQLAlchemyChatStore"):
         CondensedMemory.from_defaults(chat_store=SQLAlchemyChatStore(table_name="t"))  # type: ignore[arg-type]

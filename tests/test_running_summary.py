@@ -266,8 +266,7 @@ async def test_it_is_kept_in_every_database(any_database_uri: str | None, start_
         assert "question 12, answer 12" in summary_in(text)
         assert "question 12</message>" in text.partition("<earlier_messages")[2]
     assert server.refusals == []
-    await one.aclose()
-    await two.aclose()
+    await store.aclose()
 
 
 async def test_what_changes_least_stands_first(open_memory: OpenMemory, start_model: StartModel) -> None:

@@ -109,6 +109,16 @@ def open_engine(url: URL) -> AsyncEngine:
     return create_async_engine(url, hide_parameters=True, connect_args={"timeout": BUSY_SECONDS}, **pool)
 
 
+def in_transactions(engine: AsyncEngine, *, lent: bool) -> AsyncEngine:
+    """The engine on the same pool, with the transactions that the log needs, whatever the engine or server is set to.
+
+    In AUTOCOMMIT a failure would leave half of a change; in a snapshot from before it had its lock a writer would fail.
+    """
+    if engine.dialect.name == "postgresql":
+        return engine.execution_options(isolation_level="READ COMMITTED")
+    return engine.execution_options(isolation_level="SERIALIZABLE") if lent else engine
+
+
 def _read_without_locks(connection: Any, _record: Any) -> None:
     """A statement of a connection that was thrown away may not have ended: its locks must not stop the next one."""
     cursor = connection.cursor()

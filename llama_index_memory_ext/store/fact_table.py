@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import JSON, BigInteger, Column, Index, MetaData, String, Table, bindparam, delete, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from llama_index_memory_ext.facts import Fact, normalised
+from llama_index_memory_ext.facts import Fact, normalised, retire
 from llama_index_memory_ext.locks import uninterrupted
 from llama_index_memory_ext.store.tables import FACTS
 
@@ -86,13 +86,18 @@ class FactTable:
         return FactChanges(epoch, change, fresh, [Fact.model_validate(row.data) for row in rows])
 
     @uninterrupted
-    async def write(self, namespace: str, facts: Sequence[Fact], seen: FactChanges | None = None) -> None:
+    async def write(self, namespace: str, facts: Sequence[Fact], seen: FactChanges | None = None) -> bool:
         """Store facts; one with a known id replaces that.
 
-        With ``seen``, new facts that another worker has stored since then are left out.
+        With ``seen``, what others have stored since stands. False if facts were deleted since: nothing is stored then.
         """
         async with self._store.writing(namespace, FACTS) as connection:
+            if seen is not None and seen.epoch:
+                epoch, _ = await self._store.position_of(connection, namespace, FACTS)
+                if epoch != seen.epoch:
+                    return False
             await self._put_all(connection, namespace, facts, seen)
+        return True
 
     @uninterrupted
     async def write_extracted(
@@ -100,8 +105,8 @@ class FactTable:
     ) -> bool:
         """Store what was made of unread rows and move the reader behind them, both or neither.
 
-        New facts that another worker has stored since ``seen`` are left out. False if the cursor has moved, the log was
-        reset or facts were deleted meanwhile: nothing is stored then, and what was deleted stays so.
+        What others have stored since ``seen`` stands: it is neither doubled nor undone. False if the cursor has moved,
+        the log was reset or facts were deleted meanwhile: nothing is stored then, and what was deleted stays so.
         """
         store, last = self._store, unread.rows[-1].id
         async with store.writing(session_id) as connection:
@@ -123,19 +128,17 @@ class FactTable:
         self, connection: AsyncConnection, namespace: str, facts: Sequence[Fact], seen: FactChanges | None = None
     ) -> None:
         if seen is not None:
-            known = await self._contents_since(connection, namespace, seen.change)
-            facts = [fact for fact in facts if known.get(normalised(fact.content), fact.id) == fact.id]
+            facts = _beside(await self._changed_since(connection, namespace, seen.change), facts)
         if facts:
             epoch, last = await self._store.position_of(connection, namespace, FACTS)
             rows = [_row(fact, namespace, last + i) for i, fact in enumerate(facts, start=1)]
             await connection.execute(self._put, rows)
             await self._store.move(connection, namespace, FACTS, epoch=epoch, position=last + len(rows))
 
-    async def _contents_since(self, connection: AsyncConnection, namespace: str, change: int) -> dict[str, str]:
-        """The ids of the facts that came to be after a change and hold, by their normalised content."""
+    async def _changed_since(self, connection: AsyncConnection, namespace: str, change: int) -> list[Fact]:
+        """The facts that came to be, or changed, after a change."""
         rows = await connection.execute(self._changed, {"ns": namespace, "seen": change})
-        facts = (Fact.model_validate(row.data) for row in rows)
-        return {normalised(fact.content): fact.id for fact in facts if not fact.retired}
+        return [Fact.model_validate(row.data) for row in rows]
 
     @uninterrupted
     async def delete(self, namespace: str, ids: Sequence[str] | None = None) -> int:
@@ -156,6 +159,21 @@ class FactTable:
         async with self._store.reading() as connection:
             counted: int = (await connection.execute(query)).scalar_one()
         return counted
+
+
+def _beside(newer: Sequence[Fact], extracted: Sequence[Fact]) -> list[Fact]:
+    """What of extracted facts is stored where others have changed or added facts meanwhile."""
+    now = {fact.id: fact for fact in newer}
+    contents = {normalised(fact.content): fact.id for fact in newer if not fact.retired}
+    kept = []
+    for fact in extracted:
+        if fact.id not in now:
+            if contents.get(normalised(fact.content), fact.id) == fact.id:
+                kept.append(fact)
+        elif fact.retired and not now[fact.id].retired:
+            # The user's own words have ended it, whatever was made of it meanwhile.
+            kept.append(retire(now[fact.id], fact.retired_reason or "", fact.updated_at, fact.replaced_by))
+    return kept
 
 
 def _row(fact: Fact, namespace: str, change: int) -> dict[str, Any]:

@@ -19,12 +19,14 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 
 from llama_index_memory_ext.errors import StoreError
+from llama_index_memory_ext.job_board import JobBoard
 from llama_index_memory_ext.locks import lock_for, uninterrupted
 from llama_index_memory_ext.store.embedding_table import EmbeddingTable
 from llama_index_memory_ext.store.engine import (
     BUSY_SECONDS,
     check_backend,
     checked_url,
+    in_transactions,
     is_in_memory,
     is_missing,
     open_anchor,
@@ -89,6 +91,7 @@ class MemoryStore(SQLAlchemyChatStore):
     _owns_engine: bool = PrivateAttr(default=False)
     _ready: bool = PrivateAttr(default=False)
     _anchor: Any = PrivateAttr(default=None)
+    _board: JobBoard = PrivateAttr(default_factory=JobBoard)
 
     def __init__(
         self,
@@ -141,6 +144,11 @@ class MemoryStore(SQLAlchemyChatStore):
     def counts(self) -> LogCounts:
         """How much is in this database."""
         return self._counts
+
+    @property
+    def board(self) -> JobBoard:
+        """What memories on this store have under way beside the conversation."""
+        return self._board
 
     @property
     def _uri_without_password(self) -> str:
@@ -372,8 +380,10 @@ class MemoryStore(SQLAlchemyChatStore):
     async def aclose(self) -> None:
         """Close the engine if this store has opened it; a later call opens it again.
 
-        An in-memory database is gone then.
+        What memories on this store have under way beside their conversations, in this event loop, is ended first, and
+        taken up by the next memory of that session or user. An in-memory database is gone then.
         """
+        await self._board.stop()
         if self._owns_engine and self._async_engine is not None:
             engine, self._async_engine = self._async_engine, None
             self._async_session_factory, self._ready = None, False
@@ -668,7 +678,7 @@ class MemoryStore(SQLAlchemyChatStore):
         if self._ready and self._async_engine is not None:
             return self._async_engine
         async with lock_for("setup", *self.identity):
-            engine = self._async_engine or self._opened_engine()
+            engine = in_transactions(self._async_engine or self._opened_engine(), lent=not self._owns_engine)
             if not self._ready:
                 try:
                     await self._make_ready(engine)

@@ -1,0 +1,332 @@
+"""PostgreSQL: several processes, engines of one's own, lost connections and impatient servers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from llama_index.core.embeddings import MockEmbedding
+from llama_index.core.memory import Memory
+from llama_index.llms.openai import OpenAI
+from sqlalchemy import event, text
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import QueuePool
+
+from llama_index_memory_ext import CondensedMemory, MemoryStore
+from tests.conftest import StartModel, close_plain_memory
+from tests.conversation import assistant, record, sent_text, user
+from tests.openai_server import Message, serve
+from tests.test_facts_block import learner
+from tests.test_running_summary import count_up, summary_in
+
+NO_FACTS: dict[str, Any] = {"extract_facts": False, "facts_token_limit": 0}
+# Which of its commits a process does not live to see.
+KILLED_AT = {"one": "0", "two": "0", "killed": "19"}
+SUMMING_UP: dict[str, Any] = {"max_messages": 6, "keep_messages": 2, "summarize": True}
+
+OpenEngine = Callable[..., AsyncEngine]
+
+
+@pytest.fixture
+async def open_engine(postgres_uri: str) -> AsyncIterator[OpenEngine]:
+    engines: list[AsyncEngine] = []
+
+    def open_one(**options: Any) -> AsyncEngine:
+        engines.append(create_async_engine(postgres_uri, **options))
+        return engines[-1]
+
+    yield open_one
+    for engine in engines:
+        await engine.dispose()
+
+
+async def end_connections(engine: AsyncEngine) -> None:
+    """As a restart of the server does."""
+    async with engine.connect() as connection:
+        await connection.execute(
+            text(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        )
+
+
+async def run_workers(code: str, *arguments: list[str]) -> list[str]:
+    """What each process prints; the last one may be killed."""
+    workers = [
+        subprocess.Popen([sys.executable, "-c", code, *each], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for each in arguments
+    ]
+    ended = [await asyncio.to_thread(worker.communicate, timeout=120) for worker in workers]
+    for worker, (_, errors) in zip(workers, ended, strict=True):
+        assert worker.returncode in (0, -signal.SIGKILL), errors
+        assert errors == ""
+    return [printed for printed, _ in ended]
+
+
+# ---- several processes ---------------------------------------------------------------------------------
+
+WORKER = """
+import asyncio, json, os, signal, sys
+from llama_index.core.llms import ChatMessage
+from llama_index.llms.openai import OpenAI
+from llama_index.llms.openai import OpenAI
+from sqlalchemy import event
+from sqlalchemy.ext.asyncio import create_async_engine
+from llama_index_memory_ext import CondensedMemory
+
+async def main(uri, api_base, name, killed_at):
+    engine = create_async_engine(uri, pool_size=1, max_overflow=0)
+    commits = []
+
+    @event.listens_for(engine.sync_engine, "commit")
+    def die(connection):
+        commits.append(1)
+        if len(commits) == int(killed_at):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    options = json.loads(sys.argv[5])
+    llm = OpenAI(model="gpt-4o-mini", api_base=api_base, api_key="sk-test", max_retries=0)
+    memory = CondensedMemory.from_defaults("chat", user_id="ann", async_engine=engine, llm=llm, **options)
+    for i, what in enumerate(("Python", "Docker", "tea", "chess", "jazz", "rain", "snow", "trees")):
+        await memory.aput(ChatMessage(role="user", content=f"I like {what}. I use {name}{i}."))
+        await memory.aget()
+        await memory.aput(ChatMessage(role="assistant", content=f"So {name}{i} it is."))
+        print((await memory.sql_store.read_state("chat", "condensed_memory"))[0], flush=True)
+    await memory.aclose()
+    await engine.dispose()
+
+asyncio.run(main(*sys.argv[1:5]))
+"""
+
+
+def model(messages: list[Message], tools: list[str]) -> Message:
+    """Learns what a user likes and uses, and sums up by writing all down again."""
+    return learner(messages, tools) if tools == ["report_facts"] else count_up(messages, tools)
+
+
+async def test_processes_share_a_session_and_a_user(postgres_uri: str) -> None:
+    """Each row is stored, summed up and extracted once, though one of them is killed just before it commits."""
+    store = MemoryStore(postgres_uri)
+    await store.get_messages("chat")
+    with serve(model) as server:
+        options = [postgres_uri, server.api_base]
+        printed = await run_workers(
+            WORKER, *([*options, name, killed_at, json.dumps(SUMMING_UP)] for name, killed_at in KILLED_AT.items())
+        )
+        llm = OpenAI(model="gpt-4o-mini", api_base=server.api_base, api_key="sk-test", max_retries=0)
+        one, two = (
+            CondensedMemory.from_defaults("chat", user_id="ann", chat_store=store, llm=llm, **SUMMING_UP)
+            for _ in range(2)
+        )
+        await one.aflush()
+        shown = sent_text(await one.aget())
+    for lines in printed:
+        positions = [int(line) for line in lines.splitlines()]
+        assert positions == sorted(positions)
+
+    rows = [message.content or "" for message in await one.aget_all()]
+    assert len(rows) == len(set(rows))
+    for name in KILLED_AT:
+        mine = [row for row in rows if re.search(rf"\b{name}\d", row)]
+        said = [text for i in range(8) for text in (f"I use {name}{i}.", f"So {name}{i} it is.")]
+        assert all(row.endswith(text) for row, text in zip(mine, said, strict=False))
+        assert 0 < len(mine) < 16 if name == "killed" else len(mine) == 16
+
+    summed_up, kept = summary_in(shown), [text for _, text in record(shown)]
+    assert kept == rows[-len(kept) :]
+    places = [summed_up.find(row) for row in rows[: -len(kept)]]
+    assert places == sorted(places)
+    assert all(summed_up.count(row) == 1 for row in rows[: -len(kept)])
+    assert sent_text(await two.aget()) == shown
+
+    uses = re.findall(r"I (use) (\w+)", str(rows))
+    likes = set(re.findall(r"I (like) (\w+)", str(rows)))
+    facts = await one.facts.alist(with_retired=True)
+    assert sorted(fact.content for fact in facts) == sorted(f"{verb.title()}s {what}" for verb, what in [*uses, *likes])
+    reader = one.facts_block.reader_of("chat")
+    assert (await store.read_unread("chat", reader, with_active=True, limit=9)).rows == []
+    assert server.refusals == []
+    await store.aclose()
+
+
+# ---- engines of one's own ------------------------------------------------------------------------------
+
+
+async def test_one_connection_is_enough_for_twenty_sessions_at_once(
+    open_engine: OpenEngine, start_model: StartModel
+) -> None:
+    """With facts, embeddings, summaries and recall: nothing holds a connection while it asks for another."""
+    llm, server = start_model(model)
+    engine = open_engine(pool_size=1, max_overflow=0, pool_timeout=60)
+    store = MemoryStore(async_engine=engine)
+    options: dict[str, Any] = {**SUMMING_UP, "recall_token_limit": 500, "embed_model": MockEmbedding(embed_dim=8)}
+
+    async def talk(name: int) -> str:
+        memory = CondensedMemory.from_defaults(f"s{name}", user_id=f"u{name % 5}", chat_store=store, llm=llm, **options)
+        for i in range(4):
+            async with memory.turn():
+                await memory.aput(user(f"I use number{name}{i}."))
+                await memory.aget()
+                await memory.aput(assistant("Fine."))
+        await memory.aflush()
+        await memory.aput(user(f"What about number{name}0?"))
+        return sent_text(await memory.aget())
+
+    prompts = await asyncio.wait_for(asyncio.gather(*(talk(name) for name in range(20))), 240)
+    for name, prompt in enumerate(prompts):
+        assert all(f"I use number{name}{i}." in prompt for i in range(4))
+        others = set(re.findall(r"I use number(\d+)\.", prompt))
+        assert others == {f"{name}{i}" for i in range(4)}
+    await store.aclose()
+    assert isinstance(engine.pool, QueuePool)
+    assert (engine.pool.checkedout(), engine.pool.checkedin()) == (0, 1)
+    assert server.refusals == []
+
+
+@pytest.mark.parametrize("isolation_level", ["AUTOCOMMIT", "REPEATABLE READ", "SERIALIZABLE"])
+async def test_the_isolation_of_an_engine_that_was_lent_does_no_harm(
+    open_engine: OpenEngine, isolation_level: Any
+) -> None:
+    """Without a transaction half of a change would stay, and in a snapshot from before its lock a writer would fail."""
+    engine = open_engine(isolation_level=isolation_level)
+    stores = [MemoryStore(async_engine=engine) for _ in range(3)]
+    await stores[0].add_message("chat", user("first"))
+    for i in range(5):
+        writing = (store.append("chat", [user(f"{name} {i}")], len) for name, store in enumerate(stores))
+        await asyncio.gather(*writing)
+    assert await stores[0].count_messages("chat", None) == 16
+    with pytest.raises(ZeroDivisionError):
+        await stores[0].append("chat", [user("half")], lambda queue: 1 // 0, replace=True)
+    assert await stores[0].count_messages("chat", None) == 16
+    async with engine.connect() as connection:
+        # Of a connection without transactions SQLAlchemy says what the server would do.
+        assert await connection.get_isolation_level() in (isolation_level, "READ COMMITTED")
+
+
+async def test_connections_that_the_server_has_ended_cost_one_call_at_most(open_engine: OpenEngine) -> None:
+    """A restart of the server. With ``pool_pre_ping`` not even one; what was acknowledged stays."""
+    admin = open_engine()
+    for ping, failures in ((True, 0), (False, 1)):
+        engine = open_engine(pool_size=2, pool_pre_ping=ping, hide_parameters=True)
+        memory = CondensedMemory.from_defaults(f"ping {ping}", async_engine=engine, **NO_FACTS)
+        await memory.aput(user("message 0"))
+        await end_connections(admin)
+        outcomes = [
+            (await asyncio.gather(memory.aput(user(f"message {i}")), return_exceptions=True))[0] for i in (1, 2)
+        ]
+        errors = [outcome for outcome in outcomes if isinstance(outcome, SQLAlchemyError)]
+        assert len(errors) == failures
+        assert "message 1" not in str(errors)
+        kept = [f"message {i}" for i in range(3) if outcomes[i - 1] is None or i == 0]
+        assert [message.content for message in await memory.aget_all()] == kept
+
+
+async def test_a_connection_lost_in_the_middle_of_a_write_leaves_nothing_half_done(open_engine: OpenEngine) -> None:
+    """The next call works."""
+    engine = open_engine(pool_size=1, max_overflow=0)
+    memory = CondensedMemory.from_defaults("chat", async_engine=engine, **NO_FACTS)
+    await memory.aput_messages([user("one"), assistant("two")])
+    ended: list[str] = []
+
+    @event.listens_for(engine.sync_engine, "after_cursor_execute")
+    def lose(connection: Any, cursor: Any, statement: str, *others: Any) -> None:
+        if statement.startswith("INSERT INTO llama_index_memory (") and not ended:
+            ended.append(statement)
+            connection.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    with pytest.raises(DBAPIError):
+        await memory.aput(user("lost"))
+    await memory.aput(user("three"))
+    assert [message.content for message in await memory.aget_all()] == ["one", "two", "three"]
+
+
+async def test_nobody_can_log_in_with_what_an_error_says() -> None:
+    """No server, or a wrong password: neither the address nor the message is quoted with it."""
+    uri = "postgresql+asyncpg://me:hunter2@127.0.0.1:1/memory"
+    memory = CondensedMemory.from_defaults("chat", async_database_uri=uri, **NO_FACTS)
+    with pytest.raises(OSError, match="Connect") as error:
+        await memory.aput(user("my secret"))
+    assert "hunter2" not in f"{error.value!r} {error.getrepr(style='short')}"
+    assert "my secret" not in f"{error.value!r}"
+    await memory.sql_store.aclose()
+
+
+@pytest.mark.parametrize("setting", ["lock_timeout", "statement_timeout"])
+async def test_an_impatient_server_costs_a_call_and_no_row(open_engine: OpenEngine, setting: str) -> None:
+    """While somebody else holds the lock of the session; the call can be made again."""
+    holder = MemoryStore(async_engine=open_engine())
+    impatient = open_engine(connect_args={"server_settings": {setting: "200"}})
+    memory = CondensedMemory.from_defaults("chat", async_engine=impatient, **NO_FACTS)
+    await memory.aput(user("one"))
+    async with holder.writing("chat"):
+        with pytest.raises(DBAPIError, match="timeout"):
+            await memory.aput(user("two"))
+    await memory.aput(user("two"))
+    assert [message.content for message in await memory.aget_all()] == ["one", "two"]
+
+
+async def test_a_background_job_outlives_a_lost_connection(open_engine: OpenEngine, start_model: StartModel) -> None:
+    """The cursor stays, and the extraction is made again."""
+    admin, engine = open_engine(), open_engine()
+    loop = asyncio.get_running_loop()
+
+    def slow(messages: list[Message], tools: list[str]) -> Message:
+        if len(server.requests) == 1:
+            asyncio.run_coroutine_threadsafe(end_connections(admin), loop).result(30)
+        return learner(messages, tools)
+
+    llm, server = start_model(slow)
+    memory = CondensedMemory.from_defaults("chat", user_id="ann", async_engine=engine, llm=llm)
+    memory.facts_block.retry_seconds = 0.05
+    await memory.aput_messages([user("I like tea."), assistant("Fine."), user("And now?")])
+    while not (await memory.facts.alist()):
+        await memory.facts_block._jobs.jobs[next(iter(memory.facts_block._jobs.jobs))].task
+    assert [fact.content for fact in await memory.facts.alist()] == ["Likes tea"]
+    await memory.aclose()
+
+
+# ---- other places --------------------------------------------------------------------------------------
+
+
+async def test_tables_of_another_schema_and_name_are_apart(postgres_uri: str, start_model: StartModel) -> None:
+    """Two applications in one database; names that need quoting."""
+    llm, _ = start_model(learner)
+    places: list[dict[str, Any]] = [
+        {},
+        {"db_schema": "agents"},
+        {"db_schema": "Other Agents", "table_name": "chat-table"},
+    ]
+    for i, place in enumerate(places):
+        async with CondensedMemory.from_defaults(
+            "chat", user_id="ann", async_database_uri=postgres_uri, llm=llm, **place
+        ) as memory:
+            await memory.aput_messages([user(f"I like place{i}."), assistant("Fine.")])
+    for i, place in enumerate(places):
+        async with CondensedMemory.from_defaults(
+            "chat", user_id="ann", async_database_uri=postgres_uri, **NO_FACTS, **place
+        ) as memory:
+            assert [fact.content for fact in await memory.facts.alist()] == [f"Likes place{i}"]
+            assert [said for _, said in record(sent_text(await memory.aget()))] == [f"I like place{i}.", "Fine."]
+
+
+async def test_a_database_that_the_host_has_written_is_taken_over(postgres_uri: str) -> None:
+    """And stays readable for it."""
+    host = Memory.from_defaults("chat", async_database_uri=postgres_uri, token_limit=30, token_flush_size=10)
+    for i in range(6):
+        await host.aput_messages([user(f"question {i}"), assistant(f"answer {i}")])
+    async with CondensedMemory.from_defaults("chat", async_database_uri=postgres_uri, **NO_FACTS) as memory:
+        await memory.aput(user("question 6"))
+        rows = [message.content for message in await memory.aget_all()]
+        assert rows == [text for i in range(6) for text in (f"question {i}", f"answer {i}")] + ["question 6"]
+        assert [said for _, said in record(sent_text(await memory.aget()))] == rows[:-1]
+    assert [message.content for message in await host.aget_all()] == rows
+    await close_plain_memory(host)

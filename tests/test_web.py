@@ -1,0 +1,214 @@
+"""The web application of the README, served by real workers to many users at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+import pytest
+from llama_index.core.agent.workflow import FunctionAgent
+
+from llama_index_memory_ext import CondensedMemory, MemoryStore
+from tests.conftest import StartModel
+from tests.openai_server import Message, OpenAIServer, say, serve
+from tests.test_facts_block import learner
+from tests.test_readme import BLOCKS
+
+APP = next(code for code in BLOCKS if "FastAPI(" in code)
+TURN = next(code for code in BLOCKS if "pg_advisory_xact_lock" in code)
+
+
+def model(messages: list[Message], tools: list[str]) -> Message:
+    """Learns what users like, tells them so when they ask, and greets them otherwise."""
+    if tools == ["report_facts"]:
+        return learner(messages, tools)
+    prompt = messages[-1]["content"]
+    question = prompt.split("\n")[-1]
+    if question != "What do I like?":
+        return say(f"{question} to you.")
+    return say(" ".join(sorted(set(re.findall(r"(?:I like|>Likes) (\w+)", prompt)))))
+
+
+@contextmanager
+def serving(database_uri: str, model_server: OpenAIServer, workers: int) -> Iterator[str]:
+    """The socket of the application, from when it has started until it has ended by itself, without a complaint."""
+    # The path of a socket must be short, which those of pytest are not.
+    with TemporaryDirectory(prefix="web") as folder:
+        Path(folder, "app.py").write_text(APP, encoding="utf-8")
+        command = [sys.executable, "-m", "uvicorn", "app:app", "--no-access-log", "--log-level", "info"]
+        environment = {
+            **os.environ,
+            "DATABASE_URI": database_uri,
+            "OPENAI_API_KEY": "sk-test",
+            "OPENAI_API_BASE": model_server.api_base,
+        }
+        process = subprocess.Popen(
+            [*command, "--uds", f"{folder}/socket", "--workers", str(workers)],
+            cwd=folder,
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        lines: list[str] = []
+        started = threading.Semaphore(0)
+        reader = threading.Thread(target=_read, args=(process, lines, started))
+        reader.start()
+        try:
+            assert all(started.acquire(timeout=120) for _ in range(workers)), lines
+            yield f"{folder}/socket"
+        finally:
+            process.terminate()
+            process.wait(60)
+            reader.join()
+        assert [line for line in lines if not line.startswith("INFO:")] == []
+
+
+def _read(process: subprocess.Popen[str], lines: list[str], started: threading.Semaphore) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        lines.append(line)
+        if "startup complete" in line:
+            started.release()
+    process.stderr.close()
+
+
+@asynccontextmanager
+async def users(socket: str, number: int) -> AsyncIterator[list[httpx.AsyncClient]]:
+    """A client with a connection of its own for each."""
+    clients = [
+        httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=socket),
+            base_url="http://app",
+            headers={"user-id": f"user{i}"},
+            timeout=120,
+        )
+        for i in range(number)
+    ]
+    yield clients
+    for client in clients:
+        await client.aclose()
+
+
+async def ask(client: httpx.AsyncClient, session_id: str, message: str) -> str:
+    response = await client.post("/chat", json={"session_id": session_id, "message": message})
+    assert response.status_code == 200, response.text
+    answer: str = response.json()
+    return answer
+
+
+async def talk(client: httpx.AsyncClient) -> list[str]:
+    word = client.headers["user-id"]
+    questions = [f"I like tea_{word}.", "Hello", "Good day", "What do I like?"]
+    return [await ask(client, "first", question) for question in questions]
+
+
+async def check(database_uri: str, workers: int, number: int) -> None:
+    with serve(model) as server, serving(database_uri, server, workers) as socket:
+        async with users(socket, number) as clients:
+            assert (await clients[0].get("/health")).status_code == 200
+            answers = await asyncio.gather(*map(talk, clients))
+            await all_extracted(database_uri, number)
+            again = await asyncio.gather(*(ask(client, "second", "What do I like?") for client in clients))
+    for i in range(number):
+        likes = f"tea_user{i}"
+        assert answers[i] == [f"I like {likes}. to you.", "Hello to you.", "Good day to you.", likes]
+        assert again[i] == likes
+    store = MemoryStore(database_uri)
+    for i in range(number):
+        said = [message.content for message in await store.get_messages(f"user{i}/first", None)]
+        asked = [f"I like tea_user{i}.", "Hello", "Good day", "What do I like?"]
+        assert said == [text for turn in zip(asked, answers[i], strict=True) for text in turn]
+    assert server.refusals == []
+    await store.aclose()
+
+
+async def all_extracted(database_uri: str, number: int) -> None:
+    """Behind the answers, which have not waited for it."""
+    store = MemoryStore(database_uri)
+
+    async def watch() -> None:
+        for i in range(number):
+            while not await store.facts.count(f"user{i}"):  # noqa: ASYNC110 - those who do it are other processes
+                await asyncio.sleep(0.05)
+
+    await asyncio.wait_for(watch(), 120)
+    await store.aclose()
+
+
+async def test_two_workers_answer_fifty_users_each_with_what_is_theirs(postgres_uri: str) -> None:
+    """At once, from two sessions each; and shut down without a complaint."""
+    store = MemoryStore(postgres_uri)
+    await store.get_keys()
+    await store.aclose()
+    await check(postgres_uri, workers=2, number=50)
+
+
+async def test_one_worker_serves_from_a_file(database_uri: str) -> None:
+    await check(database_uri, workers=1, number=10)
+
+
+async def test_what_a_shutdown_interrupts_is_taken_up_by_the_next_start(database_uri: str) -> None:
+    """An extraction in the middle of which the application is shut down."""
+    asked = threading.Event()
+    answered = threading.Event()
+
+    def slow(messages: list[Message], tools: list[str]) -> Message:
+        if tools == ["report_facts"] and not asked.is_set():
+            asked.set()
+            answered.wait(120)
+        return model(messages, tools)
+
+    with serve(slow) as server:
+        with serving(database_uri, server, 1) as socket:
+            async with users(socket, 1) as (client,):
+                await ask(client, "first", "I like tea.")
+                await ask(client, "first", "Hello")
+            assert await asyncio.to_thread(asked.wait, 120)
+        answered.set()
+        with serving(database_uri, server, 1) as socket:
+            async with users(socket, 1) as (client,):
+                await ask(client, "second", "Hello")
+                await all_extracted(database_uri, 1)
+                assert await ask(client, "third", "What do I like?") == "tea"
+
+
+async def test_a_lock_of_the_server_lets_one_turn_through_in_all_processes(
+    postgres_uri: str, start_model: StartModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two engines stand for two workers: only the database can tell one from the other."""
+    monkeypatch.setenv("DATABASE_URI", postgres_uri)
+    turns = []
+    for _ in range(2):
+        names: dict[str, Any] = {}
+        exec(TURN, names)  # noqa: S102 - it is our own
+        turns.append(names["turn_in_all_workers"])
+    # Without the lock that all memories of this process share.
+    monkeypatch.setattr(CondensedMemory, "turn", alone)
+    llm, _ = start_model(model)
+    agent = FunctionAgent(llm=llm)
+    store = MemoryStore(postgres_uri)
+
+    async def ask_within(turn: Any, question: str) -> str:
+        memory = CondensedMemory.from_defaults("chat", chat_store=store, extract_facts=False)
+        async with turn(memory):
+            return str(await agent.run(question, memory=memory))
+
+    questions = [f"Hello {i}" for i in range(8)]
+    answers = await asyncio.gather(*(ask_within(turns[i % 2], question) for i, question in enumerate(questions)))
+    assert answers == [f"{question} to you." for question in questions]
+    await store.aclose()
+
+
+@asynccontextmanager
+async def alone(memory: CondensedMemory) -> AsyncIterator[CondensedMemory]:
+    yield memory
