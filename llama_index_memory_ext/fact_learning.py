@@ -313,7 +313,9 @@ class FactLearning(KnownFacts):
                 new=new,
                 confirmed=confirmed,
                 retired=retired,
-                rejections={**learned.gated.rejections} if learned.gated else {},
+                rejections={
+                    str(reason): n for reason, n in (learned.gated.rejections if learned.gated else {}).items()
+                },
                 seconds=learned.seconds,
             )
         )

@@ -340,6 +340,15 @@ async def test_a_table_with_an_odd_name_is_vacuumed(postgres_uri: str, caplog: p
     await store.aclose()
 
 
+async def test_a_failure_is_rolled_back_after_a_vacuum_too(store: MemoryStore) -> None:
+    """It works outside of transactions, and what comes behind it does not."""
+    await store.add_message("chat", user("one"))
+    assert await store.vacuum()
+    with pytest.raises(ZeroDivisionError):
+        await store.append("chat", [user("two")], lambda queue: 1 // 0, replace=True)
+    assert await store.count_messages("chat") == 1
+
+
 def test_the_synchronous_twin_deletes_the_same(database_uri: str) -> None:
     memory = CondensedMemory.from_defaults("chat", user_id="ann", async_database_uri=database_uri, extract_facts=False)
     memory.put(user("Hello."))

@@ -593,14 +593,14 @@ class MemoryStore(SQLAlchemyChatStore):
         return Unread(cursor.position, cursor.epoch, [LogRow(*row) for row in found])
 
     @uninterrupted
-    async def register(self, key: str, *readers: str, epoch: int = 0) -> bool:
+    async def register(self, key: str, *readers: str, epoch: int | None = None) -> bool:
         """Make readers of a session known, so that ``pending`` finds it, and ``forget_user`` by its owner.
 
-        False if its log is not that of this epoch any more: nothing is made known then.
+        False if an ``epoch`` is given and the log is not that of it any more: nothing is made known then.
         """
         async with self.locking((key, LOG), *((key, reader) for reader in readers)) as connection:
             now, _ = await self.position_of(connection, key, LOG)
-            same = await self._is_same_log(connection, key, epoch, now)
+            same = epoch is None or await self._is_same_log(connection, key, epoch, now)
             if not same:
                 await connection.rollback()
         return same
