@@ -273,6 +273,28 @@ async def test_a_cancelled_backfill_goes_on_where_it_stopped(open_memory: OpenMe
     assert likes(server.requests) == [["tea"], ["rain"], ["rain"], ["snow"]]
 
 
+async def test_a_person_who_is_forgotten_meanwhile_stays_forgotten(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    asked, loop, may_answer = asyncio.Event(), asyncio.get_running_loop(), threading.Event()
+
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        loop.call_soon_threadsafe(asked.set)
+        may_answer.wait(20)
+        return learner(messages, tools)
+
+    llm, _ = start_model(model)
+    memory, other = (open_memory("chat", user_id="ann", llm=llm, extract_facts=False) for _ in range(2))
+    await memory.aput_messages(talk("tea", "rain"))
+    task = asyncio.create_task(memory.abackfill())
+    await asked.wait()
+    await other.aforget()
+    may_answer.set()
+    assert (await task).new == 0
+    assert await contents(memory) == []
+    assert await memory.sql_store.sessions() == []
+
+
 INTERRUPTED = """
 import sys
 from llama_index.llms.openai import OpenAI
