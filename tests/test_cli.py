@@ -110,6 +110,18 @@ def test_whoever_reads_only_the_beginning_hears_no_complaint(cli: Here, database
     assert process.returncode == 1
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="folders have no such rights there")
+def test_by_default_the_database_is_in_a_folder_of_the_user_that_nobody_else_may_read(
+    command: Here, tmp_path: Path
+) -> None:
+    home = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    assert command("facts", "add", "Likes tea", *ANN, **home).returncode == 0
+    (file,) = tmp_path.rglob("memory.db")
+    assert file.parent.name == "llama-index-memory"
+    assert file.parent.stat().st_mode & 0o077 == 0
+    assert "Likes tea" in command("facts", "list", *ANN, **home).stdout
+
+
 # ---- facts --------------------------------------------------------------------------------------------
 
 

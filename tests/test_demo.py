@@ -62,8 +62,8 @@ def test_it_talks_to_a_server_that_speaks_the_protocol(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "environment", "code", "says"),
     [
-        ([], {}, 2, "usage:"),
-        (["dance"], {}, 2, "invalid choice: 'dance'"),
+        ([], {}, 2, "Usage:"),
+        (["dance"], {}, 2, "No such command 'dance'"),
         (["demo", "--database", "/no/such/folder/x.db"], {}, 1, "must be in a folder that exists"),
         (["demo", "--database", "/"], {}, 1, "must name a file"),
         (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
@@ -50,7 +52,8 @@ app.command()(doctor)
 def run(arguments: list[str], name: str) -> int:
     """Run a command; ends with its exit code, by ``SystemExit`` too."""
     if not arguments:
-        app(["--help"], prog_name=name, standalone_mode=False)
+        with redirect_stdout(sys.stderr):
+            app(["--help"], prog_name=name, standalone_mode=False)
         return 2
     app(arguments, prog_name=name)
     return 0

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.cli.database import existing, place_of
 from llama_index_memory_ext.cli.options import AsJson, Database, User
-from llama_index_memory_ext.cli.screen import say, show_json, show_table
+from llama_index_memory_ext.cli.screen import console, say, show_json, show_table
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from llama_index_memory_ext.store import SessionInfo
+
+_WIDE = 80
+_HEAD = ("session", "messages", "user", "last used", "first used")
 
 
 def sessions(*, user: User = None, db: Database = None, json: AsJson = False) -> None:
@@ -24,10 +27,12 @@ def sessions(*, user: User = None, db: Database = None, json: AsJson = False) ->
         say("No sessions." if user is None else f"No sessions of {user}.")
     else:
         rows = [
-            (info.session_id, str(info.messages), ", ".join(info.user_ids), _time(info.first_at), _time(info.last_at))
+            (info.session_id, str(info.messages), ", ".join(info.user_ids), _time(info.last_at), _time(info.first_at))
             for info in found
         ]
-        show_table(("session", "messages", "user", "first used", "last used"), rows, folded="session")
+        # An id that goes over two lines cannot be copied.
+        shown = len(_HEAD) if console().width >= _WIDE else len(_HEAD) - 1
+        show_table(_HEAD[:shown], [row[:shown] for row in rows], folded="session")
 
 
 async def _read(db: str | None) -> list[SessionInfo]:
