@@ -29,21 +29,19 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from llama_index.core.bridge.pydantic import Field
 from llama_index.core.memory import Memory, VectorMemoryBlock
-from llama_index.core.schema import BaseNode
-from llama_index.core.vector_stores import SimpleVectorStore, VectorStoreQuery, VectorStoreQueryResult
 
 from benchmarks.locomo import Conversation, load_conversations, messages_of, prompt_text
 from benchmarks.recall import MiniLM, has_minilm
 from benchmarks.recipe import IN_MEMORY, RecipeBlock, host_memory, o200k, plain_memory
 from benchmarks.report import Measure, Promise, publish
+from benchmarks.vector_store import TextVectorStore
 from llama_index_memory_ext import CondensedMemory
 
 LIMIT, RECALLED = 4_000, 2_000
@@ -75,24 +73,6 @@ class RememberingMiniLM(MiniLM):
 
     def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
         return [embedding_of(text) for text in texts]
-
-
-class TextVectorStore(SimpleVectorStore):
-    """LlamaIndex's vector store in memory, with the nodes kept beside their vectors."""
-
-    stores_text: bool = True
-    nodes: dict[str, BaseNode] = Field(default_factory=dict)
-
-    def add(self, nodes: Sequence[BaseNode], **add_kwargs: Any) -> list[str]:
-        """Keep the nodes too."""
-        self.nodes.update({node.node_id: node for node in nodes})
-        return super().add(nodes, **add_kwargs)
-
-    def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
-        """The nearest nodes, not only their names."""
-        found = super().query(query, **kwargs)
-        found.nodes = [self.nodes[name] for name in found.ids or []]
-        return found
 
 
 def condensed(**settings: Any) -> CondensedMemory:
