@@ -1,6 +1,6 @@
 """Reads the command of a benchmark: which file it names, and whether it shows how far it is.
 
-    python -m benchmarks.NAME [FILE] [--show-progress]
+All are run as ``python -m benchmarks.NAME [FILE] [--show-progress]``.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from llama_index.core.memory import (
     ChatMemoryBuffer,
     ChatSummaryMemoryBuffer,
     FactExtractionMemoryBlock,
-    Memory,
     VectorMemoryBlock,
 )
 from llama_index.core.utils import get_tokenizer
@@ -85,8 +84,10 @@ async def ours(uri: str, **settings: Any) -> AsyncIterator[BaseMemory]:
 @asynccontextmanager
 async def kept_in_process(make: Callable[..., BaseMemory], _uri: str, **settings: Any) -> AsyncIterator[BaseMemory]:
     """A buffer of LlamaIndex's, which by default keeps its messages in the process."""
-    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
-        yield make(**settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        memory = make(**settings)
+    yield memory
 
 
 def with_block(make: Callable[[], BaseMemoryBlock[Any]], uri: str, **settings: Any) -> Any:
@@ -110,9 +111,7 @@ def as_they_come(**of_host: Any) -> dict[str, Open]:
         OURS: ours,
         HOST: partial(plain_memory, **of_host),
         BUFFER: partial(kept_in_process, ChatMemoryBuffer.from_defaults),
-        SUMMARY_BUFFER: partial(
-            kept_in_process, ChatSummaryMemoryBuffer.from_defaults, llm=StandInModel(), **of_host
-        ),
+        SUMMARY_BUFFER: partial(kept_in_process, ChatSummaryMemoryBuffer.from_defaults, llm=StandInModel(), **of_host),
         RECIPE: lambda uri: host_memory(uri, RememberingRecipeBlock()),
         VECTORS: partial(with_block, vectors, **of_host),
         FACTS: partial(with_block, extracted_facts, **of_host),
@@ -129,9 +128,7 @@ def within(limit: int, **of_host: Any) -> dict[str, Open]:
         SUMMARY: partial(record_only, summarize=True),
         HOST: partial(plain_memory, **limited),
         BUFFER: partial(kept_in_process, ChatMemoryBuffer.from_defaults, token_limit=limit),
-        SUMMARY_BUFFER: partial(
-            kept_in_process, ChatSummaryMemoryBuffer.from_defaults, llm=StandInModel(), **limited
-        ),
+        SUMMARY_BUFFER: partial(kept_in_process, ChatSummaryMemoryBuffer.from_defaults, llm=StandInModel(), **limited),
         RECIPE: lambda uri: host_memory(uri, RememberingRecipeBlock(token_limit=limit)),
         VECTORS: partial(with_block, vectors, **limited),
         FACTS: partial(with_block, extracted_facts, **limited),
@@ -144,5 +141,3 @@ async def put(memory: BaseMemory, messages: Sequence[ChatMessage]) -> None:
     if isinstance(memory, CondensedMemory):
         for block in (memory.condensed_block, memory.facts_block):
             await block.await_jobs(SESSION)
-
-

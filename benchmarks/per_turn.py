@@ -86,9 +86,8 @@ def contenders() -> dict[tuple[str, str], Open]:
     of_host = {"tokenizer_fn": remembering_tokenizer()}
     settings = {DEFAULTS: as_they_come(**of_host), LIMITED: within(LIMIT, **of_host)}
     sides = {(setting, side): opened for setting, sides in settings.items() for side, opened in sides.items()}
-    for setting, limit in ((DEFAULTS, {}), (LIMITED, {"token_limit": LIMIT})):
-        sides[setting, BUFFER] = partial(kept_in_process, AddingBuffer.from_defaults, **limit)
-    return sides
+    adding = partial(kept_in_process, AddingBuffer.from_defaults)
+    return {**sides, (DEFAULTS, BUFFER): adding, (LIMITED, BUFFER): partial(adding, token_limit=LIMIT)}
 
 
 def series_of(setting: str, side: str, counts: Counts) -> list[Series]:
@@ -106,11 +105,12 @@ def series_of(setting: str, side: str, counts: Counts) -> list[Series]:
 
 def main() -> int:
     """Measure, publish, and return the exit code."""
-    messages = conversation(TURNS)
-    measures = [Measure("turns", TURNS), Measure("tokens of the conversation", sum(len(tokens_of(text_of(one))) for one in messages))]
+    said = sum(len(tokens_of(text_of(message))) for message in conversation(TURNS))
+    measures = [Measure("turns", TURNS), Measure("tokens of the conversation", said)]
     series = []
     for (setting, side), opened in shown(contenders().items(), "memories"):
-        counts = asyncio.run(counts_of(opened(IN_MEMORY), messages))
+        # Anew for each: LlamaIndex's Memory writes into the messages that it is given.
+        counts = asyncio.run(counts_of(opened(IN_MEMORY), conversation(TURNS)))
         cached, tokens = (sum(column) for column in zip(*counts, strict=True))
         measures.append(Measure(f"tokens of a prompt, {side}, {setting}", tokens / TURNS))
         measures.append(Measure(f"share from the cache, {side}, {setting}", cached / tokens))

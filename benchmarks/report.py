@@ -68,7 +68,7 @@ def publish(
     ``results/NAME_PART.json``, which stays where the part is not measured.
     """
     command, file = command_of(name), f"{name}_{part}" if part else name
-    width = max((len(line.what) for line in [*measures, *promises]), default=0)
+    width = max(len(what) for what in [*(m.what for m in measures), *(p.what for p in promises)])
     print(f"{file}: {command}")
     for measure in measures:
         print(f"  {measure.what:{width}}  {_shown(measure.value, measure.unit):>12}")

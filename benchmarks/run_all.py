@@ -1,6 +1,6 @@
 """Runs all benchmarks in turn, each in its own process; the exit code is 1 if a promise is missed.
 
-    python -m benchmarks.run_all [--show-progress]
+``--show-progress`` is handed on to each.
 """
 
 from __future__ import annotations

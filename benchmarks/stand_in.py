@@ -14,7 +14,7 @@ from typing import Any
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole, TextBlock, ToolCallBlock
-from sklearn.feature_extraction.text import HashingVectorizer
+from sklearn.feature_extraction.text import HashingVectorizer  # type: ignore[import-untyped]
 
 from benchmarks.locomo import text_of
 from llama_index_memory_ext.offline_model import OfflineModel
