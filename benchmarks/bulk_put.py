@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from benchmarks.command import shown
 from benchmarks.messages import sample_messages
 from benchmarks.recipe import SESSION, RecipeBlock, host_memory
 from benchmarks.report import Measure, Promise, publish
@@ -49,7 +50,7 @@ async def put(opened: AbstractAsyncContextManager[Memory], size: int) -> tuple[f
 async def measure(folder: Path, recipe_once: tuple[int, ...]) -> dict[tuple[str, int], list[float]]:
     """The seconds of each put by side and size."""
     seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for number in range(ROUNDS):
+    for number in shown(range(ROUNDS), "rounds"):
         recipe_sizes = RECIPE_SIZES if number else (*RECIPE_SIZES, *recipe_once)
         for size in SIZES:
             uri = f"sqlite+aiosqlite:///{folder / f'{number}-{size}'}"

@@ -26,6 +26,7 @@ from itertools import takewhile
 from llama_index.core.base.llms.types import MessageRole
 from llama_index.core.memory import Memory
 
+from benchmarks.command import shown
 from benchmarks.locomo import Conversation, load_conversations, messages_of, prompt_text
 from benchmarks.recipe import IN_MEMORY, RecipeBlock, host_memory, o200k
 from benchmarks.report import Measure, Promise, publish
@@ -53,7 +54,11 @@ SIDES: dict[str, Callable[[], AbstractAsyncContextManager[Memory]]] = {
 
 def cacheable(prompt: list[int], previous: list[int]) -> int:
     """How many tokens of a prompt the cache has from the prompt before it."""
-    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, previous, strict=False)))
+    return served(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, previous, strict=False))))
+
+
+def served(shared: int) -> int:
+    """How many tokens the cache serves of a prefix of so many tokens."""
     return 0 if shared < CACHE_FROM else shared - (shared - CACHE_FROM) % CACHE_STEP
 
 
@@ -81,7 +86,7 @@ def counts_of(prompts: list[str]) -> Counts:
 async def measure(conversations: list[Conversation]) -> dict[str, Counts]:
     """Cacheable and all tokens of each prompt of all conversations, for each side."""
     counts: dict[str, Counts] = {side: [] for side in (*SIDES, BEFORE_RECALL)}
-    for conversation in conversations:
+    for conversation in shown(conversations, "conversations"):
         for side, opened in SIDES.items():
             prompts = await prompts_of(opened(), conversation)
             counts[side] += counts_of(prompts)

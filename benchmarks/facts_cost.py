@@ -18,6 +18,7 @@ from typing import Any
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.bridge.pydantic import Field
 
+from benchmarks.command import shown
 from benchmarks.messages import sample_messages
 from benchmarks.report import Measure, Promise, publish
 from benchmarks.turn_cost import turn
@@ -57,7 +58,7 @@ async def turns(folder: Path) -> tuple[list[float], list[float]]:
     await with_facts.sql_store.facts.write("with", facts)
     seconds: dict[str, list[float]] = {"without": [], "with": []}
     async with without, with_facts:
-        for number in range(WARM_UP + TURNS):
+        for number in shown(range(WARM_UP + TURNS), "turns"):
             for memory in (without, with_facts) if number % 2 else (with_facts, without):
                 taken = await turn(memory, number)
                 seconds[memory.session_id] += [taken] if number >= WARM_UP else []
@@ -71,7 +72,7 @@ async def delays(folder: Path, *, extract: bool) -> list[float]:
     taken = []
     uri = f"sqlite+aiosqlite:///{folder / f'delay-{extract}.db'}"
     async with CondensedMemory.from_defaults("chat", llm=llm, extract_facts=extract, async_database_uri=uri) as memory:
-        for i in range(RUNS):
+        for i in shown(range(RUNS), "runs"):
             llm.asked.clear()
             started = perf_counter()
             await agent.run(f"I like topic {i}.", memory=memory)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from statistics import median
 
+from benchmarks.command import shown
 from benchmarks.report import Measure, Promise, publish
 
 ROUNDS = 11
@@ -27,7 +28,7 @@ def import_seconds(modules: str) -> float:
 def main() -> int:
     """Measure, publish, and return the exit code."""
     seconds: dict[str, list[float]] = {HOST: [], BOTH: []}
-    for _ in range(1 + ROUNDS):
+    for _ in shown(range(1 + ROUNDS), "rounds"):
         for modules, taken in seconds.items():
             taken.append(import_seconds(modules))
     medians = {modules: median(taken[1:]) for modules, taken in seconds.items()}

@@ -13,6 +13,8 @@ from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
 
+from benchmarks.command import named_path
+
 DEFAULT_FILE = Path("../shared/recall/locomo_dev.json")
 
 Conversation = dict[str, Any]
@@ -20,7 +22,7 @@ Conversation = dict[str, Any]
 
 def load_conversations(name: str) -> list[Conversation]:
     """The conversations of the file that the command names; [] if there is none, and a line says so."""
-    file = Path(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_FILE
+    file = named_path(DEFAULT_FILE)
     if not file.is_file():
         print(f"There is no {file}. Name the file: python -m benchmarks.{name} LOCOMO_JSON", file=sys.stderr)
         return []

@@ -1,4 +1,4 @@
-"""Makes the messages that the benchmarks put in: plain words, 20 tokens each, the same in every run."""
+"""Makes the messages that the benchmarks put in: plain words, one token each, the same in every run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import random
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
 WORDS_PER_MESSAGE = 20
+# A question, and the answer of an assistant.
+QUESTION_WORDS, ANSWER_WORDS = (10, 70), (60, 260)
 
 # Each is one token of o200k_base, with or without a space before it.
 _WORDS = (
@@ -17,10 +19,17 @@ _WORDS = (
 
 
 def sample_messages(count: int, *, start: int = 0) -> list[ChatMessage]:
-    """Fresh messages, a user's and an assistant's by turns; ``start`` is the number of the first one."""
-    return [_message(number) for number in range(start, start + count)]
+    """Fresh messages of 20 tokens, a user's and an assistant's by turns; ``start`` is the number of the first one."""
+    return [_message(number, WORDS_PER_MESSAGE, WORDS_PER_MESSAGE) for number in range(start, start + count)]
 
 
-def _message(number: int) -> ChatMessage:
-    words = random.Random(number).choices(_WORDS, k=WORDS_PER_MESSAGE)
+def conversation(turns: int) -> list[ChatMessage]:
+    """Questions of 10 to 70 tokens, 40 in the mean, each with an answer of 60 to 260, 160 in the mean."""
+    return [_message(number, *(ANSWER_WORDS if number % 2 else QUESTION_WORDS)) for number in range(2 * turns)]
+
+
+def _message(number: int, least: int, most: int) -> ChatMessage:
+    chance = random.Random(number)
+    # Where there is nothing to draw nothing is drawn.
+    words = chance.choices(_WORDS, k=least if least == most else chance.randint(least, most))
     return ChatMessage(role=MessageRole.ASSISTANT if number % 2 else MessageRole.USER, content=" ".join(words))

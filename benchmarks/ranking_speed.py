@@ -17,6 +17,7 @@ from datetime import datetime, timedelta, timezone
 from statistics import median
 from time import perf_counter
 
+from benchmarks.command import shown
 from benchmarks.report import Measure, Promise, publish
 from llama_index_memory_ext.facts import Fact
 from llama_index_memory_ext.ranking import TfidfRanker, document_of, rank
@@ -90,7 +91,7 @@ def main() -> int:
                 rank(facts[:count], question(chance), turns, ranker=ranker)
             measures.append(Measure(f"rank with two earlier turns, {count:,} facts", milliseconds(start) / CALLS, "ms"))
     appends, questions_after = [], []
-    for fact in facts[added:]:
+    for fact in shown(facts[added:], "appends"):
         start = perf_counter()
         ranker.add([document_of(fact)])
         appends.append(milliseconds(start))

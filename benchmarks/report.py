@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from time import perf_counter
 from typing import Any
+
+from benchmarks.command import command_of
+from benchmarks.machine import machine, versions
 
 RESULTS = Path(__file__).parent / "results"
 
-_PACKAGES = (
-    "llama-index-memory-ext",
-    "llama-index-core",
-    "llama-index-workflows",
-    "sqlalchemy",
-    "aiosqlite",
-    "tiktoken",
-    "banks",
-)
+# Benchmarks import this file before they begin.
+_STARTED = perf_counter()
 
 
 @dataclass(frozen=True)
@@ -53,10 +47,29 @@ class Promise:
         return f"at {'least' if self.at_least else 'most'} {_shown(self.limit, self.unit)}"
 
 
-def publish(name: str, measures: list[Measure], promises: list[Promise]) -> int:
-    """Print the tables and write ``results/NAME.json``. Returns the exit code: 1 if a promise is missed."""
+@dataclass(frozen=True)
+class Series:
+    """One line of a picture: what a side has in one setting, as points (x, y) in the order of x."""
+
+    what: str
+    setting: str
+    side: str
+    by: str
+    unit: str
+    points: tuple[tuple[float, float], ...]
+
+
+def publish(
+    name: str, measures: list[Measure], promises: list[Promise], series: Sequence[Series] = (), *, part: str = ""
+) -> int:
+    """Print the tables and write ``results/NAME.json``. Returns the exit code: 1 if a promise is missed.
+
+    ``part`` names a part of the benchmark that cannot be measured everywhere: it has a file of its own,
+    ``results/NAME_PART.json``, which stays where the part is not measured.
+    """
+    command, file = command_of(name), f"{name}_{part}" if part else name
     width = max(len(what) for what in [*(m.what for m in measures), *(p.what for p in promises)])
-    print(f"{name}: {_command(name)}")
+    print(f"{file}: {command}")
     for measure in measures:
         print(f"  {measure.what:{width}}  {_shown(measure.value, measure.unit):>12}")
     for promise in promises:
@@ -65,31 +78,32 @@ def publish(name: str, measures: list[Measure], promises: list[Promise]) -> int:
         print(f"  {promise.what:{width}}  {promise.bound:>16}  measured {measured:>9}  {verdict}")
     RESULTS.mkdir(exist_ok=True)
     result = {
-        "command": _command(name),
+        "command": command,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": {"cpus": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()},
-        "versions": {package: _version(package) for package in _PACKAGES},
+        "seconds": round(perf_counter() - _STARTED),
+        "machine": machine(),
+        "versions": versions(),
         "measures": [_plain(measure) for measure in measures],
         "promises": [{**_plain(promise), "kept": promise.kept} for promise in promises],
     }
-    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    (RESULTS / f"{file}.json").write_text(_written(result, series) + "\n", encoding="utf-8")
     return 0 if all(promise.kept for promise in promises) else 1
 
 
-def _command(name: str) -> str:
-    # Where a file lies on the machine is nobody's business.
-    return " ".join([f"python -m benchmarks.{name}", *(Path(argument).name for argument in sys.argv[1:])])
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed: the working tree"
+def _written(result: dict[str, Any], series: Sequence[Series]) -> str:
+    """JSON, with each series on a line of its own: a number on each line would make thousands of them."""
+    lines = [{**asdict(line), "points": [[_short(x), _short(y)] for x, y in line.points]} for line in series]
+    listed = ",\n    ".join(json.dumps(line) for line in lines)
+    text = json.dumps({**result, "series": []}, indent=2)
+    return text.replace('"series": []', f'"series": [\n    {listed}\n  ]') if listed else text
 
 
 def _plain(line: Measure | Promise) -> dict[str, Any]:
-    return {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in asdict(line).items()}
+    return {key: _short(value) for key, value in asdict(line).items()}
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def _shown(value: float, unit: str) -> str:

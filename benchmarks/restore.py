@@ -38,6 +38,7 @@ from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from benchmarks.command import shown
 from benchmarks.messages import sample_messages
 from benchmarks.recipe import SESSION
 from benchmarks.report import Measure, Promise, publish
@@ -136,7 +137,7 @@ def measure(folder: Path) -> dict[str, dict[str, float]]:
     asyncio.run(write_session(files[LONG_SESSION], LONG))
     asyncio.run(write_host_session(files[HOST_SESSION], LONG))
     taken: dict[str, dict[str, list[float]]] = {side: {} for side in SIDES}
-    for what in ["seconds"] * ROUNDS + ["bytes"] * MEMORY_ROUNDS + ["rows"]:
+    for what in shown(["seconds"] * ROUNDS + ["bytes"] * MEMORY_ROUNDS + ["rows"], "rounds"):
         for side, file in files.items():
             for key, value in in_new_process(file, what).items():
                 taken[side].setdefault(key, []).append(value)

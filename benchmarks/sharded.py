@@ -32,6 +32,7 @@ from tempfile import TemporaryDirectory
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
 from llama_index.core.memory import Memory
 
+from benchmarks.command import shown
 from benchmarks.locomo import text_of
 from benchmarks.messages import sample_messages
 from benchmarks.recipe import IN_MEMORY, SESSION, RecipeBlock, host_memory, plain_memory
@@ -179,7 +180,7 @@ async def measure(conversations: Sequence[Conversation]) -> dict[str, list[Kept]
     """What holds for the last prompt of each conversation, on each side."""
     held: dict[str, list[Kept]] = {}
     for side, opened in SIDES.items():
-        for conversation in conversations:
+        for conversation in shown(conversations, side):
             pieces = [escape_tags(turn.piece) if side == OURS else turn.piece for turn in conversation.turns]
             prompt = await last_prompt(opened, conversation)
             held.setdefault(side, []).append(kept(prompt, pieces))

@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from benchmarks.command import shown
 from benchmarks.messages import sample_messages
 from benchmarks.recipe import SESSION, RecipeBlock, host_memory
 from benchmarks.report import Measure, Promise, publish
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from contextlib import AbstractAsyncContextManager
 
-    from llama_index.core.memory import Memory
+    from llama_index.core.memory import BaseMemory, Memory
 
 ROUNDS, TURNS, WARM_UP = 10, 26, 4
 LONG, SHORT = 10_000, 100
@@ -57,7 +58,7 @@ async def session_of(side: str, file: Path) -> AsyncIterator[Memory]:
         yield memory
 
 
-async def turn(memory: Memory, number: int) -> float:
+async def turn(memory: BaseMemory, number: int) -> float:
     """The seconds that one turn takes."""
     question, answer = sample_messages(2, start=2 * number)
     start = perf_counter()
@@ -72,7 +73,7 @@ async def measure(folder: Path) -> dict[str, list[float]]:
     """The seconds of each counted turn of each side."""
     seconds: dict[str, list[float]] = {side: [] for side in SIDES}
     async with session_of(LONG_SESSION, folder / "long.db") as long_session:
-        for round_number in range(ROUNDS):
+        for round_number in shown(range(ROUNDS), "rounds"):
             async with AsyncExitStack() as stack:
                 memories: dict[str, Memory] = {LONG_SESSION: long_session}
                 for i, side in enumerate(SIDES[1:]):

@@ -1,0 +1,28 @@
+"""Keeps vectors and their texts in the process, as LlamaIndex's VectorMemoryBlock asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llama_index.core.bridge.pydantic import Field
+from llama_index.core.schema import BaseNode
+from llama_index.core.vector_stores import SimpleVectorStore, VectorStoreQuery, VectorStoreQueryResult
+
+
+class TextVectorStore(SimpleVectorStore):
+    """LlamaIndex's vector store in memory, with the nodes kept beside their vectors."""
+
+    stores_text: bool = True
+    nodes: dict[str, BaseNode] = Field(default_factory=dict)
+
+    def add(self, nodes: Sequence[BaseNode], **add_kwargs: Any) -> list[str]:
+        """Keep the nodes too."""
+        self.nodes.update({node.node_id: node for node in nodes})
+        return super().add(nodes, **add_kwargs)
+
+    def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+        """The nearest nodes, not only their names."""
+        found = super().query(query, **kwargs)
+        found.nodes = [self.nodes[name] for name in found.ids or []]
+        return found
