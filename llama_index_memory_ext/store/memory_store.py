@@ -31,6 +31,7 @@ from llama_index_memory_ext.store.engine import (
     open_anchor,
     open_engine,
     place_of,
+    shown,
 )
 from llama_index_memory_ext.store.fact_table import FactTable, define_facts
 from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, FACTS, LOG, Statements, define_cursors, define_rows
@@ -162,7 +163,8 @@ class MemoryStore(SQLAlchemyChatStore):
         check_backend(url)
         super().__init__(
             table_name=table_name,
-            async_database_uri=async_database_uri if async_engine is None else url.render_as_string(),
+            # Nothing asks for it but people and dumps, who need not see the password.
+            async_database_uri=shown(url),
             async_engine=async_engine,
             db_data=db_data,
             db_schema=db_schema,
@@ -194,20 +196,18 @@ class MemoryStore(SQLAlchemyChatStore):
         return self._identity
 
     @property
-    def _uri_without_password(self) -> str:
-        if self._in_memory:
-            return DEFAULT_ASYNC_DATABASE_URI
-        return self.async_database_uri if self._url.password is None else self._url.render_as_string()
+    def _address(self) -> str:
+        return DEFAULT_ASYNC_DATABASE_URI if self._in_memory else self.async_database_uri
 
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
-        return [("async_database_uri", self._uri_without_password), ("table_name", self.table_name)]
+        return [("async_database_uri", self._address), ("table_name", self.table_name)]
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> MemoryStore:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         # An engine cannot travel and a password must not: the copy opens its own connections.
-        return _reopen, (self._uri_without_password, self.table_name, self.db_schema)
+        return _reopen, (self._address, self.table_name, self.db_schema)
 
     def __del__(self) -> None:
         private = getattr(self, "__pydantic_private__", None) or {}
@@ -226,7 +226,7 @@ class MemoryStore(SQLAlchemyChatStore):
         """The settings without the password, and the rows if they are kept in memory only."""
         dump: dict[str, Any] = {
             "table_name": self.table_name,
-            "async_database_uri": self._uri_without_password,
+            "async_database_uri": self._address,
             "db_schema": self.db_schema,
         }
         if self._in_memory:
