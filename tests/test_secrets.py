@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import gc
 import json
 import logging
 import pickle
@@ -113,7 +112,8 @@ def test_the_host_dumps_a_memory_without_secrets() -> None:
 
 def test_a_block_without_a_memory_keeps_its_key_to_itself() -> None:
     llm = OpenAI(model="gpt-4o-mini", api_key=KEY)
-    for block in (CondensedMemoryBlock(llm=llm), RelevantFactsBlock(llm=llm, embed_model=EmbeddingWithKey(embed_dim=3))):
+    facts_block = RelevantFactsBlock(llm=llm, embed_model=EmbeddingWithKey(embed_dim=3))
+    for block in (CondensedMemoryBlock(llm=llm), facts_block):
         assert not any(has_secret(way(block)) for way in [*WAYS.values(), *DUMPS.values()])
 
 
@@ -198,7 +198,7 @@ async def test_an_error_about_a_wrong_password_does_not_carry_it(postgres_uri: s
     """Of a user who has to give one, other than the rest of this server's."""
     async with create_async_engine(postgres_uri, poolclass=NullPool).begin() as connection:
         rules = Path((await connection.execute(text("SHOW hba_file"))).scalar_one())
-        rules.write_text(f"local all locked scram-sha-256\n{rules.read_text()}")
+        rules.write_text(f"local all locked scram-sha-256\n{rules.read_text()}")  # noqa: ASYNC240 - nobody waits
         await connection.execute(text("CREATE ROLE locked LOGIN PASSWORD 'another'"))
         await connection.execute(text("SELECT pg_reload_conf()"))
     uri = make_url(postgres_uri).set(username="locked", password=PASSWORD)
@@ -208,14 +208,13 @@ async def test_an_error_about_a_wrong_password_does_not_carry_it(postgres_uri: s
     assert not has_secret(whole(error.value))
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_the_warning_about_a_store_that_was_not_closed_does_not_carry_the_password(postgres_uri: str) -> None:
     uri = make_url(postgres_uri).set(password=PASSWORD).render_as_string(hide_password=False)
     store = MemoryStore(uri)
     await store.add_message("chat", user("Hello"))
     with pytest.warns(ResourceWarning, match="was not closed") as warned:
-        del store
-        gc.collect()
+        store.__del__()
+    await store.aclose()
     assert not any(has_secret(str(warning.message)) for warning in warned)
 
 
