@@ -32,6 +32,9 @@ def commands_of(block: str) -> list[str]:
     return [command for command in commands if command.strip() and not command.startswith(DONE_BEFORE)]
 
 
+BLOCKS = blocks("python")
+
+
 def model(messages: list[Message], tools: list[str]) -> Message:
     if tools == ["report_facts"]:
         return call(("call_1", "report_facts", {"new_facts": []}))
@@ -42,7 +45,7 @@ def model(messages: list[Message], tools: list[str]) -> Message:
     return say("By multiplying." if "multiply(" in messages[-1]["content"] else "I do not know.")
 
 
-@pytest.mark.parametrize("code", blocks("python"))
+@pytest.mark.parametrize("code", BLOCKS)
 def test_a_block_of_code_runs(code: str, tmp_path: Path) -> None:
     """In a process of its own, with the real client against a local server."""
     with serve(model) as server:
