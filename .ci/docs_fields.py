@@ -1,6 +1,7 @@
 """Says in the reference what a pydantic field is for, and the value of a default that has a name."""
 
 import ast
+from contextlib import suppress
 from typing import Any
 
 import griffe
@@ -34,5 +35,7 @@ def _value_of(default: Any, module: griffe.Module) -> Any:
     """What stands behind the name of a constant of this package; anything else as it is."""
     named = module.members.get(default.name) if isinstance(default, griffe.ExprName) else None
     if isinstance(named, griffe.Alias) and named.target_path.startswith(f"{module.package.name}."):
-        named = named.final_target
+        # Two names of one assignment are not told apart; such a default is shown by its name.
+        with suppress(griffe.AliasResolutionError):
+            named = named.final_target
     return named.value if isinstance(named, griffe.Attribute) else default
