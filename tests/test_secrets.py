@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.embeddings import MockEmbedding
-from llama_index.core.instrumentation import get_dispatcher
-from llama_index.core.instrumentation.event_handlers.base import BaseEventHandler
 from llama_index.core.workflow import Context, JsonPickleSerializer
 from llama_index.llms.openai import OpenAI
+from llama_index_instrumentation import get_dispatcher
+from llama_index_instrumentation.event_handlers.base import BaseEventHandler
 from pydantic import BaseModel, ValidationError
 from sqlalchemy import make_url, text
 from sqlalchemy.exc import SQLAlchemyError
