@@ -196,18 +196,18 @@ class MemoryStore(SQLAlchemyChatStore):
         return self._identity
 
     @property
-    def _address(self) -> str:
+    def _uri_without_password(self) -> str:
         return DEFAULT_ASYNC_DATABASE_URI if self._in_memory else self.async_database_uri
 
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
-        return [("async_database_uri", self._address), ("table_name", self.table_name)]
+        return [("async_database_uri", self._uri_without_password), ("table_name", self.table_name)]
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> MemoryStore:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         # An engine cannot travel and a password must not: the copy opens its own connections.
-        return _reopen, (self._address, self.table_name, self.db_schema)
+        return _reopen, (self._uri_without_password, self.table_name, self.db_schema)
 
     def __del__(self) -> None:
         private = getattr(self, "__pydantic_private__", None) or {}
@@ -226,7 +226,7 @@ class MemoryStore(SQLAlchemyChatStore):
         """The settings without the password, and the rows if they are kept in memory only."""
         dump: dict[str, Any] = {
             "table_name": self.table_name,
-            "async_database_uri": self._address,
+            "async_database_uri": self._uri_without_password,
             "db_schema": self.db_schema,
         }
         if self._in_memory:
