@@ -60,6 +60,16 @@ def test_a_block_of_code_runs(code: str, tmp_path: Path) -> None:
     assert server.refusals == []
 
 
+def test_the_two_commands_are_the_first_two_blocks_of_shell_code() -> None:
+    """Whoever checks the project takes them from there."""
+    commands = re.findall(r"^```bash\n(.*?)\n```$", README, flags=re.DOTALL | re.MULTILINE)
+    assert [command.split(" && ")[-1] for command in commands] == [
+        "python -m llama_index_memory_ext demo",
+        "python -m pytest",
+    ]
+    assert all("\n" not in command for command in commands)
+
+
 @pytest.mark.parametrize("commands", [commands_of(block) for block in blocks("bash") if commands_of(block)])
 def test_a_block_of_commands_runs(commands: list[str], tmp_path: Path) -> None:
     """In an empty folder, one command after the other, with nobody at the keyboard."""
@@ -86,16 +96,6 @@ def test_every_block_of_json_can_be_read() -> None:
 def test_no_block_is_of_a_kind_that_nothing_checks() -> None:
     assert {kind for kind, _ in FENCED} <= KINDS
     assert README.count("```") == 2 * len(FENCED)
-
-
-def test_the_two_commands_are_the_first_two_blocks_of_shell_code() -> None:
-    """Whoever checks the project takes them from there."""
-    commands = [code.strip() for code in blocks("bash")][:2]
-    assert [command.split(" && ")[-1] for command in commands] == [
-        "python -m llama_index_memory_ext demo",
-        "python -m pytest",
-    ]
-    assert all("\n" not in command for command in commands)
 
 
 def test_every_extra_that_is_named_exists() -> None:
