@@ -25,4 +25,4 @@ async def main() -> None:
 
 assert (Path(llama_index_memory_ext.__file__).parent / "py.typed").is_file()
 asyncio.run(main())
-print("the wheel works:", llama_index_memory_ext.__file__)
+print("it works:", llama_index_memory_ext.__file__)

@@ -99,8 +99,9 @@ class CondensedMemoryBlock(CondensedSettings):
         ValueError: ``keep_messages`` is larger than ``max_messages``, or no room is left beside summary and recall.
         StoreError: By ``aput``, if the given store has never seen the session: the memory keeps its messages elsewhere.
 
-    >>> CondensedMemoryBlock(token_limit=8_000).name
-    'condensed_memory'
+    Examples:
+        >>> CondensedMemoryBlock(token_limit=8_000).name
+        'condensed_memory'
     """
 
     _windows: Remembered[str, _Window] = PrivateAttr(default_factory=Remembered)

@@ -56,19 +56,24 @@ class Fact(BaseModel):
         pydantic.ValidationError: Blank content, an unknown category or field, a confidence outside
             0..1, or a datetime without a time zone.
 
-    >>> Fact(content="Prefers pytest for testing", confidence=0.9, category="preference").retired
-    False
+    Examples:
+        >>> Fact(content="Prefers pytest for testing", confidence=0.9, category="preference").retired
+        False
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    id: Text = Field(default_factory=lambda: uuid4().hex, min_length=1)
+    id: Text = Field(
+        default_factory=lambda: uuid4().hex, min_length=1, description="Names it in its namespace; default: a new one."
+    )
     namespace: Text = Field(default="", description="Whose fact it is: facts of two namespaces never meet.")
     content: Content = Field(description="The fact in one sentence.")
-    category: Category = "knowledge"
+    category: Category = Field(
+        default="knowledge", description="preference, knowledge, context, behavior, goal or correction."
+    )
     confidence: float = Field(default=1.0, ge=0.0, le=1.0, description="How sure it is, 0..1.")
-    created_at: Utc = Field(default_factory=_now)
-    updated_at: Utc = Field(default_factory=_now)
+    created_at: Utc = Field(default_factory=_now, description="When it became known; default: now.")
+    updated_at: Utc = Field(default_factory=_now, description="When it last changed; default: when it was created.")
     session_id: Text | None = Field(default=None, description="The session in which it was said.")
     message_ids: tuple[int, ...] = Field(default=(), description="The rows of the log in which it was said.")
     quote: Text = Field(default="", description="The words of the user that say it, verbatim.")
@@ -77,7 +82,7 @@ class Fact(BaseModel):
         description="The words of the message it came from and of those beside it, by which it is found too.",
     )
     retired_at: Utc | None = Field(default=None, description="Since when it is no longer true.")
-    retired_reason: Text | None = None
+    retired_reason: Text | None = Field(default=None, description="Why it is no longer true.")
     replaced_by: Text | None = Field(default=None, description="The id of the fact that holds instead.")
     pinned: bool = Field(default=False, description="Whether it is shown before facts that match better.")
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.facts import Fact
 
-SIMILARITY_WEIGHT, CONFIDENCE_WEIGHT = 0.6, 0.4
+SIMILARITY_WEIGHT = 0.6
+CONFIDENCE_WEIGHT = 0.4
 CONTEXT_SHARE = 0.3
 LENGTH_EXPONENT = 0.6
 # What each of the turns before the question weighs beside it; more than two of them weigh no more than two.

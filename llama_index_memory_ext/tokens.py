@@ -49,10 +49,11 @@ class TokenCounter:
     No ``str`` makes it raise: special tokens are plain text, lone surrogates count as U+FFFD. A run
     of over 100,000 characters without a word boundary is counted in pieces.
 
-    >>> TokenCounter().count("Hello, world")
-    3
-    >>> TokenCounter().count("")
-    0
+    Examples:
+        >>> TokenCounter().count("Hello, world")
+        3
+        >>> TokenCounter().count("")
+        0
     """
 
     # Whether the tokens of lines that begin with "<" and end with ">" add up to those of the whole text.

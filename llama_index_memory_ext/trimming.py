@@ -73,12 +73,13 @@ def trim(
     ``allow_partial``) rather than lost if it is too large alone; neither a large system message nor a part of a
     message breaks the limit; and a long turn of tool calls keeps the question that it began with.
 
-    >>> from llama_index.core.llms import ChatMessage
-    >>> chat = [ChatMessage(role="user", content="Hello, world"), ChatMessage(role="assistant", content="Hello!")]
-    >>> [message.content for message in trim(chat, token_limit=2)]
-    ['Hello!']
-    >>> [message.content for message in trim(chat, token_limit=4, allow_partial=True)]
-    [', world', 'Hello!']
+    Examples:
+        >>> from llama_index.core.llms import ChatMessage
+        >>> chat = [ChatMessage(role="user", content="Hello, world"), ChatMessage(role="assistant", content="Hello!")]
+        >>> [message.content for message in trim(chat, token_limit=2)]
+        ['Hello!']
+        >>> [message.content for message in trim(chat, token_limit=4, allow_partial=True)]
+        [', world', 'Hello!']
     """
     messages = checked_messages(messages)
     limits = limits_of(token_limit, max_messages, keep_messages, keep_ratio)

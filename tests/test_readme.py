@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -12,8 +13,26 @@ import pytest
 
 from tests.openai_server import Message, call, say, serve
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+FENCED = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", README, flags=re.DOTALL | re.MULTILINE)
+# Text is what a model or a terminal shows: nothing in it can run.
+KINDS = {"python", "bash", "json", "text"}
+# Whoever runs the tests has installed the package, and is running the tests.
+DONE_BEFORE = ("pip install", "python -m pip install", "python -m pytest")
+
+
+def blocks(kind: str) -> list[str]:
+    return [code for found, code in FENCED if found == kind]
+
+
+def commands_of(block: str) -> list[str]:
+    """The commands that are left to run; one that is joined to another by && is one of its own."""
+    commands = re.split(r"\n| && ", block.replace("\\\n", " "))
+    return [command for command in commands if command.strip() and not command.startswith(DONE_BEFORE)]
+
+
+BLOCKS = blocks("python")
 
 
 def model(messages: list[Message], tools: list[str]) -> Message:
@@ -71,3 +90,49 @@ def test_the_two_commands_are_the_first_two_blocks_of_shell_code() -> None:
         "python -m pytest",
     ]
     assert all("\n" not in command for command in commands)
+
+
+@pytest.mark.parametrize("commands", [commands_of(block) for block in blocks("bash") if commands_of(block)])
+def test_a_block_of_commands_runs(commands: list[str], tmp_path: Path) -> None:
+    """In an empty folder, one command after the other, with nobody at the keyboard."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
+    done = subprocess.run(
+        ["bash", "-euc", "\n".join(commands)],  # noqa: S607 - wherever it is
+        cwd=tmp_path,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_block_of_json_can_be_read() -> None:
+    for text in blocks("json"):
+        json.loads(text)
+
+
+def test_no_block_is_of_a_kind_that_nothing_checks() -> None:
+    assert {kind for kind, _ in FENCED} <= KINDS
+    assert README.count("```") == 2 * len(FENCED)
+
+
+def test_every_extra_that_is_named_exists() -> None:
+    declared = (ROOT / "pyproject.toml").read_text(encoding="utf-8").split("[project.optional-dependencies]")[1]
+    extras = set(re.findall(r"^(\w+) = \[", declared.split("\n[")[0], flags=re.MULTILINE))
+    named = re.findall(r'(?:"\.|llama-index-memory-ext)\[([\w,]+)\]', README)
+    assert {extra for names in named for extra in names.split(",")} <= extras
+
+
+def test_every_link_to_a_file_leads_there() -> None:
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", README)
+    assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+def test_every_link_within_the_page_leads_to_a_heading() -> None:
+    headings = re.findall(r"^#+ (.+)$", README, flags=re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    assert set(re.findall(r"\]\(#([^)]+)\)", README)) <= anchors

@@ -2,69 +2,119 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import logging
 import pickle
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.workflow import Context, JsonPickleSerializer
 from llama_index.llms.openai import OpenAI
-from pydantic import ValidationError
+from llama_index_instrumentation import get_dispatcher
+from llama_index_instrumentation.event_handlers.base import BaseEventHandler
+from pydantic import BaseModel, ValidationError
+from sqlalchemy import make_url, text
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
 
-from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock
+from llama_index_memory_ext import (
+    CondensedMemory,
+    CondensedMemoryBlock,
+    MemoryStore,
+    RelevantFactsBlock,
+    StoreError,
+)
 from tests.conftest import OpenMemory, StartModel
 from tests.conversation import user
-from tests.openai_server import say
+from tests.openai_server import Message, fail, say
 
+KEY = "sk-secret-key"
+SECRET = user("my secret")
 PASSWORD = "hunter2"  # noqa: S105 - what is looked for below
 URI = f"postgresql+asyncpg://me:{PASSWORD}@localhost:1/db"
+URI_WITH_OPTION = f"postgresql+asyncpg://localhost:1/db?user=me&password={PASSWORD}"
 
 
-def test_no_password_is_in_what_a_memory_shows() -> None:
-    memory = CondensedMemory.from_defaults("chat", async_database_uri=URI)
-    for shown in (repr(memory), str(memory), str(memory.model_dump()), str(pickle.dumps(memory))):
-        assert PASSWORD not in shown
-    assert PASSWORD not in json.dumps(memory.model_dump(mode="json", serialize_as_any=True), default=str)
+class EmbeddingWithKey(MockEmbedding):
+    api_key: str = KEY
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"keep_messages": 3}, {"token_limit": 9, "recall_token_limit": 9}, {"start_on": "ai"}, {"max_message": 1}],
-)
-def test_an_error_about_settings_does_not_carry_the_key_of_the_model(options: dict[str, Any]) -> None:
-    """Whatever of it is looked at."""
-    llm = OpenAI(model="gpt-4o-mini", api_key="sk-secret")
-    with pytest.raises(ValidationError) as error:
-        CondensedMemoryBlock(llm=llm, **options)
-    assert "sk-secret" not in f"{error.value!r} {error.value.errors()}"
-
-
-async def test_an_error_of_the_database_does_not_quote_the_message(tmp_path: Path) -> None:
-    """SQLAlchemy would print the parameters of the statement."""
-    file = tmp_path / "memory.db"
-    file.write_bytes(b"This is no database. " * 100)
-    memory = CondensedMemory.from_defaults(
-        "chat", async_database_uri=f"sqlite+aiosqlite:///{file}", extract_facts=False
+def memory_with_secrets(uri: str | None = URI, **options: Any) -> CondensedMemory:
+    llm = OpenAI(model="gpt-4o-mini", api_key=KEY)
+    return CondensedMemory.from_defaults(
+        "chat", async_database_uri=uri, llm=llm, embed_model=EmbeddingWithKey(embed_dim=3), summarize=True, **options
     )
-    with pytest.raises(SQLAlchemyError) as error:
-        await memory.aput(user("my secret"))
-    assert "my secret" not in str(error.value)
-    await memory.sql_store.aclose()
 
 
-async def test_logs_hold_no_message_text(open_memory: OpenMemory, caplog: pytest.LogCaptureFixture) -> None:
-    """Above DEBUG, which is SQLAlchemy's and the drivers' to fill."""
-    caplog.set_level(logging.INFO)
-    memory = open_memory(token_limit=60, condensed_token_limit=50, facts_token_limit=0)
-    for _ in range(5):
-        await memory.aput(user("my secret"))
-        await memory.aget()
-    assert "my secret" not in caplog.text
+def parts_of(memory: CondensedMemory) -> list[Any]:
+    return [memory, memory.condensed_block, memory.facts_block, memory.sql_store, memory.facts]
+
+
+def has_secret(shown: str) -> bool:
+    return KEY in shown or PASSWORD in shown
+
+
+def whole(error: BaseException) -> str:
+    """All that a log of the error would hold."""
+    return "".join(traceback.format_exception(error))
+
+
+# ---- what is shown ------------------------------------------------------------------------------------
+
+WAYS: dict[str, Callable[[Any], str]] = {
+    "repr": repr,
+    "str": str,
+    "deepcopy": lambda part: repr(copy.deepcopy(part)),
+    "pickle": lambda part: str(pickle.dumps(part)),
+    "unpickled": lambda part: repr(pickle.loads(pickle.dumps(part))),
+    "serializer of workflows": JsonPickleSerializer().serialize,
+}
+DUMPS: dict[str, Callable[[Any], str]] = {
+    "model_dump": lambda part: str(part.model_dump()),
+    "model_dump as any": lambda part: str(part.model_dump(serialize_as_any=True)),
+    "model_dump for JSON": lambda part: json.dumps(part.model_dump(mode="json", serialize_as_any=True), default=str),
+    "model_dump_json": lambda part: part.model_dump_json(),
+    "model_dump_json as any": lambda part: part.model_dump_json(serialize_as_any=True),
+    "fields": lambda part: str(part.__repr_args__()),
+    "copy": lambda part: repr(part.model_copy()),
+}
+
+
+@pytest.mark.parametrize("uri", [None, URI, URI_WITH_OPTION])
+@pytest.mark.parametrize("way", [*WAYS, *DUMPS])
+def test_no_secret_is_in_what_a_memory_shows(uri: str | None, way: str) -> None:
+    """Nor in what its blocks, its store and its facts show."""
+    memory = memory_with_secrets(uri)
+    parts = parts_of(memory)
+    if way in DUMPS:
+        shown = [DUMPS[way](part) for part in parts if isinstance(part, BaseModel)]
+    else:
+        shown = [WAYS[way](part) for part in parts]
+    assert not any(map(has_secret, shown))
+    asyncio.run(memory.sql_store.aclose())
+
+
+def test_the_host_dumps_a_memory_without_secrets() -> None:
+    memory = memory_with_secrets()
+    assert not has_secret(str(memory.to_dict()))
+    assert not has_secret(str(vars(memory)) + str(vars(memory.sql_store)) + str(dict(memory.sql_store)))
+    assert not has_secret(str(memory.sql_store.identity))
+
+
+def test_a_block_without_a_memory_keeps_its_key_to_itself() -> None:
+    llm = OpenAI(model="gpt-4o-mini", api_key=KEY)
+    facts_block = RelevantFactsBlock(llm=llm, embed_model=EmbeddingWithKey(embed_dim=3))
+    for block in (CondensedMemoryBlock(llm=llm), facts_block):
+        assert not any(has_secret(way(block)) for way in [*WAYS.values(), *DUMPS.values()])
 
 
 @pytest.mark.filterwarnings("ignore:Skipping serialization of known unserializable key")
@@ -76,7 +126,188 @@ async def test_serialising_a_run_leaves_the_memory_whole(open_memory: OpenMemory
     context = Context(agent)
     await agent.run("One?", memory=memory, ctx=context)
     assert "sk-test-key" not in JsonPickleSerializer().serialize(memory)
+    assert "sk-test-key" not in str(context.to_dict())
     assert len(memory.memory_blocks) == 2
     assert str(await agent.run("Two?", memory=memory, ctx=context)) == "Fine."
     assert len(await memory.aget_all()) == 4
     assert copy.deepcopy(memory) is memory
+
+
+# ---- errors -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"keep_messages": 3}, {"token_limit": 9, "recall_token_limit": 9}, {"start_on": "ai"}, {"max_message": 1}],
+)
+def test_an_error_about_settings_does_not_carry_the_key_of_the_model(options: dict[str, Any]) -> None:
+    """Whatever of it is looked at."""
+    llm = OpenAI(model="gpt-4o-mini", api_key=KEY)
+    with pytest.raises(ValidationError) as error:
+        CondensedMemoryBlock(llm=llm, **options)
+    assert not has_secret(f"{error.value!r} {error.value.errors()} {whole(error.value)}")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"token_limit": 5},
+        {"keep_ratio": 7},
+        {"keep_mesages": 3},
+        {"facts_token_limit": -1},
+        {"extract_every_turns": 0},
+        {"insert_method": "nowhere"},
+        {"chat_store": "postgresql"},
+    ],
+)
+def test_an_error_about_a_memory_carries_no_secret(options: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, TypeError)) as error:
+        memory_with_secrets(**options)
+    shown = f"{error.value!r} {error.value.errors()}" if isinstance(error.value, ValidationError) else repr(error.value)
+    assert not has_secret(shown + whole(error.value))
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        f"postgresql://me:{PASSWORD}@localhost/db",
+        f"mysql+aiomysql://me:{PASSWORD}@localhost/db",
+        f"postgresql+nothing://me:{PASSWORD}@localhost/db",
+        f"postgresql+asyncpg://me:{PASSWORD}localhost/db",
+        f"postgresql+asyncpg://me:{PASSWORD}@localhost:port/db",
+        f"postgresql+asyncpg://me:p@{PASSWORD}@localhost/db",
+        f"me:{PASSWORD}@localhost",
+    ],
+)
+def test_an_address_that_cannot_be_used_is_refused_without_the_password(uri: str) -> None:
+    with pytest.raises(StoreError) as error:
+        MemoryStore(uri)
+    assert not has_secret(whole(error.value))
+
+
+@pytest.mark.parametrize("uri", [URI, URI_WITH_OPTION])
+async def test_an_error_about_an_unreachable_server_does_not_carry_the_password(uri: str) -> None:
+    memory = memory_with_secrets(uri)
+    with pytest.raises(OSError, match="Connect") as error:
+        await memory.aput(SECRET)
+    assert not has_secret(whole(error.value))
+    assert "my secret" not in str(error.value)
+
+
+async def test_an_error_about_a_wrong_password_does_not_carry_it(postgres_uri: str) -> None:
+    """Of a user who has to give one, other than the rest of this server's."""
+    async with create_async_engine(postgres_uri, poolclass=NullPool).begin() as connection:
+        rules = Path((await connection.execute(text("SHOW hba_file"))).scalar_one())
+        rules.write_text(f"local all locked scram-sha-256\n{rules.read_text()}")  # noqa: ASYNC240 - nobody waits
+        await connection.execute(text("CREATE ROLE locked LOGIN PASSWORD 'another'"))
+        await connection.execute(text("SELECT pg_reload_conf()"))
+    uri = make_url(postgres_uri).set(username="locked", password=PASSWORD)
+    memory = memory_with_secrets(uri.render_as_string(hide_password=False))
+    with pytest.raises(Exception, match="password authentication failed") as error:
+        await memory.aput(SECRET)
+    assert not has_secret(whole(error.value))
+
+
+async def test_the_warning_about_a_store_that_was_not_closed_does_not_carry_the_password(postgres_uri: str) -> None:
+    uri = make_url(postgres_uri).set(password=PASSWORD).render_as_string(hide_password=False)
+    store = MemoryStore(uri)
+    await store.add_message("chat", user("Hello"))
+    with pytest.warns(ResourceWarning, match="was not closed") as warned:
+        store.__del__()
+    await store.aclose()
+    assert not any(has_secret(str(warning.message)) for warning in warned)
+
+
+async def test_an_error_of_the_database_does_not_quote_the_message(tmp_path: Path) -> None:
+    """SQLAlchemy would print the parameters of the statement."""
+    file = tmp_path / "memory.db"
+    file.write_bytes(b"This is no database. " * 100)
+    memory = CondensedMemory.from_defaults(
+        "chat", async_database_uri=f"sqlite+aiosqlite:///{file}", extract_facts=False
+    )
+    with pytest.raises(SQLAlchemyError) as error:
+        await memory.aput(SECRET)
+    assert "my secret" not in whole(error.value)
+    await memory.sql_store.aclose()
+
+
+async def test_an_error_of_the_server_does_not_quote_the_message(postgres_uri: str) -> None:
+    engine = create_async_engine(postgres_uri, poolclass=NullPool)
+    async with engine.begin() as connection:
+        await connection.execute(text("CREATE TABLE llama_index_memory (id serial, key text, status text)"))
+    memory = CondensedMemory.from_defaults("chat", async_database_uri=postgres_uri, extract_facts=False)
+    with pytest.raises(SQLAlchemyError) as error:
+        await memory.aput(SECRET)
+    assert "my secret" not in whole(error.value)
+    await memory.sql_store.aclose()
+
+
+# ---- logs and events ----------------------------------------------------------------------------------
+
+
+def failing_model(messages: list[Message], tools: list[str]) -> Message:
+    """Quotes what it was sent, and the key, in its errors and in answers that are of no use."""
+    quoted = f"{KEY}: {messages[-1]['content']}"
+    return fail(500, quoted) if "report_facts" in tools else say(f"Error 500: {quoted}")
+
+
+async def talk(memory: CondensedMemory) -> None:
+    for i in range(6):
+        await memory.aput(user(f"my secret {i}: I live in Paris, and I like tea more than anything else."))
+        await memory.aget()
+    await memory.aflush()
+
+
+@pytest.mark.parametrize("model", [failing_model, lambda messages, tools: say("my secret, repeated")])
+async def test_logs_hold_no_message_text(
+    model: Any, open_memory: OpenMemory, start_model: StartModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Above DEBUG, which is SQLAlchemy's and the drivers' to fill; ours hold none at any level."""
+    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG, "llama_index_memory_ext")
+    llm, server = start_model(model)
+    memory = open_memory(llm=llm, summarize=True, token_limit=260, condensed_token_limit=200, facts_token_limit=60)
+    await talk(memory)
+    assert server.requests
+    assert "Facts were not extracted" in caplog.text
+    assert "my secret" not in caplog.text
+    assert "Paris" not in caplog.text
+
+
+async def test_no_log_holds_a_key(
+    open_memory: OpenMemory, start_model: StartModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At any level, of any library but the databases', which are never told one."""
+    caplog.set_level(logging.DEBUG)
+    llm, _ = start_model(lambda messages, tools: fail(500, "Try again."))
+    memory = open_memory(llm=llm, embed_model=EmbeddingWithKey(embed_dim=3))
+    await memory.facts.aadd("Likes tea")
+    await talk(memory)
+    assert "sk-test-key" not in caplog.text
+    assert KEY not in caplog.text
+
+
+@contextmanager
+def recorded_events() -> Iterator[list[str]]:
+    """What LlamaIndex's dispatcher hands to those who listen."""
+    seen: list[str] = []
+
+    class Recorder(BaseEventHandler):
+        def handle(self, event: Any, **kwargs: Any) -> None:
+            seen.append(f"{event!r} {event.model_dump()}")
+
+    dispatcher, recorder = get_dispatcher(), Recorder()
+    dispatcher.add_event_handler(recorder)
+    yield seen
+    dispatcher.event_handlers.remove(recorder)
+
+
+async def test_no_event_holds_a_key(open_memory: OpenMemory, start_model: StartModel) -> None:
+    llm, _ = start_model(lambda messages, tools: say("Fine."))
+    memory = open_memory(llm=llm, embed_model=EmbeddingWithKey(embed_dim=3), summarize=True, max_messages=2)
+    with recorded_events() as events:
+        await memory.facts.aadd("Likes tea")
+        await FunctionAgent(llm=llm).run("What do I drink?", memory=memory)
+        await talk(memory)
+    assert any("LLMChatStartEvent" in event for event in events)
+    assert not any("sk-test-key" in event or KEY in event for event in events)

@@ -32,12 +32,15 @@ def checked_url(uri: str | None) -> URL:
     try:
         url = make_url(uri or DEFAULT_ASYNC_DATABASE_URI)
         is_async = url.get_dialect().is_async
-    except (ArgumentError, NoSuchModuleError):
+    except (ArgumentError, NoSuchModuleError, ValueError):
         # The text of the error, and what was given, may hold a password.
         raise StoreError(
             "async_database_uri must be a SQLAlchemy address such as 'sqlite+aiosqlite:///memory.db'; "
             "what was given cannot be read as one."
         ) from None
+    if "@" in (url.host or ""):
+        # It would be shown as a part of the host's name.
+        raise StoreError("There are two '@' in async_database_uri: in a user's name or a password, write '%40' for it.")
     check_backend(url)
     if not is_async:
         wanted = _ASYNC_DRIVERS[url.get_backend_name()]
@@ -57,6 +60,12 @@ def check_backend(url: URL) -> None:
         )
 
 
+def shown(url: URL) -> str:
+    """The address as it may be shown: ``***`` for a password; one that is an option behind the ``?`` is left out."""
+    secret = [name for name in url.query if "password" in name.lower()]
+    return url.difference_update_query(secret).render_as_string()
+
+
 def is_in_memory(url: URL) -> bool:
     """Whether the database is gone with its connection."""
     nameless = url.database in (None, "", ":memory:") or "mode=memory" in str(url)
@@ -73,7 +82,7 @@ def is_missing(url: URL) -> bool:
 
 def place_of(url: URL) -> str:
     """What addresses of the same database have in common."""
-    return os.path.realpath(url.database or "") if url.get_backend_name() == "sqlite" else url.render_as_string()
+    return os.path.realpath(url.database or "") if url.get_backend_name() == "sqlite" else shown(url)
 
 
 def open_anchor() -> tuple[URL, sqlite3.Connection]:

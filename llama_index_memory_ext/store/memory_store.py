@@ -32,6 +32,7 @@ from llama_index_memory_ext.store.engine import (
     open_anchor,
     open_engine,
     place_of,
+    shown,
 )
 from llama_index_memory_ext.store.fact_table import FactTable
 from llama_index_memory_ext.store.forgetting import delete_person, delete_sessions
@@ -105,7 +106,8 @@ class MemoryStore(SQLAlchemyChatStore):
         check_backend(url)
         super().__init__(
             table_name=table_name,
-            async_database_uri=async_database_uri if async_engine is None else url.render_as_string(),
+            # Nothing asks for it but people and dumps, who need not see the password.
+            async_database_uri=shown(url),
             async_engine=async_engine,
             db_data=db_data,
             db_schema=db_schema,
@@ -152,9 +154,7 @@ class MemoryStore(SQLAlchemyChatStore):
 
     @property
     def _uri_without_password(self) -> str:
-        if self._in_memory:
-            return DEFAULT_ASYNC_DATABASE_URI
-        return self.async_database_uri if self._url.password is None else self._url.render_as_string()
+        return DEFAULT_ASYNC_DATABASE_URI if self._in_memory else self.async_database_uri
 
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
         return [("async_database_uri", self._uri_without_password), ("table_name", self.table_name)]

@@ -1,0 +1,41 @@
+"""Says in the reference what a pydantic field is for, and the value of a default that has a name."""
+
+import ast
+from contextlib import suppress
+from typing import Any
+
+import griffe
+
+_BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+
+
+class Fields(griffe.Extension):
+    """Called by griffe when the package has been read."""
+
+    def on_attribute(self, *, attr: griffe.Attribute, **_: Any) -> None:
+        """``x: int = Field(default=1, ge=0, description="...")`` becomes ``x: int = 1`` with a docstring."""
+        call = attr.value
+        if not isinstance(call, griffe.ExprCall) or getattr(call.function, "name", "") != "Field":
+            return
+        options = {part.name: part.value for part in call.arguments if isinstance(part, griffe.ExprKeyword)}
+        attr.labels.clear()
+        attr.value = _value_of(options.get("default"), attr.module)
+        bounds = ", ".join(f"{word} {options[name]}" for name, word in _BOUNDS.items() if name in options)
+        text = ast.literal_eval(str(options.get("description", "''")))
+        if attr.docstring is None and (text or bounds):
+            attr.docstring = griffe.Docstring(f"{text} {bounds.capitalize()}." if bounds else text, parent=attr)
+
+    def on_function(self, *, func: griffe.Function, **_: Any) -> None:
+        """``limit: int = DEFAULT_LIMIT`` becomes ``limit: int = 50_000``."""
+        for parameter in func.parameters:
+            parameter.default = _value_of(parameter.default, func.module)
+
+
+def _value_of(default: Any, module: griffe.Module) -> Any:
+    """What stands behind the name of a constant of this package; anything else as it is."""
+    named = module.members.get(default.name) if isinstance(default, griffe.ExprName) else None
+    if isinstance(named, griffe.Alias) and named.target_path.startswith(f"{module.package.name}."):
+        # Two names of one assignment are not told apart; such a default is shown by its name.
+        with suppress(griffe.AliasResolutionError):
+            named = named.final_target
+    return named.value if isinstance(named, griffe.Attribute) else default

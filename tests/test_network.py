@@ -1,0 +1,98 @@
+"""Nothing is sent anywhere but to the model and the database that a program names."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.openai_server import Message, call, say, serve
+
+# Python runs it at its start, in the processes of these processes too. The hook sees what any library does.
+WATCH = """
+import sys
+
+def watch(event, arguments):
+    if event == "socket.connect" and isinstance(arguments[1], tuple):
+        host = arguments[1][0]
+    elif event in ("socket.getaddrinfo", "socket.gethostbyname"):
+        host = arguments[0]
+    else:
+        return
+    if host not in ("127.0.0.1", "localhost", "::1", None):
+        print("CONNECTS TO", host, file=sys.stderr, flush=True)
+        raise OSError(f"no way to {host}")
+
+sys.addaudithook(watch)
+"""
+
+TALK = """
+import asyncio
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.embeddings import MockEmbedding
+from llama_index.llms.openai import OpenAI
+from llama_index_memory_ext import CondensedMemory
+
+async def main():
+    llm = OpenAI(model="gpt-4o-mini", max_retries=0)
+    agent = FunctionAgent(llm=llm)
+    memory = CondensedMemory.from_defaults(
+        session_id="chat", user_id="ann", llm=llm, embed_model=MockEmbedding(embed_dim=3), max_messages=2,
+        keep_messages=1, summarize=True, recall_token_limit=500, async_database_uri="sqlite+aiosqlite:///memory.db",
+    )
+    async with memory:
+        for i in range(4):
+            await agent.run(f"My name is Ann, and this is question {i}. What did I ask before?", memory=memory)
+        print(await memory.facts_block.aexplain("What is my name?"))
+        print(await memory.condensed_block.asummary("chat"))
+
+asyncio.run(main())
+"""
+
+
+def model(messages: list[Message], tools: list[str]) -> Message:
+    if "report_facts" in tools:
+        fact = {"content": "Is called Ann", "category": "knowledge", "confidence": 0.9, "quote": "My name is Ann"}
+        return call(("call_1", "report_facts", {"new_facts": [fact]}))
+    return say("Ann has asked several questions about what she asked before.")
+
+
+def watched(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What Python does with these arguments, where it may connect to nothing but this machine."""
+    (folder / "watch").mkdir()
+    (folder / "watch" / "sitecustomize.py").write_text(WATCH, encoding="utf-8")
+    path = os.pathsep.join([str(folder / "watch"), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_conversation_connects_to_its_model_and_to_nothing_else(tmp_path: Path) -> None:
+    """With facts, a summary, recalled messages, and token counts."""
+    with serve(model) as server:
+        environment = {"OPENAI_API_KEY": "sk-test", "OPENAI_API_BASE": server.api_base}
+        done = watched("-c", TALK, folder=tmp_path, **environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Is called Ann" in done.stdout
+    assert "several questions" in done.stdout
+    assert len(server.requests) > 8
+
+
+def test_the_demo_without_a_key_connects_to_nothing(tmp_path: Path) -> None:
+    done = watched("-m", "llama_index_memory_ext", "demo", folder=tmp_path, OPENAI_API_KEY="")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Your name is Logan." in done.stdout
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "example.invalid"])
+def test_the_watch_would_see_it(host: str, tmp_path: Path) -> None:
+    done = watched("-c", f"import socket\nsocket.create_connection(({host!r}, 80), 1)", folder=tmp_path)
+    assert f"CONNECTS TO {host}" in done.stderr

@@ -1,0 +1,85 @@
+"""What is published says of itself what is true."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+import llama_index_memory_ext
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / ".ci" / "docs").rglob("*.md"))
+# Extras that a program needs at run time, rather than whoever works on this one.
+RUNTIME_EXTRAS = ("cli", "postgres")
+
+
+@pytest.fixture(scope="module")
+def pyproject() -> dict[str, Any]:
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11 and later have it")
+    parsed: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return parsed
+
+
+def runtime_requirements(project: dict[str, Any]) -> list[Requirement]:
+    extras = project["optional-dependencies"]
+    named = [*project["dependencies"], *(line for extra in RUNTIME_EXTRAS for line in extras.get(extra, []))]
+    return [Requirement(line) for line in named]
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    shown = set(re.findall(r"^::: llama_index_memory_ext\.(\w+)$", pages, re.MULTILINE))
+    assert set(llama_index_memory_ext.__all__) - shown == set()
+
+
+def test_every_public_name_says_what_it_is() -> None:
+    names = llama_index_memory_ext.__all__
+    assert [name for name in names if not getattr(llama_index_memory_ext, name).__doc__] == []
+
+
+def test_the_types_of_the_package_reach_its_users() -> None:
+    assert (Path(llama_index_memory_ext.__file__).parent / "py.typed").is_file()
+
+
+def test_the_changelog_begins_with_this_version(pyproject: dict[str, Any]) -> None:
+    released = re.findall(r"^## \[?([\d.]+)\]? - \d{4}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert released[0] == pyproject["project"]["version"]
+    assert released == sorted(released, key=Version, reverse=True)
+
+
+def test_the_lowest_versions_that_are_tested_are_those_that_are_allowed(pyproject: dict[str, Any]) -> None:
+    """Each below which nothing is allowed, and no other."""
+    lines = (ROOT / ".ci" / "lowest.txt").read_text().splitlines()
+    pairs = [line.split("==") for line in lines if not line.startswith("#")]
+    tested = {name: Version(version) for name, version in pairs}
+    allowed = {
+        requirement.name: next(Version(bound.version) for bound in requirement.specifier if bound.operator == ">=")
+        for requirement in runtime_requirements(pyproject["project"])
+    }
+    assert tested == allowed
+
+
+def test_the_versions_of_python_are_those_that_are_allowed(pyproject: dict[str, Any]) -> None:
+    project = pyproject["project"]
+    prefix = "Programming Language :: Python :: "
+    named = {entry.removeprefix(prefix) for entry in project["classifiers"] if entry.startswith(prefix)}
+    allowed = SpecifierSet(project["requires-python"])
+    assert named == {f"3.{minor}" for minor in range(30) if f"3.{minor}" in allowed}
+
+
+def test_llamahub_finds_what_it_is_told_of(pyproject: dict[str, Any]) -> None:
+    hub = pyproject["tool"]["llamahub"]
+    assert hub["import_path"] == llama_index_memory_ext.__name__
+    assert set(hub["class_authors"]) <= set(llama_index_memory_ext.__all__)
+
+
+def test_the_source_distribution_holds_what_the_tests_need(pyproject: dict[str, Any]) -> None:
+    included = pyproject["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    assert {"/llama_index_memory_ext", "/tests", "/benchmarks", "/notebooks", "/.ci", "/mkdocs.yml"} <= set(included)
+    assert [name for name in included if not (ROOT / name.removeprefix("/")).exists()] == []
