@@ -1,5 +1,7 @@
-"""Makes pages of files that stand elsewhere in the repository, under the same names, so that their links hold."""
+"""Makes pages of files that stand elsewhere in the repository, under the same names, and of the command line's help."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +9,16 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 ELSEWHERE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "notebooks/*.ipynb")
+HELP = "llama_index_memory_ext.cli.app utils docs --name llama-index-memory"
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Called by MkDocs when it knows its own pages."""
     for pattern in ELSEWHERE:
         for path in sorted(ROOT.glob(pattern)):
-            name = path.relative_to(ROOT).as_posix()
-            files.append(File.generated(config, name, abs_src_path=str(path)))
+            # The same place as in the repository, so that links from one to another hold.
+            files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
+    command = [sys.executable, "-m", "typer", *HELP.split(), "--title", "Command line"]
+    text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout  # noqa: S603 - our own
+    files.append(File.generated(config, "reference/command-line.md", content=text))
     return files

@@ -29,7 +29,9 @@ from sqlalchemy.pool import NullPool
 from llama_index_memory_ext import (
     CondensedMemory,
     CondensedMemoryBlock,
+    MemoryRetriever,
     MemoryStore,
+    MemoryToolSpec,
     RelevantFactsBlock,
     StoreError,
 )
@@ -56,7 +58,8 @@ def memory_with_secrets(uri: str | None = URI, **options: Any) -> CondensedMemor
 
 
 def parts_of(memory: CondensedMemory) -> list[Any]:
-    return [memory, memory.condensed_block, memory.facts_block, memory.sql_store, memory.facts]
+    blocks, store = [memory.condensed_block, memory.facts_block], memory.sql_store
+    return [memory, *blocks, memory.facts, MemoryRetriever(memory), MemoryToolSpec(memory), store]
 
 
 def has_secret(shown: str) -> bool:
@@ -216,6 +219,14 @@ async def test_the_warning_about_a_store_that_was_not_closed_does_not_carry_the_
         store.__del__()
     await store.aclose()
     assert not any(has_secret(str(warning.message)) for warning in warned)
+
+
+async def test_the_numbers_of_a_memory_do_not_hold_the_password(postgres_uri: str) -> None:
+    uri = make_url(postgres_uri).set(password=PASSWORD).render_as_string(hide_password=False)
+    memory = memory_with_secrets(uri)
+    stats = await memory.astats()
+    await memory.sql_store.aclose()
+    assert not has_secret(f"{stats} {stats!r} {stats.model_dump_json()}")
 
 
 async def test_an_error_of_the_database_does_not_quote_the_message(tmp_path: Path) -> None:
