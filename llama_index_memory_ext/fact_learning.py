@@ -105,7 +105,7 @@ class FactLearning(KnownFacts):
                 if other != session_id:
                     self._jobs.start(other, self._extract_finished, self.retry_seconds)
 
-    async def aflush(self, session_id: str) -> None:
+    async def aflush(self, session_id: str = DEFAULT_SESSION_ID) -> None:
         """Extract what is left of the session; a failure is logged, and tried again by whoever comes next."""
         if self.extract_facts:
             await self._jobs.finish(session_id, partial(self._extract, least_turns=1))

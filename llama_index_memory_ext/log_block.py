@@ -101,6 +101,16 @@ class LogBlock(BaseMemoryBlock[str]):
     async def _aput(self, messages: list[ChatMessage]) -> None:
         await self.aput(messages)
 
+    async def aopen(self, session_id: str) -> None:
+        """Begin with a session."""
+
+    async def aflush(self, session_id: str = DEFAULT_SESSION_ID) -> None:
+        """Do now what is done beside the session otherwise; a failure is tried again by whoever comes next."""
+
+    def known_as(self, session_id: str) -> tuple[str, ...]:
+        """The readers by which the store must know a session, as soon as anything is written to it."""
+        return ()
+
     async def await_jobs(self, session_id: str) -> None:
         """Wait for what is under way beside the session; what pauses after a failure is ended."""
         await self._jobs.wait(session_id)
