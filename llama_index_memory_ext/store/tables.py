@@ -87,7 +87,7 @@ def define_rows(table_name: str, metadata: MetaData) -> Table:
 
 def define_cursors(table_name: str, metadata: MetaData) -> Table:
     """How far each reader of each session has come, and what it has made of what lies behind."""
-    return Table(
+    cursors = Table(
         f"{table_name}_cursors",
         metadata,
         Column("key", String, primary_key=True),
@@ -96,6 +96,9 @@ def define_cursors(table_name: str, metadata: MetaData) -> Table:
         Column("epoch", BigInteger, nullable=False),
         Column("state", JSON(none_as_null=True), nullable=True),
     )
+    # A user's sessions are found by the names of their readers, once for each memory that is opened.
+    Index(f"ix_{table_name}_cursors_reader", cursors.c.reader, cursors.c.key)
+    return cursors
 
 
 class Statements:
