@@ -336,14 +336,22 @@ async def test_a_store_that_is_dropped_open_says_how_to_close_it(database_uri: s
     await store.aclose()
 
 
-async def test_the_log_of_a_session_is_found_by_an_index(database_uri: str) -> None:
-    """However long the session is; the host's own query reads all of its rows."""
+@pytest.mark.parametrize(
+    ("query", "index"),
+    [
+        ("llama_index_memory WHERE key='chat' AND status='archived' AND id > 5", "ix_llama_index_memory_log"),
+        ("llama_index_memory_cursors WHERE reader='<user> ann'", "ix_llama_index_memory_cursors_reader"),
+    ],
+)
+async def test_the_log_of_a_session_and_the_sessions_of_a_user_are_found_by_an_index(
+    database_uri: str, query: str, index: str
+) -> None:
+    """However long the session is, and however many there are; the host's own query reads all rows of a session."""
     store = MemoryStore(database_uri)
     await store.add_message("chat", user("one"))
     engine = create_async_engine(database_uri)
-    query = "EXPLAIN QUERY PLAN SELECT id FROM llama_index_memory WHERE key='chat' AND status='archived' AND id > 5"
     async with engine.connect() as connection:
-        plan = str((await connection.execute(text(query))).all())
-    assert "ix_llama_index_memory_log" in plan
+        plan = str((await connection.execute(text(f"EXPLAIN QUERY PLAN SELECT key FROM {query}"))).all())  # noqa: S608
+    assert f"INDEX {index}" in plan
     await engine.dispose()
     await store.aclose()
