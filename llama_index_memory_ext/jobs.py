@@ -40,8 +40,13 @@ _under_way: set[asyncio.Task[None]] = set()
 
 @dataclass
 class _Job:
-    """What is under way for one session. ``again``: the log has grown meanwhile. ``awaited``: somebody waits."""
+    """What is under way for one session, as whoever came last does it: a model that fails may have been replaced.
 
+    ``again``: the log has grown meanwhile. ``awaited``: somebody waits.
+    """
+
+    work: Callable[[str], Awaitable[None]]
+    pause_seconds: float
     task: asyncio.Task[None]
     again: bool = False
     pausing: bool = False
@@ -66,13 +71,13 @@ class Jobs:
         """Work in the background; if that is under way already, once more afterwards."""
         job = self._running(session_id)
         if job is not None:
-            job.again = True
+            job.work, job.pause_seconds, job.again = work, pause_seconds, True
             return
-        task = asyncio.ensure_future(self._run(session_id, work, pause_seconds))
+        task = asyncio.ensure_future(self._run(session_id))
         _under_way.add(task)
         task.add_done_callback(_under_way.discard)
         here = _here(session_id)
-        job = self.jobs[here] = _Job(task)
+        job = self.jobs[here] = _Job(work, pause_seconds, task)
         task.add_done_callback(lambda _: self._forget(here, job))
 
     def failure_of(self, session_id: str) -> Failure | None:
@@ -116,7 +121,7 @@ class Jobs:
         job = self.jobs.get(_here(session_id))
         return job if job is not None and not job.task.done() else None
 
-    async def _run(self, session_id: str, work: Callable[[str], Awaitable[None]], pause_seconds: float) -> None:
+    async def _run(self, session_id: str) -> None:
         job = self.jobs[_here(session_id)]
         while True:
             _, not_before = self.failures.get(session_id, (None, 0.0))
@@ -126,7 +131,7 @@ class Jobs:
                 job.pausing = True
                 await asyncio.sleep(not_before - time.monotonic())
             job.pausing = job.again = False
-            succeeded = await self._attempt(session_id, work, pause_seconds)
+            succeeded = await self._attempt(session_id, job.work, job.pause_seconds)
             if job.awaited and not succeeded:
                 return
             if succeeded and not job.again:
