@@ -396,6 +396,15 @@ async def test_an_extraction_that_answers_later_stores_nothing(
     assert await memory.aget() == []
 
 
+async def test_a_fact_that_is_written_later_by_who_has_seen_others_is_not_stored(store: MemoryStore) -> None:
+    """Nor does the attempt make the person known again."""
+    await store.facts.write("ann", [Fact(content="Likes tea")])
+    seen = await store.facts.read("ann")
+    await store.forget_user("ann")
+    assert not await store.facts.write("ann", [Fact(content="Likes cake")], seen)
+    assert await is_empty(store)
+
+
 async def test_an_extraction_in_a_new_conversation_is_not_taken_for_the_old_one(
     store: MemoryStore, start_model: StartModel
 ) -> None:

@@ -95,6 +95,8 @@ class FactTable:
             if seen is not None and seen.epoch:
                 epoch, _ = await self._store.position_of(connection, namespace, FACTS)
                 if epoch != seen.epoch:
+                    # A user who was forgotten meanwhile must not be known again by the lock.
+                    await connection.rollback()
                     return False
             await self._put_all(connection, namespace, facts, seen)
         return True
