@@ -32,6 +32,7 @@ from llama_index_memory_ext import (
     RelevantFactsBlock,
     TokenCounter,
 )
+from llama_index_memory_ext.facts import retire
 from tests.conftest import OpenMemory, OpenPlainMemory, StartModel
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.openai_server import Message, call, say, serve
@@ -303,6 +304,32 @@ async def test_what_others_change_while_a_model_is_asked_is_not_undone(
     assert facts["Likes tea"].retired == (change == "retired")
     assert facts["Likes tea"].pinned == (change == "pinned")
     assert facts["Likes tea"].confidence == (0.95 if change == "confirmed" else 0.8)
+
+
+async def test_a_fact_that_is_pinned_while_a_model_says_that_it_is_over_stays(any_database_uri: str | None) -> None:
+    store = MemoryStore(any_database_uri)
+    fact = Fact(content="Likes tea")
+    await store.facts.write("ann", [fact])
+    seen = await store.facts.read("ann")
+    await store.facts.write("ann", [fact.model_copy(update={"pinned": True})])
+    await store.facts.write("ann", [retire(fact, "over", fact.updated_at)], seen)
+    assert [fact.retired for fact in (await store.facts.read("ann")).facts] == [False]
+    await store.aclose()
+
+
+async def test_what_is_replaced_names_the_fact_that_is_there_if_two_have_learned_it_at_once(
+    any_database_uri: str | None,
+) -> None:
+    store = MemoryStore(any_database_uri)
+    old, theirs, ours = Fact(content="Likes tea"), Fact(content="Likes cake"), Fact(content="Likes cake.")
+    await store.facts.write("ann", [old])
+    seen = await store.facts.read("ann")
+    await store.facts.write("ann", [theirs])
+    await store.facts.write("ann", [ours, retire(old, "changed", old.updated_at, ours.id)], seen)
+    facts = {fact.content: fact for fact in (await store.facts.read("ann")).facts}
+    assert sorted(facts) == ["Likes cake", "Likes tea"]
+    assert facts["Likes tea"].replaced_by == theirs.id
+    await store.aclose()
 
 
 async def test_without_a_model_of_its_own_the_settings_one_is_asked(
