@@ -22,7 +22,7 @@ from llama_index_memory_ext.transcript import INSTRUCTION_ROLES, Entry, clip_ent
 from llama_index_memory_ext.verbatim import Kept, VerbatimLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from llama_index.core.base.llms.types import ChatMessage
 
@@ -178,10 +178,10 @@ class CondensedMemoryBlock(CondensedSettings):
         shown = len(limits.shown(window.kept.all)) + (front.system is not None)
         return RecordSize(window.tokens, shown, self.tokenizer_fn.count(front.summary_text), front.summarised)
 
-    async def stop_jobs(self) -> None:
-        """End what is under way in this event loop; it is taken up again by whoever comes next."""
-        await self._recall.stop()
-        await super().stop_jobs()
+    async def stop_jobs(self, session_ids: Collection[str] | None = None) -> None:
+        """End what is under way in this event loop, of some sessions or of all; whoever comes next goes on."""
+        await self._recall.stop(session_ids)
+        await super().stop_jobs(session_ids)
 
     @property
     def _all_jobs(self) -> tuple[Jobs, ...]:

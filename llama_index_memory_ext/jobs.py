@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from llama_index_memory_ext.events import JobFailedEvent, send, span
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection
 
 logger = logging.getLogger(__name__)
 
@@ -99,18 +99,27 @@ class Jobs:
                 job.task.cancel()
             await asyncio.wait([job.task])
 
+    async def wait_for_all(self) -> None:
+        """Wait likewise until all jobs of this event loop have ended."""
+        await asyncio.gather(*map(self.wait, self._sessions()))
+
     async def finish(self, session_id: str, work: Callable[[str], Awaitable[None]]) -> None:
         """Work to the end now, behind what is under way; a failure is logged, and left to whoever comes next."""
         await self.wait(session_id)
         await self._attempt(session_id, work, None)
 
-    async def stop(self) -> None:
-        """End all jobs of this event loop."""
-        jobs = [job for job in (self._running(session_id) for _, session_id in list(self.jobs)) if job is not None]
+    async def stop(self, session_ids: Collection[str] | None = None) -> None:
+        """End all jobs of this event loop, or those of some sessions."""
+        chosen = self._sessions() if session_ids is None else session_ids
+        jobs = [job for job in map(self._running, chosen) if job is not None]
         for job in jobs:
             job.task.cancel()
         if jobs:
             await asyncio.wait([job.task for job in jobs])
+
+    def _sessions(self) -> set[str]:
+        """Those that may have a job in this event loop."""
+        return {session_id for _, session_id in list(self.jobs)}
 
     def _forget(self, here: tuple[int, str], job: _Job) -> None:
         # A task keeps its event loop alive.
