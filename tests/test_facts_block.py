@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.async_utils import asyncio_run
 from llama_index.core.llms import ChatMessage, ChatResponse, MockLLM
 from llama_index.core.settings import Settings
 from llama_index.llms.openai import OpenAI
@@ -487,6 +488,20 @@ def test_synchronous_calls_extract_too(database_uri: str) -> None:
         memory.put_messages([user("I like tea."), assistant("Fine.")])
         memory.put(user("And now?"))
         assert [fact.content for fact in memory.facts.list()] == ["Likes tea"]
+        memory.close()
+
+
+def test_a_synchronous_call_picks_up_a_session_that_just_ended(database_uri: str) -> None:
+    """It waits for that, too: nobody would otherwise, and what has been paid for would be thrown away."""
+    with serve(learner) as server:
+        llm = OpenAI(model="gpt-4o-mini", api_base=server.api_base, api_key="x", max_retries=0, reuse_client=False)
+        dead = CondensedMemory.from_defaults("monday", user_id="ann", llm=llm, async_database_uri=database_uri)
+        dead.put_messages([user("I like tea."), assistant("Fine.")])
+        asyncio_run(dead.sql_store.aclose())
+        memory = CondensedMemory.from_defaults("friday", user_id="ann", llm=llm, async_database_uri=database_uri)
+        memory.put(user("Hello."))
+        assert [fact.content for fact in memory.facts.list()] == ["Likes tea"]
+        assert len(server.requests) == 1
         memory.close()
 
 
