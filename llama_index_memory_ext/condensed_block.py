@@ -413,8 +413,8 @@ class CondensedMemoryBlock(CondensedSettings):
         front = window.front._replace(summary=summary, summarised=window.front.summarised + taken)
         if await self._move(session_id, window, position, front, kept if is_last else None):
             return True
-        now, _ = await self._log.read_state(session_id, self.name)
-        if now == window.seen.position:
+        now = await self._log.read_unread(session_id, self.name, limit=1)
+        if (now.epoch, now.position) == (window.seen.epoch, window.seen.position):
             raise StoreError("The database was too busy to store a summary; it is made anew.")
         return False
 
