@@ -22,7 +22,7 @@ from llama_index_memory_ext.transcript import INSTRUCTION_ROLES, Entry, clip_ent
 from llama_index_memory_ext.verbatim import Kept, VerbatimLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from llama_index.core.base.llms.types import ChatMessage
 
@@ -178,10 +178,10 @@ class CondensedMemoryBlock(CondensedSettings):
         shown = len(limits.shown(window.kept.all)) + (front.system is not None)
         return RecordSize(window.tokens, shown, self.tokenizer_fn.count(front.summary_text), front.summarised)
 
-    async def stop_jobs(self) -> None:
-        """End what is under way in this event loop; it is taken up again by whoever comes next."""
-        await self._recall.stop()
-        await super().stop_jobs()
+    async def stop_jobs(self, session_ids: Collection[str] | None = None) -> None:
+        """End what is under way in this event loop, of some sessions or of all; whoever comes next goes on."""
+        await self._recall.stop(session_ids)
+        await super().stop_jobs(session_ids)
 
     @property
     def _all_jobs(self) -> tuple[Jobs, ...]:
@@ -413,8 +413,8 @@ class CondensedMemoryBlock(CondensedSettings):
         front = window.front._replace(summary=summary, summarised=window.front.summarised + taken)
         if await self._move(session_id, window, position, front, kept if is_last else None):
             return True
-        now, _ = await self._log.read_state(session_id, self.name)
-        if now == window.seen.position:
+        now = await self._log.read_unread(session_id, self.name, limit=1)
+        if (now.epoch, now.position) == (window.seen.epoch, window.seen.position):
             raise StoreError("The database was too busy to store a summary; it is made anew.")
         return False
 

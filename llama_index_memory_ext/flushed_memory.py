@@ -112,7 +112,8 @@ class FlushedMemory(Memory):
         """The result of a call, when what it has started beside the conversation is done."""
         result = await call
         for block in self._log_blocks():
-            await block.await_jobs(self.session_id)
+            # Those of other sessions too, which nobody would ever wait for in a program without an event loop.
+            await block.await_jobs()
         return result
 
     async def aput(self, message: ChatMessage) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from llama_index_memory_ext.events import JobFailedEvent, send, span
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +40,13 @@ _under_way: set[asyncio.Task[None]] = set()
 
 @dataclass
 class _Job:
-    """What is under way for one session. ``again``: the log has grown meanwhile. ``awaited``: somebody waits."""
+    """What is under way for one session, as whoever came last does it: a model that fails may have been replaced.
 
+    ``again``: the log has grown meanwhile. ``awaited``: somebody waits.
+    """
+
+    work: Callable[[str], Awaitable[None]]
+    pause_seconds: float
     task: asyncio.Task[None]
     again: bool = False
     pausing: bool = False
@@ -66,13 +71,13 @@ class Jobs:
         """Work in the background; if that is under way already, once more afterwards."""
         job = self._running(session_id)
         if job is not None:
-            job.again = True
+            job.work, job.pause_seconds, job.again = work, pause_seconds, True
             return
-        task = asyncio.ensure_future(self._run(session_id, work, pause_seconds))
+        task = asyncio.ensure_future(self._run(session_id))
         _under_way.add(task)
         task.add_done_callback(_under_way.discard)
         here = _here(session_id)
-        job = self.jobs[here] = _Job(task)
+        job = self.jobs[here] = _Job(work, pause_seconds, task)
         task.add_done_callback(lambda _: self._forget(here, job))
 
     def failure_of(self, session_id: str) -> Failure | None:
@@ -94,18 +99,27 @@ class Jobs:
                 job.task.cancel()
             await asyncio.wait([job.task])
 
+    async def wait_for_all(self) -> None:
+        """Wait likewise until all jobs of this event loop have ended."""
+        await asyncio.gather(*map(self.wait, self._sessions()))
+
     async def finish(self, session_id: str, work: Callable[[str], Awaitable[None]]) -> None:
         """Work to the end now, behind what is under way; a failure is logged, and left to whoever comes next."""
         await self.wait(session_id)
         await self._attempt(session_id, work, None)
 
-    async def stop(self) -> None:
-        """End all jobs of this event loop."""
-        jobs = [job for job in (self._running(session_id) for _, session_id in list(self.jobs)) if job is not None]
+    async def stop(self, session_ids: Collection[str] | None = None) -> None:
+        """End all jobs of this event loop, or those of some sessions."""
+        chosen = self._sessions() if session_ids is None else session_ids
+        jobs = [job for job in map(self._running, chosen) if job is not None]
         for job in jobs:
             job.task.cancel()
         if jobs:
             await asyncio.wait([job.task for job in jobs])
+
+    def _sessions(self) -> set[str]:
+        """Those that may have a job in this event loop."""
+        return {session_id for _, session_id in list(self.jobs)}
 
     def _forget(self, here: tuple[int, str], job: _Job) -> None:
         # A task keeps its event loop alive.
@@ -116,7 +130,7 @@ class Jobs:
         job = self.jobs.get(_here(session_id))
         return job if job is not None and not job.task.done() else None
 
-    async def _run(self, session_id: str, work: Callable[[str], Awaitable[None]], pause_seconds: float) -> None:
+    async def _run(self, session_id: str) -> None:
         job = self.jobs[_here(session_id)]
         while True:
             _, not_before = self.failures.get(session_id, (None, 0.0))
@@ -126,7 +140,7 @@ class Jobs:
                 job.pausing = True
                 await asyncio.sleep(not_before - time.monotonic())
             job.pausing = job.again = False
-            succeeded = await self._attempt(session_id, work, pause_seconds)
+            succeeded = await self._attempt(session_id, job.work, job.pause_seconds)
             if job.awaited and not succeeded:
                 return
             if succeeded and not job.again:

@@ -15,7 +15,7 @@ from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from llama_index.core.base.llms.types import ChatMessage
 
@@ -111,18 +111,18 @@ class LogBlock(BaseMemoryBlock[str]):
         """The readers by which the store must know a session, as soon as anything is written to it."""
         return ()
 
-    async def await_jobs(self, session_id: str) -> None:
-        """Wait for what is under way beside the session; what pauses after a failure is ended."""
-        await self._jobs.wait(session_id)
+    async def await_jobs(self, session_id: str | None = None) -> None:
+        """Wait for what is under way beside the session, or all in this event loop; what pauses is ended."""
+        await (self._jobs.wait_for_all() if session_id is None else self._jobs.wait(session_id))
 
     def failures_of(self, session_id: str) -> dict[str, Failure]:
         """How the jobs of a session have failed since each last succeeded, by their names; {} if none has."""
         found = {jobs.name: jobs.failure_of(session_id) for jobs in self._all_jobs}
         return {name: failure for name, failure in found.items() if failure is not None}
 
-    async def stop_jobs(self) -> None:
-        """End what is under way in this event loop; it is taken up again by whoever comes next."""
-        await self._jobs.stop()
+    async def stop_jobs(self, session_ids: Collection[str] | None = None) -> None:
+        """End what is under way in this event loop, of some sessions or of all; whoever comes next goes on."""
+        await self._jobs.stop(session_ids)
 
     async def aclose(self) -> None:
         """Close the private store with all that it held, and end what is under way there.

@@ -16,7 +16,7 @@ from llama_index_memory_ext.record import EARLIER_CLOSING, EARLIER_OPENING, earl
 from llama_index_memory_ext.transcript import question_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from llama_index.core.base.llms.types import ChatMessage
 
@@ -87,9 +87,9 @@ class LogRecall:
             self.shown.put(key, text)
         return text
 
-    async def stop(self) -> None:
-        """End what is under way."""
-        await self.jobs.stop()
+    async def stop(self, session_ids: Collection[str] | None = None) -> None:
+        """End what is under way, of some sessions or of all."""
+        await self.jobs.stop(session_ids)
 
     async def _index(
         self, log: MemoryStore, session_id: str, seen: Seen, make: Callable[[int], RecallIndex]

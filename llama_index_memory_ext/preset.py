@@ -358,8 +358,10 @@ class CondensedMemory(FlushedMemory):
             How many rows were deleted of ``"messages"``, ``"cursors"``, ``"facts"`` and ``"embeddings"``.
         """
         async with self._calls():
+            # Others have work under way in the same place.
+            sessions = await self.facts_block.asessions(self.session_id)
             for block in self._log_blocks():
-                await block.stop_jobs()
+                await block.stop_jobs(sessions)
             await self.facts_block.stop_embedding()
             user_id = self.facts_block.namespace_of(self.session_id)
             return await self.sql_store.forget_user(user_id, session_ids=[self.session_id], vacuum=vacuum)

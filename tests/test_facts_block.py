@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.async_utils import asyncio_run
 from llama_index.core.llms import ChatMessage, ChatResponse, MockLLM
 from llama_index.core.settings import Settings
 from llama_index.llms.openai import OpenAI
@@ -32,6 +33,7 @@ from llama_index_memory_ext import (
     RelevantFactsBlock,
     TokenCounter,
 )
+from llama_index_memory_ext.facts import retire
 from tests.conftest import OpenMemory, OpenPlainMemory, StartModel
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.openai_server import Message, call, say, serve
@@ -305,6 +307,32 @@ async def test_what_others_change_while_a_model_is_asked_is_not_undone(
     assert facts["Likes tea"].confidence == (0.95 if change == "confirmed" else 0.8)
 
 
+async def test_a_fact_that_is_pinned_while_a_model_says_that_it_is_over_stays(any_database_uri: str | None) -> None:
+    store = MemoryStore(any_database_uri)
+    fact = Fact(content="Likes tea")
+    await store.facts.write("ann", [fact])
+    seen = await store.facts.read("ann")
+    await store.facts.write("ann", [fact.model_copy(update={"pinned": True})])
+    await store.facts.write("ann", [retire(fact, "over", fact.updated_at)], seen)
+    assert [fact.retired for fact in (await store.facts.read("ann")).facts] == [False]
+    await store.aclose()
+
+
+async def test_what_is_replaced_names_the_fact_that_is_there_if_two_have_learned_it_at_once(
+    any_database_uri: str | None,
+) -> None:
+    store = MemoryStore(any_database_uri)
+    old, theirs, ours = Fact(content="Likes tea"), Fact(content="Likes cake"), Fact(content="Likes cake.")
+    await store.facts.write("ann", [old])
+    seen = await store.facts.read("ann")
+    await store.facts.write("ann", [theirs])
+    await store.facts.write("ann", [ours, retire(old, "changed", old.updated_at, ours.id)], seen)
+    facts = {fact.content: fact for fact in (await store.facts.read("ann")).facts}
+    assert sorted(facts) == ["Likes cake", "Likes tea"]
+    assert facts["Likes tea"].replaced_by == theirs.id
+    await store.aclose()
+
+
 async def test_without_a_model_of_its_own_the_settings_one_is_asked(
     open_memory: OpenMemory, start_model: StartModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -460,6 +488,20 @@ def test_synchronous_calls_extract_too(database_uri: str) -> None:
         memory.put_messages([user("I like tea."), assistant("Fine.")])
         memory.put(user("And now?"))
         assert [fact.content for fact in memory.facts.list()] == ["Likes tea"]
+        memory.close()
+
+
+def test_a_synchronous_call_picks_up_a_session_that_just_ended(database_uri: str) -> None:
+    """It waits for that, too: nobody would otherwise, and what has been paid for would be thrown away."""
+    with serve(learner) as server:
+        llm = OpenAI(model="gpt-4o-mini", api_base=server.api_base, api_key="x", max_retries=0, reuse_client=False)
+        dead = CondensedMemory.from_defaults("monday", user_id="ann", llm=llm, async_database_uri=database_uri)
+        dead.put_messages([user("I like tea."), assistant("Fine.")])
+        asyncio_run(dead.sql_store.aclose())
+        memory = CondensedMemory.from_defaults("friday", user_id="ann", llm=llm, async_database_uri=database_uri)
+        memory.put(user("Hello."))
+        assert [fact.content for fact in memory.facts.list()] == ["Likes tea"]
+        assert len(server.requests) == 1
         memory.close()
 
 

@@ -396,6 +396,30 @@ async def test_an_extraction_that_answers_later_stores_nothing(
     assert await memory.aget() == []
 
 
+async def test_a_fact_that_is_written_later_by_who_has_seen_others_is_not_stored(store: MemoryStore) -> None:
+    """Nor does the attempt make the person known again."""
+    await store.facts.write("ann", [Fact(content="Likes tea")])
+    seen = await store.facts.read("ann")
+    await store.forget_user("ann")
+    assert not await store.facts.write("ann", [Fact(content="Likes cake")], seen)
+    assert await is_empty(store)
+
+
+async def test_what_is_under_way_for_others_goes_on(store: MemoryStore, start_model: StartModel) -> None:
+    """Their summary, in the same process and on the same store."""
+    model = Slow(lambda messages, tools: say("They said hello."))
+    llm, server = start_model(model)
+    options: dict[str, Any] = {"summarize": True, "max_messages": 2, "keep_messages": 1}
+    bob = on(store, "bobs", "bob", llm=llm, extract_facts=False, **options)
+    await bob.aput_messages([user("One."), assistant("Two."), user("Three."), assistant("Four."), user("Five?")])
+    assert await asyncio.to_thread(model.asked.wait, 30)
+    await on(store, **options).aforget()
+    model.may_answer.set()
+    await bob.condensed_block.await_jobs("bobs")
+    assert await bob.condensed_block.asummary("bobs") == "They said hello."
+    assert len(server.requests) == 1
+
+
 async def test_an_extraction_in_a_new_conversation_is_not_taken_for_the_old_one(
     store: MemoryStore, start_model: StartModel
 ) -> None:

@@ -126,6 +126,30 @@ async def test_memories_that_come_and_go_do_not_ask_a_failing_model_each_for_its
     assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
 
 
+async def test_the_work_of_whoever_came_last_is_what_is_tried_again(start_model: StartModel) -> None:
+    """A memory whose model fails is gone with its request, and that of the next request has a model that works."""
+    asked, learned = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def broken(messages: list[Message], tools: list[str]) -> Message:
+        loop.call_soon_threadsafe(asked.set)
+        return failure(503, "Out of order.")
+
+    def mended(messages: list[Message], tools: list[str]) -> Message:
+        loop.call_soon_threadsafe(learned.set)
+        return say("")
+
+    store = MemoryStore()
+    for model, done in ((broken, asked), (mended, learned)):
+        memory = CondensedMemory.from_defaults("chat", chat_store=store, llm=start_model(model)[0])
+        memory.facts_block.retry_seconds = 0.05
+        await memory.aput_messages([user("Hello."), assistant("Hello."), user("And?")])
+        await asyncio.wait_for(done.wait(), 30)
+    await memory.facts_block.await_jobs("chat")
+    assert await memory.facts_block.acount_unread("chat") == 1
+    await store.aclose()
+
+
 async def test_closing_a_store_ends_what_its_memories_have_under_way(
     database_uri: str, start_model: StartModel
 ) -> None:

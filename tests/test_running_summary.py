@@ -306,7 +306,7 @@ async def test_a_reset_forgets_the_summary(open_memory: OpenMemory, start_model:
 
 
 async def test_a_summary_that_comes_after_a_reset_is_not_stored(
-    open_memory: OpenMemory, start_model: StartModel
+    open_memory: OpenMemory, start_model: StartModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked, may_answer = threading.Event(), threading.Event()
 
@@ -326,6 +326,9 @@ async def test_a_summary_that_comes_after_a_reset_is_not_stored(
     text = sent_text(await memory.aget())
     assert summary_in(text) == ""
     assert [said for _, said in record(text)] == ["question 6", "answer 6"]
+    # Nothing has failed by it.
+    assert (await memory.astats()).failures == {}
+    assert caplog.text == ""
 
 
 async def test_without_a_model_of_its_own_it_asks_that_of_the_settings(

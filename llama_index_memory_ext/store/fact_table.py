@@ -95,6 +95,8 @@ class FactTable:
             if seen is not None and seen.epoch:
                 epoch, _ = await self._store.position_of(connection, namespace, FACTS)
                 if epoch != seen.epoch:
+                    # A user who was forgotten meanwhile must not be known again by the lock.
+                    await connection.rollback()
                     return False
             await self._put_all(connection, namespace, facts, seen)
         return True
@@ -165,14 +167,16 @@ def _beside(newer: Sequence[Fact], extracted: Sequence[Fact]) -> list[Fact]:
     """What of extracted facts is stored where others have changed or added facts meanwhile."""
     now = {fact.id: fact for fact in newer}
     contents = {normalised(fact.content): fact.id for fact in newer if not fact.retired}
+    same = {fact.id: contents.get(normalised(fact.content), fact.id) for fact in extracted}
     kept = []
     for fact in extracted:
+        replaced_by = same.get(fact.replaced_by, fact.replaced_by) if fact.replaced_by else None
         if fact.id not in now:
-            if contents.get(normalised(fact.content), fact.id) == fact.id:
-                kept.append(fact)
-        elif fact.retired and not now[fact.id].retired:
+            if same[fact.id] == fact.id:
+                kept.append(fact.model_copy(update={"replaced_by": replaced_by}))
+        elif fact.retired and not (now[fact.id].retired or now[fact.id].pinned):
             # The user's own words have ended it, whatever was made of it meanwhile.
-            kept.append(retire(now[fact.id], fact.retired_reason or "", fact.updated_at, fact.replaced_by))
+            kept.append(retire(now[fact.id], fact.retired_reason or "", fact.updated_at, replaced_by))
     return kept
 
 

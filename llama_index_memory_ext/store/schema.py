@@ -98,9 +98,9 @@ def version_of(connection: Connection, tables: Tables) -> int | None:
 async def _alone(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
     """A transaction in which no other process changes tables."""
     if engine.dialect.name == "postgresql":
-        # "if not exists" is not safe against itself there; and any other isolation level would not see what
-        # the one before has made while this one was waiting.
-        async with engine.execution_options(isolation_level="READ COMMITTED").begin() as connection:
+        # "if not exists" is not safe against itself there. The engine is one of ``in_transactions``: any other level
+        # than its READ COMMITTED would not see what the one before has made while this one was waiting.
+        async with engine.begin() as connection:
             await connection.execute(select(func.pg_advisory_xact_lock(_POSTGRES_LOCK)))
             yield connection
         return
