@@ -13,7 +13,7 @@ from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.facts import Fact, retire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from llama_index_memory_ext.store import MemoryStore
 
@@ -45,12 +45,13 @@ class FactBook:
             FactError: There is no fact with this id.
             pydantic.ValidationError: A field or a value that ``Fact`` does not have.
         """
-        values = {**(await self._find(fact_id)).model_dump(), "updated_at": _now(), **fields}
-        return await self._write(Fact.model_validate(values))
+        return await self._change(
+            fact_id, lambda fact: Fact.model_validate({**fact.model_dump(), "updated_at": _now(), **fields})
+        )
 
     async def aretire(self, fact_id: str, reason: str = "retired by hand", replaced_by: str | None = None) -> Fact:
         """Show a fact no longer; it is kept, for ``arestore``. A FactError if there is none with this id."""
-        return await self._write(retire(await self._find(fact_id), reason, _now(), replaced_by))
+        return await self._change(fact_id, lambda fact: retire(fact, reason, _now(), replaced_by))
 
     async def arestore(self, fact_id: str) -> Fact:
         """Show a retired fact again. A FactError if there is none with this id."""
@@ -114,11 +115,12 @@ class FactBook:
         count: int = asyncio_run(self.aimport(lines))
         return count
 
-    async def _find(self, fact_id: str) -> Fact:
-        facts = {fact.id: fact for fact in (await self._store.facts.read(self.namespace)).facts}
-        if fact_id not in facts:
-            raise FactError(f"There is no fact {fact_id!r} of {self.namespace!r} among {len(facts)}. List them first.")
-        return facts[fact_id]
+    async def _change(self, fact_id: str, changed: Callable[[Fact], Fact]) -> Fact:
+        fact = await self._store.facts.change(self.namespace, fact_id, changed)
+        if fact is None:
+            count = await self._store.facts.count(self.namespace)
+            raise FactError(f"There is no fact {fact_id!r} of {self.namespace!r} among {count}. List them first.")
+        return fact
 
     async def _write(self, fact: Fact) -> Fact:
         here = fact.model_copy(update={"namespace": self.namespace})

@@ -157,6 +157,9 @@ class FlushedMemory(Memory):
         try:
             for block in self._log_blocks():
                 await block.aopen(self.session_id)
+        except asyncio.CancelledError:
+            self._opened = False
+            raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the message that comes now must be stored
             self._opened = False
             log_failure(

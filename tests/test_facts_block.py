@@ -33,6 +33,7 @@ from llama_index_memory_ext import (
     RelevantFactsBlock,
     TokenCounter,
 )
+from llama_index_memory_ext.fact_book import FactBook
 from llama_index_memory_ext.facts import retire
 from tests.conftest import OpenMemory, OpenPlainMemory, StartModel
 from tests.conversation import assistant, calling, result, sent_text, user
@@ -620,3 +621,21 @@ def test_a_first_extraction_does_not_load_what_only_ranking_needs() -> None:
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert len(extractions(server.requests)) == 1
     assert done.stdout == "{} False\n"
+
+
+async def test_a_fact_is_changed_as_it_is_at_that_moment(any_database_uri: str | None) -> None:
+    """Two who change it at once do not undo each other, and one that was deleted does not come back."""
+    store = MemoryStore(any_database_uri)
+    book = FactBook(store, "ann")
+    fact = await book.aadd("Likes tea", confidence=0.5)
+    await asyncio.gather(
+        book.aupdate(fact.id, pinned=True), book.aretire(fact.id, "said so"), book.aupdate(fact.id, confidence=0.9)
+    )
+    (now,) = await book.alist(with_retired=True)
+    assert (now.pinned, now.retired_reason, now.confidence) == (True, "said so", 0.9)
+    await store.forget_user("ann")
+    for change in (book.aupdate(fact.id, pinned=False), book.aretire(fact.id), book.arestore(fact.id)):
+        with pytest.raises(FactError, match="among 0"):
+            await change
+    assert await book.alist(with_retired=True) == []
+    await store.aclose()

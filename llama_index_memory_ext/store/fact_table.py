@@ -13,7 +13,7 @@ from llama_index_memory_ext.locks import uninterrupted
 from llama_index_memory_ext.store.tables import FACTS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -66,6 +66,7 @@ class FactTable:
             .where(table.c.namespace == bindparam("ns"), table.c.change > bindparam("seen"))
             .order_by(table.c.change)
         )
+        self._one = select(table.c.data).where(table.c.namespace == bindparam("ns"), table.c.id == bindparam("fact"))
         upsert: Any = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}[backend](table)
         self._put = upsert.on_conflict_do_update(
             index_elements=[table.c.namespace, table.c.id],
@@ -100,6 +101,19 @@ class FactTable:
                     return False
             await self._put_all(connection, namespace, facts, seen)
         return True
+
+    @uninterrupted
+    async def change(self, namespace: str, fact_id: str, changed: Callable[[Fact], Fact]) -> Fact | None:
+        """Change one fact as it is at this moment; None if there is none with this id, and nothing is written then."""
+        async with self._store.writing(namespace, FACTS) as connection:
+            row = (await connection.execute(self._one, {"ns": namespace, "fact": fact_id})).first()
+            if row is None:
+                # A user who was forgotten must not be known again by the lock.
+                await connection.rollback()
+                return None
+            fact = changed(Fact.model_validate(row.data))
+            await self._put_all(connection, namespace, [fact])
+        return fact
 
     @uninterrupted
     async def write_extracted(
