@@ -498,3 +498,26 @@ async def test_a_store_that_was_asked_by_the_command_line_works_on(cli: Here, da
     await store.add_message("s", ChatMessage(role="user", content="Hello"))
     await store.aclose()
     assert "s" in (await asyncio.to_thread(cli, "sessions")).stdout
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("facts", "list"), "say whose facts"),
+        (("facts", "add", "x", *ANN, "--confidence", "2"), "--confidence"),
+        (("facts", "dance"), "dance"),
+        (("forget", *ANN), "Say --yes"),
+        (("sessions", "--dance"), "--dance"),
+    ],
+)
+def test_with_json_wrong_usage_is_told_as_json_too(cli: Here, options: tuple[str, ...], says: str) -> None:
+    add(cli, "Likes tea")
+    done = cli(*options, "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in json.loads(done.stderr.splitlines()[-1])["error"]
+
+
+def test_with_json_and_yes_deleting_says_nothing_else(cli: Here) -> None:
+    add(cli, "Likes tea")
+    done = cli("forget", *ANN, "--yes", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+
+

@@ -52,7 +52,8 @@ def forget(
         from llama_index_memory_ext.reasons import TerminalError
 
         raise TerminalError(f"Nothing is stored about {name!r}.")
-    say(_summary(doomed, name), stderr=True)
+    if not (json and yes):
+        say(_summary(doomed, name), stderr=True)
     if not confirmed("Delete all of it for good?", yes=yes):
         say("Nothing was deleted.", stderr=True)
         raise typer.Exit(1)
