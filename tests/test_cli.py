@@ -23,7 +23,7 @@ from llama_index_memory_ext.cli import versions
 from llama_index_memory_ext.cli.ids import short_ids
 from llama_index_memory_ext.cli.leftovers import search_file
 from llama_index_memory_ext.cli.plain import plain
-from tests.terminal import COMMAND, Here, clean_environment, run
+from tests.terminal import COMMAND, Here, at_terminal, clean_environment, run
 
 ANN = ("--user", "ann")
 
@@ -334,6 +334,31 @@ def test_a_piece_is_found_wherever_it_stands(before: int, piece: bytes) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "file"
         path.write_bytes(b"\xfe" * before + piece + b"\xfe" * 7)
+def test_a_user_may_be_called_as_a_role_is(cli: Here, database: Path) -> None:
+    """What others have said in that role stays theirs."""
+    talk(database, "a", "assistant", "The weather is fine today.")
+    talk(database, "b", "bob", "The weather is fine today.")
+    done = cli("forget", "--user", "assistant", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert "kept there, in whole or in part: 2 texts." in done.stdout
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals")
+def test_ctrl_c_at_the_question_deletes_nothing(cli: Here, database: Path) -> None:
+    talk(database, "a", "ann", "Hello")
+    with at_terminal("forget", *ANN, "--db", str(database)) as terminal:
+        terminal.wait_for("[y/N]: ")
+        terminal.press_ctrl_c()
+        terminal.wait_for("Nothing was deleted.")
+        assert terminal.end() == 130
+    with at_terminal("forget", *ANN, "--db", str(database)) as terminal:
+        terminal.wait_for("[y/N]: ")
+        terminal.press_ctrl_d()
+        terminal.wait_for("Nothing was deleted.")
+        assert terminal.end() == 1
+    assert "a" in cli("sessions").stdout
+
+
         assert found_in(path, [piece, b"is not there"]) == {piece}
 
 

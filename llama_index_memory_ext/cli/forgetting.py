@@ -110,7 +110,7 @@ def _summary(doomed: Doomed, name: str) -> str:
 
 
 def _show(counts: dict[str, int], left: Leftovers | None) -> None:
-    say("Deleted " + ", ".join(f"{count} {kind}" for kind, count in counts.items()) + ".")
+    say("Deleted " + ", ".join(counted(count, kind.removesuffix("s")) for kind, count in counts.items()) + ".")
     if left is None:
         say("The files of a server cannot be searched from here; its log, replicas and backups are its operator's.")
         return
