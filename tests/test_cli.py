@@ -256,6 +256,33 @@ def test_a_file_that_cannot_be_imported_leaves_no_database_behind(
 
 
 # ---- forgetting -----------------------------------------------------------------------------------------
+def test_messages_in_the_encoding_of_another_shell_are_imported(cli: Here) -> None:
+    content = '[{"role": "user", "content": "Köln"}]'.encode("utf-16")
+    assert cli("import", "-", "--session", "s", stdin=content).returncode == 0
+    assert "Köln" in cli("export", "--session", "s").stdout
+
+
+def test_a_file_that_is_no_json_is_told_without_advice_for_programs(cli: Here) -> None:
+    done = cli("import", "-", "--session", "s", stdin="hello")
+    assert done.returncode == 1
+    assert "saw 5 characters that are none" in done.stderr
+    assert "Path" not in done.stderr
+
+
+def test_a_file_that_cannot_be_written_is_told(cli: Here, tmp_path: Path) -> None:
+    add(cli, "Likes tea")
+    (tmp_path / "link").symlink_to(tmp_path / "missing" / "file")
+    done = cli("export", *ANN, "-o", str(tmp_path / "link"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"Error: {tmp_path / 'link'} cannot be written: No such file or directory.\n"
+
+
+def test_a_date_is_whole_on_a_narrow_screen(cli: Here) -> None:
+    since = json.loads(cli("facts", "add", "Likes tea", *ANN, "--json").stdout)["updated_at"][:10]
+    for columns in (40, 50, 59, 60, 80):
+        assert since in cli("facts", "list", *ANN, COLUMNS=str(columns)).stdout
+
+
 
 
 def test_a_person_is_deleted_and_the_file_proves_it(cli: Here, database: Path) -> None:
@@ -503,6 +530,7 @@ def test_with_json_an_error_is_json_too(cli: Here) -> None:
     assert done.stdout == ""
     assert json.loads(done.stderr)["error"].startswith("There is no database at")
 
+        (("export", *ANN, "-o", "/"), 2, "must name a file, and / is a folder"),
 
 def test_a_server_is_used_as_a_file_is(cli: Here, postgres_uri: str) -> None:
     server = ("--db", postgres_uri)
