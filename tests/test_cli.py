@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llama_index.core.llms import ChatMessage
+from llama_index.core.memory import Memory
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
 from llama_index_memory_ext.cli import versions
@@ -442,6 +443,28 @@ def test_the_doctor_names_a_database_that_cannot_be_used(cli: Here, db: str, say
     assert done.returncode == 1
     assert says in checks(done)["database"][1]
     assert "secret" not in done.stdout
+
+
+def test_the_doctor_finds_a_model_that_chat_would_refuse(cli: Here) -> None:
+    done = cli("doctor", "--json", OPENAI_API_KEY="sk-secret", OPENAI_MODEL="gpt-nope")
+    assert done.returncode == 1
+    assert checks(done)["model"][0] == "wrong"
+    assert "'gpt-nope' is not known" in checks(done)["model"][1]
+
+
+def test_a_database_of_the_plain_host_is_told_how_it_is_taken_over(cli: Here, database: Path) -> None:
+    async def talk_plainly() -> None:
+        memory = Memory.from_defaults("chat-3", async_database_uri=f"sqlite+aiosqlite:///{database}")
+        await memory.aput(ChatMessage(role="user", content="Hello"))
+        store: Any = memory.sql_store
+        await store._async_engine.dispose()
+
+    asyncio.run(talk_plainly())
+    done = cli("sessions")
+    assert done.returncode == 1
+    assert "LlamaIndex's own Memory" in done.stderr
+    assert cli("chat", "--session", "chat-3", stdin="Hello\n").returncode == 0
+    assert json.loads(cli("sessions", "--json").stdout)[0]["messages"] == 3
 
 
 def test_a_file_that_is_no_database_is_told(cli: Here, database: Path) -> None:

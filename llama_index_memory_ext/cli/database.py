@@ -71,7 +71,10 @@ async def existing(place: Place) -> AsyncIterator[MemoryStore]:
         )
     async with _opened(place) as (store, version):
         if version is None:
-            raise TerminalError(f"The database at {place.name} holds no memory.")
+            raise TerminalError(
+                f"The database at {place.name} holds no memory of this package. One that LlamaIndex's own Memory has "
+                "written is taken over when it is first written to: `chat --session ID`."
+            )
         yield store
 
 
