@@ -256,7 +256,6 @@ def test_a_file_that_cannot_be_imported_leaves_no_database_behind(
     assert not database.exists()
 
 
-# ---- forgetting -----------------------------------------------------------------------------------------
 def test_messages_in_the_encoding_of_another_shell_are_imported(cli: Here) -> None:
     content = '[{"role": "user", "content": "Köln"}]'.encode("utf-16")
     assert cli("import", "-", "--session", "s", stdin=content).returncode == 0
@@ -284,6 +283,7 @@ def test_a_date_is_whole_on_a_narrow_screen(cli: Here) -> None:
         assert since in cli("facts", "list", *ANN, COLUMNS=str(columns)).stdout
 
 
+# ---- forgetting -----------------------------------------------------------------------------------------
 
 
 def test_a_person_is_deleted_and_the_file_proves_it(cli: Here, database: Path) -> None:
@@ -334,6 +334,31 @@ def test_without_a_yes_nobody_is_deleted(cli: Here, database: Path) -> None:
     assert "a" in cli("sessions").stdout
 
 
+def test_a_user_may_be_called_as_a_role_is(cli: Here, database: Path) -> None:
+    """What others have said in that role stays theirs."""
+    talk(database, "a", "assistant", "The weather is fine today.")
+    talk(database, "b", "bob", "The weather is fine today.")
+    done = cli("forget", "--user", "assistant", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert "kept there, in whole or in part: 2 texts." in done.stdout
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals")
+def test_ctrl_c_at_the_question_deletes_nothing(cli: Here, database: Path) -> None:
+    talk(database, "a", "ann", "Hello")
+    with at_terminal("forget", *ANN, "--db", str(database)) as terminal:
+        terminal.wait_for("[y/N]: ")
+        terminal.press_ctrl_c()
+        terminal.wait_for("Nothing was deleted.")
+        assert terminal.end() == 130
+    with at_terminal("forget", *ANN, "--db", str(database)) as terminal:
+        terminal.wait_for("[y/N]: ")
+        terminal.press_ctrl_d()
+        terminal.wait_for("Nothing was deleted.")
+        assert terminal.end() == 1
+    assert "a" in cli("sessions").stdout
+
+
 def test_the_search_finds_what_a_deletion_alone_leaves(tmp_path: Path) -> None:
     """Long texts too, which lie scattered over several pages."""
     file, texts = tmp_path / "x.db", [f"Text number {i} ä: " + f"word{i} " * 1_000 for i in range(3)]
@@ -362,31 +387,6 @@ def test_a_piece_is_found_wherever_it_stands(before: int, piece: bytes) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "file"
         path.write_bytes(b"\xfe" * before + piece + b"\xfe" * 7)
-def test_a_user_may_be_called_as_a_role_is(cli: Here, database: Path) -> None:
-    """What others have said in that role stays theirs."""
-    talk(database, "a", "assistant", "The weather is fine today.")
-    talk(database, "b", "bob", "The weather is fine today.")
-    done = cli("forget", "--user", "assistant", "--yes")
-    assert done.returncode == 0, done.stderr
-    assert "kept there, in whole or in part: 2 texts." in done.stdout
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals")
-def test_ctrl_c_at_the_question_deletes_nothing(cli: Here, database: Path) -> None:
-    talk(database, "a", "ann", "Hello")
-    with at_terminal("forget", *ANN, "--db", str(database)) as terminal:
-        terminal.wait_for("[y/N]: ")
-        terminal.press_ctrl_c()
-        terminal.wait_for("Nothing was deleted.")
-        assert terminal.end() == 130
-    with at_terminal("forget", *ANN, "--db", str(database)) as terminal:
-        terminal.wait_for("[y/N]: ")
-        terminal.press_ctrl_d()
-        terminal.wait_for("Nothing was deleted.")
-        assert terminal.end() == 1
-    assert "a" in cli("sessions").stdout
-
-
         assert found_in(path, [piece, b"is not there"]) == {piece}
 
 
@@ -524,12 +524,13 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path, o
         (("facts", "list", "--user", ""), 2, "must not be empty"),
         (("facts", "forget", *ANN), 2, "name the facts, or say --all"),
         (("facts", "add", "x", *ANN, "--confidence", "2"), 2, "--confidence"),
-        (("facts", "add", " ", *ANN), 1, "a fact needs words"),
+        (("facts", "add", " ", *ANN), 1, "Error: content: a fact needs words"),
         (("facts", "add", "x", *ANN, "--category", "opinion"), 1, "category: Input should be 'preference'"),
         (("facts", "retire", "x", *ANN), 1, "There is no fact 'x' among 1"),
         (("export",), 2, "say either --user ID or --session ID"),
         (("export", "--session", "nobody"), 1, "There is no session 'nobody'"),
         (("export", "--session", "s", "-o", "/no/such/file"), 2, "the folder /no/such does not exist"),
+        (("export", *ANN, "-o", "/"), 2, "must name a file, and / is a folder"),
         (("export", "--session", "s", "--format", "xml"), 2, "xml"),
         (("import", "/no/such/file", *ANN), 1, "/no/such/file cannot be read"),
         (("import", "-"), 2, "say --session ID for messages"),
@@ -553,27 +554,7 @@ def test_with_json_an_error_is_json_too(cli: Here) -> None:
     assert done.stdout == ""
     assert json.loads(done.stderr)["error"].startswith("There is no database at")
 
-        (("export", *ANN, "-o", "/"), 2, "must name a file, and / is a folder"),
 
-def test_a_server_is_used_as_a_file_is(cli: Here, postgres_uri: str) -> None:
-    server = ("--db", postgres_uri)
-    assert "holds no memory" in cli("sessions", *server).stderr
-    add(cli, "Likes tea", *server)
-    assert "Likes tea" in cli("facts", "list", *ANN, *server).stdout
-    found = checks(cli("doctor", "--json", *server))
-    assert (found["schema"][0], found["writing"][0]) == ("ok", "ok")
-    done = cli("forget", *ANN, "--yes", *server)
-    assert done.returncode == 0
-    assert "The files of a server cannot be searched" in done.stdout
-
-
-async def test_a_store_that_was_asked_by_the_command_line_works_on(cli: Here, database: Path) -> None:
-    """Nobody is left holding a lock."""
-    await asyncio.to_thread(add, cli, "Likes tea")
-    store = MemoryStore(f"sqlite+aiosqlite:///{database}")
-    await store.add_message("s", ChatMessage(role="user", content="Hello"))
-    await store.aclose()
-    assert "s" in (await asyncio.to_thread(cli, "sessions")).stdout
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -597,3 +578,22 @@ def test_with_json_and_yes_deleting_says_nothing_else(cli: Here) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_server_is_used_as_a_file_is(cli: Here, postgres_uri: str) -> None:
+    server = ("--db", postgres_uri)
+    assert "holds no memory" in cli("sessions", *server).stderr
+    add(cli, "Likes tea", *server)
+    assert "Likes tea" in cli("facts", "list", *ANN, *server).stdout
+    found = checks(cli("doctor", "--json", *server))
+    assert (found["schema"][0], found["writing"][0]) == ("ok", "ok")
+    done = cli("forget", *ANN, "--yes", *server)
+    assert done.returncode == 0
+    assert "The files of a server cannot be searched" in done.stdout
+
+
+async def test_a_store_that_was_asked_by_the_command_line_works_on(cli: Here, database: Path) -> None:
+    """Nobody is left holding a lock."""
+    await asyncio.to_thread(add, cli, "Likes tea")
+    store = MemoryStore(f"sqlite+aiosqlite:///{database}")
+    await store.add_message("s", ChatMessage(role="user", content="Hello"))
+    await store.aclose()
+    assert "s" in (await asyncio.to_thread(cli, "sessions")).stdout
