@@ -472,7 +472,7 @@ def test_a_file_that_is_no_database_is_told(cli: Here, database: Path) -> None:
     assert "not a database" in checks(cli("doctor", "--json"))["database"][1]
     done = cli("sessions")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "not a database" in done.stderr
+    assert done.stderr == f"Error: The database at {database} cannot be used: file is not a database.\n"
 
 
 def test_a_version_that_does_harm_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
