@@ -103,7 +103,9 @@ def messages_to_json(messages: Sequence[ChatMessage], *, layout: Layout = "llama
 
 def _values(source: Any) -> list[Any]:
     """The messages as plain values, in whatever they were given."""
-    value = _loaded(_decoded(source)) if isinstance(source, str | bytes | bytearray) else source
+    # A text that is no JSON may be meant as the name of a file.
+    hint = " To read a file, pass its bytes: Path(...).read_bytes()." if isinstance(source, str) else ""
+    value = _loaded(_decoded(source), hint) if isinstance(source, str | bytes | bytearray) else source
     if isinstance(value, Mapping):
         if "messages" not in value and "role" not in value:
             raise MessageError(f"Expected a list of messages, or an object with 'messages'; saw {described(value)}.")
@@ -127,7 +129,7 @@ def _decoded(source: str | bytes | bytearray) -> str:
         ) from None
 
 
-def _loaded(text: str) -> Any:
+def _loaded(text: str, hint: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_without_twins)
     except json.JSONDecodeError as error:
@@ -138,10 +140,7 @@ def _loaded(text: str) -> Any:
     # Behind the block: an error within it would carry the whole text along.
     if several:
         return [_loaded_line(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    raise MessageError(
-        f"Expected JSON; saw {len(text)} characters that are none: {complaint}. "
-        "To read a file, pass its bytes: Path(...).read_bytes()."
-    )
+    raise MessageError(f"Expected JSON; saw {len(text)} characters that are none: {complaint}.{hint}")
 
 
 def _loaded_line(number: int, line: str) -> Any:

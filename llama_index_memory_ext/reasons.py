@@ -53,7 +53,8 @@ def _of_values(error: BaseException) -> str | None:
         return None
     first: Any = errors()[0]
     field = ".".join(str(part) for part in first["loc"])
-    return f"{field or type(error).__name__}: {_one_line(first['msg'])}."
+    said = _one_line(first["msg"]).removeprefix("Value error, ").rstrip(".")
+    return f"{field or type(error).__name__}: {said}."
 
 
 def _of_database(error: BaseException) -> str | None:

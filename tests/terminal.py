@@ -82,7 +82,10 @@ class Terminal:
         os.write(self._screen, b"\x04")
 
     def press_ctrl_c(self) -> None:
+        """Press it, and again where nothing happens: Python loses one between a prompt and waiting for a line."""
         self.process.send_signal(signal.SIGINT)
+        while not select.select([self._screen], [], [], PATIENCE_SECONDS / 6)[0] and self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
 
     def end(self) -> int:
         """Read on until the program has ended; its exit code."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from llama_index_memory_ext.cli.beside import Beside
 from llama_index_memory_ext.offline_model import reply
 from tests.openai_server import Message, call, fail, say, serve
-from tests.terminal import Here, at_terminal, run
+from tests.terminal import COMMAND, Here, at_terminal, clean_environment, run
 
 at_a_terminal = pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals")
 KEY = "sk-not-to-be-shown"
@@ -217,7 +218,23 @@ def test_an_error_of_the_model_is_told_in_its_words(command: Here, database: str
     with serve(lambda *_: fail(500, "out of order")) as server:
         openai = {"OPENAI_API_KEY": KEY, "OPENAI_API_BASE": server.api_base}
         done = command("chat", "--db", database, stdin="Hello\n", **openai)
-    assert "answers with status 500: out of order" in done.stderr
+    assert "answers with status 500: out of order. The question is kept." in done.stderr
+
+
+def test_whoever_has_read_enough_answers_hears_no_complaint(database: str) -> None:
+    command = [*COMMAND, "chat", "--db", database, "--session", "s"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=clean_environment()) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write(b"My name is Logan.\n" * 30)
+        process.stdin.close()
+        process.stdout.readline()
+        process.stdout.close()
+        complaints = process.stderr.read().decode()
+    assert complaints.splitlines()[-1].startswith("facts ")
+    assert process.returncode == 1
 
 
 def test_work_beside_the_keyboard_gives_back_what_comes_of_it() -> None:

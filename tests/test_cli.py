@@ -17,13 +17,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llama_index.core.llms import ChatMessage
+from llama_index.core.memory import Memory
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
 from llama_index_memory_ext.cli import versions
 from llama_index_memory_ext.cli.ids import short_ids
 from llama_index_memory_ext.cli.leftovers import search_file
 from llama_index_memory_ext.cli.plain import plain
-from tests.terminal import COMMAND, Here, clean_environment, run
+from tests.terminal import COMMAND, Here, at_terminal, clean_environment, run
 
 ANN = ("--user", "ann")
 
@@ -255,6 +256,33 @@ def test_a_file_that_cannot_be_imported_leaves_no_database_behind(
     assert not database.exists()
 
 
+def test_messages_in_the_encoding_of_another_shell_are_imported(cli: Here) -> None:
+    content = '[{"role": "user", "content": "Köln"}]'.encode("utf-16")
+    assert cli("import", "-", "--session", "s", stdin=content).returncode == 0
+    assert "Köln" in cli("export", "--session", "s").stdout
+
+
+def test_a_file_that_is_no_json_is_told_without_advice_for_programs(cli: Here) -> None:
+    done = cli("import", "-", "--session", "s", stdin="hello")
+    assert done.returncode == 1
+    assert "saw 5 characters that are none" in done.stderr
+    assert "Path" not in done.stderr
+
+
+def test_a_file_that_cannot_be_written_is_told(cli: Here, tmp_path: Path) -> None:
+    add(cli, "Likes tea")
+    (tmp_path / "link").symlink_to(tmp_path / "missing" / "file")
+    done = cli("export", *ANN, "-o", str(tmp_path / "link"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"Error: {tmp_path / 'link'} cannot be written: No such file or directory.\n"
+
+
+def test_a_date_is_whole_on_a_narrow_screen(cli: Here) -> None:
+    since = json.loads(cli("facts", "add", "Likes tea", *ANN, "--json").stdout)["updated_at"][:10]
+    for columns in (40, 50, 59, 60, 80):
+        assert since in cli("facts", "list", *ANN, COLUMNS=str(columns)).stdout
+
+
 # ---- forgetting -----------------------------------------------------------------------------------------
 
 
@@ -303,6 +331,31 @@ def test_without_a_yes_nobody_is_deleted(cli: Here, database: Path) -> None:
     done = cli("forget", *ANN)
     assert done.returncode == 2
     assert "Stored about ann: 2 messages in 1 session, 0 facts." in done.stderr
+    assert "a" in cli("sessions").stdout
+
+
+def test_a_user_may_be_called_as_a_role_is(cli: Here, database: Path) -> None:
+    """What others have said in that role stays theirs."""
+    talk(database, "a", "assistant", "The weather is fine today.")
+    talk(database, "b", "bob", "The weather is fine today.")
+    done = cli("forget", "--user", "assistant", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert "kept there, in whole or in part: 2 texts." in done.stdout
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals")
+def test_ctrl_c_at_the_question_deletes_nothing(cli: Here, database: Path) -> None:
+    talk(database, "a", "ann", "Hello")
+    with at_terminal("forget", *ANN, "--db", str(database)) as terminal:
+        terminal.wait_for("[y/N]: ")
+        terminal.press_ctrl_c()
+        terminal.wait_for("Nothing was deleted.")
+        assert terminal.end() == 130
+    with at_terminal("forget", *ANN, "--db", str(database)) as terminal:
+        terminal.wait_for("[y/N]: ")
+        terminal.press_ctrl_d()
+        terminal.wait_for("Nothing was deleted.")
+        assert terminal.end() == 1
     assert "a" in cli("sessions").stdout
 
 
@@ -392,12 +445,34 @@ def test_the_doctor_names_a_database_that_cannot_be_used(cli: Here, db: str, say
     assert "secret" not in done.stdout
 
 
+def test_the_doctor_finds_a_model_that_chat_would_refuse(cli: Here) -> None:
+    done = cli("doctor", "--json", OPENAI_API_KEY="sk-secret", OPENAI_MODEL="gpt-nope")
+    assert done.returncode == 1
+    assert checks(done)["model"][0] == "wrong"
+    assert "'gpt-nope' is not known" in checks(done)["model"][1]
+
+
+def test_a_database_of_the_plain_host_is_told_how_it_is_taken_over(cli: Here, database: Path) -> None:
+    async def talk_plainly() -> None:
+        memory = Memory.from_defaults("chat-3", async_database_uri=f"sqlite+aiosqlite:///{database}")
+        await memory.aput(ChatMessage(role="user", content="Hello"))
+        store: Any = memory.sql_store
+        await store._async_engine.dispose()
+
+    asyncio.run(talk_plainly())
+    done = cli("sessions")
+    assert done.returncode == 1
+    assert "LlamaIndex's own Memory" in done.stderr
+    assert cli("chat", "--session", "chat-3", stdin="Hello\n").returncode == 0
+    assert json.loads(cli("sessions", "--json").stdout)[0]["messages"] == 3
+
+
 def test_a_file_that_is_no_database_is_told(cli: Here, database: Path) -> None:
     database.write_text("These are a few lines of a poem, which is no database. " * 40)
     assert "not a database" in checks(cli("doctor", "--json"))["database"][1]
     done = cli("sessions")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "not a database" in done.stderr
+    assert done.stderr == f"Error: The database at {database} cannot be used: file is not a database.\n"
 
 
 def test_a_version_that_does_harm_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,12 +524,13 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path, o
         (("facts", "list", "--user", ""), 2, "must not be empty"),
         (("facts", "forget", *ANN), 2, "name the facts, or say --all"),
         (("facts", "add", "x", *ANN, "--confidence", "2"), 2, "--confidence"),
-        (("facts", "add", " ", *ANN), 1, "a fact needs words"),
+        (("facts", "add", " ", *ANN), 1, "Error: content: a fact needs words"),
         (("facts", "add", "x", *ANN, "--category", "opinion"), 1, "category: Input should be 'preference'"),
         (("facts", "retire", "x", *ANN), 1, "There is no fact 'x' among 1"),
         (("export",), 2, "say either --user ID or --session ID"),
         (("export", "--session", "nobody"), 1, "There is no session 'nobody'"),
         (("export", "--session", "s", "-o", "/no/such/file"), 2, "the folder /no/such does not exist"),
+        (("export", *ANN, "-o", "/"), 2, "must name a file, and / is a folder"),
         (("export", "--session", "s", "--format", "xml"), 2, "xml"),
         (("import", "/no/such/file", *ANN), 1, "/no/such/file cannot be read"),
         (("import", "-"), 2, "say --session ID for messages"),
@@ -477,6 +553,29 @@ def test_with_json_an_error_is_json_too(cli: Here) -> None:
     done = cli("sessions", "--json")
     assert done.stdout == ""
     assert json.loads(done.stderr)["error"].startswith("There is no database at")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("facts", "list"), "say whose facts"),
+        (("facts", "add", "x", *ANN, "--confidence", "2"), "--confidence"),
+        (("facts", "dance"), "dance"),
+        (("forget", *ANN), "Say --yes"),
+        (("sessions", "--dance"), "--dance"),
+    ],
+)
+def test_with_json_wrong_usage_is_told_as_json_too(cli: Here, options: tuple[str, ...], says: str) -> None:
+    add(cli, "Likes tea")
+    done = cli(*options, "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in json.loads(done.stderr.splitlines()[-1])["error"]
+
+
+def test_with_json_and_yes_deleting_says_nothing_else(cli: Here) -> None:
+    add(cli, "Likes tea")
+    done = cli("forget", *ANN, "--yes", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_server_is_used_as_a_file_is(cli: Here, postgres_uri: str) -> None:

@@ -65,6 +65,11 @@ def test_the_lowest_versions_that_are_tested_are_those_that_are_allowed(pyprojec
     assert tested == allowed
 
 
+def test_whoever_makes_the_pages_has_the_command_line_whose_help_is_one_of_them(pyproject: dict[str, Any]) -> None:
+    extras = pyproject["project"]["optional-dependencies"]
+    assert "cli" in {extra for line in extras["docs"] for extra in Requirement(line).extras}
+
+
 def test_the_versions_of_python_are_those_that_are_allowed(pyproject: dict[str, Any]) -> None:
     project = pyproject["project"]
     prefix = "Programming Language :: Python :: "

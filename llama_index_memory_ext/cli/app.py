@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -13,6 +14,7 @@ from llama_index_memory_ext.cli import facts, words
 from llama_index_memory_ext.cli.doctor import doctor
 from llama_index_memory_ext.cli.forgetting import forget
 from llama_index_memory_ext.cli.moving import export, import_
+from llama_index_memory_ext.cli.plain import plain
 from llama_index_memory_ext.cli.sessions import sessions
 from llama_index_memory_ext.cli.talking import chat
 
@@ -55,5 +57,15 @@ def run(arguments: list[str], name: str) -> int:
         with redirect_stdout(sys.stderr):
             app(["--help"], prog_name=name, standalone_mode=False)
         return 2
-    app(arguments, prog_name=name)
-    return 0
+    if "--json" not in arguments:
+        app(arguments, prog_name=name)
+        return 0
+    try:
+        return app(arguments, prog_name=name, standalone_mode=False) or 0
+    except Exception as error:
+        # Wrong usage; the class has a public name in older versions of Typer only.
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        print(json.dumps({"error": plain(message())}), file=sys.stderr)
+        return 2

@@ -55,7 +55,7 @@ class Conversation:
                 await run
             except (asyncio.CancelledError, GeneratorExit):
                 await run.cancel_run()
-                await asyncio.wait([asyncio.ensure_future(_ended(run))])
+                await asyncio.gather(_ended(run), return_exceptions=True)
                 raise
         self.said[-1] = (question, answer)
 

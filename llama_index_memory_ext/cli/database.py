@@ -71,7 +71,10 @@ async def existing(place: Place) -> AsyncIterator[MemoryStore]:
         )
     async with _opened(place) as (store, version):
         if version is None:
-            raise TerminalError(f"The database at {place.name} holds no memory.")
+            raise TerminalError(
+                f"The database at {place.name} holds no memory of this package. One that LlamaIndex's own Memory has "
+                "written is taken over when it is first written to: `chat --session ID`."
+            )
         yield store
 
 
@@ -120,4 +123,5 @@ async def version_in(store: MemoryStore, place: Place) -> int | None:
             f'The database needs {error.name}: pip install "llama-index-memory-ext[postgres]"'
         ) from None
     except Exception as error:  # noqa: BLE001 - each driver has errors of its own
-        raise TerminalError(f"The database at {place.name} cannot be used: {reason_of(error)}") from None
+        reason = reason_of(error).removeprefix("the database cannot be used: ")
+        raise TerminalError(f"The database at {place.name} cannot be used: {reason}") from None

@@ -124,13 +124,18 @@ def _tokenizer(name: str) -> Check:
 
 
 def _model() -> Iterator[Check]:
-    from llama_index_memory_ext.reasons import model_host
-    from llama_index_memory_ext.terminal_model import DEFAULT_MODEL
+    from llama_index_memory_ext.reasons import TerminalError, model_host
+    from llama_index_memory_ext.terminal_model import DEFAULT_MODEL, terminal_model
 
     if os.environ.get("OPENAI_API_KEY"):
         yield Check("OPENAI_API_KEY", "ok", "set")
     else:
         yield Check("OPENAI_API_KEY", "warning", "not set: `chat` and `demo` answer with the offline model")
+    try:
+        terminal_model()
+    except TerminalError as error:
+        yield Check("model", "wrong", str(error))
+        return
     yield Check("model", "ok", f"{os.environ.get('OPENAI_MODEL') or DEFAULT_MODEL} at {model_host()}")
 
 

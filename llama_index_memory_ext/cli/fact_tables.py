@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _MATCHED = 5
 _WIDE = 90
+_NARROW = 60
+_LISTED = ("id", "fact", "category", "sure", "since")
 _EXPLAINED = ("shown", "score", "alike", "sure", "tokens", "id", "fact")
 
 
@@ -33,7 +35,9 @@ def show_facts(facts: Sequence[Fact], namespace: str, *, stderr: bool = False) -
         (short[fact.id], _content(fact), fact.category, f"{fact.confidence:.2f}", f"{fact.updated_at:%Y-%m-%d}")
         for fact in facts
     ]
-    show_table(("id", "fact", "category", "sure", "since"), rows, stderr=stderr)
+    # Half a date would be a wrong one.
+    kept = [i for i, name in enumerate(_LISTED) if name != "category" or console(stderr=stderr).width >= _NARROW]
+    show_table([_LISTED[i] for i in kept], [[row[i] for i in kept] for row in rows], stderr=stderr)
 
 
 def show_found(found: Sequence[ExplainedFact], namespace: str) -> None:

@@ -52,7 +52,8 @@ def forget(
         from llama_index_memory_ext.reasons import TerminalError
 
         raise TerminalError(f"Nothing is stored about {name!r}.")
-    say(_summary(doomed, name), stderr=True)
+    if not (json and yes):
+        say(_summary(doomed, name), stderr=True)
     if not confirmed("Delete all of it for good?", yes=yes):
         say("Nothing was deleted.", stderr=True)
         raise typer.Exit(1)
@@ -109,7 +110,7 @@ def _summary(doomed: Doomed, name: str) -> str:
 
 
 def _show(counts: dict[str, int], left: Leftovers | None) -> None:
-    say("Deleted " + ", ".join(f"{count} {kind}" for kind, count in counts.items()) + ".")
+    say("Deleted " + ", ".join(counted(count, kind.removesuffix("s")) for kind, count in counts.items()) + ".")
     if left is None:
         say("The files of a server cannot be searched from here; its log, replicas and backups are its operator's.")
         return

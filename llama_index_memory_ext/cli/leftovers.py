@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _KEY = 8
 _PIECE = 48
 _BLOCK = 1 << 22
+# Columns that name nobody: a user may be called "assistant".
+_NAMELESS = ("role", "status")
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,10 @@ def _in_rows_of_others(file: Path, pieces: Iterable[bytes], owners: Collection[s
         tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         for table in ("sqlite_master", *tables):
             quoted = table.replace('"', '""')
-            for row in connection.execute(f'SELECT * FROM "{quoted}"'):  # noqa: S608 - a name from the database itself
-                if not gone.intersection(value for value in row if isinstance(value, str)):
+            rows = connection.execute(f'SELECT * FROM "{quoted}"')  # noqa: S608 - a name from the database itself
+            names = [i for i, column in enumerate(rows.description) if column[0] not in _NAMELESS]
+            for row in rows:
+                if not gone.intersection(row[i] for i in names if isinstance(row[i], str)):
                     content = b"\n".join(_as_bytes(value) for value in row)
                     kept.update(piece for piece in missing if piece in content)
                     missing -= kept

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from enum import Enum
+from json import detect_encoding
 from pathlib import Path
 from typing import Annotated
 
@@ -45,12 +46,14 @@ def export(
     one_of(user, session)
     if output != _STREAM and not output.expanduser().parent.is_dir():
         raise typer.BadParameter(f"the folder {output.expanduser().parent} does not exist.")
+    if output != _STREAM and output.expanduser().is_dir():
+        raise typer.BadParameter(f"--output must name a file, and {output} is a folder.")
     place = place_of(db)
     text = asyncio.run(_messages(place, session, format_.value) if session else _facts(place, str(user)))
     if output == _STREAM:
         _print(text)
     else:
-        output.expanduser().write_bytes(text.encode())
+        _write(output, text)
         say(f"Written to {output}.", stderr=True)
 
 
@@ -65,9 +68,11 @@ def import_(
     """
     if not (session or user):
         raise typer.BadParameter("say --session ID for messages, or --user ID for facts.")
-    text, place = _read(file), place_of(db)
-    work = _import_messages(place, text, session, user) if session else _import_facts(place, text, str(user))
-    count = asyncio.run(work)
+    content, place = _read(file), place_of(db)
+    if session:
+        count = asyncio.run(_import_messages(place, content, session, user))
+    else:
+        count = asyncio.run(_import_facts(place, _decoded(file, content), str(user)))
     kind = "messages" if session else "facts"
     if json:
         show_json({kind: count})
@@ -94,12 +99,12 @@ async def _facts(place: Place, user: str) -> str:
         return await FactBook(store, user).aexport()
 
 
-async def _import_messages(place: Place, text: str, session: str, user: str | None) -> int:
+async def _import_messages(place: Place, content: bytes, session: str, user: str | None) -> int:
     from llama_index_memory_ext.preset import CondensedMemory
 
     async with existing_or_new(place) as store:
         memory = CondensedMemory.from_defaults(session, user_id=user, chat_store=store, extract_facts=False)
-        return await memory.aimport(text, show_progress=sys.stderr.isatty())
+        return await memory.aimport(content, show_progress=sys.stderr.isatty())
 
 
 async def _import_facts(place: Place, text: str, user: str) -> int:
@@ -109,17 +114,32 @@ async def _import_facts(place: Place, text: str, user: str) -> int:
         return await FactBook(store, user).aimport(text)
 
 
-def _read(file: Path) -> str:
+def _read(file: Path) -> bytes:
     from llama_index_memory_ext.reasons import TerminalError
 
     try:
-        found = sys.stdin.buffer.read() if file == _STREAM else file.expanduser().read_bytes()
-        # Some editors and shells put a mark in front.
-        return found.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise TerminalError(f"{file} is not text in UTF-8, as JSON has to be. Nothing was imported.") from None
+        return sys.stdin.buffer.read() if file == _STREAM else file.expanduser().read_bytes()
     except OSError as error:
         raise TerminalError(f"{file} cannot be read: {error.strerror}.") from None
+
+
+def _decoded(file: Path, content: bytes) -> str:
+    from llama_index_memory_ext.reasons import TerminalError
+
+    try:
+        # Some editors and shells put a mark in front, or write UTF-16.
+        return content.decode(detect_encoding(content)).removeprefix("\ufeff")
+    except UnicodeDecodeError:
+        raise TerminalError(f"{file} is not text in UTF-8, as JSON has to be. Nothing was imported.") from None
+
+
+def _write(file: Path, text: str) -> None:
+    from llama_index_memory_ext.reasons import TerminalError
+
+    try:
+        file.expanduser().write_bytes(text.encode())
+    except OSError as error:
+        raise TerminalError(f"{file} cannot be written: {error.strerror}.") from None
 
 
 def _print(text: str) -> None:

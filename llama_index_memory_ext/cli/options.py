@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from llama_index_memory_ext.cli.screen import is_terminal
+from llama_index_memory_ext.cli.screen import is_terminal, say
 
 DATABASE_VARIABLE = "LLAMA_INDEX_MEMORY_DB"
 
@@ -51,5 +51,12 @@ def confirmed(question: str, *, yes: bool) -> bool:
         return True
     if not is_terminal():
         raise typer.BadParameter("nobody can be asked here, so nothing was done. Say --yes if it should be.")
-    # On stderr, so that stdout holds the result and nothing else.
-    return typer.confirm(question, err=True)
+    try:
+        # On stderr, so that stdout holds the result and nothing else.
+        return typer.confirm(question, err=True)
+    except typer.Abort as end:
+        say("", stderr=True)
+        if isinstance(end.__context__, KeyboardInterrupt):
+            say("Nothing was deleted.", stderr=True)
+            raise KeyboardInterrupt from None
+        return False

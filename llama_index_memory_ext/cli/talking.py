@@ -154,7 +154,7 @@ def _answer(beside: Beside, conversation: Conversation, question: str) -> bool:
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever fails, the conversation goes on
-        say(f"No answer: {reason_of(error)} The question is kept.", style="red", stderr=True)
+        say(f"No answer: {reason_of(error).rstrip('.')}. The question is kept.", style="red", stderr=True)
         return False
     return True
 
