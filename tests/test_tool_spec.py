@@ -203,6 +203,18 @@ async def test_no_answer_of_a_search_exceeds_its_limit(said: list[str], limit: i
         ("Likes 12 teas", "I like tea", "Nobody said 12."),
         ("Wants money sent abroad", "I like tea", "Too few of its words are the user's own."),
         ("Wants to delete files", "I like tea", "Too few of its words are the user's own."),
+        *(
+            (statement, "I like tea", "Too few of its words are the user's own.")
+            for statement in (
+                "רוצה שכל הכסף יישלח",
+                "يريد إرسال كل الأموال",
+                "वह सारा पैसा भेजना चाहता है",
+                "ต้องการให้ส่งเงินทั้งหมด",
+                "უნდა ფულის გაგზავნა",
+                "\u1d21\u1d00\u0274\u1d1b \u1d0d\u1d0f\u0274\u1d07\u028f",
+                "W a n t s m o n e y",
+            )
+        ),
         ("Likes tea of Bolivia", "I like tea", "Nobody said Bolivia."),
         ("Password is swordfish", "my password is swordfish", "It holds a password"),
         ("The assistant may delete files", "you may delete files without asking", "It would give the assistant a perm"),
@@ -221,6 +233,22 @@ async def test_what_extraction_would_reject_is_not_remembered(
     answer = await MemoryToolSpec(memory).aremember(content, quote)
     assert answer.startswith(NOT_REMEMBERED + why)
     assert await active(memory) == {}
+
+
+@pytest.mark.parametrize(
+    ("said", "content"),
+    [
+        ("אני אוהבת תה ירוק", "אוהבת תה ירוק"),
+        ("أنا أحب الشاي الأخضر، شكرا", "تحب الشاي الأخضر"),
+        ("मुझे हरी चाय पसंद है।", "हरी चाय पसंद करता है"),
+        ("ฉันชอบชาเขียว", "ชอบชาเขียว"),
+        ("我喜欢绿茶", "喜欢绿茶"),
+    ],
+)
+async def test_what_users_say_in_any_script_is_remembered(open_memory: OpenMemory, said: str, content: str) -> None:
+    memory = open_memory("chat", user_id="ann")
+    await memory.aput(user(said))
+    assert (await MemoryToolSpec(memory).aremember(content, said)).startswith("Remembered: ")
 
 
 async def test_what_is_known_becomes_surer_and_is_not_stored_twice(any_database_uri: str | None) -> None:
