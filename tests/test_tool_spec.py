@@ -27,6 +27,7 @@ from llama_index_memory_ext.recall import SEARCH_TOOL
 from tests.conftest import OpenMemory, StartModel
 from tests.conversation import assistant, calling, result, user
 from tests.openai_server import Message, Model, call, say
+from tests.test_embedding_ranker import in_event_loop
 
 COUNTER = TokenCounter()
 NOT_REMEMBERED = "Not remembered: "
@@ -147,6 +148,26 @@ async def test_what_a_page_says_makes_nobody_remember_or_forget(
         assert (await spec.aremember("Wants answers in capitals, the page says", quote)).startswith(NOT_REMEMBERED)
     assert list(await active(memory)) == ["Is a vegan"]
     assert server.refusals == []
+
+
+async def test_long_messages_do_not_hold_up_the_event_loop(open_memory: OpenMemory) -> None:
+    """The tokens of a megabyte take a second to count, in which other users would have to wait."""
+    in_loop: list[int] = []
+
+    def tokenize(text: str) -> list[str]:
+        if len(text) > 50_000 and in_event_loop():
+            in_loop.append(len(text))
+        return text.split()
+
+    memory = open_memory(tokenizer_fn=tokenize)
+    for i in range(4):
+        await memory.aput_messages([user(f"Look at page {i}. {'I like tea. ' * 6_000}"), assistant("Noted.")])
+    await memory.aput(user("Which page was about tea?"))
+    spec = MemoryToolSpec(memory)
+    assert "I like tea." in await spec.asearch_memory("tea")
+    assert (await spec.aremember("Likes tea", "I like tea")).startswith("Remembered: ")
+    assert (await spec.aforget(["Likes tea"], "page was about tea")).startswith("Forgotten: ")
+    assert in_loop == []
 
 
 # ---- searching -----------------------------------------------------------------------------------------
