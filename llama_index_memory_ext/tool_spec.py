@@ -153,7 +153,7 @@ class MemoryToolSpec(BaseToolSpec):
         if not str(quote).strip():
             return f"Nothing was forgotten: it needs a quote. {_HOW_TO_QUOTE}"
         with self._telling_failures("Nothing was forgotten"):
-            known = await self.memory.facts.alist()
+            known = [(normalised(fact.content), fact) for fact in await self.memory.facts.alist()]
             meant = [await self._meant(str(words), known) for words in wanted]
             chosen = list({found[0].id: found[0] for found in meant if len(found) == 1}.values())
             answers = await self._retire(chosen, str(quote)) if chosen else []
@@ -162,13 +162,13 @@ class MemoryToolSpec(BaseToolSpec):
             answers.append("Nothing was forgotten for what is not known: search_memory shows the ids of facts.")
         return "\n".join(answers)
 
-    async def _meant(self, words: str, known: Sequence[Fact]) -> list[Fact]:
+    async def _meant(self, words: str, known: Sequence[tuple[str, Fact]]) -> list[Fact]:
         """The facts that an id or words may mean, best first: act only if it is one."""
-        wanted = words.strip(" []\"'#")
-        found = [fact for fact in known if fact.id == wanted]
+        wanted, content = words.strip(" []\"'#"), normalised(words)
+        found = [fact for _, fact in known if fact.id == wanted]
         if not found and len(wanted) >= _ID_CHARACTERS:
-            found = [fact for fact in known if fact.id.startswith(wanted)]
-        found = found or [fact for fact in known if normalised(fact.content) == normalised(words)]
+            found = [fact for _, fact in known if fact.id.startswith(wanted)]
+        found = found or [fact for its_content, fact in known if its_content == content]
         if found:
             return found
         ranked = await self.memory.facts_block.asearch(words, session_id=self.memory.session_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -364,6 +365,19 @@ async def test_a_text_and_an_empty_list_are_fine(open_memory: OpenMemory) -> Non
     assert (await spec.aforget([], "Forget it")).startswith("Nothing was forgotten")
     assert (await spec.aforget("tea", "Forget it")).startswith("Forgotten: ")  # type: ignore[arg-type]
     assert await active(memory) == {}
+
+
+async def test_long_words_are_looked_for_once_and_not_for_each_fact(open_memory: OpenMemory) -> None:
+    memory = open_memory("chat", user_id="ann")
+    await memory.sql_store.facts.write("ann", [Fact(content=f"Likes tea {i}") for i in range(1_000)])
+    await memory.aput(user("Forget it."))
+    spec = MemoryToolSpec(memory)
+    # It loads scikit-learn.
+    await spec.asearch_memory("tea")
+    started = time.process_time()
+    assert (await spec.aforget(["Knows much. " * 10_000], "Forget it")).startswith("Nothing was forgotten")
+    # A thousand times would be 30 seconds.
+    assert time.process_time() - started < 5
 
 
 async def test_two_users_tools_do_not_reach_each_others_facts(open_memory: OpenMemory) -> None:
