@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _MOST_FOUND = 20
 # How sure a fact is of which the user has asked that it be remembered.
 _CONFIDENCE = 0.9
-_ID_CHARACTERS = 8
+_ID_CHARACTERS, _WHOLE_ID_CHARACTERS = 8, 64
 _MOST_CANDIDATES, _SHOWN_TOKENS = 5, 150
 # An old sentence of the user's asks for nothing any more.
 _ASKING_MESSAGES = 5
@@ -192,10 +192,12 @@ class MemoryToolSpec(BaseToolSpec):
 
     def _named(self, fact: Fact, characters: int = _ID_CHARACTERS) -> str:
         content = escape_tags(" ".join(fact.content.split()))
-        return f"[{fact.id[:characters]}] {self.memory.tokenizer_fn.clip(content, _SHOWN_TOKENS)}"
+        # Our own ids are short and plain; those of imported facts may be anything.
+        fact_id = escape_tags(" ".join(fact.id[:characters].split()))
+        return f"[{fact_id}] {self.memory.tokenizer_fn.clip(content, _SHOWN_TOKENS)}"
 
     def _which_of(self, found: Sequence[Fact]) -> str:
-        shown = "\n".join(self._named(fact, len(fact.id)) for fact in found[:_MOST_CANDIDATES])
+        shown = "\n".join(self._named(fact, _WHOLE_ID_CHARACTERS) for fact in found[:_MOST_CANDIDATES])
         return f"Nothing was forgotten for words that {len(found)} facts have; name the ids of those meant:\n{shown}"
 
     def _check_may_write(self) -> None:
