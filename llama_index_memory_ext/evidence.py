@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 # Letters of scripts that have capitals, and spaces between words.
 _LETTER = "A-Za-z\u00aa-\u024f\u0370-\u052f\u0531-\u0587\u1e00-\u1fff"
 _WORD = re.compile(rf"[{_LETTER}](?:[{_LETTER}0-9'+#.&-]*[{_LETTER}0-9+#])?")
-_CJK = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]{2,}")
+# Scripts without spaces between words, and such as are read in syllables: Chinese, Japanese, Korean, Thai, Khmer, ...
+_UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff]{2,}")
+# Words of all other scripts, with their marks and without their punctuation: Hebrew, Arabic, Hindi, Georgian, ...
+_OTHER_WORD = re.compile(
+    "(?:(?![\u05be\u05c0\u05c3\u060c\u061b\u061f\u06d4\u0964\u0965\\d])"
+    "[\u0250-\u02af\u0590-\u0dff\u10a0-\u10ff\u1200-\u177f\u1800-\u1dff\ua000-\uabff]){3,}"
+)
 _STRAIGHT = str.maketrans("\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u300c\u300d\u300e\u300f", '\'\'\'"""""""""')
 _CJK_STOPS = "\u3002\uff01\uff1f"
 _EDGE_MARKS = " \t\"'.,;:!?\u3001\uff0c" + _CJK_STOPS
@@ -86,7 +92,7 @@ class Evidence:
         return [name for name in _names(self._without_dates(statement)) if not self._said(name)]
 
     def shares_words(self, statement: str) -> bool:
-        """Whether any word of a statement that is not too common, or two neighbouring CJK characters, were said."""
+        """Whether any word of a statement that is not too common, or two neighbours without spaces, were said."""
         return not telling_words(statement).isdisjoint(self._telling_words)
 
     def share_said(self, statement: str) -> float:
@@ -167,11 +173,12 @@ def find_quote(quote: str, text: str) -> int:
 
 
 def telling_words(text: str) -> frozenset[str]:
-    """The beginnings of the words that tell one statement from another, and all pairs of CJK neighbours."""
+    """The beginnings of the words that tell one statement from another; of scripts without spaces all neighbours."""
     folded = comparable(text)
     words = {word[:4] for word in _WORD.findall(folded) if len(word) > 2 and word not in _COMMON}  # noqa: PLR2004
-    pairs = {run[i : i + 2] for run in _CJK.findall(folded) for i in range(len(run) - 1)}
-    return frozenset(words | pairs | set(_NUMBER.findall(folded)))
+    others = {word[:4] for word in _OTHER_WORD.findall(folded)}
+    pairs = {run[i : i + 2] for run in _UNSPACED.findall(folded) for i in range(len(run) - 1)}
+    return frozenset(words | others | pairs | set(_NUMBER.findall(folded)))
 
 
 @lru_cache(maxsize=256)

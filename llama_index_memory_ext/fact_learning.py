@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timezone
@@ -159,7 +160,7 @@ class FactLearning(KnownFacts):
         after = page.rows[-1].id if page.rows else 0
         unread = await self._log.read_unread(session_id, "", with_active=True, after=after, limit=_ALL_ROWS)
         rows = [*page.rows, *unread.rows][-_BATCH_ROWS:]
-        return [line for line in map(self._line, rows) if line.text]
+        return [line for line in await self._lines(rows) if line.text]
 
     async def aapply(
         self, reply: ExtractionReply, said: Sequence[Line], about: Sequence[Fact] = (), *, session_id: str
@@ -212,12 +213,16 @@ class FactLearning(KnownFacts):
             # A plain Memory has written here, perhaps: whose it is must be known before anything is made of it.
             if await self._log.register(session_id, *self.known_as(session_id), epoch=unread.epoch):
                 self._registered.put(session_id, unread.epoch)
-        lines = [self._line(row) for row in unread.rows]
+        lines = await self._lines(unread.rows)
         asked = sum(_is_users(line) for line in lines)
         # A full batch is extracted in any case: a turn of very many tool calls must not stand in the way for ever.
         if not unread.rows or (asked < least_turns and len(unread.rows) < _BATCH_ROWS):
             return None
         return await self._extract_batch(session_id, reader, *self._batch(unread, lines))
+
+    async def _lines(self, rows: Sequence[LogRow]) -> list[Line]:
+        # Counting takes a second for some megabytes, in which the event loop must not stand still.
+        return await asyncio.to_thread(lambda: [self._line(row) for row in rows])
 
     def _line(self, row: LogRow) -> Line:
         return Line(row.id, row.role, self.tokenizer_fn.clip(spoken(row.message), _BATCH_TOKENS // 2))

@@ -261,7 +261,10 @@ def _complaints(
 
 def _is_the_users(new: NewFact, here: _Conversation, least_said: float) -> bool:
     words = telling_words(new.content)
-    in_quote = not words or not words.isdisjoint(telling_words(new.quote))
+    if not words:
+        # Nothing can be compared, so it must be what was said.
+        return bool(here.find(new.content))
+    in_quote = not words.isdisjoint(telling_words(new.quote))
     return in_quote and here.users_words.share_said(new.content) >= least_said
 
 

@@ -83,7 +83,9 @@ class LogRecall:
             rows = await log.read_rows(session_id, [row_id for ids in found for row_id in ids])
             by_id = {row.id: row for row in rows}
             units = [[by_id[row_id] for row_id in ids if row_id in by_id] for ids in sorted(found)]
-            text = earlier_element([entry for unit in units for entry in index.entries(unit, question)])
+            # So do the words of a long message.
+            entries = await asyncio.to_thread(lambda: [one for unit in units for one in index.entries(unit, question)])
+            text = earlier_element(entries)
             self.shown.put(key, text)
         return text
 

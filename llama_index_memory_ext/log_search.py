@@ -81,7 +81,9 @@ class LogSearch:
         found = []
         for ids, similarity in nearest:
             rows = [by_id[row_id] for row_id in ids if row_id in by_id]
-            text = "\n".join(entry.body for entry in index.entries(rows, question, message_token_limit))
+            # The words of a megabyte take a second to count.
+            entries = await asyncio.to_thread(index.entries, rows, question, message_token_limit)
+            text = "\n".join(entry.body for entry in entries)
             if text:
                 found.append(FoundMessage(similarity, ids, rows[0].role, shown_day(rows[0]), text))
         return found

@@ -122,7 +122,7 @@ def _read_part(part: Any, place: str) -> Any:
 
 def _image(image: Any, place: str) -> ImageBlock:
     fields = _object({"url": image} if isinstance(image, str) else image, place, "url")
-    detail = fields.get("detail")
+    detail = None if fields.get("detail") is None else _text(fields["detail"], f"the 'detail' of {place}")
     mimetype, content = _inline(fields["url"])
     if content is not None:
         return ImageBlock(image=_base64(content, place), image_mimetype=mimetype, detail=detail)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from uuid import NAMESPACE_OID, uuid5
 
 from llama_index.core.async_utils import asyncio_run
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -48,9 +49,10 @@ class MemoryRetriever(BaseRetriever):
 
     ``aretrieve`` and ``retrieve`` give the nodes best first, [] if nothing has a word in common with the question
     (with an ``embed_model`` nearly every fact has something), and raise a ``StoreError`` if the database failed. The
-    id of a fact's node is that of the fact. The metadata are ``kind`` ("fact" or "message"), ``date`` and
-    ``session_id``; of a fact ``fact_id``, ``category``, ``confidence`` and ``created_at``, of a message ``role`` and
-    ``message_ids``. A model is shown the kind, the role and the date.
+    id of a fact's node is that of the fact; that of a message is the same in each search, and no other database's. The
+    metadata are ``kind`` ("fact" or "message"), ``date`` and ``session_id``; of a fact ``fact_id``, ``category``,
+    ``confidence`` and ``created_at``, of a message ``role`` and ``message_ids``. A model is shown the kind, the role
+    and the date.
 
     Args:
         memory: The memory that is asked.
@@ -145,7 +147,9 @@ class MemoryRetriever(BaseRetriever):
             "message_ids": list(message.row_ids),
         }
         score = near * message.similarity + sure * _MESSAGE_CONFIDENCE
-        return _node(f"message-{message.row_ids[0]}", message.text, metadata, score)
+        # Each database counts its rows from 1, and the host takes two nodes with one id for one.
+        place = (*self.memory.sql_store.identity, self.memory.session_id, message.row_ids[0])
+        return _node(uuid5(NAMESPACE_OID, repr(place)).hex, message.text, metadata, score)
 
     @property
     def _node_limit(self) -> int:

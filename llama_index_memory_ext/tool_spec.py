@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _MOST_FOUND = 20
 # How sure a fact is of which the user has asked that it be remembered.
 _CONFIDENCE = 0.9
-_ID_CHARACTERS = 8
+_ID_CHARACTERS, _WHOLE_ID_CHARACTERS = 8, 64
 _MOST_CANDIDATES, _SHOWN_TOKENS = 5, 150
 # An old sentence of the user's asks for nothing any more.
 _ASKING_MESSAGES = 5
@@ -153,7 +153,7 @@ class MemoryToolSpec(BaseToolSpec):
         if not str(quote).strip():
             return f"Nothing was forgotten: it needs a quote. {_HOW_TO_QUOTE}"
         with self._telling_failures("Nothing was forgotten"):
-            known = await self.memory.facts.alist()
+            known = [(normalised(fact.content), fact) for fact in await self.memory.facts.alist()]
             meant = [await self._meant(str(words), known) for words in wanted]
             chosen = list({found[0].id: found[0] for found in meant if len(found) == 1}.values())
             answers = await self._retire(chosen, str(quote)) if chosen else []
@@ -162,13 +162,13 @@ class MemoryToolSpec(BaseToolSpec):
             answers.append("Nothing was forgotten for what is not known: search_memory shows the ids of facts.")
         return "\n".join(answers)
 
-    async def _meant(self, words: str, known: Sequence[Fact]) -> list[Fact]:
+    async def _meant(self, words: str, known: Sequence[tuple[str, Fact]]) -> list[Fact]:
         """The facts that an id or words may mean, best first: act only if it is one."""
-        wanted = words.strip(" []\"'#")
-        found = [fact for fact in known if fact.id == wanted]
+        wanted, content = words.strip(" []\"'#"), normalised(words)
+        found = [fact for _, fact in known if fact.id == wanted]
         if not found and len(wanted) >= _ID_CHARACTERS:
-            found = [fact for fact in known if fact.id.startswith(wanted)]
-        found = found or [fact for fact in known if normalised(fact.content) == normalised(words)]
+            found = [fact for _, fact in known if fact.id.startswith(wanted)]
+        found = found or [fact for its_content, fact in known if its_content == content]
         if found:
             return found
         ranked = await self.memory.facts_block.asearch(words, session_id=self.memory.session_id)
@@ -192,10 +192,12 @@ class MemoryToolSpec(BaseToolSpec):
 
     def _named(self, fact: Fact, characters: int = _ID_CHARACTERS) -> str:
         content = escape_tags(" ".join(fact.content.split()))
-        return f"[{fact.id[:characters]}] {self.memory.tokenizer_fn.clip(content, _SHOWN_TOKENS)}"
+        # Our own ids are short and plain; those of imported facts may be anything.
+        fact_id = escape_tags(" ".join(fact.id[:characters].split()))
+        return f"[{fact_id}] {self.memory.tokenizer_fn.clip(content, _SHOWN_TOKENS)}"
 
     def _which_of(self, found: Sequence[Fact]) -> str:
-        shown = "\n".join(self._named(fact, len(fact.id)) for fact in found[:_MOST_CANDIDATES])
+        shown = "\n".join(self._named(fact, _WHOLE_ID_CHARACTERS) for fact in found[:_MOST_CANDIDATES])
         return f"Nothing was forgotten for words that {len(found)} facts have; name the ids of those meant:\n{shown}"
 
     def _check_may_write(self) -> None:

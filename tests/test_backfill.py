@@ -145,6 +145,13 @@ async def test_the_sessions_that_are_named_become_the_users_in_their_order(
     assert await memory.abackfill([]) == Backfilled()
 
 
+async def test_a_user_is_not_taken_for_a_session_of_the_same_name(open_memory: OpenMemory) -> None:
+    memory = open_memory("chat", user_id="ann")
+    await memory.facts.aadd("Likes tea")
+    with pytest.raises(StoreError, match="There is no session 'ann'"):
+        await memory.abackfill(["ann"])
+
+
 @pytest.mark.parametrize(
     ("session_ids", "complaint"),
     [

@@ -45,7 +45,7 @@ class Meanings(BaseEmbedding):
 
     def _get_query_embedding(self, query: str) -> list[float]:
         self.asked.append(query)
-        self.in_thread.append(not _in_event_loop())
+        self.in_thread.append(not in_event_loop())
         if self.failing or self.refused in query:
             raise ConnectionError(f"cannot embed {query}")
         words = query.lower().strip("?").split()
@@ -72,7 +72,7 @@ class Awaited(Meanings):
         return [self._get_query_embedding(text) for text in texts]
 
 
-def _in_event_loop() -> bool:
+def in_event_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:

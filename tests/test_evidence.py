@@ -129,6 +129,21 @@ def test_words_are_shared_in_any_form_but_the_common_ones() -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "same", "other"),
+    [
+        ("גרה בברלין, בעיר", "עברה מברלין וגרה בעיר", "רופאה"),
+        ("أعمل في برلين، شكرا", "تعمل في برلين", "طبيبة أطفال"),
+        ("मैं बर्लिन में रहता हूँ।", "बर्लिन में काम", "डॉक्टर नहीं"),
+        ("ฉันอยู่ที่เบอร์ลิน", "อยู่เบอร์ลิน", "หมอ"),
+        ("ვცხოვრობ ბერლინში", "ბერლინი", "ექიმი"),
+    ],
+)
+def test_words_of_other_scripts_are_words_too(said: str, same: str, other: str) -> None:
+    assert evidence(said).shares_words(same)
+    assert not evidence(said).shares_words(other)
+
+
+@pytest.mark.parametrize(
     "quote",
     [
         "I live in New York",

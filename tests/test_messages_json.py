@@ -458,6 +458,14 @@ def test_what_is_no_json_of_messages_is_told_apart(source: Any, complaint: str) 
         ({"content": [{"type": "image_url", "image_url": {}}]}, "a text as 'url' in 'image_url' of 'content'[0]"),
         ({"content": [{"type": "image_url", "image_url": "the secret word"}]}, "an address such as"),
         ({"content": [{"type": "image_url", "image_url": "data:image/png;base64,secret!"}]}, "saw 7 characters"),
+        *(
+            (
+                {"content": [{"type": "image_url", "image_url": {"url": url, "detail": detail}}]},
+                "a text in the 'detail'",
+            )
+            for url in ("https://example.com", f"data:image/png;base64,{PNG}")
+            for detail in (7, {"a": "the secret word"})
+        ),
         ({"content": [{"type": "input_audio", "input_audio": {"data": "UklGRg=="}}]}, "as 'data' and 'format'"),
         ({"content": [{"type": "file", "file": {"file_data": "the secret word"}}]}, "Expected base64 in 'file_data'"),
         ({"tool_calls": "the secret word"}, "a list of objects in 'tool_calls'; saw a text"),

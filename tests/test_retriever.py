@@ -14,8 +14,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.llms import MockLLM
 from llama_index.core.memory import Memory
 from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.schema import MetadataMode, NodeWithScore
 from llama_index.core.tools import RetrieverTool
 from sqlalchemy.engine import make_url
@@ -150,6 +153,22 @@ async def test_it_finds_in_any_database_what_another_memory_wrote(any_database_u
             assert f"Trip {i} to Oslo." in texts(await retriever.aretrieve("Oslo"))
         both = await asyncio.gather(*(MemoryRetriever(other).aretrieve("Oslo") for _ in range(3)))
         assert {len(nodes) for nodes in both} == {6}
+
+
+async def test_memories_on_several_databases_are_searched_together(tmp_path: Path, open_memory: OpenMemory) -> None:
+    """The host takes two nodes with one id for one, and each database counts its rows from 1."""
+    memories = [
+        open_memory(session_id, async_database_uri=f"sqlite+aiosqlite:///{tmp_path / name}")
+        for session_id, name in (("chat", "one.db"), ("chat", "two.db"), ("chat-2", "two.db"))
+    ]
+    said = ["A bike in Berlin.", "A bike in Rome.", "A bike in Oslo."]
+    for memory, text in zip(memories, said, strict=True):
+        await memory.aput_messages([user(text), assistant("Yes.")])
+    retrievers: list[BaseRetriever] = [MemoryRetriever(memory) for memory in memories]
+    together = QueryFusionRetriever(retrievers, llm=MockLLM(), num_queries=1, similarity_top_k=10)
+    assert {*said} <= {*texts(await together.aretrieve("bike"))}
+    first, second = [await retrievers[0].aretrieve(question) for question in ("bike", "Berlin")]
+    assert first[0].node.node_id == second[0].node.node_id
 
 
 async def test_an_embedding_model_ranks_the_facts(open_memory: OpenMemory) -> None:

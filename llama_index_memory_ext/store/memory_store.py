@@ -40,7 +40,7 @@ from llama_index_memory_ext.store.log_counts import LogCounts
 from llama_index_memory_ext.store.log_rows import LogPage, LogRow, Seen, Unread, message_of, new_row, page_of
 from llama_index_memory_ext.store.schema import Tables, define_tables, make_ready, version_of
 from llama_index_memory_ext.store.sessions import SessionInfo, read_sessions
-from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LOG, Statements, is_reader
+from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, FACTS, LOG, Statements, is_reader
 from llama_index_memory_ext.store.vacuum import vacuum_tables
 
 if TYPE_CHECKING:
@@ -290,9 +290,12 @@ class MemoryStore(SQLAlchemyChatStore):
     @uninterrupted
     async def knows(self, key: str) -> bool:
         """Whether this store has ever been given a message of the session."""
-        for table in (self._tables.cursors, self._rows):
+        cursors, rows = self._tables.cursors, self._rows
+        # A user whose id is that of the session has facts under the same key.
+        of_session = (cursors.c.key == key, cursors.c.reader != FACTS)
+        for query in (select(cursors.c.key).where(*of_session), select(rows.c.key).where(rows.c.key == key)):
             async with self.reading() as connection:
-                if (await connection.execute(select(table.c.key).where(table.c.key == key).limit(1))).first():
+                if (await connection.execute(query.limit(1))).first():
                     return True
         return False
 
