@@ -19,6 +19,7 @@ from sqlalchemy import func, select, table, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, RelevantFactsBlock, StoreError
+from llama_index_memory_ext.fact_book import FactBook
 from llama_index_memory_ext.store import Seen, owner
 from tests.conftest import OpenMemory, OpenPlainMemory, StartModel
 from tests.conversation import assistant, calling, result, sent_text, user
@@ -268,6 +269,7 @@ async def test_no_word_of_the_person_is_in_the_files(tmp_path: Path, mode: str, 
     assert words_in(tmp_path) == set()
     assert words_in(tmp_path, ["platypus"])
     await memory.aclose()
+    await store.aclose()
     assert words_in(tmp_path) == set()
 
 
@@ -608,3 +610,14 @@ async def test_a_session_without_a_readable_time_is_listed_too(database_uri: str
     session = (await store.sessions())[0]
     assert (session.first_at, session.last_at, session.messages) == (None, None, 1)
     await store.aclose()
+
+
+async def test_a_session_named_like_another_user_does_not_take_that_users_facts_along(store: MemoryStore) -> None:
+    """Only of a session that is nothing but a session are the facts those of whoever talks in it."""
+    for session_id, user_id in (("ann", "ann"), ("anns", "ann"), ("ann", "bob"), ("chat", None), ("chat", "bob")):
+        memory = on(store, session_id, user_id)
+        await memory.aput(user("Hello."))
+        await memory.facts.aadd(f"Is {user_id}")
+    assert (await store.forget_user("bob"))["facts"] == 3
+    assert len(await FactBook(store, "ann").alist()) == 2
+    assert [info.session_id for info in await store.sessions()] == ["anns"]

@@ -69,11 +69,15 @@ async def _sessions_of(connection: AsyncConnection, tables: Tables, user_id: str
 
 
 async def _own_users(connection: AsyncConnection, tables: Tables, sessions: Sequence[str]) -> set[str]:
-    """Those of the sessions that were users of themselves."""
+    """Those of the sessions that were users of themselves, and of no other session: others are people."""
     cursors, own = tables.cursors, set()
     for page in _pages(sessions):
         query = select(cursors.c.key, cursors.c.reader).where(cursors.c.key.in_(page))
         own |= {key for key, reader in await connection.execute(query) if reader in owned_by(key)}
+    for page in _pages(sorted(own)):
+        readers = {reader: key for key in page for reader in owned_by(key)}
+        query = select(cursors.c.key, cursors.c.reader).where(cursors.c.reader.in_(readers))
+        own -= {readers[reader] for key, reader in await connection.execute(query) if key != readers[reader]}
     return own
 
 
