@@ -12,15 +12,12 @@ from llama_index.core.memory import BaseMemoryBlock, InsertMethod
 from llama_index.core.memory.memory import generate_chat_store_key
 from typing_extensions import Self, TypedDict, Unpack
 
-from llama_index_memory_ext.backfill import Backfilled, backfill
 from llama_index_memory_ext.condensed_block import CondensedMemoryBlock
 from llama_index_memory_ext.errors import LimitError, StoreError, TurnError
 from llama_index_memory_ext.facts_block import RelevantFactsBlock
 from llama_index_memory_ext.flushed_memory import DEFAULT_TOKEN_LIMIT, FLUSH_EVERY_TURN, FlushedMemory
 from llama_index_memory_ext.locks import lock_for
 from llama_index_memory_ext.memory_template import MemoryBlocksTemplate
-from llama_index_memory_ext.messages_json import messages_from_json, messages_to_json
-from llama_index_memory_ext.stats import MemoryStats
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.tokens import TokenCounter, as_counter
 
@@ -34,9 +31,11 @@ if TYPE_CHECKING:
     from llama_index.core.prompts import RichPromptTemplate
     from sqlalchemy.ext.asyncio import AsyncEngine
 
+    from llama_index_memory_ext.backfill import Backfilled
     from llama_index_memory_ext.fact_book import FactBook
     from llama_index_memory_ext.messages_json import Layout
     from llama_index_memory_ext.pieces import Splitter
+    from llama_index_memory_ext.stats import MemoryStats
 
 
 DEFAULT_CONDENSED_TOKEN_LIMIT = 50_000
@@ -238,6 +237,9 @@ class CondensedMemory(FlushedMemory):
 
         Some counts by index, and as much of the log as the next question would be shown. Nothing is written.
         """
+        # Imported here, as what moves conversations below: most programs start without.
+        from llama_index_memory_ext.stats import MemoryStats
+
         record, facts, session_id = self.condensed_block, self.facts_block, self.session_id
         namespace = facts.namespace_of(session_id)
         size = await record.ameasure(session_id)
@@ -296,6 +298,8 @@ class CondensedMemory(FlushedMemory):
         Raises:
             MessageError: This is no JSON of messages. It says where and what was expected; nothing is stored.
         """
+        from llama_index_memory_ext.messages_json import messages_from_json
+
         # A long history takes seconds to read, in which nobody else should have to wait.
         messages = await asyncio.to_thread(messages_from_json, source, show_progress=show_progress)
         await self.aput_messages(messages)
@@ -310,6 +314,8 @@ class CondensedMemory(FlushedMemory):
 
         ``layout="openai"`` is the format of OpenAI's Chat Completions; ``messages_to_json`` says what that leaves out.
         """
+        from llama_index_memory_ext.messages_json import messages_to_json
+
         return messages_to_json(await self.aget_all(), layout=layout)
 
     def export(self, *, layout: Layout = "llama_index") -> str:
@@ -337,6 +343,8 @@ class CondensedMemory(FlushedMemory):
             StoreError: One of ``session_ids`` does not exist; no model was asked then. Besides, whatever LlamaIndex
                 raises where there is no model at all.
         """
+        from llama_index_memory_ext.backfill import backfill
+
         return await backfill(self.facts_block, self.session_id, session_ids, show_progress=show_progress)
 
     def backfill(self, session_ids: Sequence[str] | None = None, *, show_progress: bool = False) -> Backfilled:

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Column, LargeBinary, MetaData, String, Table, bindparam, delete, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from llama_index_memory_ext.locks import uninterrupted
-from llama_index_memory_ext.store.tables import FACTS
+from llama_index_memory_ext.store.tables import FACTS, upsert_into
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -68,7 +67,7 @@ class EmbeddingTable:
         self._read = select(table.c.id, table.c.digest, table.c.vector).where(
             table.c.namespace == bindparam("ns"), table.c.model == bindparam("by"), table.c.id.in_(ids)
         )
-        upsert: Any = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}[backend](table)
+        upsert: Any = upsert_into(table, backend)
         # Two processes that embed the same content store the same; only one knows of a content that changed.
         self._put = upsert.on_conflict_do_update(
             index_elements=[table.c.namespace, table.c.id, table.c.model],

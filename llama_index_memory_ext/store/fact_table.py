@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import JSON, BigInteger, Column, Index, MetaData, String, Table, bindparam, delete, func, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from llama_index_memory_ext.facts import Fact, normalised, retire
 from llama_index_memory_ext.locks import uninterrupted
-from llama_index_memory_ext.store.tables import FACTS
+from llama_index_memory_ext.store.tables import FACTS, upsert_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,7 +66,7 @@ class FactTable:
             .order_by(table.c.change)
         )
         self._one = select(table.c.data).where(table.c.namespace == bindparam("ns"), table.c.id == bindparam("fact"))
-        upsert: Any = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}[backend](table)
+        upsert: Any = upsert_into(table, backend)
         self._put = upsert.on_conflict_do_update(
             index_elements=[table.c.namespace, table.c.id],
             set_={"change": upsert.excluded.change, "data": upsert.excluded.data},

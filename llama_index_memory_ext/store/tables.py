@@ -26,7 +26,6 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 
 ACTIVE, ARCHIVED = MessageStatus.ACTIVE.value, MessageStatus.ARCHIVED.value
 # The log itself has a row among the cursors: its writers lock it, and its epoch tells the readers when
@@ -66,6 +65,16 @@ def names_owner(reader: Any) -> Any:
 def is_reader(reader: Any) -> Any:
     """The condition that a row among the cursors is that of a reader, who begins anew when rows were deleted."""
     return and_(reader.not_in((LOG, FACTS)), ~reader.startswith(_OWNER, autoescape=True))
+
+
+def upsert_into(table: Table, backend: str) -> Any:
+    """An insertion of rows that may take the place of known ones."""
+    # Imported here: each takes a while, and a program needs but one.
+    if backend == "postgresql":
+        from sqlalchemy.dialects.postgresql import insert as upsert
+    else:
+        from sqlalchemy.dialects.sqlite import insert as upsert  # type: ignore[assignment]
+    return upsert(table)
 
 
 def define_rows(table_name: str, metadata: MetaData) -> Table:
@@ -128,7 +137,7 @@ class Statements:
         self.active = select(rows.c.id, rows.c.role, rows.c.data).where(is_active).order_by(rows.c.id)
         self.archive = update(rows).where(is_active, rows.c.id <= bindparam("last_flushed")).values(status=ARCHIVED)
         self.insert = insert(rows)
-        upsert: Any = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}[backend](cursors)
+        upsert: Any = upsert_into(cursors, backend)
         columns = [cursors.c.key, cursors.c.reader]
         moved = {"position": upsert.excluded.position, "state": upsert.excluded.state}
         self.move = upsert.on_conflict_do_update(index_elements=columns, set_=moved)
