@@ -330,3 +330,12 @@ async def test_a_database_that_the_host_has_written_is_taken_over(postgres_uri: 
         assert [said for _, said in record(sent_text(await memory.aget()))] == rows[:-1]
     assert [message.content for message in await host.aget_all()] == rows
     await close_plain_memory(host)
+
+
+async def test_who_waits_while_another_opens_the_database_finds_it_open(postgres_uri: str) -> None:
+    """With an address and with an engine of one's own."""
+    engine = create_async_engine(postgres_uri)
+    for store in (MemoryStore(postgres_uri), MemoryStore(async_engine=engine)):
+        assert await asyncio.gather(*(store.get_messages("chat") for _ in range(5))) == [[]] * 5
+        await store.aclose()
+    await engine.dispose()

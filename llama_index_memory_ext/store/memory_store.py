@@ -681,15 +681,17 @@ class MemoryStore(SQLAlchemyChatStore):
         if self._ready and self._async_engine is not None:
             return self._async_engine
         async with lock_for("setup", *self.identity):
+            if self._ready and self._async_engine is not None:
+                # Somebody else has opened it, and it must not be given the same options once more.
+                return self._async_engine
             engine = in_transactions(self._async_engine or self._opened_engine(), lent=not self._owns_engine)
-            if not self._ready:
-                try:
-                    await self._make_ready(engine)
-                except BaseException:
-                    if self._async_engine is None:
-                        await engine.dispose()
-                    raise
-                self._async_engine, self._ready = engine, True
+            try:
+                await self._make_ready(engine)
+            except BaseException:
+                if self._async_engine is None:
+                    await engine.dispose()
+                raise
+            self._async_engine, self._ready = engine, True
         return engine
 
     def _opened_engine(self) -> AsyncEngine:
