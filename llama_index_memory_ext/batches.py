@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING
+
+from llama_index_memory_ext.timestamps import written_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import date
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-
-
-def written_at(timestamp: int) -> datetime | None:
-    """When a row was written, by its nanoseconds since 1970; None if that is no time that a clock has shown.
-
-    >>> written_at(1_700_000_000_000_000_000).isoformat(), written_at(0)
-    ('2023-11-14T22:13:20+00:00', None)
-    """
-    try:
-        return _EPOCH + timedelta(microseconds=timestamp // 1000) if timestamp > 0 else None
-    except OverflowError:
-        return None
+    from datetime import date, datetime
 
 
 def batch_end(

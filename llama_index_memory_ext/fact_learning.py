@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, replace
-from datetime import date, datetime, timezone
+from datetime import datetime, timezone
 from functools import partial
 from itertools import islice
 from time import perf_counter
@@ -15,7 +15,7 @@ from uuid import uuid4
 from llama_index.core.base.llms.types import MessageRole
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 
-from llama_index_memory_ext.batches import batch_end, said_at, written_at
+from llama_index_memory_ext.batches import batch_end, said_at
 from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.events import ExtractionFailedEvent, FactsExtractedEvent, is_heard, send
 from llama_index_memory_ext.facts import DEFAULT_MIN_CONFIDENCE, Fact, raised, retire
@@ -232,7 +232,7 @@ class FactLearning(KnownFacts):
         end = batch_end(
             [_is_users(line) for line in lines],
             [self.tokenizer_fn.count(line.text) for line in lines],
-            [_day(written_at(row.timestamp)) for row in unread.rows],
+            [row.written_at.date() if row.written_at else None for row in unread.rows],
             token_limit=_BATCH_TOKENS,
         )
         return replace(unread, rows=unread.rows[:end]), lines[:end]
@@ -377,7 +377,3 @@ def _extracted(messages: int, gated: Gated | None) -> Extracted:
 
 def _is_users(line: Line) -> bool:
     return line.role == MessageRole.USER.value
-
-
-def _day(moment: datetime | None) -> date | None:
-    return moment.date() if moment is not None else None

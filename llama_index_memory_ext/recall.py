@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from datetime import date, datetime, timedelta, timezone
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -37,7 +36,6 @@ _INDEXED_CHARACTERS, _NEIGHBOUR_CHARACTERS = 20_000, 2_000
 SEARCH_TOOL = "search_memory"
 # An entry of nothing but its tags: where its tokens do not fit, no message does.
 _SHORTEST = '<message role="user"></message>\n'
-_BEGINNING_OF_TIME = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 class _Unit(NamedTuple):
@@ -196,8 +194,9 @@ class RecallIndex:
             # The results of a call that comes next may not have come yet.
             beside = (self._words_before, after.first_words[:_NEIGHBOUR_CHARACTERS])
             context = tuple((words, CONTEXT_SHARE) for words in beside if words)
-            day = _day(unit.rows[0])
-            document = Document(str(unit.rows[0].id), unit.words, context, date_words(day) if day else "")
+            written_at = unit.rows[0].written_at
+            day = date_words(written_at.date()) if written_at else ""
+            document = Document(str(unit.rows[0].id), unit.words, context, day)
             self._rows.append(tuple(row.id for row in unit.rows))
             # Of a long one another part is shown for each question, which has at most this.
             self._tokens.append(min(sum(entry.tokens for entry in whole), self._unit_limit))
@@ -218,17 +217,6 @@ def _with_neighbours(near: NDArray[np.float64]) -> NDArray[np.float64]:
     return near + _NEIGHBOUR_SHARE * np.maximum(around[:-2], around[2:])
 
 
-def _day(row: LogRow) -> date | None:
-    """The day (UTC) on which a row was written; None where its time is unknown or cannot be."""
-    if row.timestamp <= 0:
-        return None
-    try:
-        return (_BEGINNING_OF_TIME + timedelta(microseconds=row.timestamp // 1_000)).date()
-    except OverflowError:
-        return None
-
-
 def shown_day(row: LogRow) -> str:
     """The day (UTC) on which a row was written, as 2026-11-20; "" where that is not known."""
-    day = _day(row)
-    return day.isoformat() if day else ""
+    return row.written_at.date().isoformat() if row.written_at else ""

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.bridge.pydantic import ValidationError
 
+from llama_index_memory_ext.timestamps import written_at
 from llama_index_memory_ext.transcript import RESULT_ROLES, storable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import datetime
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +30,11 @@ class LogRow:
     role: str
     data: Any
     timestamp: int = 0
+
+    @property
+    def written_at(self) -> datetime | None:
+        """When it was written (UTC); None where that is unknown."""
+        return written_at(self.timestamp)
 
     @property
     def is_result(self) -> bool:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 
 from sqlalchemy import func, select
 
 from llama_index_memory_ext.store.tables import names_owner, owner_in
+from llama_index_memory_ext.timestamps import written_at
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from llama_index_memory_ext.store.schema import Tables
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +48,6 @@ async def read_sessions(connection: AsyncConnection, tables: Tables) -> list[Ses
         if user_id is not None:
             users.setdefault(key, set()).add(user_id)
     return [
-        SessionInfo(key, messages, tuple(sorted(users.get(key, ()))), _time(oldest), _time(newest))
+        SessionInfo(key, messages, tuple(sorted(users.get(key, ()))), written_at(oldest), written_at(newest))
         for key, messages, oldest, newest in found
     ]
-
-
-def _time(nanoseconds: int | None) -> datetime | None:
-    # A row that another program has written may hold anything.
-    if not nanoseconds or nanoseconds < 0:
-        return None
-    return _EPOCH + timedelta(microseconds=nanoseconds // 1_000)
