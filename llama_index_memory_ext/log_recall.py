@@ -16,7 +16,7 @@ from llama_index_memory_ext.record import EARLIER_CLOSING, EARLIER_OPENING, earl
 from llama_index_memory_ext.transcript import question_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
     from llama_index.core.base.llms.types import ChatMessage
 
@@ -112,16 +112,24 @@ class LogRecall:
 
     async def _follow(self, log: MemoryStore, make: Callable[[int], RecallIndex], session_id: str) -> None:
         """Index what the log has gained, from its beginning on if rows were deleted."""
-        index = self.indexes.get(session_id)
-        while True:
-            after = index.newest if index else 0
-            page = await log.read_unread(session_id, "", after=after, limit=_INDEXED_ROWS)
-            if index is None or index.epoch != page.epoch:
-                index = make(page.epoch)
-                self.indexes.put(session_id, index)
-                if after:
-                    continue
-            if not page.rows:
-                return
-            # Many rows take their time.
-            await asyncio.to_thread(index.take, page.rows)
+        async for index in follow_log(log, session_id, self.indexes.get(session_id), make):
+            self.indexes.put(session_id, index)
+
+
+async def follow_log(
+    log: MemoryStore, session_id: str, index: RecallIndex | None, make: Callable[[int], RecallIndex]
+) -> AsyncIterator[RecallIndex]:
+    """The index of a session, each time that it has gained a page of the log; a new one if rows were deleted."""
+    while True:
+        after = index.newest if index else 0
+        page = await log.read_unread(session_id, "", after=after, limit=_INDEXED_ROWS)
+        if index is None or index.epoch != page.epoch:
+            index = make(page.epoch)
+            yield index
+            if after:
+                continue
+        if not page.rows:
+            return
+        # Many rows take their time.
+        await asyncio.to_thread(index.take, page.rows)
+        yield index

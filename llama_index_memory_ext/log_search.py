@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_ext.locks import lock_for
 from llama_index_memory_ext.log_block import Remembered
+from llama_index_memory_ext.log_recall import follow_log
 from llama_index_memory_ext.ranking import default_vectorizer
 from llama_index_memory_ext.recall import RecallIndex, shown_day
 from llama_index_memory_ext.transcript import ASSISTANT_ROLES, calls_of
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 
 LONGEST_MESSAGE_TOKENS = 500
 
-_INDEXED_ROWS = 500
 # All rows of short-term memory; the host reads them all in every turn.
 _ALL_ROWS = 1_000_000
 
@@ -98,25 +99,21 @@ class LogSearch:
             if index is None:
                 # It loads scikit-learn, for which the event loop must not wait.
                 await asyncio.to_thread(default_vectorizer)
-                index = RecallIndex(0, counter, LONGEST_MESSAGE_TOKENS, tags, with_newest=True)
-            # First what has left short-term memory, a page at a time, and then the rest.
-            at_end = False
+            make = partial(RecallIndex, counter=counter, unit_limit=LONGEST_MESSAGE_TOKENS, tags=tags, with_newest=True)
             while True:
-                limit = _ALL_ROWS if at_end else _INDEXED_ROWS
-                page = await log.read_unread(session_id, "", with_active=at_end, after=index.newest, limit=limit)
-                if page.epoch != index.epoch:
-                    # Rows were deleted: their ids may be those of others by now.
-                    index = RecallIndex(page.epoch, counter, LONGEST_MESSAGE_TOKENS, tags, with_newest=True)
-                    at_end = False
-                    continue
-                rows = without_open_turn(page.rows) if at_end else page.rows
-                if rows:
-                    # Many rows take their time.
-                    await asyncio.to_thread(index.take, rows)
-                if at_end:
-                    self.indexes.put(session_id, index)
-                    return index
-                at_end = len(page.rows) < _INDEXED_ROWS
+                # First what has left short-term memory, a page at a time, and then the rest.
+                async for followed in follow_log(log, session_id, index, make):
+                    index = followed
+                after = index.newest if index else 0
+                page = await log.read_unread(session_id, "", with_active=True, after=after, limit=_ALL_ROWS)
+                if index is not None and page.epoch == index.epoch:
+                    break
+            rows = without_open_turn(page.rows)
+            if rows:
+                # Many rows take their time.
+                await asyncio.to_thread(index.take, rows)
+            self.indexes.put(session_id, index)
+            return index
 
 
 def without_open_turn(rows: Sequence[LogRow]) -> list[LogRow]:

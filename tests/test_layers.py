@@ -14,7 +14,6 @@ import llama_index_memory_ext
 PACKAGE = Path(llama_index_memory_ext.__file__).parent
 ROWS = (
     {
-        "batches",
         "budget",
         "errors",
         "events",
@@ -24,11 +23,13 @@ ROWS = (
         "locks",
         "offences",
         "progress",
+        "timestamps",
         "tokens",
         "vectors",
         "words",
     },
     {
+        "batches",
         "embedded_texts",
         "embedding_calls",
         "excerpts",
@@ -61,6 +62,7 @@ ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
 ALLOWED_WITHIN_A_ROW = {
     ("demo", "offline_model"),
     ("__main__", "cli"),
+    ("log_search", "log_recall"),
     ("record", "transcript"),
     ("record", "window"),
     ("rendering", "transcript"),
