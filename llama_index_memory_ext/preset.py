@@ -6,7 +6,6 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from llama_index.core.async_utils import asyncio_run
 from llama_index.core.bridge.pydantic import PrivateAttr, model_validator
 from llama_index.core.memory import BaseMemoryBlock, InsertMethod
 from llama_index.core.memory.memory import generate_chat_store_key
@@ -278,7 +277,7 @@ class CondensedMemory(FlushedMemory):
 
     def close(self) -> None:
         """Flush, and close the database connections that this memory has opened."""
-        asyncio_run(self.aclose())
+        self._run(self.aclose())
 
     # ---- moving in -----------------------------------------------------------------------------------
 
@@ -376,8 +375,7 @@ class CondensedMemory(FlushedMemory):
 
     def forget(self, *, vacuum: bool = True) -> dict[str, int]:
         """Delete for good all that is stored about the user of this memory, as ``aforget`` does."""
-        counts: dict[str, int] = asyncio_run(self.aforget(vacuum=vacuum))
-        return counts
+        return self._run(self.aforget(vacuum=vacuum))
 
     async def __aenter__(self) -> Self:
         return self

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.explanation import ExplainedFact, Explanation
     from llama_index_memory_ext.facts import Fact
+    from llama_index_memory_ext.ranking import RankedFact
 
 _MATCHED = 5
 _WIDE = 90
@@ -40,7 +41,7 @@ def show_facts(facts: Sequence[Fact], namespace: str, *, stderr: bool = False) -
     show_table([_LISTED[i] for i in kept], [[row[i] for i in kept] for row in rows], stderr=stderr)
 
 
-def show_found(found: Sequence[ExplainedFact], namespace: str) -> None:
+def show_found(found: Sequence[RankedFact], namespace: str) -> None:
     """A table of facts with their scores."""
     if not found:
         say(f"No fact of {namespace} has a word in common with that.")

@@ -15,9 +15,9 @@ from llama_index_memory_ext.cli.screen import counted, say, show_json
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from llama_index_memory_ext.explanation import Explanation
     from llama_index_memory_ext.fact_book import FactBook
     from llama_index_memory_ext.facts import Fact
+    from llama_index_memory_ext.facts_block import RelevantFactsBlock
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="What is known about a user: look at it, search it, change it."
@@ -63,8 +63,7 @@ def search(
 ) -> None:
     """Find facts that have words in common with a question."""
     namespace = namespace_of(user, session)
-    explained = asyncio.run(_explained(db, namespace, question)).facts
-    found = [entry for entry in explained if entry.similarity > 0][:limit]
+    found = asyncio.run(_with_block(db, namespace, lambda block: block.asearch(question)))[:limit]
     if json:
         show_json([{**as_json(entry.fact), "score": entry.score, "similarity": entry.similarity} for entry in found])
     else:
@@ -77,7 +76,7 @@ def explain(
 ) -> None:
     """Say of each fact whether a question shows it to the model."""
     namespace = namespace_of(user, session)
-    explanation = asyncio.run(_explained(db, namespace, question))
+    explanation = asyncio.run(_with_block(db, namespace, lambda block: block.aexplain(question)))
     show_explanation(explanation, namespace, as_json_=json)
 
 
@@ -174,12 +173,12 @@ async def _with_book(
         return await work(FactBook(store, namespace))
 
 
-async def _explained(db: str | None, namespace: str, question: str) -> Explanation:
+async def _with_block(db: str | None, namespace: str, work: Callable[[RelevantFactsBlock], Awaitable[Any]]) -> Any:
+    """What comes of asking for the facts of a namespace that matter."""
     from llama_index_memory_ext.facts_block import RelevantFactsBlock
 
     async with existing(place_of(db)) as store:
-        block = RelevantFactsBlock(store=store, user_id=namespace, extract_facts=False)
-        return await block.aexplain(question)
+        return await work(RelevantFactsBlock(store=store, user_id=namespace, extract_facts=False))
 
 
 async def _found(book: FactBook, beginning: str) -> Fact:
