@@ -111,6 +111,19 @@ async def close_plain_memory(memory: Memory) -> None:
         await engine.dispose()
 
 
+def client_without_connections(server: OpenAIServer) -> OpenAI:
+    """The real client, for calls in several event loops: nothing stays open between two requests."""
+    none = httpx.Limits(max_keepalive_connections=0)
+    return OpenAI(
+        model="gpt-4o-mini",
+        api_base=server.api_base,
+        api_key="sk-test-key",
+        max_retries=0,
+        http_client=httpx.Client(limits=none),
+        async_http_client=httpx.AsyncClient(limits=none),
+    )
+
+
 @pytest.fixture
 async def start_model() -> AsyncIterator[StartModel]:
     """Starts an OpenAI server around a model, and gives the real client for it."""

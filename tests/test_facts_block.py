@@ -23,7 +23,6 @@ from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.async_utils import asyncio_run
 from llama_index.core.llms import ChatMessage, ChatResponse, MockLLM
 from llama_index.core.settings import Settings
-from llama_index.llms.openai import OpenAI
 
 from llama_index_memory_ext import (
     CondensedMemory,
@@ -35,7 +34,7 @@ from llama_index_memory_ext import (
 )
 from llama_index_memory_ext.fact_book import FactBook
 from llama_index_memory_ext.facts import retire
-from tests.conftest import OpenMemory, OpenPlainMemory, StartModel
+from tests.conftest import OpenMemory, OpenPlainMemory, StartModel, client_without_connections
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.openai_server import Message, call, say, serve
 
@@ -484,7 +483,7 @@ def test_a_program_that_simply_ends_leaves_no_warning(database_uri: str, tmp_pat
 
 def test_synchronous_calls_extract_too(database_uri: str) -> None:
     with serve(learner) as server:
-        llm = OpenAI(model="gpt-4o-mini", api_base=server.api_base, api_key="x", max_retries=0, reuse_client=False)
+        llm = client_without_connections(server)
         memory = CondensedMemory.from_defaults("chat", user_id="ann", llm=llm, async_database_uri=database_uri)
         memory.put_messages([user("I like tea."), assistant("Fine.")])
         memory.put(user("And now?"))
@@ -495,7 +494,7 @@ def test_synchronous_calls_extract_too(database_uri: str) -> None:
 def test_a_synchronous_call_picks_up_a_session_that_just_ended(database_uri: str) -> None:
     """It waits for that, too: nobody would otherwise, and what has been paid for would be thrown away."""
     with serve(learner) as server:
-        llm = OpenAI(model="gpt-4o-mini", api_base=server.api_base, api_key="x", max_retries=0, reuse_client=False)
+        llm = client_without_connections(server)
         dead = CondensedMemory.from_defaults("monday", user_id="ann", llm=llm, async_database_uri=database_uri)
         dead.put_messages([user("I like tea."), assistant("Fine.")])
         asyncio_run(dead.sql_store.aclose())

@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.memory import Memory
-from llama_index.llms.openai import OpenAI
 from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import QueuePool
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
-from tests.conftest import StartModel, close_plain_memory
+from tests.conftest import StartModel, client_without_connections, close_plain_memory
 from tests.conversation import assistant, record, sent_text, user
 from tests.openai_server import Message, serve
 from tests.test_facts_block import learner
@@ -122,7 +121,7 @@ async def test_processes_share_a_session_and_a_user(postgres_uri: str) -> None:
         printed = await run_workers(
             WORKER, *([*options, name, killed_at, json.dumps(SUMMING_UP)] for name, killed_at in KILLED_AT.items())
         )
-        llm = OpenAI(model="gpt-4o-mini", api_base=server.api_base, api_key="sk-test", max_retries=0)
+        llm = client_without_connections(server)
         one, two = (
             CondensedMemory.from_defaults("chat", user_id="ann", chat_store=store, llm=llm, **SUMMING_UP)
             for _ in range(2)

@@ -11,10 +11,9 @@ import pytest
 from llama_index.core import Settings
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
-from llama_index.llms.openai import OpenAI
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, MemoryStore, TokenCounter
-from tests.conftest import OpenMemory, OpenPlainMemory, StartModel
+from tests.conftest import OpenMemory, OpenPlainMemory, StartModel, client_without_connections
 from tests.conversation import assistant, calling, record, result, sent_text, user
 from tests.openai_server import Message, say, serve
 
@@ -348,7 +347,7 @@ async def test_without_a_model_of_its_own_it_asks_that_of_the_settings(
 def test_synchronous_calls_wait_for_the_summary(database_uri: str) -> None:
     """Their event loop ends with them."""
     with serve(count_up) as server:
-        llm = OpenAI(model="gpt-4o-mini", api_base=server.api_base, api_key="x", max_retries=0, reuse_client=False)
+        llm = client_without_connections(server)
         options: dict[str, Any] = {"extract_facts": False, **SIX_KEEP_TWO}
         memory = CondensedMemory.from_defaults("chat", llm=llm, async_database_uri=database_uri, **options)
         memory.put_messages([*turns(1, 4), user("question 5")])
