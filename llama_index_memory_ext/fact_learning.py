@@ -141,9 +141,8 @@ class FactLearning(KnownFacts):
         """This session, and all that are known as its user's; the one that began first comes first."""
         never = datetime.min.replace(tzinfo=timezone.utc)
         namespace, began = self.namespace_of(session_id), {session_id: never}
-        for info in await self._log.sessions():
-            if info.session_id == session_id or namespace in info.user_ids:
-                began[info.session_id] = info.first_at or never
+        for info in await self._log.sessions(namespace, session_ids=[session_id]):
+            began[info.session_id] = info.first_at or never
         return sorted(began, key=lambda one: (began[one], one))
 
     async def aknows(self, session_id: str) -> bool:

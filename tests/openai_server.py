@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,8 +32,7 @@ class OpenAIServer:
 @contextmanager
 def serve(model: Model) -> Iterator[OpenAIServer]:
     """Serve until the end of the block, on a free port of this machine."""
-    http = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    http.daemon_threads = True
+    http = _Server(("127.0.0.1", 0), _Handler)
     server = OpenAIServer(f"http://127.0.0.1:{http.server_address[1]}/v1", model)
     http.state = server  # type: ignore[attr-defined]
     thread = threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True)
@@ -106,6 +106,15 @@ def _unanswered(waiting: list[str]) -> str:
         "An assistant message with 'tool_calls' must be followed by tool messages responding to each "
         f"'tool_call_id'. The following tool_call_ids did not have response messages: {', '.join(waiting)}"
     )
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Complain, unless a client has gone: some are killed on purpose, or do not wait for the answer."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -599,6 +599,22 @@ async def test_sessions_are_listed_with_whose_they_are_and_when(store: MemorySto
         assert before <= session.first_at <= session.last_at <= after
 
 
+async def test_sessions_of_a_user_can_be_listed_alone(store: MemoryStore) -> None:
+    """With those that are named besides."""
+    for session_id, user_id in (("one", "ann"), ("two", "bob"), ("three", "ann"), ("ann", None), ("two", "ann")):
+        await on(store, session_id, user_id).aput(user("Hello."))
+    for user_id, session_ids, expected in (
+        ("ann", [], {"one": ("ann",), "two": ("ann", "bob"), "three": ("ann",), "ann": ("ann",)}),
+        ("bob", [], {"two": ("ann", "bob")}),
+        ("bob", ["one", "nowhere"], {"two": ("ann", "bob"), "one": ("ann",)}),
+        (None, ["three"], {"three": ("ann",)}),
+        ("carl", [], {}),
+        ("", [], {}),
+    ):
+        found = await store.sessions(user_id, session_ids=session_ids)
+        assert {session.session_id: session.user_ids for session in found} == expected
+
+
 async def test_a_session_without_a_readable_time_is_listed_too(database_uri: str) -> None:
     store = MemoryStore(database_uri)
     host = SQLAlchemyChatStore(table_name="llama_index_memory", async_database_uri=database_uri)

@@ -71,15 +71,11 @@ def forget(
 
 async def _look(place: Place, user: str | None, session: str | None) -> Doomed:
     async with existing(place) as store:
-        infos = await store.sessions()
-        if user is None:
-            # A session that no user was named for is a user of its own.
-            chosen = [info for info in infos if info.session_id == session]
-            users = tuple(info.session_id for info in chosen if session in info.user_ids)
-        else:
-            chosen = [info for info in infos if user in info.user_ids]
-            users = (user, *(info.session_id for info in chosen if info.session_id in info.user_ids))
-        sessions = tuple(info.session_id for info in chosen)
+        infos = await store.sessions(user, session_ids=[session] if session else [])
+        # A session that no user was named for is a user of its own.
+        own = [info.session_id for info in infos if info.session_id in info.user_ids]
+        users = tuple(own) if user is None else (user, *own)
+        sessions = tuple(info.session_id for info in infos)
         messages = [message for key in sessions for message in await store.get_messages(key, None)]
         facts = [fact for name in dict.fromkeys(users) for fact in (await store.facts.read(name)).facts]
     return Doomed(sessions, users, tuple(messages), tuple(facts), is_person=user is not None)

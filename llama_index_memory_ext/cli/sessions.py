@@ -20,7 +20,7 @@ _HEAD = ("session", "messages", "user", "last used", "first used")
 
 def sessions(*, user: User = None, db: Database = None, json: AsJson = False) -> None:
     """List the conversations, the one that was used last first."""
-    found = [info for info in asyncio.run(_read(db)) if user is None or user in info.user_ids]
+    found = asyncio.run(_read(db, user))
     if json:
         show_json([_as_json(info) for info in found])
     elif not found:
@@ -35,9 +35,9 @@ def sessions(*, user: User = None, db: Database = None, json: AsJson = False) ->
         show_table(_HEAD[:shown], [row[:shown] for row in rows], folded="session")
 
 
-async def _read(db: str | None) -> list[SessionInfo]:
+async def _read(db: str | None, user: str | None) -> list[SessionInfo]:
     async with existing(place_of(db)) as store:
-        return await store.sessions()
+        return await store.sessions(user)
 
 
 def _time(time: datetime | None) -> str:

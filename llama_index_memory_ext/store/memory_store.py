@@ -300,10 +300,13 @@ class MemoryStore(SQLAlchemyChatStore):
         return False
 
     @uninterrupted
-    async def sessions(self) -> list[SessionInfo]:
-        """The sessions that have messages, that which was written to last first; [] if there is none."""
+    async def sessions(self, user_id: str | None = None, *, session_ids: Collection[str] = ()) -> list[SessionInfo]:
+        """The sessions that have messages, that which was written to last first; [] if there is none.
+
+        With a ``user_id`` only those that are known as theirs, and those of the ``session_ids``.
+        """
         async with self.reading() as connection:
-            return await read_sessions(connection, self._tables)
+            return await read_sessions(connection, self._tables, user_id, session_ids)
 
     @uninterrupted
     async def forget(self, key: str) -> dict[str, int]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sqlalchemy import func, select
+from sqlalchemy import func, or_, select
 
-from llama_index_memory_ext.store.tables import names_owner, owner_in
+from llama_index_memory_ext.store.tables import names_owner, owned_by, owner_in
 from llama_index_memory_ext.timestamps import written_at
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from datetime import datetime
 
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -34,20 +35,24 @@ class SessionInfo:
     last_at: datetime | None
 
 
-async def read_sessions(connection: AsyncConnection, tables: Tables) -> list[SessionInfo]:
-    """All sessions that have messages, that which was written to last first."""
+async def read_sessions(
+    connection: AsyncConnection, tables: Tables, user_id: str | None, session_ids: Collection[str]
+) -> list[SessionInfo]:
+    """The sessions that have messages, that which was written to last first: all, or a user's and those of the ids."""
     rows, cursors = tables.rows, tables.cursors
     first, last = func.min(rows.c.timestamp), func.max(rows.c.timestamp)
     sessions = select(rows.c.key, func.count(), first, last).group_by(rows.c.key).order_by(last.desc(), rows.c.key)
-    found = (await connection.execute(sessions)).all()
+    owners = select(cursors.c.key, cursors.c.reader).where(names_owner(cursors.c.reader))
+    if user_id is not None or session_ids:
+        theirs = select(cursors.c.key).where(cursors.c.reader.in_(() if user_id is None else owned_by(user_id)))
+        sessions = sessions.where(or_(rows.c.key.in_(theirs), rows.c.key.in_(session_ids)))
+        owners = owners.where(or_(cursors.c.key.in_(theirs), cursors.c.key.in_(session_ids)))
     users: dict[str, set[str]] = {}
-    for key, reader in await connection.execute(
-        select(cursors.c.key, cursors.c.reader).where(names_owner(cursors.c.reader))
-    ):
-        user_id = owner_in(reader)
-        if user_id is not None:
-            users.setdefault(key, set()).add(user_id)
+    for key, reader in await connection.execute(owners):
+        owner = owner_in(reader)
+        if owner is not None:
+            users.setdefault(key, set()).add(owner)
     return [
         SessionInfo(key, messages, tuple(sorted(users.get(key, ()))), written_at(oldest), written_at(newest))
-        for key, messages, oldest, newest in found
+        for key, messages, oldest, newest in await connection.execute(sessions)
     ]
