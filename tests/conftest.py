@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,7 +17,7 @@ from llama_index.core.memory import BaseMemoryBlock, Memory
 from llama_index.llms.openai import OpenAI
 from sqlalchemy import text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock
@@ -69,6 +69,31 @@ def any_database_uri(request: pytest.FixtureRequest) -> str | None:
         return None
     uri: str = request.getfixturevalue("database_uri" if request.param == "file" else "postgres_uri")
     return uri
+
+
+@asynccontextmanager
+async def _by_argument(uri: str, level: Any) -> AsyncIterator[AsyncEngine]:
+    engine = create_async_engine(uri, isolation_level=level)
+    yield engine
+    await engine.dispose()
+
+
+@asynccontextmanager
+async def _by_execution_option(uri: str, level: str) -> AsyncIterator[AsyncEngine]:
+    engine = create_async_engine(uri, execution_options={"isolation_level": level})
+    yield engine
+    await engine.dispose()
+
+
+@asynccontextmanager
+async def _beside_another(uri: str, level: str) -> AsyncIterator[AsyncEngine]:
+    engine = create_async_engine(uri)
+    yield engine.execution_options(isolation_level=level)
+    await engine.dispose()
+
+
+# The ways in which an engine is given an isolation level.
+engines_at = {"argument": _by_argument, "execution option": _by_execution_option, "beside another": _beside_another}
 
 
 @pytest.fixture

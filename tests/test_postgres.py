@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import QueuePool
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
-from tests.conftest import StartModel, client_without_connections, close_plain_memory
+from tests.conftest import StartModel, client_without_connections, close_plain_memory, engines_at
 from tests.conversation import assistant, record, sent_text, user
 from tests.openai_server import Message, serve
 from tests.test_facts_block import learner
@@ -191,24 +191,23 @@ async def test_one_connection_is_enough_for_twenty_sessions_at_once(
     assert server.refusals == []
 
 
-@pytest.mark.parametrize("isolation_level", ["AUTOCOMMIT", "REPEATABLE READ", "SERIALIZABLE"])
-async def test_the_isolation_of_an_engine_that_was_lent_does_no_harm(
-    open_engine: OpenEngine, isolation_level: Any
-) -> None:
+@pytest.mark.parametrize("way", engines_at)
+@pytest.mark.parametrize("level", ["AUTOCOMMIT", "REPEATABLE READ", "SERIALIZABLE"])
+async def test_the_isolation_of_an_engine_that_was_lent_does_no_harm(postgres_uri: str, way: str, level: str) -> None:
     """Without a transaction half of a change would stay, and in a snapshot from before its lock a writer would fail."""
-    engine = open_engine(isolation_level=isolation_level)
-    stores = [MemoryStore(async_engine=engine) for _ in range(3)]
-    await stores[0].add_message("chat", user("first"))
-    for i in range(5):
-        writing = (store.append("chat", [user(f"{name} {i}")], len) for name, store in enumerate(stores))
-        await asyncio.gather(*writing)
-    assert await stores[0].count_messages("chat", None) == 16
-    with pytest.raises(ZeroDivisionError):
-        await stores[0].append("chat", [user("half")], lambda queue: 1 // 0, replace=True)
-    assert await stores[0].count_messages("chat", None) == 16
-    async with engine.connect() as connection:
-        # Of a connection without transactions SQLAlchemy says what the server would do.
-        assert await connection.get_isolation_level() in (isolation_level, "READ COMMITTED")
+    async with engines_at[way](postgres_uri, level) as engine:
+        stores = [MemoryStore(async_engine=engine) for _ in range(3)]
+        await stores[0].add_message("chat", user("first"))
+        for i in range(5):
+            writing = (store.append("chat", [user(f"{name} {i}")], len) for name, store in enumerate(stores))
+            await asyncio.gather(*writing)
+        assert await stores[0].count_messages("chat", None) == 16
+        with pytest.raises(ZeroDivisionError):
+            await stores[0].append("chat", [user("half")], lambda queue: 1 // 0, replace=True)
+        assert await stores[0].count_messages("chat", None) == 16
+        async with engine.connect() as connection:
+            # Of a connection without transactions SQLAlchemy says what the server would do.
+            assert await connection.get_isolation_level() in (level, "READ COMMITTED")
 
 
 async def test_connections_that_the_server_has_ended_cost_one_call_at_most(open_engine: OpenEngine) -> None:

@@ -209,7 +209,7 @@ async def test_a_long_log_is_counted_and_not_read(open_memory: OpenMemory) -> No
     await memory.aput_messages([*talk(2_000), user("And?")])
     await memory.aget()
     fetched: list[str] = []
-    engine = await memory.sql_store._engine()
+    engine = (await memory.sql_store._connections()).engine
     event.listen(engine.sync_engine, "before_cursor_execute", lambda *args: fetched.append(args[2]))
     stats = await memory.astats()
     assert (stats.messages, stats.left, stats.verbatim) == (4_001, 3_998, 2)

@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import MemoryStore, StoreError
 from llama_index_memory_ext.store import Seen
+from tests.conftest import engines_at
 from tests.conversation import assistant, user
 
 
@@ -317,6 +318,24 @@ async def test_an_engine_that_was_lent_is_not_closed(database_uri: str) -> None:
     assert engine.pool is pool
     assert said(await store.get_messages("chat")) == ["one"]
     await engine.dispose()
+
+
+@pytest.mark.parametrize("way", engines_at)
+@pytest.mark.parametrize("level", ["AUTOCOMMIT", "READ UNCOMMITTED"])
+async def test_a_lent_engine_without_transactions_leaves_nothing_half_done(
+    database_uri: str, way: str, level: str
+) -> None:
+    """Though the engine goes on as it was for its owner."""
+    async with engines_at[way](database_uri, level) as engine:
+        store = MemoryStore(async_engine=engine)
+        await store.add_message("chat", user("one"))
+        with pytest.raises(ZeroDivisionError):
+            await store.append("chat", [user("half")], lambda queue: 1 // 0, replace=True)
+        assert said(await store.get_messages("chat")) == ["one"]
+        assert await store.vacuum()
+        async with engine.connect() as connection:
+            driver: Any = (await connection.get_raw_connection()).driver_connection
+            assert (driver.isolation_level is None) == (level == "AUTOCOMMIT")
 
 
 async def test_a_closed_store_opens_again(database_uri: str) -> None:

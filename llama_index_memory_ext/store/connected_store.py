@@ -17,11 +17,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.job_board import JobBoard
 from llama_index_memory_ext.locks import lock_for, uninterrupted
+from llama_index_memory_ext.store.connections import Connections
 from llama_index_memory_ext.store.engine import (
     BUSY_SECONDS,
     check_backend,
     checked_url,
-    in_transactions,
     is_in_memory,
     is_missing,
     open_anchor,
@@ -56,7 +56,7 @@ class ConnectedStore(SQLAlchemyChatStore):
     _tables: Tables = PrivateAttr()
     _statements: Statements = PrivateAttr()
     _owns_engine: bool = PrivateAttr(default=False)
-    _ready: bool = PrivateAttr(default=False)
+    _ready: Connections | None = PrivateAttr(default=None)
     _anchor: Any = PrivateAttr(default=None)
     _board: JobBoard = PrivateAttr(default_factory=JobBoard)
 
@@ -161,8 +161,8 @@ class ConnectedStore(SQLAlchemyChatStore):
         Its first statement writes the rows that serve as locks: that locks them on PostgreSQL, and makes
         SQLite take its write lock at once instead of failing when it would have to upgrade a read lock.
         """
-        engine = await self._engine()
-        async with self._alone(), engine.begin() as connection:
+        connections = await self._connections()
+        async with self._alone(), connections.begin() as connection:
             await self._lock_patiently(connection, places)
             yield connection
 
@@ -186,9 +186,9 @@ class ConnectedStore(SQLAlchemyChatStore):
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
         """A connection to read with."""
-        engine = await self._engine()
+        connections = await self._connections()
         # An in-memory database has one connection: its readers must not end a writer's transaction.
-        async with self._alone() if self._in_memory else nullcontext(), engine.connect() as connection:
+        async with self._alone() if self._in_memory else nullcontext(), connections.connect() as connection:
             yield connection
 
     @asynccontextmanager
@@ -212,22 +212,22 @@ class ConnectedStore(SQLAlchemyChatStore):
 
     # ---- opening and closing ----------------------------------------------------------------------------
 
-    async def _engine(self) -> AsyncEngine:
-        if self._ready and self._async_engine is not None:
-            return self._async_engine
+    async def _connections(self) -> Connections:
+        if self._ready is not None:
+            return self._ready
         async with lock_for("setup", *self.identity):
-            if self._ready and self._async_engine is not None:
-                # Somebody else has opened it, and it must not be given the same options once more.
-                return self._async_engine
-            engine = in_transactions(self._async_engine or self._opened_engine(), lent=not self._owns_engine)
+            if self._ready is not None:
+                return self._ready
+            engine = self._async_engine or self._opened_engine()
+            connections = Connections(engine, lent=not self._owns_engine)
             try:
-                await self._make_ready(engine)
+                await self._make_ready(connections)
             except BaseException:
                 if self._async_engine is None:
                     await engine.dispose()
                 raise
-            self._async_engine, self._ready = engine, True
-        return engine
+            self._async_engine, self._ready = engine, connections
+        return connections
 
     def _opened_engine(self) -> AsyncEngine:
         if self._in_memory and "mode" not in self._url.query:
@@ -237,15 +237,15 @@ class ConnectedStore(SQLAlchemyChatStore):
 
     async def _initialize(self) -> tuple[Any, Table]:
         """The host's own door to the table, for its code that passes the methods above by."""
-        engine = await self._engine()
-        return async_sessionmaker(bind=engine, expire_on_commit=False), self._tables.rows
+        connections = await self._connections()
+        return async_sessionmaker(bind=connections.engine, expire_on_commit=False), self._tables.rows
 
-    async def _make_ready(self, engine: AsyncEngine) -> None:
+    async def _make_ready(self, connections: Connections) -> None:
         # An engine in memory that was lent has one connection, which another store may be writing with.
         async with self._alone() if self._in_memory else nullcontext():
-            await make_ready(engine, self._tables)
+            await make_ready(connections, self._tables)
             if self._db_data:
-                async with engine.begin() as connection:
+                async with connections.begin() as connection:
                     await connection.execute(self._statements.insert, self._db_data)
                 self._db_data = None
 
@@ -276,7 +276,7 @@ class ConnectedStore(SQLAlchemyChatStore):
         await self._board.stop()
         if self._owns_engine and self._async_engine is not None:
             engine, self._async_engine = self._async_engine, None
-            self._async_session_factory, self._ready = None, False
+            self._async_session_factory, self._ready = None, None
             await engine.dispose()
             if self._anchor is not None:
                 self._anchor.close()

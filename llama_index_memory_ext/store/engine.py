@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool, NullPool, StaticPool
 
 from llama_index_memory_ext.errors import StoreError
+from llama_index_memory_ext.store.connections import LEVELS
 
 BUSY_SECONDS = 30
 
@@ -114,18 +115,8 @@ def open_engine(url: URL) -> AsyncEngine:
         pool: dict[str, Any] = {"poolclass": AsyncAdaptedQueuePool, "max_overflow": -1}
     else:
         # A connection of asyncpg works in one event loop only, and each synchronous call has its own.
-        return create_async_engine(url, hide_parameters=True, poolclass=NullPool)
+        return create_async_engine(url, hide_parameters=True, poolclass=NullPool, isolation_level=LEVELS["postgresql"])
     return create_async_engine(url, hide_parameters=True, connect_args={"timeout": BUSY_SECONDS}, **pool)
-
-
-def in_transactions(engine: AsyncEngine, *, lent: bool) -> AsyncEngine:
-    """The engine on the same pool, with the transactions that the log needs, whatever the engine or server is set to.
-
-    In AUTOCOMMIT a failure would leave half of a change; in a snapshot from before it had its lock a writer would fail.
-    """
-    if engine.dialect.name == "postgresql":
-        return engine.execution_options(isolation_level="READ COMMITTED")
-    return engine.execution_options(isolation_level="SERIALIZABLE") if lent else engine
 
 
 def _read_without_locks(connection: Any, _record: Any) -> None:

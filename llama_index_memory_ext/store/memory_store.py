@@ -302,10 +302,10 @@ class MemoryStore(ChatRowStore):
         """
         if self._in_memory:
             return True
-        engine = await self._engine()
+        connections = await self._connections()
         try:
             async with self._alone():
-                return await vacuum_tables(engine, self._tables)
+                return await vacuum_tables(connections.engine, self._tables)
         except (SQLAlchemyError, StoreError, OSError) as error:
             logger.warning(
                 "The database was not vacuumed (%s); deleted rows are gone, but their words may still be in its files "

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from sqlalchemy import Connection
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from llama_index_memory_ext.store.connections import Connections
 
 # 1: messages and cursors, without a table that says so. 2: facts, embeddings, and the version.
 SCHEMA_VERSION = 2
@@ -60,20 +62,20 @@ def define_tables(table_name: str, db_schema: str | None) -> Tables:
     )
 
 
-async def make_ready(engine: AsyncEngine, tables: Tables) -> None:
+async def make_ready(connections: Connections, tables: Tables) -> None:
     """Make what is missing and change what is old, in one transaction; nothing is written if all is up to date.
 
     Raises:
         StoreError: The tables are those of a newer package, or may not be made or changed.
     """
     # Looking comes first: most openings find all there, and a database user need not be allowed more.
-    async with engine.connect() as connection:
+    async with connections.connect() as connection:
         version = await connection.run_sync(version_of, tables)
     if version == SCHEMA_VERSION:
         return
     _refuse_newer(version, tables)
     try:
-        async with _alone(engine) as connection:
+        async with _alone(connections) as connection:
             await connection.run_sync(_bring_up_to_date, tables)
     except DBAPIError as error:
         if not _is_refusal(error):
@@ -95,16 +97,16 @@ def version_of(connection: Connection, tables: Tables) -> int | None:
 
 
 @asynccontextmanager
-async def _alone(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+async def _alone(connections: Connections) -> AsyncIterator[AsyncConnection]:
     """A transaction in which no other process changes tables."""
-    if engine.dialect.name == "postgresql":
-        # "if not exists" is not safe against itself there. The engine is one of ``in_transactions``: any other level
-        # than its READ COMMITTED would not see what the one before has made while this one was waiting.
-        async with engine.begin() as connection:
+    if connections.backend == "postgresql":
+        # "if not exists" is not safe against itself there. Any other level than READ COMMITTED would not see what the
+        # one before has made while this one was waiting.
+        async with connections.begin() as connection:
             await connection.execute(select(func.pg_advisory_xact_lock(_POSTGRES_LOCK)))
             yield connection
         return
-    async with engine.begin() as connection:
+    async with connections.begin() as connection:
         driver: Any = (await connection.get_raw_connection()).driver_connection
         if not driver.in_transaction:
             # The driver begins one before it changes rows, but not before it changes tables.

@@ -24,7 +24,7 @@ _MAY_VACUUM = text(
 async def vacuum_tables(engine: AsyncEngine, tables: Tables) -> bool:
     """Vacuum the file or, of a server, the tables; False, and a warning in the log, if that could not be done."""
     async with engine.connect() as connection:
-        # Outside of transactions, which a VACUUM does not work in. An engine with two levels may take either.
+        # Outside of transactions, which a VACUUM does not work in.
         await connection.execution_options(isolation_level="AUTOCOMMIT")
         if engine.dialect.name == "sqlite":
             return await _vacuum_file(connection)
