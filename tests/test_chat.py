@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llama_index_memory_ext.cli.beside import Beside
-from llama_index_memory_ext.offline_model import reply
+from llama_index_memory_ext.offline_rules import reply
 from tests.openai_server import Message, call, fail, say, serve
 from tests.terminal import COMMAND, Here, at_terminal, clean_environment, run
 

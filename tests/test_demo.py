@@ -18,7 +18,9 @@ from llama_index_memory_ext.demo import add, divide, multiply, subtract
 from llama_index_memory_ext.extraction import ask_for_facts, extraction_prompt
 from llama_index_memory_ext.facts import Fact
 from llama_index_memory_ext.gates import Gated, gate
-from llama_index_memory_ext.offline_model import NOT_SEEN, OfflineModel, Reply, reply
+from llama_index_memory_ext.offline_model import OfflineModel
+from llama_index_memory_ext.offline_prompt import Reply
+from llama_index_memory_ext.offline_rules import NOT_SEEN, reply
 from llama_index_memory_ext.transcript import Line
 from tests.conftest import OpenMemory
 from tests.openai_server import Message, call, say, serve
