@@ -590,6 +590,48 @@ def test_a_server_is_used_as_a_file_is(cli: Here, postgres_uri: str) -> None:
     assert "The files of a server cannot be searched" in done.stdout
 
 
+@pytest.mark.parametrize("by", ["option", "variable"])
+def test_tables_of_any_name_are_used(cli: Here, by: str) -> None:
+    """By all commands, and those with the usual name are left alone."""
+    options, environment = (
+        (("--table", "agents"), {}) if by == "option" else ((), {"LLAMA_INDEX_MEMORY_TABLE": "agents"})
+    )
+
+    def on_agents(*command: str, stdin: str = "") -> str:
+        done = cli(*options, *command, stdin=stdin, **environment)
+        assert (done.returncode, done.stderr if command[0] != "chat" else "") == (0, "")
+        return done.stdout
+
+    add(cli, "Likes tea")
+    on_agents("facts", "add", "Likes chess", *ANN)
+    on_agents("chat", "--session", "s", *ANN, stdin="I use Docker.\n")
+    messages = on_agents("export", "--session", "s")
+    assert on_agents("import", "-", "--session", "t", *ANN, "--json", stdin=messages) == '{\n  "messages": 2\n}\n'
+    assert {session["session_id"] for session in json.loads(on_agents("sessions", "--json"))} == {"s", "t"}
+    assert "Likes tea" not in on_agents("facts", "list", *ANN)
+    assert '"ok": true' in on_agents("doctor", "--json")
+    on_agents("forget", *ANN, "--yes", "--json")
+    assert "Likes tea" in cli("facts", "list", *ANN).stdout
+    done = cli("--table", "others", "sessions")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no memory of this package in the table 'others'; --table" in done.stderr
+
+
+def test_tables_in_a_schema_are_used(cli: Here, postgres_uri: str) -> None:
+    place = ("--schema", "mine", "--table", "agents")
+    done = cli(*place, "facts", "add", "Likes tea", *ANN, "--db", postgres_uri)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Likes tea" in cli(*place, "facts", "list", *ANN, "--db", postgres_uri).stdout
+    assert "holds no memory" in cli("--table", "agents", "facts", "list", *ANN, "--db", postgres_uri).stderr
+
+
+@pytest.mark.parametrize("name", ["--table", "--schema"])
+def test_tables_without_a_name_are_refused(cli: Here, name: str) -> None:
+    done = cli(name, "", "sessions")
+    assert done.returncode == 2
+    assert "must not be empty" in done.stderr
+
+
 async def test_a_store_that_was_asked_by_the_command_line_works_on(cli: Here, database: Path) -> None:
     """Nobody is left holding a lock."""
     await asyncio.to_thread(add, cli, "Likes tea")

@@ -11,9 +11,11 @@ from typing import Annotated
 import typer
 
 from llama_index_memory_ext.cli import facts, words
+from llama_index_memory_ext.cli.database import use_tables
 from llama_index_memory_ext.cli.doctor import doctor
 from llama_index_memory_ext.cli.forgetting import forget
 from llama_index_memory_ext.cli.moving import export, import_
+from llama_index_memory_ext.cli.options import Schema, Table
 from llama_index_memory_ext.cli.plain import plain
 from llama_index_memory_ext.cli.sessions import sessions
 from llama_index_memory_ext.cli.talking import chat
@@ -27,6 +29,12 @@ app = typer.Typer(
     help=words.ABOUT,
 )
 app.add_typer(facts.app, name="facts")
+
+
+@app.callback()
+def at(*, table: Table = "llama_index_memory", schema: Schema = None) -> None:
+    """Say where in a database the tables are, whatever the command."""
+    use_tables(table, schema)
 
 
 @app.command(help=words.DEMO)

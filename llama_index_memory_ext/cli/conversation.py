@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from llama_index.core.llms.function_calling import FunctionCallingLLM
 
+    from llama_index_memory_ext.cli.database import Place
     from llama_index_memory_ext.explanation import Explanation
 
 
@@ -81,14 +82,19 @@ class Conversation:
 
 
 async def opened(
-    model_name: str | None, *, session_id: str, user_id: str | None, async_database_uri: str
+    model_name: str | None, place: Place, *, session_id: str, user_id: str | None
 ) -> tuple[Conversation, int]:
     """A conversation, begun or taken up again, and how many messages it has so far."""
     # Clients of OpenAI's that nobody has given them a connection for leave theirs open.
     http = DefaultAsyncHttpxClient()
     model = terminal_model(model_name, async_http_client=http)
     memory = CondensedMemory.from_defaults(
-        session_id=session_id, user_id=user_id, llm=model, async_database_uri=async_database_uri
+        session_id=session_id,
+        user_id=user_id,
+        llm=model,
+        async_database_uri=place.address,
+        table_name=place.table,
+        db_schema=place.schema,
     )
     agent = FunctionAgent(tools=[add, subtract, multiply, divide], llm=model)
     conversation = Conversation(agent, memory, model, http)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,19 +20,42 @@ if TYPE_CHECKING:
 _FOLDER = "llama-index-memory"
 
 
+# What comes before the command is read before it.
+_tables: ContextVar[tuple[str, str | None]] = ContextVar("_tables")
+
+
 @dataclass(frozen=True)
 class Place:
-    """Where a database is. ``file`` is None for a server; ``name`` is what may be shown of it, without a password."""
+    """Where a memory is: a database, and tables in it.
+
+    ``file`` is None for a server; ``name`` is what may be shown of the database, without a password.
+    """
 
     address: str
     name: str
     file: Path | None
+    table: str
+    schema: str | None
     is_default: bool = False
 
     @property
     def is_missing(self) -> bool:
         """Whether it is a file that does not exist."""
         return self.file is not None and not self.file.exists()
+
+    def store(self) -> MemoryStore:
+        """A store there; nothing is opened yet."""
+        # Imported here: it starts LlamaIndex.
+        from llama_index_memory_ext.store import MemoryStore
+
+        return MemoryStore(self.address, table_name=self.table, db_schema=self.schema)
+
+
+def use_tables(table: str, schema: str | None) -> None:
+    """Say which tables the command works on."""
+    if not table or schema == "":
+        raise typer.BadParameter("--table and --schema must not be empty.")
+    _tables.set((table, schema))
 
 
 def place_of(db: str | None) -> Place:
@@ -43,7 +67,7 @@ def place_of(db: str | None) -> Place:
     file = Path(db).expanduser().absolute() if db else Path(typer.get_app_dir(_FOLDER)) / "memory.db"
     if file.is_dir():
         raise typer.BadParameter(f"--db must name a file, and {file} is a folder.")
-    return Place(f"sqlite+aiosqlite:///{file.as_posix()}", str(file), file, is_default=db is None)
+    return Place(f"sqlite+aiosqlite:///{file.as_posix()}", str(file), file, *_tables.get(), is_default=db is None)
 
 
 def _place_of_address(address: str) -> Place:
@@ -56,7 +80,7 @@ def _place_of_address(address: str) -> Place:
     if store.is_in_memory:
         raise typer.BadParameter("a database in memory is gone when the command ends. Name a file or a server.")
     has_file = address.startswith("sqlite") and "uri=" not in address
-    return Place(address, name, Path(name) if has_file else None)
+    return Place(address, name, Path(name) if has_file else None, *_tables.get())
 
 
 @asynccontextmanager
@@ -72,8 +96,9 @@ async def existing(place: Place) -> AsyncIterator[MemoryStore]:
     async with _opened(place) as (store, version):
         if version is None:
             raise TerminalError(
-                f"The database at {place.name} holds no memory of this package. One that LlamaIndex's own Memory has "
-                "written is taken over when it is first written to: `chat --session ID`."
+                f"The database at {place.name} holds no memory of this package in the table {place.table!r}; --table "
+                "before the command names another one. A table that LlamaIndex's own Memory has written is taken over "
+                "when it is first written to: `chat --session ID`."
             )
         yield store
 
@@ -94,9 +119,7 @@ def make_folder(place: Place) -> None:
 
 @asynccontextmanager
 async def _opened(place: Place) -> AsyncIterator[tuple[MemoryStore, int | None]]:
-    from llama_index_memory_ext.store import MemoryStore
-
-    store = MemoryStore(place.address)
+    store = place.store()
     try:
         yield store, await version_in(store, place)
     finally:

@@ -62,9 +62,8 @@ async def _database(place: Place) -> list[Check]:
         return [_missing(place)]
     # Imported here, as everything that starts LlamaIndex.
     from llama_index_memory_ext.reasons import reason_of
-    from llama_index_memory_ext.store import MemoryStore
 
-    store = MemoryStore(place.address)
+    store = place.store()
     try:
         version = await version_in(store, place)
         checks = [Check("database", "ok", place.name), _schema(version)]

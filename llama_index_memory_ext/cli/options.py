@@ -19,6 +19,22 @@ Database = Annotated[
         help="A SQLite file, or a SQLAlchemy address. Default: a file in your own folder.",
     ),
 ]
+Table = Annotated[
+    str,
+    typer.Option(
+        "--table",
+        metavar="NAME",
+        envvar="LLAMA_INDEX_MEMORY_TABLE",
+        help="The chat table, with whose name all the others begin. Default: llama_index_memory.",
+        show_default=False,
+    ),
+]
+Schema = Annotated[
+    str | None,
+    typer.Option(
+        "--schema", metavar="NAME", envvar="LLAMA_INDEX_MEMORY_SCHEMA", help="The schema of the tables, on PostgreSQL."
+    ),
+]
 User = Annotated[
     str | None, typer.Option("--user", metavar="ID", help="The person; their facts hold in all of their sessions.")
 ]

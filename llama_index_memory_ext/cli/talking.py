@@ -60,18 +60,14 @@ def _begin(beside: Beside, place: Place, session: str, user: str | None, model_n
 
         make_folder(place)
         beside.run(_check(place))
-        conversation, messages = beside.run(
-            opened(model_name, session_id=session, user_id=user, async_database_uri=place.address)
-        )
+        conversation, messages = beside.run(opened(model_name, place, session_id=session, user_id=user))
     _show_start(conversation, place, user, messages)
     return conversation
 
 
 async def _check(place: Place) -> None:
     """Tell at once, by an error, that the database cannot be used."""
-    from llama_index_memory_ext.store import MemoryStore
-
-    store = MemoryStore(place.address)
+    store = place.store()
     try:
         await version_in(store, place)
     finally:
