@@ -52,6 +52,12 @@ def test_what_a_user_has_said_is_known_in_the_next_session(command: Here, databa
     assert "'Where do I live?'" in done.stdout
 
 
+def test_what_was_said_just_now_is_known(command: Here, database: str) -> None:
+    done = command("chat", "--db", database, "--user", "ann", stdin="I live in Rome.\n/facts\nWhere do I live?\n")
+    assert "Lives in Rome" in done.stdout
+    assert done.stdout.endswith("You live in Rome.\n")
+
+
 def test_a_server_is_asked_as_the_environment_says(command: Here, database: str) -> None:
     with serve(model) as server:
         openai = {"OPENAI_API_KEY": KEY, "OPENAI_API_BASE": server.api_base}
@@ -132,10 +138,6 @@ def test_a_person_talks_and_is_asked_before_a_fact_is_deleted(database: str) -> 
         terminal.type("I live in Rome.")
         terminal.wait_for("Noted: you live in Rome.")
         terminal.wait_for("you> ")
-        terminal.type("What is 12 + 30?")
-        terminal.wait_for("add(a=12, b=30) -> 42")
-        terminal.wait_for("12 + 30 = 42")
-        terminal.wait_for("you> ")
         terminal.type("/forget rome")
         terminal.wait_for("Lives in Rome")
         terminal.wait_for("Delete this fact for good? [y/N]: ")
@@ -146,6 +148,10 @@ def test_a_person_talks_and_is_asked_before_a_fact_is_deleted(database: str) -> 
         terminal.wait_for("[y/N]: ")
         terminal.type("y")
         terminal.wait_for("Deleted.")
+        terminal.wait_for("you> ")
+        terminal.type("What is 12 + 30?")
+        terminal.wait_for("add(a=12, b=30) -> 42")
+        terminal.wait_for("12 + 30 = 42")
         terminal.wait_for("you> ")
         terminal.type("/facts")
         terminal.wait_for("No facts of ann.")
@@ -186,7 +192,7 @@ def test_ctrl_c_ends_an_answer_and_not_the_conversation(database: str) -> None:
 
 
 @at_a_terminal
-def test_whoever_does_not_want_to_wait_at_the_end_presses_ctrl_c(command: Here, database: str) -> None:
+def test_whoever_does_not_want_to_wait_presses_ctrl_c(command: Here, database: str) -> None:
     """The facts are not lost: the next conversation extracts them."""
     extracting, go_on = threading.Event(), threading.Event()
 
@@ -203,6 +209,12 @@ def test_whoever_does_not_want_to_wait_at_the_end_presses_ctrl_c(command: Here, 
             terminal.type("I live in Rome.")
             terminal.wait_for("you live in Rome.")
             terminal.wait_for("you> ")
+            terminal.type("/facts")
+            assert extracting.wait(60)
+            terminal.press_ctrl_c()
+            terminal.wait_for("No facts of s.")
+            terminal.wait_for("you> ")
+            extracting.clear()
             terminal.type("/quit")
             assert extracting.wait(60)
             terminal.press_ctrl_c()

@@ -8,7 +8,7 @@ import typer
 
 from llama_index_memory_ext.cli.fact_tables import show_explanation, show_facts
 from llama_index_memory_ext.cli.plain import one_line
-from llama_index_memory_ext.cli.screen import is_terminal, say, show_table
+from llama_index_memory_ext.cli.screen import is_terminal, say, show_table, waiting
 from llama_index_memory_ext.reasons import TerminalError, reason_of
 
 if TYPE_CHECKING:
@@ -49,7 +49,17 @@ def obey(line: str, beside: Beside, conversation: Conversation) -> bool:
 
 
 def _facts(beside: Beside, conversation: Conversation, _: str) -> None:
+    _learn(beside, conversation)
     show_facts(beside.run(conversation.memory.facts.alist()), _whose(conversation))
+
+
+def _learn(beside: Beside, conversation: Conversation) -> None:
+    """Extract what was said just now, as the next question would; who does not want to wait for it presses Ctrl-C."""
+    try:
+        with waiting("Reading what was said"):
+            beside.run(conversation.memory.aflush())
+    except KeyboardInterrupt:
+        say("(not waiting for what is being read)", style="dim", stderr=True)
 
 
 def _why(beside: Beside, conversation: Conversation, question: str) -> None:
@@ -61,6 +71,9 @@ def _why(beside: Beside, conversation: Conversation, question: str) -> None:
 
 
 def _forget(beside: Beside, conversation: Conversation, words: str) -> None:
+    if not words:
+        raise TerminalError("say which: /forget ID, or /forget WORDS. /facts lists them.")
+    _learn(beside, conversation)
     book = conversation.memory.facts
     fact = _meant(words, beside.run(book.alist(with_retired=True)))
     if not is_terminal():
@@ -81,8 +94,6 @@ def _meant(words: str, facts: list[Fact]) -> Fact:
     Raises:
         TerminalError: There is none, or there are several.
     """
-    if not words:
-        raise TerminalError("say which: /forget ID, or /forget WORDS. /facts lists them.")
     found = [fact for fact in facts if fact.id.startswith(words)]
     found = found or [fact for fact in facts if words.casefold() in fact.content.casefold()]
     if not found:
