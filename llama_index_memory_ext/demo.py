@@ -22,7 +22,7 @@ from llama_index_instrumentation.event_handlers import BaseEventHandler
 
 from llama_index_memory_ext.offline_model import OfflineModel, as_dicts
 from llama_index_memory_ext.preset import CondensedMemory
-from llama_index_memory_ext.reasons import TerminalError, model_host, reason_of
+from llama_index_memory_ext.reasons import TerminalError, counted, model_host, reason_of
 from llama_index_memory_ext.terminal_model import terminal_model
 from llama_index_memory_ext.tokens import TokenCounter
 
@@ -167,12 +167,12 @@ async def _ask(agent: FunctionAgent, memory: CondensedMemory, question: str, num
     first = listener.calls[0]
     sent = Sent(question, len(first), _tokens(first), len(plain), _tokens(plain))
     print(f"\nTurn {number}: {question}")
-    print(f"  shown     {_counted(sent.messages, 'message')}, {_counted(sent.tokens, 'token')}")
+    print(f"  shown     {counted(sent.messages, 'message')}, {counted(sent.tokens, 'token')}")
     _print_messages(first)
     if listener.calls[1:]:
         more = len(listener.calls[-1]) - len(first)
         print(
-            f"  later     {_counted(len(listener.calls) - 1, 'more call')}; the last had {more} tool messages behind it"
+            f"  later     {counted(len(listener.calls) - 1, 'more call')}; the last had {more} tool messages behind it"
         )
     for call in response.tool_calls:
         arguments = ", ".join(f"{name}={value}" for name, value in call.tool_kwargs.items())
@@ -243,7 +243,3 @@ def _print_table(turns: Sequence[Sent]) -> None:
         "record cost tokens, which shows beside messages as short as these. It is one message, and never\n"
         "longer than its limit (condensed_token_limit, here 50,000 tokens)."
     )
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

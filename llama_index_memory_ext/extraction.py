@@ -72,8 +72,7 @@ def extraction_prompt(
     """
     facts = "".join(f"{i}. {_escaped(' '.join(fact.content.split()))}\n" for i, fact in enumerate(known, 1))
     said = "".join(
-        f'<message role="{"user" if line.role == MessageRole.USER.value else "assistant"}">'
-        f"{_escaped(line.text)}</message>\n"
+        f'<message role="{"user" if line.is_users else "assistant"}">{_escaped(line.text)}</message>\n'
         for line in lines
         if line.text.strip()
     )

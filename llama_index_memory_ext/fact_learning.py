@@ -12,7 +12,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
-from llama_index.core.base.llms.types import MessageRole
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 
 from llama_index_memory_ext.batches import batch_end, said_at
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store import LogRow, Unread
 
 _BATCH_ROWS = 200
-_ALL_ROWS = 1_000_000
 _BATCH_TOKENS = 8_000
 _RELATED_FACTS = 10
 _LEAST_SAID = 0.4
@@ -157,7 +155,7 @@ class FactLearning(KnownFacts):
         """What was said last in a session, the turn that is going on included, oldest first."""
         page = await self._log.read_log(session_id, "", Seen(), limit=_BATCH_ROWS)
         after = page.rows[-1].id if page.rows else 0
-        unread = await self._log.read_unread(session_id, "", with_active=True, after=after, limit=_ALL_ROWS)
+        unread = await self._log.read_unread(session_id, "", with_active=True, after=after)
         rows = [*page.rows, *unread.rows][-_BATCH_ROWS:]
         return [line for line in await self._lines(rows) if line.text]
 
@@ -213,7 +211,7 @@ class FactLearning(KnownFacts):
             if await self._log.register(session_id, *self.known_as(session_id), epoch=unread.epoch):
                 self._registered.put(session_id, unread.epoch)
         lines = await self._lines(unread.rows)
-        asked = sum(_is_users(line) for line in lines)
+        asked = sum(line.is_users for line in lines)
         # A full batch is extracted in any case: a turn of very many tool calls must not stand in the way for ever.
         if not unread.rows or (asked < least_turns and len(unread.rows) < _BATCH_ROWS):
             return None
@@ -229,7 +227,7 @@ class FactLearning(KnownFacts):
     def _batch(self, unread: Unread, lines: list[Line]) -> tuple[Unread, list[Line]]:
         """As much as one request should hold."""
         end = batch_end(
-            [_is_users(line) for line in lines],
+            [line.is_users for line in lines],
             [self.tokenizer_fn.count(line.text) for line in lines],
             [row.written_at.date() if row.written_at else None for row in unread.rows],
             token_limit=_BATCH_TOKENS,
@@ -241,7 +239,7 @@ class FactLearning(KnownFacts):
         known = await self._read_known(namespace)
         # A fact is as old as the words that it stands on, however late they are read.
         timestamps = [row.timestamp for row in unread.rows]
-        then = said_at([_is_users(line) for line in lines], timestamps, datetime.now(timezone.utc))
+        then = said_at([line.is_users for line in lines], timestamps, datetime.now(timezone.utc))
         before = known.facts
         learned = await self._learn(session_id, known, [line for line in lines if line.text], then)
         stored = await self._log.facts.write_extracted(
@@ -256,7 +254,7 @@ class FactLearning(KnownFacts):
 
     async def _learn(self, session_id: str, known: Known, said: Sequence[Line], then: datetime) -> _Learned:
         """What changes by a part of the conversation; no model is asked where the user has said nothing."""
-        users = [line.text for line in said if _is_users(line)]
+        users = [line.text for line in said if line.is_users]
         if not users:
             return _Learned([])
         # Imported here: its patterns take a while to compile, and not every program extracts facts.
@@ -372,7 +370,3 @@ def _extracted(messages: int, gated: Gated | None) -> Extracted:
     if not messages or gated is None:
         return Extracted(messages, asked=gated is not None)
     return Extracted(messages, len(gated.accepted), len(gated.confirmed), len(gated.retired), asked=True)
-
-
-def _is_users(line: Line) -> bool:
-    return line.role == MessageRole.USER.value

@@ -154,7 +154,7 @@ class _Conversation:
         places = [
             (line, find_quote(quote, text))
             for line, text in zip(self.lines, self._texts, strict=True)
-            if (line.role == "user") == by_user
+            if line.is_users == by_user
         ]
         return [(line, place) for line, place in places if place >= 0]
 
@@ -173,7 +173,7 @@ class _Conversation:
     @cached_property
     def users_words(self) -> Evidence:
         """What the user said."""
-        return self._evidence([line for line in self.lines if line.role == "user"])
+        return self._evidence([line for line in self.lines if line.is_users])
 
     @cached_property
     def _texts(self) -> list[str]:

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 LONGEST_MESSAGE_TOKENS = 500
 
-# All rows of short-term memory; the host reads them all in every turn.
-_ALL_ROWS = 1_000_000
-
 
 @dataclass(frozen=True, slots=True)
 class FoundMessage:
@@ -105,7 +102,7 @@ class LogSearch:
                 async for followed in follow_log(log, session_id, index, make):
                     index = followed
                 after = index.newest if index else 0
-                page = await log.read_unread(session_id, "", with_active=True, after=after, limit=_ALL_ROWS)
+                page = await log.read_unread(session_id, "", with_active=True, after=after)
                 if index is not None and page.epoch == index.epoch:
                     break
             rows = without_open_turn(page.rows)

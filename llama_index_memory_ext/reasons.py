@@ -1,4 +1,4 @@
-"""Says in one sentence what has failed, to a person at a terminal, without any key or password."""
+"""Says what has failed, and how many there are of something, to a person at a terminal; no key or password is told."""
 
 from __future__ import annotations
 
@@ -29,6 +29,15 @@ def model_host() -> str:
     """The server that is asked for answers, without a name or a password that may stand in its address."""
     address = urlsplit(os.environ.get("OPENAI_API_BASE") or "https://api.openai.com")
     return address.netloc.rpartition("@")[2] or "the address in OPENAI_API_BASE"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "fact"), counted(2, "fact")
+    ('1 fact', '2 facts')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _of_server(error: BaseException) -> str | None:

@@ -180,7 +180,7 @@ class MemoryToolSpec(BaseToolSpec):
         block, session_id = self.memory.facts_block, self.memory.session_id
         reason = "The user asked to forget it."
         retired = [{"number": i, "reason": reason, "quote": quote} for i in range(1, len(chosen) + 1)]
-        asking = [line for line in await block.aheard(session_id) if line.role == "user"][-_ASKING_MESSAGES:]
+        asking = [line for line in await block.aheard(session_id) if line.is_users][-_ASKING_MESSAGES:]
         reply = ExtractionReply.model_validate({"retired": retired})
         gated, _ = await block.aapply(reply, asking, chosen, session_id=session_id)
         gone = {entry.fact_id for entry in gated.retired}

@@ -58,6 +58,11 @@ class Line(NamedTuple):
     role: str
     text: str
 
+    @property
+    def is_users(self) -> bool:
+        """Whether the user said it."""
+        return self.role == MessageRole.USER.value
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:

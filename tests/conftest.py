@@ -71,29 +71,20 @@ def any_database_uri(request: pytest.FixtureRequest) -> str | None:
     return uri
 
 
-@asynccontextmanager
-async def _by_argument(uri: str, level: Any) -> AsyncIterator[AsyncEngine]:
-    engine = create_async_engine(uri, isolation_level=level)
-    yield engine
-    await engine.dispose()
-
-
-@asynccontextmanager
-async def _by_execution_option(uri: str, level: str) -> AsyncIterator[AsyncEngine]:
-    engine = create_async_engine(uri, execution_options={"isolation_level": level})
-    yield engine
-    await engine.dispose()
-
-
-@asynccontextmanager
-async def _beside_another(uri: str, level: str) -> AsyncIterator[AsyncEngine]:
-    engine = create_async_engine(uri)
-    yield engine.execution_options(isolation_level=level)
-    await engine.dispose()
-
-
 # The ways in which an engine is given an isolation level.
-engines_at = {"argument": _by_argument, "execution option": _by_execution_option, "beside another": _beside_another}
+ENGINES_AT: dict[str, Callable[[str, Any], AsyncEngine]] = {
+    "argument": lambda uri, level: create_async_engine(uri, isolation_level=level),
+    "execution option": lambda uri, level: create_async_engine(uri, execution_options={"isolation_level": level}),
+    "beside another": lambda uri, level: create_async_engine(uri).execution_options(isolation_level=level),
+}
+
+
+@asynccontextmanager
+async def engine_at(way: str, uri: str, level: str) -> AsyncIterator[AsyncEngine]:
+    """An engine, closed at the end of the block."""
+    engine = ENGINES_AT[way](uri, level)
+    yield engine
+    await engine.dispose()
 
 
 @pytest.fixture

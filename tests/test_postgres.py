@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import QueuePool
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
-from tests.conftest import StartModel, client_without_connections, close_plain_memory, engines_at
+from tests.conftest import ENGINES_AT, StartModel, client_without_connections, close_plain_memory, engine_at
 from tests.conversation import assistant, record, sent_text, user
 from tests.openai_server import Message, serve
 from tests.test_facts_block import learner
@@ -192,11 +192,11 @@ async def test_one_connection_is_enough_for_twenty_sessions_at_once(
     assert server.refusals == []
 
 
-@pytest.mark.parametrize("way", engines_at)
+@pytest.mark.parametrize("way", ENGINES_AT)
 @pytest.mark.parametrize("level", ["AUTOCOMMIT", "REPEATABLE READ", "SERIALIZABLE"])
 async def test_the_isolation_of_an_engine_that_was_lent_does_no_harm(postgres_uri: str, way: str, level: str) -> None:
     """Without a transaction half of a change would stay, and in a snapshot from before its lock a writer would fail."""
-    async with engines_at[way](postgres_uri, level) as engine:
+    async with engine_at(way, postgres_uri, level) as engine:
         stores = [MemoryStore(async_engine=engine) for _ in range(3)]
         await stores[0].add_message("chat", user("first"))
         for i in range(5):

@@ -24,7 +24,7 @@ from sqlalchemy.pool import NullPool
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore, StoreError
 from llama_index_memory_ext.store import SCHEMA_VERSION
-from tests.conftest import close_plain_memory, engines_at
+from tests.conftest import ENGINES_AT, close_plain_memory, engine_at
 from tests.conversation import assistant, record, sent_text, user
 
 # What the first release has made, word for word; it kept no version.
@@ -272,10 +272,10 @@ async def test_each_table_name_and_each_schema_has_a_version_of_its_own(postgres
     await two.aclose()
 
 
-@pytest.mark.parametrize("way", engines_at)
+@pytest.mark.parametrize("way", ENGINES_AT)
 @pytest.mark.parametrize("level", ["AUTOCOMMIT", "SERIALIZABLE"])
 async def test_an_engine_with_an_isolation_level_of_its_own_is_upgraded(uri: str, way: str, level: str) -> None:
-    async with engines_at[way](uri, level) as engine:
+    async with engine_at(way, uri, level) as engine:
         await make_first_release(engine)
         store = MemoryStore(async_engine=engine)
         assert (await store.sessions())[0].messages == 24

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import MemoryStore, StoreError
 from llama_index_memory_ext.store import Seen
-from tests.conftest import engines_at
+from tests.conftest import ENGINES_AT, engine_at
 from tests.conversation import assistant, user
 
 
@@ -320,13 +320,13 @@ async def test_an_engine_that_was_lent_is_not_closed(database_uri: str) -> None:
     await engine.dispose()
 
 
-@pytest.mark.parametrize("way", engines_at)
+@pytest.mark.parametrize("way", ENGINES_AT)
 @pytest.mark.parametrize("level", ["AUTOCOMMIT", "READ UNCOMMITTED"])
 async def test_a_lent_engine_without_transactions_leaves_nothing_half_done(
     database_uri: str, way: str, level: str
 ) -> None:
     """Though the engine goes on as it was for its owner."""
-    async with engines_at[way](database_uri, level) as engine:
+    async with engine_at(way, database_uri, level) as engine:
         store = MemoryStore(async_engine=engine)
         await store.add_message("chat", user("one"))
         with pytest.raises(ZeroDivisionError):

@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llama_index_memory_ext.cli.plain import plain
+from llama_index_memory_ext.reasons import reason_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -60,9 +63,5 @@ def _name() -> str:
 
 
 def _tell(error: Exception, *, as_json: bool) -> None:
-    # Imported here: only now, and it takes LlamaIndex's time.
-    from llama_index_memory_ext.cli.plain import plain
-    from llama_index_memory_ext.reasons import reason_of
-
     reason = plain(reason_of(error))
     print(json.dumps({"error": reason}) if as_json else f"Error: {reason}", file=sys.stderr)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from llama_index_memory_ext.cli.options import DATABASE_VARIABLE
+from llama_index_memory_ext.errors import MemoryExtError
+from llama_index_memory_ext.reasons import TerminalError, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store import MemoryStore
 
 _FOLDER = "llama-index-memory"
-
 
 # What comes before the command is read before it.
 _tables: ContextVar[tuple[str, str | None]] = ContextVar("_tables")
@@ -42,13 +43,6 @@ class Place:
     def is_missing(self) -> bool:
         """Whether it is a file that does not exist."""
         return self.file is not None and not self.file.exists()
-
-    def store(self) -> MemoryStore:
-        """A store there; nothing is opened yet."""
-        # Imported here: it starts LlamaIndex.
-        from llama_index_memory_ext.store import MemoryStore
-
-        return MemoryStore(self.address, table_name=self.table, db_schema=self.schema)
 
 
 def use_tables(table: str, schema: str | None) -> None:
@@ -86,14 +80,12 @@ def _place_of_address(address: str) -> Place:
 @asynccontextmanager
 async def existing(place: Place) -> AsyncIterator[MemoryStore]:
     """A store on a database that is there already, for as long as the block lasts."""
-    from llama_index_memory_ext.reasons import TerminalError
-
     if place.is_missing:
         raise TerminalError(
             f"There is no database at {place.name}. Name another one with --db or {DATABASE_VARIABLE}; "
             "`chat`, `facts add` and `import` create one."
         )
-    async with _opened(place) as (store, version):
+    async with opened(place) as (store, version):
         if version is None:
             raise TerminalError(
                 f"The database at {place.name} holds no memory of this package in the table {place.table!r}; --table "
@@ -105,36 +97,32 @@ async def existing(place: Place) -> AsyncIterator[MemoryStore]:
 
 @asynccontextmanager
 async def existing_or_new(place: Place) -> AsyncIterator[MemoryStore]:
-    """A store on a database that may have to be created first."""
-    make_folder(place)
-    async with _opened(place) as (store, _):
+    """A store on a database that may have to be created first; of its folders only that of the default file is."""
+    if place.is_default and place.file is not None:
+        # For its owner alone.
+        place.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    async with opened(place) as (store, _):
         yield store
 
 
-def make_folder(place: Place) -> None:
-    """The folder of the default file, for its owner alone; any other folder must be there."""
-    if place.is_default and place.file is not None:
-        place.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
 @asynccontextmanager
-async def _opened(place: Place) -> AsyncIterator[tuple[MemoryStore, int | None]]:
-    store = place.store()
+async def opened(place: Place) -> AsyncIterator[tuple[MemoryStore, int | None]]:
+    """A store, and the schema version of its database: None if that holds no memory. Nothing is created.
+
+    Raises:
+        TerminalError: The database cannot be reached.
+    """
+    # Imported here: it starts LlamaIndex.
+    from llama_index_memory_ext.store import MemoryStore
+
+    store = MemoryStore(place.address, table_name=place.table, db_schema=place.schema)
     try:
-        yield store, await version_in(store, place)
+        yield store, await _version_in(store, place)
     finally:
         await store.aclose()
 
 
-async def version_in(store: MemoryStore, place: Place) -> int | None:
-    """The schema version of a database; None if it holds no memory. Nothing is created.
-
-    Raises:
-        TerminalError: It cannot be reached.
-    """
-    from llama_index_memory_ext.errors import MemoryExtError
-    from llama_index_memory_ext.reasons import TerminalError, reason_of
-
+async def _version_in(store: MemoryStore, place: Place) -> int | None:
     if place.is_missing:
         return None
     try:

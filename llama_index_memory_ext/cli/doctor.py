@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from llama_index_memory_ext.cli.database import Place, place_of, version_in
+from llama_index_memory_ext.cli.database import Place, opened, place_of
 from llama_index_memory_ext.cli.options import AsJson, Database
 from llama_index_memory_ext.cli.screen import console, show_json
 from llama_index_memory_ext.cli.versions import installed
+from llama_index_memory_ext.reasons import TerminalError, model_host, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,18 +61,12 @@ async def _database(place: Place) -> list[Check]:
     """Whether the database can be reached, what version its tables have, and whether rows can be written."""
     if place.file is not None and place.is_missing:
         return [_missing(place)]
-    # Imported here, as everything that starts LlamaIndex.
-    from llama_index_memory_ext.reasons import reason_of
-
-    store = place.store()
     try:
-        version = await version_in(store, place)
-        checks = [Check("database", "ok", place.name), _schema(version)]
-        return [*checks, await _writing(store)] if version is not None and checks[1].verdict == "ok" else checks
+        async with opened(place) as (store, version):
+            checks = [Check("database", "ok", place.name), _schema(version)]
+            return [*checks, await _writing(store)] if version is not None and checks[1].verdict == "ok" else checks
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what this command was asked for
         return [Check("database", "wrong", reason_of(error))]
-    finally:
-        await store.aclose()
 
 
 def _missing(place: Place) -> Check:
@@ -101,8 +96,6 @@ class _TakeBackError(Exception):
 
 
 async def _writing(store: MemoryStore) -> Check:
-    from llama_index_memory_ext.reasons import reason_of
-
     try:
         async with store.writing("doctor"):
             raise _TakeBackError  # noqa: TRY301 - the transaction has to be taken back
@@ -123,7 +116,6 @@ def _tokenizer(name: str) -> Check:
 
 
 def _model() -> Iterator[Check]:
-    from llama_index_memory_ext.reasons import TerminalError, model_host
     from llama_index_memory_ext.terminal_model import DEFAULT_MODEL, terminal_model
 
     if os.environ.get("OPENAI_API_KEY"):

@@ -10,7 +10,8 @@ import typer
 
 from llama_index_memory_ext.cli.database import Place, existing, place_of
 from llama_index_memory_ext.cli.options import AsJson, Database, Session, User, Yes, confirmed, one_of
-from llama_index_memory_ext.cli.screen import counted, say, show_json, waiting
+from llama_index_memory_ext.cli.screen import say, show_json, waiting
+from llama_index_memory_ext.reasons import TerminalError, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,8 +50,6 @@ def forget(
     place, name = place_of(db), user or str(session)
     doomed = asyncio.run(_look(place, user, session))
     if not (doomed.sessions or doomed.facts):
-        from llama_index_memory_ext.reasons import TerminalError
-
         raise TerminalError(f"Nothing is stored about {name!r}.")
     if not (json and yes):
         say(_summary(doomed, name), stderr=True)

@@ -15,6 +15,7 @@ from llama_index_memory_ext.cli.database import Place, existing, existing_or_new
 from llama_index_memory_ext.cli.options import AsJson, Database, Session, User, one_of
 from llama_index_memory_ext.cli.plain import plain
 from llama_index_memory_ext.cli.screen import say, show_json
+from llama_index_memory_ext.reasons import TerminalError, counted
 
 _STREAM = Path("-")
 
@@ -73,17 +74,16 @@ def import_(
         count = asyncio.run(_import_messages(place, content, session, user))
     else:
         count = asyncio.run(_import_facts(place, _decoded(file, content), str(user)))
-    kind = "messages" if session else "facts"
+    kind = "message" if session else "fact"
     if json:
-        show_json({kind: count})
+        show_json({f"{kind}s": count})
     else:
-        say(f"Imported {count} {kind[:-1] if count == 1 else kind} into {session or user}.")
+        say(f"Imported {counted(count, kind)} into {session or user}.")
 
 
 async def _messages(place: Place, session: str, layout: str) -> str:
     # Imported here, as everything that starts LlamaIndex.
     from llama_index_memory_ext.messages_json import messages_to_json
-    from llama_index_memory_ext.reasons import TerminalError
 
     async with existing(place) as store:
         messages = await store.get_messages(session, None)
@@ -115,8 +115,6 @@ async def _import_facts(place: Place, text: str, user: str) -> int:
 
 
 def _read(file: Path) -> bytes:
-    from llama_index_memory_ext.reasons import TerminalError
-
     try:
         return sys.stdin.buffer.read() if file == _STREAM else file.expanduser().read_bytes()
     except OSError as error:
@@ -124,8 +122,6 @@ def _read(file: Path) -> bytes:
 
 
 def _decoded(file: Path, content: bytes) -> str:
-    from llama_index_memory_ext.reasons import TerminalError
-
     try:
         # Some editors and shells put a mark in front, or write UTF-16.
         return content.decode(detect_encoding(content)).removeprefix("\ufeff")
@@ -134,8 +130,6 @@ def _decoded(file: Path, content: bytes) -> str:
 
 
 def _write(file: Path, text: str) -> None:
-    from llama_index_memory_ext.reasons import TerminalError
-
     try:
         file.expanduser().write_bytes(text.encode())
     except OSError as error:

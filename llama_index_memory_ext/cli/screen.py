@@ -67,12 +67,3 @@ def waiting(text: str) -> AbstractContextManager[Any]:
 def is_terminal() -> bool:
     """Whether somebody can be asked, and sees the answer."""
     return sys.stdin is not None and sys.stdin.isatty()
-
-
-def counted(number: int, noun: str) -> str:
-    """A number of things.
-
-    >>> counted(1, "fact"), counted(2, "fact")
-    ('1 fact', '2 facts')
-    """
-    return f"{number} {noun}{'' if number == 1 else 's'}"

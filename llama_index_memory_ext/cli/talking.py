@@ -13,10 +13,11 @@ import typer
 from typing_extensions import Self
 
 from llama_index_memory_ext.cli.beside import Beside
-from llama_index_memory_ext.cli.database import make_folder, place_of, version_in
+from llama_index_memory_ext.cli.database import existing_or_new, place_of
 from llama_index_memory_ext.cli.options import Database, Session, User
 from llama_index_memory_ext.cli.plain import one_line, plain
 from llama_index_memory_ext.cli.screen import is_terminal, say, waiting
+from llama_index_memory_ext.reasons import model_host, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +59,6 @@ def _begin(beside: Beside, place: Place, session: str, user: str | None, model_n
         # Imported here: it starts LlamaIndex.
         from llama_index_memory_ext.cli.conversation import opened
 
-        make_folder(place)
         beside.run(_check(place))
         conversation, messages = beside.run(opened(model_name, place, session_id=session, user_id=user))
     _show_start(conversation, place, user, messages)
@@ -67,16 +67,11 @@ def _begin(beside: Beside, place: Place, session: str, user: str | None, model_n
 
 async def _check(place: Place) -> None:
     """Tell at once, by an error, that the database cannot be used."""
-    store = place.store()
-    try:
-        await version_in(store, place)
-    finally:
-        await store.aclose()
+    async with existing_or_new(place):
+        pass
 
 
 def _show_start(conversation: Conversation, place: Place, user: str | None, messages: int) -> None:
-    from llama_index_memory_ext.reasons import model_host
-
     session = conversation.memory.session_id
     if conversation.is_offline:
         model = "a small offline one that answers by rules, because OPENAI_API_KEY is not set"
@@ -138,8 +133,6 @@ def _edit_lines() -> None:
 
 def _answer(beside: Beside, conversation: Conversation, question: str) -> bool:
     """Print the answer as it comes; whether there was one. The question is kept in any case."""
-    from llama_index_memory_ext.reasons import reason_of
-
     try:
         beside.run(_stream(conversation, question))
     except KeyboardInterrupt:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import delete, select
 
 from llama_index_memory_ext.errors import StoreError
-from llama_index_memory_ext.store.tables import FACTS, LOG, owned_by
+from llama_index_memory_ext.store.tables import FACTS, LOG, keys_of, owned_by
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -33,7 +33,7 @@ async def delete_person(
             f"{type(user_id).__name__} and a {type(session_ids).__name__}. Nothing was deleted."
         )
     async with store.reading() as connection:
-        sessions = {*session_ids, *await _sessions_of(connection, tables, user_id)}
+        sessions = {*session_ids, *(await connection.execute(keys_of(tables.cursors, user_id))).scalars()}
         # A session without a user has facts of its own, from before it was known whose it is.
         own = await _own_users(connection, tables, sorted(sessions))
     return await delete_sessions(store, tables, sorted(sessions), namespaces=sorted({user_id, *own}))
@@ -61,11 +61,6 @@ async def delete_sessions(
                 counts[kind] += await _delete(connection, table, table.c.namespace.in_(page))
             await _delete(connection, cursors, cursors.c.key.in_(page), cursors.c.reader == FACTS)
     return dict(counts)
-
-
-async def _sessions_of(connection: AsyncConnection, tables: Tables, user_id: str) -> set[str]:
-    query = select(tables.cursors.c.key).where(tables.cursors.c.reader.in_(owned_by(user_id)))
-    return set((await connection.execute(query)).scalars())
 
 
 async def _own_users(connection: AsyncConnection, tables: Tables, sessions: Sequence[str]) -> set[str]:

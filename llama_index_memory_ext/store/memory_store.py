@@ -186,25 +186,23 @@ class MemoryStore(ChatRowStore):
     @uninterrupted
     async def read_rows(self, key: str, ids: Sequence[int], *, with_active: bool = False) -> list[LogRow]:
         """These rows of the log, on request active ones too, oldest first; those not there any more are left out."""
-        statuses = [ARCHIVED, ACTIVE] if with_active else [ARCHIVED]
-        wanted = {"session": key, "ids": list(ids), "statuses": statuses}
+        wanted = {"session": key, "ids": list(ids), "statuses": _statuses(with_active=with_active)}
         async with self.reading() as connection:
             found = (await connection.execute(self._statements.rows, wanted)).all()
         return [LogRow(*row) for row in found]
 
     @uninterrupted
     async def read_unread(
-        self, key: str, reader: str, *, with_active: bool = False, after: int | None = None, limit: int
+        self, key: str, reader: str, *, with_active: bool = False, after: int | None = None, limit: int = LAST_ID
     ) -> Unread:
-        """The oldest ``limit`` rows that this reader has not left behind; on request the active ones too.
+        """The oldest ``limit`` rows that this reader has not left behind, or all; on request the active ones too.
 
         ``after`` is the id of a row behind which to begin, wherever the reader's cursor stands.
         """
-        statuses = [ARCHIVED, ACTIVE] if with_active else [ARCHIVED]
         async with self.reading() as connection:
             cursor = (await connection.execute(self._statements.cursor, {"session": key, "by": reader})).one()
             last_id = cursor.position if after is None else after
-            page = {"session": key, "last_id": last_id, "statuses": statuses, "most": limit}
+            page = {"session": key, "last_id": last_id, "statuses": _statuses(with_active=with_active), "most": limit}
             found = (await connection.execute(self._statements.unread, page)).all()
         return Unread(cursor.position, cursor.epoch, [LogRow(*row) for row in found])
 
@@ -345,3 +343,7 @@ class MemoryStore(ChatRowStore):
             # A log that only the plain host has written had no epoch before it was locked just now.
             return (await connection.execute(self._statements.any, {"session": key})).first() is not None
         return seen == now
+
+
+def _statuses(*, with_active: bool) -> list[str]:
+    return [ARCHIVED, ACTIVE] if with_active else [ARCHIVED]

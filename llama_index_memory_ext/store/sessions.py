@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import func, or_, select
 
-from llama_index_memory_ext.store.tables import names_owner, owned_by, owner_in
+from llama_index_memory_ext.store.tables import keys_of, names_owner, owner_in
 from llama_index_memory_ext.timestamps import written_at
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ async def read_sessions(
     sessions = select(rows.c.key, func.count(), first, last).group_by(rows.c.key).order_by(last.desc(), rows.c.key)
     owners = select(cursors.c.key, cursors.c.reader).where(names_owner(cursors.c.reader))
     if user_id is not None or session_ids:
-        theirs = select(cursors.c.key).where(cursors.c.reader.in_(() if user_id is None else owned_by(user_id)))
-        sessions = sessions.where(or_(rows.c.key.in_(theirs), rows.c.key.in_(session_ids)))
-        owners = owners.where(or_(cursors.c.key.in_(theirs), cursors.c.key.in_(session_ids)))
+        chosen = [session_ids] if user_id is None else [session_ids, keys_of(cursors, user_id)]
+        sessions = sessions.where(or_(*(rows.c.key.in_(keys) for keys in chosen)))
+        owners = owners.where(or_(*(cursors.c.key.in_(keys) for keys in chosen)))
     users: dict[str, set[str]] = {}
     for key, reader in await connection.execute(owners):
         owner = owner_in(reader)

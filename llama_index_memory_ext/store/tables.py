@@ -49,6 +49,11 @@ def owned_by(user_id: str) -> tuple[str, str]:
     return owner(user_id), f"{_FACTS_READER}{user_id}"
 
 
+def keys_of(cursors: Table, user_id: str) -> Any:
+    """The query for the sessions that belong to this user."""
+    return select(cursors.c.key).where(cursors.c.reader.in_(owned_by(user_id)))
+
+
 def owner_in(reader: str) -> str | None:
     """The user whom the name of a reader tells; None if it tells none."""
     for prefix in (_OWNER, _FACTS_READER):
