@@ -19,7 +19,7 @@ from time import perf_counter
 
 from benchmarks.command import shown
 from benchmarks.report import Measure, Promise, publish
-from llama_index_memory_ext.facts import Fact
+from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.ranking import TfidfRanker, document_of, rank
 
 CALLS, RANKED = 100, 1_000

@@ -43,7 +43,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from benchmarks.command import named_path, shown
 from benchmarks.report import Measure, Promise, Series, publish
 from llama_index_memory_ext.embedding_ranker import EmbeddingRanker
-from llama_index_memory_ext.facts import Fact
+from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.ranking import CONTEXT_SHARE, Document, FactRanker, TfidfRanker, document_of, rank
 
 DEFAULT_FOLDER = Path("../shared/recall")

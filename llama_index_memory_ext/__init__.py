@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         StoreError,
         TurnError,
     )
-    from llama_index_memory_ext.facts import Fact
+    from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.facts_block import RelevantFactsBlock
     from llama_index_memory_ext.messages_json import messages_from_json, messages_to_json
     from llama_index_memory_ext.preset import CondensedMemory
@@ -68,7 +68,7 @@ _MODULE_OF = {
     "Backfilled": "backfill",
     "CondensedMemory": "preset",
     "CondensedMemoryBlock": "condensed_block",
-    "Fact": "facts",
+    "Fact": "fact",
     "FactError": "errors",
     "FactRanker": "ranking",
     "FactReplyError": "errors",

@@ -12,7 +12,7 @@ from llama_index_memory_ext.rendering import line_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from llama_index_memory_ext.facts import Fact
+    from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.tokens import TokenCounter
 
 _HEAD = ("fact", "similarity", "confidence", "score", "matched", "tokens", "shown")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from llama_index.core.llms import LLM
 
-    from llama_index_memory_ext.facts import Fact
+    from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.transcript import Line
 
 _INSTRUCTIONS = """\

@@ -10,7 +10,7 @@ from llama_index.core.async_utils import asyncio_run
 from pydantic import ValidationError
 
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.facts import Fact, retire
+from llama_index_memory_ext.fact import Fact, retire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -65,7 +65,7 @@ class FactBook:
     async def aexport(self) -> str:
         """All facts, retired ones too, as JSON Lines; the first line names the schema version."""
         facts = (await self._store.facts.read(self.namespace)).facts
-        head = json.dumps({"schema": "llama_index_memory_ext.facts", "version": SCHEMA_VERSION})
+        head = json.dumps({"schema": "llama_index_memory_ext.fact", "version": SCHEMA_VERSION})
         return "".join(f"{line}\n" for line in [head, *(fact.model_dump_json() for fact in facts)])
 
     async def aimport(self, lines: str) -> int:

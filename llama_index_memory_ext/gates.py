@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from llama_index_memory_ext.evidence import Evidence, comparable, find_quote, telling_words
-from llama_index_memory_ext.facts import DEFAULT_MIN_CONFIDENCE, Fact, normalised
+from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE, Fact, normalised
 from llama_index_memory_ext.offences import offence
 
 if TYPE_CHECKING:

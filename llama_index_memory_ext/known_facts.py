@@ -32,7 +32,7 @@ from llama_index_memory_ext.store.fact_table import NOTHING_READ, FactChanges
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from llama_index_memory_ext.facts import Fact
+    from llama_index_memory_ext.fact import Fact
 
 
 @dataclass

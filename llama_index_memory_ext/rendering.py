@@ -9,7 +9,7 @@ from llama_index_memory_ext.transcript import escape_tags
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from llama_index_memory_ext.facts import Fact
+    from llama_index_memory_ext.fact import Fact
 
 # A line of nothing but its tags: where its tokens do not fit, no fact does.
 EMPTY_LINE = '<fact date="2026-11-20"></fact>\n'

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from llama_index_memory_ext.errors import FactReplyError
-from llama_index_memory_ext.facts import Category
+from llama_index_memory_ext.fact import Category
 from llama_index_memory_ext.transcript import unescape_tags
 
 PROMPT_TAGS = ("transcript", "known_facts")

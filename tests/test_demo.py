@@ -16,7 +16,7 @@ from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.cli import main
 from llama_index_memory_ext.demo import add, divide, multiply, subtract
 from llama_index_memory_ext.extraction import ask_for_facts, extraction_prompt
-from llama_index_memory_ext.facts import Fact
+from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.gates import Gated, gate
 from llama_index_memory_ext.offline_model import OfflineModel
 from llama_index_memory_ext.offline_prompt import Reply

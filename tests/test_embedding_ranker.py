@@ -21,7 +21,7 @@ from sqlalchemy import text
 
 from llama_index_memory_ext.embedding_calls import EmbeddingCalls, model_key
 from llama_index_memory_ext.embedding_ranker import EmbeddingRanker
-from llama_index_memory_ext.facts import Fact
+from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts_block import RelevantFactsBlock
 from llama_index_memory_ext.ranking import Document, TfidfRanker, document_of, rank
 from llama_index_memory_ext.store import MemoryStore

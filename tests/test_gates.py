@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_index_memory_ext.facts import Fact, raised
+from llama_index_memory_ext.fact import Fact, raised
 from llama_index_memory_ext.gates import Gated, gate
 from llama_index_memory_ext.replies import ExtractionReply
 from llama_index_memory_ext.transcript import Line

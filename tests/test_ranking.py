@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from sklearn.feature_extraction.text import TfidfVectorizer  # type: ignore[import-untyped]
 
 from llama_index_memory_ext import TokenCounter
-from llama_index_memory_ext.facts import Fact
+from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.ranking import (
     Document,
     FactRanker,

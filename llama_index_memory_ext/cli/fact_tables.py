@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from llama_index_memory_ext.explanation import ExplainedFact, Explanation
-    from llama_index_memory_ext.facts import Fact
+    from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.ranking import RankedFact
 
 _MATCHED = 5

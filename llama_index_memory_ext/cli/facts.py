@@ -16,8 +16,8 @@ from llama_index_memory_ext.reasons import counted
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.fact_book import FactBook
-    from llama_index_memory_ext.facts import Fact
     from llama_index_memory_ext.facts_block import RelevantFactsBlock
 
 app = typer.Typer(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatMessage
 
     from llama_index_memory_ext.cli.leftovers import Leftovers
-    from llama_index_memory_ext.facts import Fact
+    from llama_index_memory_ext.fact import Fact
 
 
 @dataclass(frozen=True)

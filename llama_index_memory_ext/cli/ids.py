@@ -10,7 +10,7 @@ from llama_index_memory_ext.reasons import TerminalError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from llama_index_memory_ext.facts import Fact
+    from llama_index_memory_ext.fact import Fact
 
 _SHORTEST = 8
 _NAMED = 5

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.cli.beside import Beside
     from llama_index_memory_ext.cli.conversation import Conversation
-    from llama_index_memory_ext.facts import Fact
+    from llama_index_memory_ext.fact import Fact
 
 _HELP = (
     ("/facts", "what is known about you"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import JSON, BigInteger, Column, Index, MetaData, String, Table, bindparam, delete, func, select
 
-from llama_index_memory_ext.facts import Fact, normalised, retire
+from llama_index_memory_ext.fact import Fact, normalised, retire
 from llama_index_memory_ext.locks import uninterrupted
 from llama_index_memory_ext.store.tables import FACTS, upsert_into
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from llama_index_memory_ext.facts import Fact, normalised
+from llama_index_memory_ext.fact import Fact, normalised
 
 
 def test_a_fact_needs_nothing_but_its_content() -> None:
