@@ -44,7 +44,8 @@ from benchmarks.command import named_path, shown
 from benchmarks.report import Measure, Promise, Series, publish
 from llama_index_memory_ext.embedding_ranker import EmbeddingRanker
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.ranking import CONTEXT_SHARE, Document, FactRanker, TfidfRanker, document_of, rank
+from llama_index_memory_ext.ranking import document_of, rank
+from llama_index_memory_ext.tfidf import CONTEXT_SHARE, Document, FactRanker, TfidfRanker
 
 DEFAULT_FOLDER = Path("../shared/recall")
 POOLS = {"observations": "extracted facts", "turns": "messages as they were said"}

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.facts_block import RelevantFactsBlock
     from llama_index_memory_ext.messages_json import messages_from_json, messages_to_json
     from llama_index_memory_ext.preset import CondensedMemory
-    from llama_index_memory_ext.ranking import FactRanker, TfidfRanker, format_facts
+    from llama_index_memory_ext.ranking import format_facts
     from llama_index_memory_ext.retriever import MemoryRetriever
     from llama_index_memory_ext.store import MemoryStore
+    from llama_index_memory_ext.tfidf import FactRanker, TfidfRanker
     from llama_index_memory_ext.tokens import TokenCounter
     from llama_index_memory_ext.tool_spec import MemoryToolSpec
     from llama_index_memory_ext.transcript import extract_conversation_context
@@ -70,7 +71,7 @@ _MODULE_OF = {
     "CondensedMemoryBlock": "condensed_block",
     "Fact": "fact",
     "FactError": "errors",
-    "FactRanker": "ranking",
+    "FactRanker": "tfidf",
     "FactReplyError": "errors",
     "LayoutError": "errors",
     "LimitError": "errors",
@@ -83,7 +84,7 @@ _MODULE_OF = {
     "RoleError": "errors",
     "SplitterError": "errors",
     "StoreError": "errors",
-    "TfidfRanker": "ranking",
+    "TfidfRanker": "tfidf",
     "TokenCounter": "tokens",
     "TurnError": "errors",
     "extract_conversation_context": "transcript",

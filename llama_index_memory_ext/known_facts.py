@@ -18,9 +18,7 @@ from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, LogBlock, Remem
 from llama_index_memory_ext.ranking import (
     CONFIDENCE_WEIGHT,
     SIMILARITY_WEIGHT,
-    FactRanker,
     RankedFact,
-    TfidfRanker,
     best_first,
     document_of,
     rank,
@@ -28,6 +26,7 @@ from llama_index_memory_ext.ranking import (
     similarities_of,
 )
 from llama_index_memory_ext.store.fact_table import NOTHING_READ, FactChanges
+from llama_index_memory_ext.tfidf import FactRanker, TfidfRanker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.jobs import Jobs
 from llama_index_memory_ext.log_block import Remembered
-from llama_index_memory_ext.ranking import default_vectorizer
 from llama_index_memory_ext.recall import RecallIndex
 from llama_index_memory_ext.record import EARLIER_CLOSING, EARLIER_OPENING, earlier_element
+from llama_index_memory_ext.tfidf import default_vectorizer
 from llama_index_memory_ext.transcript import question_in
 
 if TYPE_CHECKING:

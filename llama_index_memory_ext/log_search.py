@@ -12,8 +12,8 @@ from llama_index.core.base.llms.types import MessageRole
 from llama_index_memory_ext.locks import lock_for
 from llama_index_memory_ext.log_block import Remembered
 from llama_index_memory_ext.log_recall import follow_log
-from llama_index_memory_ext.ranking import default_vectorizer
 from llama_index_memory_ext.recall import RecallIndex, shown_day
+from llama_index_memory_ext.tfidf import default_vectorizer
 from llama_index_memory_ext.transcript import ASSISTANT_ROLES, calls_of
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_ext.budget import fit_tokens
 from llama_index_memory_ext.excerpts import excerpt
-from llama_index_memory_ext.ranking import CONTEXT_SHARE, Document, TfidfRanker, nearness, terms_of
 from llama_index_memory_ext.record import clip_entries
+from llama_index_memory_ext.tfidf import CONTEXT_SHARE, Document, TfidfRanker, nearness, terms_of
 from llama_index_memory_ext.transcript import INSTRUCTION_ROLES, Entry, body_of, calls_of, entry_of, spoken
 from llama_index_memory_ext.words import date_words
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.excerpts import excerpt
-from llama_index_memory_ext.ranking import terms_of
+from llama_index_memory_ext.tfidf import terms_of
 from llama_index_memory_ext.tokens import as_counter
 
 COUNTER = TokenCounter()
