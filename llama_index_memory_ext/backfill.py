@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from llama_index_memory_ext.background.jobs import log_failure
+from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.errors import StoreError
-from llama_index_memory_ext.jobs import log_failure
-from llama_index_memory_ext.locks import lock_for
 from llama_index_memory_ext.progress import progress
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.bridge.pydantic import PrivateAttr
 
+from llama_index_memory_ext.background.jobs import Jobs
 from llama_index_memory_ext.condensed_settings import CondensedSettings
 from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.events import HistoryCondensedEvent, SummaryFailedEvent, is_heard, send
-from llama_index_memory_ext.jobs import Jobs
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, Remembered
 from llama_index_memory_ext.log_recall import LogRecall
 from llama_index_memory_ext.log_search import LONGEST_MESSAGE_TOKENS, FoundMessage, LogSearch

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 
-from llama_index_memory_ext.locks import lock_for
+from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.vectors import unit
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import asyncio
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
+from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.embedded_texts import EmbeddedTexts, to_keep
 from llama_index_memory_ext.embedding_calls import LONGEST_CALL_SECONDS, EmbeddingCalls
-from llama_index_memory_ext.locks import lock_for
 from llama_index_memory_ext.tfidf import Document, FactRanker, TfidfRanker
 from llama_index_memory_ext.words import words_of
 

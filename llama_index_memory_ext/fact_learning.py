@@ -14,11 +14,11 @@ from uuid import uuid4
 
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 
+from llama_index_memory_ext.background.jobs import Jobs
 from llama_index_memory_ext.batches import batch_end, said_at
 from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.events import ExtractionFailedEvent, FactsExtractedEvent, is_heard, send
 from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE, Fact, raised, retire
-from llama_index_memory_ext.jobs import Jobs
 from llama_index_memory_ext.known_facts import Known, KnownFacts
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, Remembered
 from llama_index_memory_ext.store import Seen, owner

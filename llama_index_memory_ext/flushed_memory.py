@@ -16,8 +16,8 @@ from llama_index.core.prompts import RichPromptTemplate  # noqa: TC002 - pydanti
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 from typing_extensions import Self
 
-from llama_index_memory_ext.jobs import log_failure
-from llama_index_memory_ext.locks import SharedLock, lock_for
+from llama_index_memory_ext.background.jobs import log_failure
+from llama_index_memory_ext.background.locks import SharedLock, lock_for
 from llama_index_memory_ext.log_block import LogBlock
 from llama_index_memory_ext.memory_template import MEMORY_CLOSING, MEMORY_OPENING, MemoryBlocksTemplate
 from llama_index_memory_ext.store import MemoryStore

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from llama_index.core.base.llms.types import ChatMessage
 
-    from llama_index_memory_ext.jobs import Failure, Jobs
+    from llama_index_memory_ext.background.jobs import Failure, Jobs
 
 K = TypeVar("K")
 V = TypeVar("V")

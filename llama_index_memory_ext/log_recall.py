@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from llama_index_memory_ext.jobs import Jobs
+from llama_index_memory_ext.background.jobs import Jobs
 from llama_index_memory_ext.log_block import Remembered
 from llama_index_memory_ext.recall import RecallIndex
 from llama_index_memory_ext.record import EARLIER_CLOSING, EARLIER_OPENING, earlier_element

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import MessageRole
 
-from llama_index_memory_ext.locks import lock_for
+from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.log_block import Remembered
 from llama_index_memory_ext.log_recall import follow_log
 from llama_index_memory_ext.recall import RecallIndex, shown_day

@@ -13,7 +13,7 @@ import pytest
 from llama_index.core.agent.workflow import FunctionAgent
 
 from llama_index_memory_ext import CondensedMemory, StoreError, TurnError
-from llama_index_memory_ext.locks import SharedLock, lock_for
+from llama_index_memory_ext.background.locks import SharedLock, lock_for
 from llama_index_memory_ext.store import connected_store
 from tests.conftest import OpenMemory, StartModel
 from tests.conversation import assistant, record, sent_text, user

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from sqlalchemy import event
 
 from llama_index_memory_ext import CondensedMemory
-from llama_index_memory_ext.jobs import Failure
+from llama_index_memory_ext.background.jobs import Failure
 from llama_index_memory_ext.stats import MemoryStats
 from tests.conftest import OpenMemory, StartModel
 from tests.conversation import assistant, calling, record, result, user

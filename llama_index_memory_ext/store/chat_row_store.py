@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 from sqlalchemy import Table, delete, func, select, update
 
-from llama_index_memory_ext.locks import uninterrupted
+from llama_index_memory_ext.background.locks import uninterrupted
 from llama_index_memory_ext.store.connected_store import ConnectedStore
 from llama_index_memory_ext.store.log_rows import message_of, new_row
 from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LOG, is_reader

@@ -14,9 +14,9 @@ from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI, 
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 
+from llama_index_memory_ext.background.job_board import JobBoard
+from llama_index_memory_ext.background.locks import lock_for, uninterrupted
 from llama_index_memory_ext.errors import StoreError
-from llama_index_memory_ext.job_board import JobBoard
-from llama_index_memory_ext.locks import lock_for, uninterrupted
 from llama_index_memory_ext.store.connections import Connections
 from llama_index_memory_ext.store.engine import (
     BUSY_SECONDS,

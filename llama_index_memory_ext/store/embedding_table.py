@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Column, LargeBinary, MetaData, String, Table, bindparam, delete, select
 
-from llama_index_memory_ext.locks import uninterrupted
+from llama_index_memory_ext.background.locks import uninterrupted
 from llama_index_memory_ext.store.tables import FACTS, upsert_into
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import JSON, BigInteger, Column, Index, MetaData, String, Table, bindparam, delete, func, select
 
+from llama_index_memory_ext.background.locks import uninterrupted
 from llama_index_memory_ext.fact import Fact, normalised, retire
-from llama_index_memory_ext.locks import uninterrupted
 from llama_index_memory_ext.store.tables import FACTS, upsert_into
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Table, bindparam, func, select
 
-from llama_index_memory_ext.locks import uninterrupted
+from llama_index_memory_ext.background.locks import uninterrupted
 from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
+from llama_index_memory_ext.background.locks import uninterrupted
 from llama_index_memory_ext.errors import StoreError
-from llama_index_memory_ext.locks import uninterrupted
 from llama_index_memory_ext.store.chat_row_store import LAST_ID, ChatRowStore
 from llama_index_memory_ext.store.connected_store import ConnectedStore
 from llama_index_memory_ext.store.embedding_table import EmbeddingTable

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
+from llama_index_memory_ext.background.job_board import JobBoard
+from llama_index_memory_ext.background.jobs import LONGEST_PAUSE_SECONDS, Failure, Jobs
 from llama_index_memory_ext.events import SummaryFailedEvent
-from llama_index_memory_ext.job_board import JobBoard
-from llama_index_memory_ext.jobs import LONGEST_PAUSE_SECONDS, Failure, Jobs
 from tests.conftest import StartModel
 from tests.conversation import assistant, user
 from tests.openai_server import Message, say

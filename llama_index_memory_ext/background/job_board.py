@@ -9,7 +9,7 @@ from weakref import WeakSet, WeakValueDictionary
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from llama_index_memory_ext.jobs import Jobs
+    from llama_index_memory_ext.background.jobs import Jobs
 
 
 class Stoppable(Protocol):

@@ -1,0 +1,1 @@
+"""Work in the background, and locks that tasks, threads and event loops share."""
