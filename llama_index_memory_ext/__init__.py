@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.ranking import format_facts
     from llama_index_memory_ext.retriever import MemoryRetriever
     from llama_index_memory_ext.store import MemoryStore
+    from llama_index_memory_ext.text.messages import extract_conversation_context
+    from llama_index_memory_ext.text.tokens import TokenCounter
+    from llama_index_memory_ext.text.trim import trim
     from llama_index_memory_ext.tfidf import FactRanker, TfidfRanker
-    from llama_index_memory_ext.tokens import TokenCounter
     from llama_index_memory_ext.tool_spec import MemoryToolSpec
-    from llama_index_memory_ext.transcript import extract_conversation_context
-    from llama_index_memory_ext.trimming import trim
 
 __all__ = [
     "Backfilled",
@@ -85,13 +85,13 @@ _MODULE_OF = {
     "SplitterError": "errors",
     "StoreError": "errors",
     "TfidfRanker": "tfidf",
-    "TokenCounter": "tokens",
+    "TokenCounter": "text.tokens",
     "TurnError": "errors",
-    "extract_conversation_context": "transcript",
+    "extract_conversation_context": "text.messages",
     "format_facts": "ranking",
     "messages_from_json": "messages_json",
     "messages_to_json": "messages_json",
-    "trim": "trimming",
+    "trim": "text.trim",
 }
 
 if not TYPE_CHECKING:  # A type checker would take any name for granted otherwise.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from llama_index_memory_ext.background.jobs import log_failure
 from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.errors import StoreError
-from llama_index_memory_ext.progress import progress
+from llama_index_memory_ext.text.progress import progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

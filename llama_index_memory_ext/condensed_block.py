@@ -18,7 +18,7 @@ from llama_index_memory_ext.log_recall import LogRecall
 from llama_index_memory_ext.log_search import LONGEST_MESSAGE_TOKENS, FoundMessage, LogSearch
 from llama_index_memory_ext.record import entry_from, summary_element, truncated
 from llama_index_memory_ext.store import Seen
-from llama_index_memory_ext.transcript import INSTRUCTION_ROLES, Entry, clip_entry, entry_of
+from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, Entry, clip_entry, entry_of
 from llama_index_memory_ext.verbatim import Kept, VerbatimLimits
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from llama_index.core.bridge.pydantic import Field, ValidationInfo, field_validator
 
 from llama_index_memory_ext.errors import LimitError
-from llama_index_memory_ext.limits import check_keep_messages, check_room_for_system, roles_of
 from llama_index_memory_ext.log_block import LogBlock
-from llama_index_memory_ext.pieces import checked_splitter
+from llama_index_memory_ext.text.limits import check_keep_messages, check_room_for_system, roles_of
+from llama_index_memory_ext.text.pieces import checked_splitter
 from llama_index_memory_ext.verbatim import VerbatimLimits
 
 if TYPE_CHECKING:
-    from llama_index_memory_ext.transcript import Entry
+    from llama_index_memory_ext.text.messages import Entry
 
 _MOST_SUMMARY_TOKENS = 1_000
 # The tags of the record and of two messages, and a few words: with less beside a summary, nothing would be shown.

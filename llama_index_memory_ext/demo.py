@@ -24,7 +24,7 @@ from llama_index_memory_ext.offline_model import OfflineModel, as_dicts
 from llama_index_memory_ext.preset import CondensedMemory
 from llama_index_memory_ext.reasons import TerminalError, counted, model_host, reason_of
 from llama_index_memory_ext.terminal_model import terminal_model
-from llama_index_memory_ext.tokens import TokenCounter
+from llama_index_memory_ext.text.tokens import TokenCounter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

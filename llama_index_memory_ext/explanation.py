@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from llama_index_memory_ext.fact import Fact
-    from llama_index_memory_ext.tokens import TokenCounter
+    from llama_index_memory_ext.text.tokens import TokenCounter
 
 _HEAD = ("fact", "similarity", "confidence", "score", "matched", "tokens", "shown")
 _CONTENT_WIDTH = 48

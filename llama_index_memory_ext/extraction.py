@@ -10,7 +10,7 @@ from llama_index.core.tools import FunctionTool
 from llama_index.core.types import PydanticProgramMode
 
 from llama_index_memory_ext.replies import PROMPT_TAGS, ExtractionReply, joined, parse_reply
-from llama_index_memory_ext.transcript import calls_of, escape_tags
+from llama_index_memory_ext.text.messages import calls_of, escape_tags
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from llama_index.core.llms import LLM
 
     from llama_index_memory_ext.fact import Fact
-    from llama_index_memory_ext.transcript import Line
+    from llama_index_memory_ext.text.messages import Line
 
 _INSTRUCTIONS = """\
 You keep notes about one user, so that an assistant knows them in later conversations. You are given a part of a \

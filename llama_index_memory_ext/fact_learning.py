@@ -22,7 +22,7 @@ from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE, Fact, raised, re
 from llama_index_memory_ext.known_facts import Known, KnownFacts
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, Remembered
 from llama_index_memory_ext.store import Seen, owner
-from llama_index_memory_ext.transcript import Line, spoken
+from llama_index_memory_ext.text.messages import Line, spoken
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -15,7 +15,7 @@ from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, Remembered
 from llama_index_memory_ext.ranking import fitted
 from llama_index_memory_ext.rendering import split_lines
 from llama_index_memory_ext.store import Seen
-from llama_index_memory_ext.transcript import question_in, spoken, turns_in
+from llama_index_memory_ext.text.messages import question_in, spoken, turns_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

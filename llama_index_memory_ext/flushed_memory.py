@@ -21,9 +21,9 @@ from llama_index_memory_ext.background.locks import SharedLock, lock_for
 from llama_index_memory_ext.log_block import LogBlock
 from llama_index_memory_ext.memory_template import MEMORY_CLOSING, MEMORY_OPENING, MemoryBlocksTemplate
 from llama_index_memory_ext.store import MemoryStore
-from llama_index_memory_ext.tokens import TokenCounter, as_counter
-from llama_index_memory_ext.transcript import body_of, checked_messages, escape_tags, message_tokens
-from llama_index_memory_ext.window import plan_flush
+from llama_index_memory_ext.text.cutting import plan_flush
+from llama_index_memory_ext.text.messages import body_of, checked_messages, escape_tags, message_tokens
+from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from datetime import date, datetime
 
     from llama_index_memory_ext.replies import ExtractionReply, NewFact, Retirement
-    from llama_index_memory_ext.transcript import Line
+    from llama_index_memory_ext.text.messages import Line
 
 LONGEST_FACT = 500
 LONGEST_QUOTE = 2_000

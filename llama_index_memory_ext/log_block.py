@@ -12,7 +12,7 @@ from llama_index.core.memory import BaseMemoryBlock
 from llama_index.core.settings import Settings
 
 from llama_index_memory_ext.store import MemoryStore
-from llama_index_memory_ext.tokens import TokenCounter, as_counter
+from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

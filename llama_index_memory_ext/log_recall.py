@@ -12,8 +12,8 @@ from llama_index_memory_ext.background.jobs import Jobs
 from llama_index_memory_ext.log_block import Remembered
 from llama_index_memory_ext.recall import RecallIndex
 from llama_index_memory_ext.record import EARLIER_CLOSING, EARLIER_OPENING, earlier_element
+from llama_index_memory_ext.text.messages import question_in
 from llama_index_memory_ext.tfidf import default_vectorizer
-from llama_index_memory_ext.transcript import question_in
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatMessage
 
     from llama_index_memory_ext.store import MemoryStore, Seen
-    from llama_index_memory_ext.tokens import TokenCounter
+    from llama_index_memory_ext.text.tokens import TokenCounter
 
 _INDEXED_ROWS = 500
 # How long a question waits for messages to be indexed, which takes longer than this only after a restart.

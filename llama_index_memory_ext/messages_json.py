@@ -12,8 +12,8 @@ from pydantic import BaseModel, ValidationError
 
 from llama_index_memory_ext.errors import LayoutError, MessageError
 from llama_index_memory_ext.openai_messages import described, from_openai, to_openai
-from llama_index_memory_ext.progress import progress
-from llama_index_memory_ext.transcript import checked_messages, cleaned, storable
+from llama_index_memory_ext.text.messages import checked_messages, cleaned, storable
+from llama_index_memory_ext.text.progress import progress
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

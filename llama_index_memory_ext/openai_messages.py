@@ -18,12 +18,12 @@ from llama_index.core.base.llms.types import (
 )
 
 from llama_index_memory_ext.errors import MessageError
-from llama_index_memory_ext.transcript import ASSISTANT_ROLES, body_of, calls_of
+from llama_index_memory_ext.text.messages import ASSISTANT_ROLES, body_of, calls_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from llama_index_memory_ext.transcript import ToolCall
+    from llama_index_memory_ext.text.messages import ToolCall
 
 # The host's own converters are not used: from_openai_message_dict takes no call for a call, and raises KeyError for an
 # image without a "detail"; to_openai_message_dict loses names, and downloads documents that have an address.

@@ -18,7 +18,7 @@ from llama_index_memory_ext.facts_block import RelevantFactsBlock
 from llama_index_memory_ext.flushed_memory import DEFAULT_TOKEN_LIMIT, FLUSH_EVERY_TURN, FlushedMemory
 from llama_index_memory_ext.memory_template import MemoryBlocksTemplate
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
-from llama_index_memory_ext.tokens import TokenCounter, as_counter
+from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.backfill import Backfilled
     from llama_index_memory_ext.fact_book import FactBook
     from llama_index_memory_ext.messages_json import Layout
-    from llama_index_memory_ext.pieces import Splitter
     from llama_index_memory_ext.stats import MemoryStats
+    from llama_index_memory_ext.text.pieces import Splitter
 
 
 DEFAULT_CONDENSED_TOKEN_LIMIT = 50_000

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from llama_index.core.base.llms.types import MessageRole
 
-from llama_index_memory_ext.budget import fit_tokens
-from llama_index_memory_ext.excerpts import excerpt
 from llama_index_memory_ext.record import clip_entries
+from llama_index_memory_ext.text.budget import fit_tokens
+from llama_index_memory_ext.text.excerpts import excerpt
+from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, Entry, body_of, calls_of, entry_of, spoken
 from llama_index_memory_ext.tfidf import CONTEXT_SHARE, Document, TfidfRanker, nearness, terms_of
-from llama_index_memory_ext.transcript import INSTRUCTION_ROLES, Entry, body_of, calls_of, entry_of, spoken
 from llama_index_memory_ext.words import date_words
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llama_index_memory_ext.store import LogRow
-    from llama_index_memory_ext.tokens import TokenCounter
+    from llama_index_memory_ext.text.tokens import TokenCounter
 
 # By how many turns before the question a message is found, too, and what each of them weighs beside it: half of what
 # it does for facts, because they mostly stand in the record themselves.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.transcript import Entry, clip_entry, escape_tags
-from llama_index_memory_ext.window import share_out
+from llama_index_memory_ext.text.cutting import share_out
+from llama_index_memory_ext.text.messages import Entry, clip_entry, escape_tags
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from llama_index_memory_ext.tokens import TokenCounter
+    from llama_index_memory_ext.text.tokens import TokenCounter
 
 _SUMMARY_OPENING, _SUMMARY_CLOSING = "<conversation_summary>", "</conversation_summary>\n"
 EARLIER_OPENING = '<earlier_messages note="said before the messages above; found for the question">\n'

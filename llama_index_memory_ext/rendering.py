@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.transcript import escape_tags
+from llama_index_memory_ext.text.messages import escape_tags
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

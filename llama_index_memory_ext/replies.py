@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.fact import Category
-from llama_index_memory_ext.transcript import unescape_tags
+from llama_index_memory_ext.text.messages import unescape_tags
 
 PROMPT_TAGS = ("transcript", "known_facts")
 

@@ -9,13 +9,13 @@ from llama_index.core.async_utils import asyncio_run
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
 
-from llama_index_memory_ext.budget import fit_tokens
 from llama_index_memory_ext.errors import LimitError
 from llama_index_memory_ext.log_search import LONGEST_MESSAGE_TOKENS
 from llama_index_memory_ext.preset import CondensedMemory
 from llama_index_memory_ext.ranking import shares_of
 from llama_index_memory_ext.store import telling_failures
-from llama_index_memory_ext.transcript import escape_tags
+from llama_index_memory_ext.text.budget import fit_tokens
+from llama_index_memory_ext.text.messages import escape_tags
 
 if TYPE_CHECKING:
     from llama_index.core.callbacks import CallbackManager

@@ -9,7 +9,7 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index_memory_ext.errors import SummaryReplyError
 from llama_index_memory_ext.record import clip_entries
 from llama_index_memory_ext.summary_replies import PROMPT_TAGS, checked_summary, was_refused
-from llama_index_memory_ext.transcript import clip_entry, entry_of, escape_tags
+from llama_index_memory_ext.text.messages import clip_entry, entry_of, escape_tags
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from llama_index.core.llms import LLM
 
     from llama_index_memory_ext.store import LogRow
-    from llama_index_memory_ext.tokens import TokenCounter
-from llama_index_memory_ext.transcript import Entry
+    from llama_index_memory_ext.text.tokens import TokenCounter
+from llama_index_memory_ext.text.messages import Entry
 
 # One request has about so many tokens of messages, and one message no more than its part of them.
 _BATCH_TOKENS, _MESSAGE_TOKENS = 8_000, 2_000

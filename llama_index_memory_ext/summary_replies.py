@@ -6,10 +6,10 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.errors import SummaryReplyError
-from llama_index_memory_ext.transcript import unescape_tags
+from llama_index_memory_ext.text.messages import unescape_tags
 
 if TYPE_CHECKING:
-    from llama_index_memory_ext.tokens import TokenCounter
+    from llama_index_memory_ext.text.tokens import TokenCounter
 
 # What the entries that are to be summarised must not be able to forge.
 PROMPT_TAGS = ("summary_so_far", "transcript")

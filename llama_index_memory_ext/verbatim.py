@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.limits import kept_of
-from llama_index_memory_ext.pieces import end_of
 from llama_index_memory_ext.record import clip_entries
-from llama_index_memory_ext.transcript import clip_entry
-from llama_index_memory_ext.window import plan_cut, with_results
+from llama_index_memory_ext.text.cutting import plan_cut, with_results
+from llama_index_memory_ext.text.limits import kept_of
+from llama_index_memory_ext.text.messages import clip_entry
+from llama_index_memory_ext.text.pieces import end_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from llama_index_memory_ext.pieces import Splitter
-    from llama_index_memory_ext.tokens import TokenCounter
-    from llama_index_memory_ext.transcript import Entry
+    from llama_index_memory_ext.text.messages import Entry
+    from llama_index_memory_ext.text.pieces import Splitter
+    from llama_index_memory_ext.text.tokens import TokenCounter
 
 
 class Kept(NamedTuple):

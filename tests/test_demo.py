@@ -21,7 +21,7 @@ from llama_index_memory_ext.gates import Gated, gate
 from llama_index_memory_ext.offline_model import OfflineModel
 from llama_index_memory_ext.offline_prompt import Reply
 from llama_index_memory_ext.offline_rules import NOT_SEEN, reply
-from llama_index_memory_ext.transcript import Line
+from llama_index_memory_ext.text.messages import Line
 from tests.conftest import OpenMemory
 from tests.openai_server import Message, call, say, serve
 

@@ -27,7 +27,7 @@ from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.extraction import ask_for_facts, extraction_prompt
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.replies import ExtractionReply
-from llama_index_memory_ext.transcript import Line
+from llama_index_memory_ext.text.messages import Line
 from tests.conftest import StartModel
 from tests.openai_server import Message, call, say
 

@@ -20,7 +20,7 @@ from llama_index.core.llms import ChatMessage, MockLLM
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, TokenCounter
 from llama_index_memory_ext.record import split_record
-from llama_index_memory_ext.tokens import as_counter
+from llama_index_memory_ext.text.tokens import as_counter
 from tests.conversation import assistant, record, sent_text, user
 
 COUNTER = TokenCounter()

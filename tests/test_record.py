@@ -20,8 +20,8 @@ from llama_index_memory_ext.record import (
     summary_element,
     truncated,
 )
-from llama_index_memory_ext.tokens import as_counter
-from llama_index_memory_ext.transcript import Entry, clip_entry, entry_of, escape_tags
+from llama_index_memory_ext.text.messages import Entry, clip_entry, entry_of, escape_tags
+from llama_index_memory_ext.text.tokens import as_counter
 from tests.conversation import assistant, calling, result, user
 
 COUNTER = TokenCounter()

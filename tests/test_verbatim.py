@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import TokenCounter
-from llama_index_memory_ext.tokens import as_counter
-from llama_index_memory_ext.transcript import Entry, entry_of
+from llama_index_memory_ext.text.messages import Entry, entry_of
+from llama_index_memory_ext.text.tokens import as_counter
 from llama_index_memory_ext.verbatim import Kept, VerbatimLimits, units_of
 
 COUNTER = TokenCounter()

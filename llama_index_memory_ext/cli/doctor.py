@@ -106,7 +106,7 @@ async def _writing(store: MemoryStore) -> Check:
 
 
 def _tokenizer(name: str) -> Check:
-    from llama_index_memory_ext.tokens import is_shipped
+    from llama_index_memory_ext.text.tokens import is_shipped
 
     if is_shipped(name):
         return Check(name, "ok", "counts exactly, offline")

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_index_memory_ext.window import plan_cut, plan_flush, share_out
+from llama_index_memory_ext.text.cutting import plan_cut, plan_flush, share_out
 
 KINDS = st.lists(st.tuples(st.sampled_from("uart"), st.integers(1, 30)), max_size=25)
 

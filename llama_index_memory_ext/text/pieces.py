@@ -10,7 +10,7 @@ from llama_index_memory_ext.errors import SplitterError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from llama_index_memory_ext.tokens import TokenCounter
+    from llama_index_memory_ext.text.tokens import TokenCounter
 
 
 @runtime_checkable

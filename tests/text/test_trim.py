@@ -15,13 +15,13 @@ from llama_index.core.node_parser import SentenceSplitter
 from llama_index.llms.openai.utils import to_openai_message_dicts
 
 from llama_index_memory_ext import LimitError, MessageError, RoleError, TokenCounter, trim
-from llama_index_memory_ext.clipping import tokens_of
-from llama_index_memory_ext.tokens import as_counter
-from llama_index_memory_ext.transcript import RESULT_ROLES, calls_of
+from llama_index_memory_ext.text.clipping import tokens_of
+from llama_index_memory_ext.text.messages import RESULT_ROLES, calls_of
+from llama_index_memory_ext.text.tokens import as_counter
 from tests.conversation import assistant, calling, result, user
 from tests.openai_server import why_refused
 from tests.test_limits import PIXEL, messages
-from tests.trimming_cases import CASES, Case
+from tests.text.trimming_cases import CASES, Case
 
 COUNTER = TokenCounter()
 ROLES = {"u": "user", "a": "assistant", "s": "system", "d": "developer", "t": "tool"}

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import CachePoint, TextBlock, ThinkingBlock, ToolCallBlock
 
-from llama_index_memory_ext.pieces import end_of
-from llama_index_memory_ext.transcript import has_content, message_tokens
-from llama_index_memory_ext.window import share_out
+from llama_index_memory_ext.text.cutting import share_out
+from llama_index_memory_ext.text.messages import has_content, message_tokens
+from llama_index_memory_ext.text.pieces import end_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from llama_index.core.base.llms.types import ChatMessage
 
-    from llama_index_memory_ext.pieces import Splitter
-    from llama_index_memory_ext.tokens import TokenCounter
+    from llama_index_memory_ext.text.pieces import Splitter
+    from llama_index_memory_ext.text.tokens import TokenCounter
 
 # What LlamaIndex's Memory counts for a block that is not text.
 MEDIA_TOKENS = {"image": 256, "audio": 256, "video": 256, "document": 2048}

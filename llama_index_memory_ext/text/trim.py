@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from llama_index_memory_ext.clipping import clip_message, clip_unit, end_of_message, tokens_of
-from llama_index_memory_ext.limits import Limits, check_room_for_system, limits_of, roles_of
-from llama_index_memory_ext.pieces import checked_splitter
-from llama_index_memory_ext.tokens import TokenCounter, as_counter
-from llama_index_memory_ext.transcript import INSTRUCTION_ROLES, RESULT_ROLES, checked_messages, has_content
-from llama_index_memory_ext.units import units_of, without_calls
-from llama_index_memory_ext.window import plan_cut, share_out
+from llama_index_memory_ext.text.clipping import clip_message, clip_unit, end_of_message, tokens_of
+from llama_index_memory_ext.text.cutting import plan_cut, share_out
+from llama_index_memory_ext.text.limits import Limits, check_room_for_system, limits_of, roles_of
+from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, RESULT_ROLES, checked_messages, has_content
+from llama_index_memory_ext.text.pieces import checked_splitter
+from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
+from llama_index_memory_ext.text.tool_calls import units_of, without_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
-    from llama_index_memory_ext.pieces import Splitter
-    from llama_index_memory_ext.units import Unit
+    from llama_index_memory_ext.text.pieces import Splitter
+    from llama_index_memory_ext.text.tool_calls import Unit
 
 
 def trim(

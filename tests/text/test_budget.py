@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_memory_ext import TokenCounter
-from llama_index_memory_ext.budget import FIRST_SHARE, fit, put_first
-from llama_index_memory_ext.tokens import as_counter
+from llama_index_memory_ext.text.budget import FIRST_SHARE, fit, put_first
+from llama_index_memory_ext.text.tokens import as_counter
 
 COUNTER = TokenCounter()
 LINES = st.lists(st.text(alphabet=st.sampled_from("ab \t<>/=.1\u00a0日"), max_size=20).map("<f>{}</f>\n".format))

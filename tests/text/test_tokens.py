@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_memory_ext import TokenCounter
-from llama_index_memory_ext.tokens import as_counter
-from llama_index_memory_ext.transcript import CLOSING
+from llama_index_memory_ext.text.messages import CLOSING
+from llama_index_memory_ext.text.tokens import as_counter
 
 MEGABYTE = 1_000_000
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
 
-from llama_index_memory_ext.transcript import ASSISTANT_ROLES, RESULT_ROLES, calls_of, has_content
-from llama_index_memory_ext.window import with_results
+from llama_index_memory_ext.text.cutting import with_results
+from llama_index_memory_ext.text.messages import ASSISTANT_ROLES, RESULT_ROLES, calls_of, has_content
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from llama_index_memory_ext.transcript import ToolCall
+    from llama_index_memory_ext.text.messages import ToolCall
 
 Unit: TypeAlias = list[ChatMessage]
 

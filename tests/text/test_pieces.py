@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from llama_index.core.node_parser import SentenceSplitter, TokenTextSplitter
 
 from llama_index_memory_ext import TokenCounter
-from llama_index_memory_ext.pieces import Splitter, end_of
-from llama_index_memory_ext.tokens import as_counter
+from llama_index_memory_ext.text.pieces import Splitter, end_of
+from llama_index_memory_ext.text.tokens import as_counter
 
 COUNTER = TokenCounter()
 WORDS = as_counter(str.split)
