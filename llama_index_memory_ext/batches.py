@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.timestamps import written_at
+from llama_index_memory_ext.store.timestamps import written_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

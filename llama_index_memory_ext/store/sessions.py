@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import func, or_, select
 
 from llama_index_memory_ext.store.tables import keys_of, names_owner, owner_in
-from llama_index_memory_ext.timestamps import written_at
+from llama_index_memory_ext.store.timestamps import written_at
 
 if TYPE_CHECKING:
     from collections.abc import Collection
