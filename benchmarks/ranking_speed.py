@@ -21,7 +21,7 @@ from benchmarks.command import shown
 from benchmarks.report import Measure, Promise, publish
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.ranking import document_of, rank
-from llama_index_memory_ext.tfidf import TfidfRanker
+from llama_index_memory_ext.search.tfidf import TfidfRanker
 
 CALLS, RANKED = 100, 1_000
 QUERY_LIMITS = {1_000: 1.0, 10_000: 3.0, 100_000: 20.0}

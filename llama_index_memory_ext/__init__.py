@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.preset import CondensedMemory
     from llama_index_memory_ext.ranking import format_facts
     from llama_index_memory_ext.retriever import MemoryRetriever
+    from llama_index_memory_ext.search.tfidf import FactRanker, TfidfRanker
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.text.messages import extract_conversation_context
     from llama_index_memory_ext.text.tokens import TokenCounter
     from llama_index_memory_ext.text.trim import trim
-    from llama_index_memory_ext.tfidf import FactRanker, TfidfRanker
     from llama_index_memory_ext.tool_spec import MemoryToolSpec
 
 __all__ = [
@@ -71,7 +71,7 @@ _MODULE_OF = {
     "CondensedMemoryBlock": "condensed_block",
     "Fact": "fact",
     "FactError": "errors",
-    "FactRanker": "tfidf",
+    "FactRanker": "search.tfidf",
     "FactReplyError": "errors",
     "LayoutError": "errors",
     "LimitError": "errors",
@@ -84,7 +84,7 @@ _MODULE_OF = {
     "RoleError": "errors",
     "SplitterError": "errors",
     "StoreError": "errors",
-    "TfidfRanker": "tfidf",
+    "TfidfRanker": "search.tfidf",
     "TokenCounter": "text.tokens",
     "TurnError": "errors",
     "extract_conversation_context": "text.messages",

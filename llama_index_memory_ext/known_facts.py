@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 from llama_index.core.base.embeddings.base import BaseEmbedding  # noqa: TC002 - pydantic reads it too
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 
-from llama_index_memory_ext.embedding_calls import model_key
-from llama_index_memory_ext.embedding_ranker import EmbeddingRanker
 from llama_index_memory_ext.fact_book import FactBook
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, LogBlock, Remembered
 from llama_index_memory_ext.ranking import (
@@ -25,8 +23,10 @@ from llama_index_memory_ext.ranking import (
     scores_of,
     similarities_of,
 )
+from llama_index_memory_ext.search.embedding_calls import model_key
+from llama_index_memory_ext.search.embedding_ranker import EmbeddingRanker
+from llama_index_memory_ext.search.tfidf import FactRanker, TfidfRanker
 from llama_index_memory_ext.store.fact_table import NOTHING_READ, FactChanges
-from llama_index_memory_ext.tfidf import FactRanker, TfidfRanker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -13,8 +13,8 @@ from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.log_block import Remembered
 from llama_index_memory_ext.log_recall import follow_log
 from llama_index_memory_ext.recall import RecallIndex, shown_day
+from llama_index_memory_ext.search.tfidf import default_vectorizer
 from llama_index_memory_ext.text.messages import ASSISTANT_ROLES, calls_of
-from llama_index_memory_ext.tfidf import default_vectorizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,12 +11,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from llama_index_memory_ext.inverted_index import Similarities
 from llama_index_memory_ext.rendering import EMPTY_LINE, line_of
+from llama_index_memory_ext.search.inverted_index import Similarities
+from llama_index_memory_ext.search.tfidf import (
+    CONTEXT_SHARE,
+    Document,
+    FactRanker,
+    TfidfRanker,
+    nearness,
+    stem,
+    terms_of,
+)
+from llama_index_memory_ext.search.tokenization import date_words, words_of
 from llama_index_memory_ext.text.budget import fit, fit_tokens, put_first
 from llama_index_memory_ext.text.tokens import TokenCounter
-from llama_index_memory_ext.tfidf import CONTEXT_SHARE, Document, FactRanker, TfidfRanker, nearness, stem, terms_of
-from llama_index_memory_ext.words import date_words, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

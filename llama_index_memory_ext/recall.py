@@ -12,11 +12,11 @@ import numpy as np
 from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_ext.record import clip_entries
+from llama_index_memory_ext.search.tfidf import CONTEXT_SHARE, Document, TfidfRanker, nearness, terms_of
+from llama_index_memory_ext.search.tokenization import date_words
 from llama_index_memory_ext.text.budget import fit_tokens
 from llama_index_memory_ext.text.excerpts import excerpt
 from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, Entry, body_of, calls_of, entry_of, spoken
-from llama_index_memory_ext.tfidf import CONTEXT_SHARE, Document, TfidfRanker, nearness, terms_of
-from llama_index_memory_ext.words import date_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

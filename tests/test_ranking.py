@@ -20,8 +20,8 @@ from sklearn.feature_extraction.text import TfidfVectorizer  # type: ignore[impo
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.ranking import RankedFact, document_of, format_facts, rank, turns_of
-from llama_index_memory_ext.tfidf import Document, FactRanker, TfidfRanker, default_vectorizer
-from llama_index_memory_ext.words import date_words, words_of
+from llama_index_memory_ext.search.tfidf import Document, FactRanker, TfidfRanker, default_vectorizer
+from llama_index_memory_ext.search.tokenization import date_words, words_of
 
 THEN = datetime(2026, 11, 20, tzinfo=timezone.utc)
 WORDS = (

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_memory_ext import TokenCounter
+from llama_index_memory_ext.search.tfidf import terms_of
 from llama_index_memory_ext.text.excerpts import excerpt
 from llama_index_memory_ext.text.tokens import as_counter
-from llama_index_memory_ext.tfidf import terms_of
 
 COUNTER = TokenCounter()
 DULL = " ".join(f"Sentence {i} is about nothing much." for i in range(300))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from llama_index.core.base.embeddings.base import BaseEmbedding
 
 from llama_index_memory_ext.background.locks import lock_for
-from llama_index_memory_ext.vectors import unit
+from llama_index_memory_ext.search.vectors import unit
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

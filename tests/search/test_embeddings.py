@@ -19,14 +19,14 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.bridge.pydantic import Field
 from sqlalchemy import text
 
-from llama_index_memory_ext.embedding_calls import EmbeddingCalls, model_key
-from llama_index_memory_ext.embedding_ranker import EmbeddingRanker
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts_block import RelevantFactsBlock
 from llama_index_memory_ext.ranking import document_of, rank
+from llama_index_memory_ext.search.embedding_calls import EmbeddingCalls, model_key
+from llama_index_memory_ext.search.embedding_ranker import EmbeddingRanker
+from llama_index_memory_ext.search.tfidf import Document, TfidfRanker
+from llama_index_memory_ext.search.vectors import VectorIndex, unit
 from llama_index_memory_ext.store import MemoryStore
-from llama_index_memory_ext.tfidf import Document, TfidfRanker
-from llama_index_memory_ext.vectors import VectorIndex, unit
 
 MEANINGS = {"puppy": "dog", "hound": "dog", "automobile": "car", "physician": "doctor"}
 

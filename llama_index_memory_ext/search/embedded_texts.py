@@ -6,8 +6,8 @@ import hashlib
 import threading
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.inverted_index import Similarities
-from llama_index_memory_ext.vectors import VectorIndex, packed, unpacked
+from llama_index_memory_ext.search.inverted_index import Similarities
+from llama_index_memory_ext.search.vectors import VectorIndex, packed, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -7,18 +7,18 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.background.locks import lock_for
-from llama_index_memory_ext.embedded_texts import EmbeddedTexts, to_keep
-from llama_index_memory_ext.embedding_calls import LONGEST_CALL_SECONDS, EmbeddingCalls
-from llama_index_memory_ext.tfidf import Document, FactRanker, TfidfRanker
-from llama_index_memory_ext.words import words_of
+from llama_index_memory_ext.search.embedded_texts import EmbeddedTexts, to_keep
+from llama_index_memory_ext.search.embedding_calls import LONGEST_CALL_SECONDS, EmbeddingCalls
+from llama_index_memory_ext.search.tfidf import Document, FactRanker, TfidfRanker
+from llama_index_memory_ext.search.tokenization import words_of
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping, Sequence
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
 
-    from llama_index_memory_ext.embedding_calls import Vector
-    from llama_index_memory_ext.vectors import VectorKeeper
+    from llama_index_memory_ext.search.embedding_calls import Vector
+    from llama_index_memory_ext.search.vectors import VectorKeeper
 
 _REMEMBERED_QUERIES = 256
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from llama_index_memory_ext.inverted_index import InvertedIndex, Similarities
-from llama_index_memory_ext.words import words_of
+from llama_index_memory_ext.search.inverted_index import InvertedIndex, Similarities
+from llama_index_memory_ext.search.tokenization import words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

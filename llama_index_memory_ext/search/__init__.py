@@ -1,0 +1,1 @@
+"""Finds texts for a question, by words and by embeddings."""
