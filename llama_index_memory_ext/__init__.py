@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     )
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.facts_block import RelevantFactsBlock
-    from llama_index_memory_ext.messages_json import messages_from_json, messages_to_json
+    from llama_index_memory_ext.formats.llama_index import messages_from_json, messages_to_json
     from llama_index_memory_ext.preset import CondensedMemory
     from llama_index_memory_ext.ranking import format_facts
     from llama_index_memory_ext.retriever import MemoryRetriever
@@ -89,8 +89,8 @@ _MODULE_OF = {
     "TurnError": "errors",
     "extract_conversation_context": "text.messages",
     "format_facts": "ranking",
-    "messages_from_json": "messages_json",
-    "messages_to_json": "messages_json",
+    "messages_from_json": "formats.llama_index",
+    "messages_to_json": "formats.llama_index",
     "trim": "text.trim",
 }
 

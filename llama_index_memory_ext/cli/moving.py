@@ -83,7 +83,7 @@ def import_(
 
 async def _messages(place: Place, session: str, layout: str) -> str:
     # Imported here, as everything that starts LlamaIndex.
-    from llama_index_memory_ext.messages_json import messages_to_json
+    from llama_index_memory_ext.formats.llama_index import messages_to_json
 
     async with existing(place) as store:
         messages = await store.get_messages(session, None)

@@ -11,7 +11,7 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from pydantic import BaseModel, ValidationError
 
 from llama_index_memory_ext.errors import LayoutError, MessageError
-from llama_index_memory_ext.openai_messages import described, from_openai, to_openai
+from llama_index_memory_ext.formats.openai import described, from_openai, to_openai
 from llama_index_memory_ext.text.messages import checked_messages, cleaned, storable
 from llama_index_memory_ext.text.progress import progress
 

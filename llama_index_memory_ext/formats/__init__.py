@@ -1,0 +1,1 @@
+"""Conversations as JSON: LlamaIndex's format and OpenAI's."""
