@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from llama_index_memory_ext.backfill import Backfilled
-    from llama_index_memory_ext.condensed_block import CondensedMemoryBlock
     from llama_index_memory_ext.errors import (
         FactError,
         FactReplyError,
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.formats.llama_index import messages_from_json, messages_to_json
     from llama_index_memory_ext.preset import CondensedMemory
     from llama_index_memory_ext.ranking import format_facts
+    from llama_index_memory_ext.record.block import CondensedMemoryBlock
     from llama_index_memory_ext.retriever import MemoryRetriever
     from llama_index_memory_ext.search.tfidf import FactRanker, TfidfRanker
     from llama_index_memory_ext.store import MemoryStore
@@ -68,7 +68,7 @@ __all__ = [
 _MODULE_OF = {
     "Backfilled": "backfill",
     "CondensedMemory": "preset",
-    "CondensedMemoryBlock": "condensed_block",
+    "CondensedMemoryBlock": "record.block",
     "Fact": "fact",
     "FactError": "errors",
     "FactRanker": "search.tfidf",

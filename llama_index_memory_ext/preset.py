@@ -12,11 +12,11 @@ from llama_index.core.memory.memory import generate_chat_store_key
 from typing_extensions import Self, TypedDict, Unpack
 
 from llama_index_memory_ext.background.locks import lock_for
-from llama_index_memory_ext.condensed_block import CondensedMemoryBlock
 from llama_index_memory_ext.errors import LimitError, StoreError, TurnError
 from llama_index_memory_ext.facts_block import RelevantFactsBlock
 from llama_index_memory_ext.flushed_memory import DEFAULT_TOKEN_LIMIT, FLUSH_EVERY_TURN, FlushedMemory
 from llama_index_memory_ext.memory_template import MemoryBlocksTemplate
+from llama_index_memory_ext.record.block import CondensedMemoryBlock
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 

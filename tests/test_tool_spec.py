@@ -24,7 +24,7 @@ from llama_index_memory_ext import (
     StoreError,
     TokenCounter,
 )
-from llama_index_memory_ext.recall import SEARCH_TOOL
+from llama_index_memory_ext.record.message_index import SEARCH_TOOL
 from tests.conftest import OpenMemory, StartModel
 from tests.conversation import assistant, calling, result, user
 from tests.openai_server import Message, Model, call, say

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from llama_index.core.base.llms.types import MessageRole
 
-from llama_index_memory_ext.record import clip_entries
+from llama_index_memory_ext.record.entry import clip_entries
 from llama_index_memory_ext.search.tfidf import CONTEXT_SHARE, Document, TfidfRanker, nearness, terms_of
 from llama_index_memory_ext.search.tokenization import date_words
 from llama_index_memory_ext.text.budget import fit_tokens

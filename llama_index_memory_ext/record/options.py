@@ -9,9 +9,9 @@ from llama_index.core.bridge.pydantic import Field, ValidationInfo, field_valida
 
 from llama_index_memory_ext.errors import LimitError
 from llama_index_memory_ext.log_block import LogBlock
+from llama_index_memory_ext.record.selection import VerbatimLimits
 from llama_index_memory_ext.text.limits import check_keep_messages, check_room_for_system, roles_of
 from llama_index_memory_ext.text.pieces import checked_splitter
-from llama_index_memory_ext.verbatim import VerbatimLimits
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.text.messages import Entry

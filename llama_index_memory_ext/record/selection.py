@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.record import clip_entries
+from llama_index_memory_ext.record.entry import clip_entries
 from llama_index_memory_ext.text.cutting import plan_cut, with_results
 from llama_index_memory_ext.text.limits import kept_of
 from llama_index_memory_ext.text.messages import clip_entry

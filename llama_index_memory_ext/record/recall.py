@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.background.jobs import Jobs
 from llama_index_memory_ext.log_block import Remembered
-from llama_index_memory_ext.recall import RecallIndex
-from llama_index_memory_ext.record import EARLIER_CLOSING, EARLIER_OPENING, earlier_element
+from llama_index_memory_ext.record.entry import EARLIER_CLOSING, EARLIER_OPENING, earlier_element
+from llama_index_memory_ext.record.message_index import RecallIndex
 from llama_index_memory_ext.search.tfidf import default_vectorizer
 from llama_index_memory_ext.text.messages import question_in
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from llama_index.core.bridge.pydantic import PrivateAttr
 
 from llama_index_memory_ext.background.jobs import Jobs
-from llama_index_memory_ext.condensed_settings import CondensedSettings
 from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.events import HistoryCondensedEvent, SummaryFailedEvent, is_heard, send
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, Remembered
-from llama_index_memory_ext.log_recall import LogRecall
-from llama_index_memory_ext.log_search import LONGEST_MESSAGE_TOKENS, FoundMessage, LogSearch
-from llama_index_memory_ext.record import entry_from, summary_element, truncated
+from llama_index_memory_ext.record.entry import entry_from, summary_element, truncated
+from llama_index_memory_ext.record.log_search import LONGEST_MESSAGE_TOKENS, FoundMessage, LogSearch
+from llama_index_memory_ext.record.options import CondensedSettings
+from llama_index_memory_ext.record.recall import LogRecall
+from llama_index_memory_ext.record.selection import Kept, VerbatimLimits
 from llama_index_memory_ext.store import Seen
 from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, Entry, clip_entry, entry_of
-from llama_index_memory_ext.verbatim import Kept, VerbatimLimits
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -388,7 +388,7 @@ class CondensedMemoryBlock(CondensedSettings):
     async def _summarise_batch(self, session_id: str, window: _Window, kept: Kept) -> bool:
         """Extend the summary by the oldest messages in front of those that are kept; whether it was stored."""
         # Imported here: its patterns take a while to compile, and not every program sums up.
-        from llama_index_memory_ext.summary import ask_for_summary, batch_of
+        from llama_index_memory_ext.record.summary import ask_for_summary, batch_of
 
         unread = await self._log.read_unread(session_id, self.name, limit=_SUMMARISED_ROWS)
         if (unread.epoch, unread.position) != (window.seen.epoch, window.seen.position):

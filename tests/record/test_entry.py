@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import TokenCounter
-from llama_index_memory_ext.record import (
+from llama_index_memory_ext.record.entry import (
     EARLIER_CLOSING,
     EARLIER_OPENING,
     earlier_element,

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import TokenCounter
+from llama_index_memory_ext.record.selection import Kept, VerbatimLimits, units_of
 from llama_index_memory_ext.text.messages import Entry, entry_of
 from llama_index_memory_ext.text.tokens import as_counter
-from llama_index_memory_ext.verbatim import Kept, VerbatimLimits, units_of
 
 COUNTER = TokenCounter()
 # Each word is a token, and so is each tag: an entry has three tokens more than words.

@@ -11,8 +11,8 @@ from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.log_block import Remembered
-from llama_index_memory_ext.log_recall import follow_log
-from llama_index_memory_ext.recall import RecallIndex, shown_day
+from llama_index_memory_ext.record.message_index import RecallIndex, shown_day
+from llama_index_memory_ext.record.recall import follow_log
 from llama_index_memory_ext.search.tfidf import default_vectorizer
 from llama_index_memory_ext.text.messages import ASSISTANT_ROLES, calls_of
 

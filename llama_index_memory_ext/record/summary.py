@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
 from llama_index_memory_ext.errors import SummaryReplyError
-from llama_index_memory_ext.record import clip_entries
-from llama_index_memory_ext.summary_replies import PROMPT_TAGS, checked_summary, was_refused
+from llama_index_memory_ext.record.entry import clip_entries
+from llama_index_memory_ext.record.summary_replies import PROMPT_TAGS, checked_summary, was_refused
 from llama_index_memory_ext.text.messages import clip_entry, entry_of, escape_tags
 
 if TYPE_CHECKING:

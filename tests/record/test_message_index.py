@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import MemoryStore, TokenCounter
-from llama_index_memory_ext.recall import RecallIndex
+from llama_index_memory_ext.record.message_index import RecallIndex
 from llama_index_memory_ext.store import LogRow
 from tests.conversation import assistant, calling, result, user
 

@@ -1,0 +1,1 @@
+"""The record of a session: what was said, within a token limit."""
