@@ -20,7 +20,7 @@ from time import perf_counter
 from benchmarks.command import shown
 from benchmarks.report import Measure, Promise, publish
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.ranking import document_of, rank
+from llama_index_memory_ext.facts.ranking import document_of, rank
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 
 CALLS, RANKED = 100, 1_000

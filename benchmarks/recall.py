@@ -43,7 +43,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from benchmarks.command import named_path, shown
 from benchmarks.report import Measure, Promise, Series, publish
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.ranking import document_of, rank
+from llama_index_memory_ext.facts.ranking import document_of, rank
 from llama_index_memory_ext.search.embedding_ranker import EmbeddingRanker
 from llama_index_memory_ext.search.tfidf import CONTEXT_SHARE, Document, FactRanker, TfidfRanker
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any
 
-    from llama_index_memory_ext.backfill import Backfilled
     from llama_index_memory_ext.errors import (
         FactError,
         FactReplyError,
@@ -22,10 +21,11 @@ if TYPE_CHECKING:
         TurnError,
     )
     from llama_index_memory_ext.fact import Fact
-    from llama_index_memory_ext.facts_block import RelevantFactsBlock
+    from llama_index_memory_ext.facts.backfill import Backfilled
+    from llama_index_memory_ext.facts.block import RelevantFactsBlock
+    from llama_index_memory_ext.facts.ranking import format_facts
     from llama_index_memory_ext.formats.llama_index import messages_from_json, messages_to_json
     from llama_index_memory_ext.preset import CondensedMemory
-    from llama_index_memory_ext.ranking import format_facts
     from llama_index_memory_ext.record.block import CondensedMemoryBlock
     from llama_index_memory_ext.retriever import MemoryRetriever
     from llama_index_memory_ext.search.tfidf import FactRanker, TfidfRanker
@@ -66,7 +66,7 @@ __all__ = [
 
 # LlamaIndex takes a second or two to start, which the help of the command line need not wait for.
 _MODULE_OF = {
-    "Backfilled": "backfill",
+    "Backfilled": "facts.backfill",
     "CondensedMemory": "preset",
     "CondensedMemoryBlock": "record.block",
     "Fact": "fact",
@@ -80,7 +80,7 @@ _MODULE_OF = {
     "MemoryStore": "store",
     "MemoryToolSpec": "tool_spec",
     "MessageError": "errors",
-    "RelevantFactsBlock": "facts_block",
+    "RelevantFactsBlock": "facts.block",
     "RoleError": "errors",
     "SplitterError": "errors",
     "StoreError": "errors",
@@ -88,7 +88,7 @@ _MODULE_OF = {
     "TokenCounter": "text.tokens",
     "TurnError": "errors",
     "extract_conversation_context": "text.messages",
-    "format_facts": "ranking",
+    "format_facts": "facts.ranking",
     "messages_from_json": "formats.llama_index",
     "messages_to_json": "formats.llama_index",
     "trim": "text.trim",

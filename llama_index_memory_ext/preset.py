@@ -13,7 +13,7 @@ from typing_extensions import Self, TypedDict, Unpack
 
 from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.errors import LimitError, StoreError, TurnError
-from llama_index_memory_ext.facts_block import RelevantFactsBlock
+from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.flushed_memory import DEFAULT_TOKEN_LIMIT, FLUSH_EVERY_TURN, FlushedMemory
 from llama_index_memory_ext.memory_template import MemoryBlocksTemplate
 from llama_index_memory_ext.record.block import CondensedMemoryBlock
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from llama_index.core.prompts import RichPromptTemplate
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from llama_index_memory_ext.backfill import Backfilled
-    from llama_index_memory_ext.fact_book import FactBook
+    from llama_index_memory_ext.facts.backfill import Backfilled
+    from llama_index_memory_ext.facts.book import FactBook
     from llama_index_memory_ext.formats.llama_index import Layout
     from llama_index_memory_ext.stats import MemoryStats
     from llama_index_memory_ext.text.pieces import Splitter
@@ -342,7 +342,7 @@ class CondensedMemory(FlushedMemory):
             StoreError: One of ``session_ids`` does not exist; no model was asked then. Besides, whatever LlamaIndex
                 raises where there is no model at all.
         """
-        from llama_index_memory_ext.backfill import backfill
+        from llama_index_memory_ext.facts.backfill import backfill
 
         return await backfill(self.facts_block, self.session_id, session_ids, show_progress=show_progress)
 

@@ -10,8 +10,8 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
 
 from llama_index_memory_ext.errors import LimitError
+from llama_index_memory_ext.facts.ranking import shares_of
 from llama_index_memory_ext.preset import CondensedMemory
-from llama_index_memory_ext.ranking import shares_of
 from llama_index_memory_ext.record.log_search import LONGEST_MESSAGE_TOKENS
 from llama_index_memory_ext.store import telling_failures
 from llama_index_memory_ext.text.budget import fit_tokens
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from llama_index.core.callbacks import CallbackManager
     from llama_index.core.schema import QueryBundle
 
-    from llama_index_memory_ext.ranking import RankedFact
+    from llama_index_memory_ext.facts.ranking import RankedFact
     from llama_index_memory_ext.record.log_search import FoundMessage
 
 NOTHING_FOLLOWS = "That does not mean that nothing is known: say that the memory cannot be reached, or try again later."

@@ -122,7 +122,7 @@ class MemoryToolSpec(BaseToolSpec):
     async def aremember(self, content: str, quote: str, category: Category = "knowledge") -> str:
         """As ``remember``."""
         # Imported here: its patterns take a while to compile, and not every program uses these tools.
-        from llama_index_memory_ext.replies import ExtractionReply
+        from llama_index_memory_ext.facts.reply import ExtractionReply
 
         self._check_may_write()
         block, session_id = self.memory.facts_block, self.memory.session_id
@@ -175,7 +175,7 @@ class MemoryToolSpec(BaseToolSpec):
         return [entry.fact for entry in ranked]
 
     async def _retire(self, chosen: Sequence[Fact], quote: str) -> list[str]:
-        from llama_index_memory_ext.replies import ExtractionReply
+        from llama_index_memory_ext.facts.reply import ExtractionReply
 
         block, session_id = self.memory.facts_block, self.memory.session_id
         reason = "The user asked to forget it."

@@ -29,7 +29,7 @@ from llama_index_memory_ext.events import (
     send,
 )
 from llama_index_memory_ext.fact import Fact, retire
-from llama_index_memory_ext.fact_learning import ids_by_change
+from llama_index_memory_ext.facts.learning import ids_by_change
 from tests.conftest import OpenMemory, StartModel
 from tests.conversation import assistant, record, user
 from tests.openai_server import Message, call, fail, say

@@ -19,7 +19,7 @@ from sqlalchemy import func, select, table, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, RelevantFactsBlock, StoreError
-from llama_index_memory_ext.fact_book import FactBook
+from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.store import Seen, owner
 from tests.conftest import OpenMemory, OpenPlainMemory, StartModel
 from tests.conversation import assistant, calling, result, sent_text, user

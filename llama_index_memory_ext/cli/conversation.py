@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from llama_index.core.llms.function_calling import FunctionCallingLLM
 
     from llama_index_memory_ext.cli.database import Place
-    from llama_index_memory_ext.explanation import Explanation
+    from llama_index_memory_ext.facts.explanation import Explanation
 
 
 @dataclass

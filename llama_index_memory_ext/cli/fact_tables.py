@@ -10,9 +10,9 @@ from llama_index_memory_ext.cli.screen import console, say, show_json, show_tabl
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from llama_index_memory_ext.explanation import ExplainedFact, Explanation
     from llama_index_memory_ext.fact import Fact
-    from llama_index_memory_ext.ranking import RankedFact
+    from llama_index_memory_ext.facts.explanation import ExplainedFact, Explanation
+    from llama_index_memory_ext.facts.ranking import RankedFact
 
 _MATCHED = 5
 _WIDE = 90

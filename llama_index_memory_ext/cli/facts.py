@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from llama_index_memory_ext.fact import Fact
-    from llama_index_memory_ext.fact_book import FactBook
-    from llama_index_memory_ext.facts_block import RelevantFactsBlock
+    from llama_index_memory_ext.facts.block import RelevantFactsBlock
+    from llama_index_memory_ext.facts.book import FactBook
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="What is known about a user: look at it, search it, change it."
@@ -167,7 +167,7 @@ async def _with_book(
     db: str | None, namespace: str, work: Callable[[FactBook], Awaitable[Any]], *, create: bool = False
 ) -> Any:
     """What comes of work on the facts of a namespace."""
-    from llama_index_memory_ext.fact_book import FactBook
+    from llama_index_memory_ext.facts.book import FactBook
 
     place = place_of(db)
     async with existing_or_new(place) if create else existing(place) as store:
@@ -176,7 +176,7 @@ async def _with_book(
 
 async def _with_block(db: str | None, namespace: str, work: Callable[[RelevantFactsBlock], Awaitable[Any]]) -> Any:
     """What comes of asking for the facts of a namespace that matter."""
-    from llama_index_memory_ext.facts_block import RelevantFactsBlock
+    from llama_index_memory_ext.facts.block import RelevantFactsBlock
 
     async with existing(place_of(db)) as store:
         return await work(RelevantFactsBlock(store=store, user_id=namespace, extract_facts=False))

@@ -93,7 +93,7 @@ async def _messages(place: Place, session: str, layout: str) -> str:
 
 
 async def _facts(place: Place, user: str) -> str:
-    from llama_index_memory_ext.fact_book import FactBook
+    from llama_index_memory_ext.facts.book import FactBook
 
     async with existing(place) as store:
         return await FactBook(store, user).aexport()
@@ -108,7 +108,7 @@ async def _import_messages(place: Place, content: bytes, session: str, user: str
 
 
 async def _import_facts(place: Place, text: str, user: str) -> int:
-    from llama_index_memory_ext.fact_book import FactBook
+    from llama_index_memory_ext.facts.book import FactBook
 
     async with existing_or_new(place) as store:
         return await FactBook(store, user).aimport(text)

@@ -20,8 +20,8 @@ from llama_index.core.bridge.pydantic import Field
 from sqlalchemy import text
 
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.facts_block import RelevantFactsBlock
-from llama_index_memory_ext.ranking import document_of, rank
+from llama_index_memory_ext.facts.block import RelevantFactsBlock
+from llama_index_memory_ext.facts.ranking import document_of, rank
 from llama_index_memory_ext.search.embedding_calls import EmbeddingCalls, model_key
 from llama_index_memory_ext.search.embedding_ranker import EmbeddingRanker
 from llama_index_memory_ext.search.tfidf import Document, TfidfRanker

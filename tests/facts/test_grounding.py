@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_index_memory_ext.evidence import Evidence, comparable, find_quote
-from llama_index_memory_ext.offences import offence
+from llama_index_memory_ext.facts.grounding import Evidence, comparable, find_quote
+from llama_index_memory_ext.facts.offences import offence
 
 SAID = (
     "I live in new york with Anna, our three kids and twenty-five fish. At work I use Next.js, Python 3.11 and R&D "

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_memory_ext.errors import FactReplyError
-from llama_index_memory_ext.replies import ExtractionReply, NewFact, parse_reply
+from llama_index_memory_ext.facts.reply import ExtractionReply, NewFact, parse_reply
 
 TEA: dict[str, Any] = {
     "label": "n1",

@@ -21,7 +21,7 @@ from llama_index.core.llms import ChatMessage, ChatResponse, MockLLM
 from llama_index.core.settings import Settings
 
 from llama_index_memory_ext import Backfilled, CondensedMemory, MemoryStore, RelevantFactsBlock, StoreError
-from llama_index_memory_ext.batches import batch_end, said_at
+from llama_index_memory_ext.facts.batches import batch_end, said_at
 from llama_index_memory_ext.store.timestamps import written_at
 from tests.conftest import OpenMemory, OpenPlainMemory, StartModel
 from tests.conversation import assistant, user

@@ -33,7 +33,7 @@ from llama_index_memory_ext import (
     TokenCounter,
 )
 from llama_index_memory_ext.fact import retire
-from llama_index_memory_ext.fact_book import FactBook
+from llama_index_memory_ext.facts.book import FactBook
 from tests.conftest import OpenMemory, OpenPlainMemory, StartModel, client_without_connections
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.openai_server import Message, call, say, serve

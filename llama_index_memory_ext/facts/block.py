@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 
 from llama_index_memory_ext.events import FactsInjectedEvent, is_heard, send
-from llama_index_memory_ext.explanation import Explanation, explain
-from llama_index_memory_ext.fact_learning import FactLearning
+from llama_index_memory_ext.facts.explanation import Explanation, explain
+from llama_index_memory_ext.facts.learning import FactLearning
+from llama_index_memory_ext.facts.ranking import fitted
+from llama_index_memory_ext.facts.rendering import split_lines
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, Remembered
-from llama_index_memory_ext.ranking import fitted
-from llama_index_memory_ext.rendering import split_lines
 from llama_index_memory_ext.store import Seen
 from llama_index_memory_ext.text.messages import question_in, spoken, turns_in
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from llama_index.core.base.llms.types import ChatMessage
 
-    from llama_index_memory_ext.known_facts import Known
+    from llama_index_memory_ext.facts.known_facts import Known
     from llama_index_memory_ext.store import LogPage
 
 _CONTEXT_ROWS = 40

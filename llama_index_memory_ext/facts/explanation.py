@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.ranking import RankedFact, fitted_lines
-from llama_index_memory_ext.rendering import line_of
+from llama_index_memory_ext.facts.ranking import RankedFact, fitted_lines
+from llama_index_memory_ext.facts.rendering import line_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,11 +15,11 @@ from uuid import uuid4
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 
 from llama_index_memory_ext.background.jobs import Jobs
-from llama_index_memory_ext.batches import batch_end, said_at
 from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.events import ExtractionFailedEvent, FactsExtractedEvent, is_heard, send
 from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE, Fact, raised, retire
-from llama_index_memory_ext.known_facts import Known, KnownFacts
+from llama_index_memory_ext.facts.batches import batch_end, said_at
+from llama_index_memory_ext.facts.known_facts import Known, KnownFacts
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, Remembered
 from llama_index_memory_ext.store import Seen, owner
 from llama_index_memory_ext.text.messages import Line, spoken
@@ -27,8 +27,8 @@ from llama_index_memory_ext.text.messages import Line, spoken
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from llama_index_memory_ext.gates import Gated
-    from llama_index_memory_ext.replies import ExtractionReply
+    from llama_index_memory_ext.facts.reply import ExtractionReply
+    from llama_index_memory_ext.facts.validation import Gated
     from llama_index_memory_ext.store import LogRow, Unread
 
 _BATCH_ROWS = 200
@@ -258,7 +258,7 @@ class FactLearning(KnownFacts):
         if not users:
             return _Learned([])
         # Imported here: its patterns take a while to compile, and not every program extracts facts.
-        from llama_index_memory_ext.extraction import ask_for_facts, extraction_prompt
+        from llama_index_memory_ext.facts.prompt import ask_for_facts, extraction_prompt
 
         # What was learned on a later day is not shown: an old conversation would be taken for a correction of it.
         ranked = (entry.fact for entry in self._ranked(known, "\n".join(users), []))
@@ -283,7 +283,7 @@ class FactLearning(KnownFacts):
         least_said: float = 0.0,
     ) -> Gated:
         """What of a reply may be stored."""
-        from llama_index_memory_ext.gates import gate
+        from llama_index_memory_ext.facts.validation import gate
 
         gated = gate(
             reply,

@@ -19,7 +19,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer  # type: ignore[impo
 
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.ranking import RankedFact, document_of, format_facts, rank, turns_of
+from llama_index_memory_ext.facts.ranking import RankedFact, document_of, format_facts, rank, turns_of
 from llama_index_memory_ext.search.tfidf import Document, FactRanker, TfidfRanker, default_vectorizer
 from llama_index_memory_ext.search.tokenization import date_words, words_of
 
@@ -391,7 +391,7 @@ def test_a_day_is_one_word_however_it_is_written(text: str) -> None:
 def test_scikit_learn_and_nltk_are_imported_on_first_use() -> None:
     """LlamaIndex itself may import them; then there is nothing to save."""
     code = (
-        "import sys, llama_index_memory_ext; before = set(sys.modules); import llama_index_memory_ext.ranking; "
+        "import sys, llama_index_memory_ext; before = set(sys.modules); import llama_index_memory_ext.facts.ranking; "
         "print(sorted({'sklearn', 'nltk'} & (set(sys.modules) - before)))"
     )
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, text=True)

@@ -15,8 +15,8 @@ from llama_index_memory_ext.text.progress import progress
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from llama_index_memory_ext.fact_learning import Extracted
-    from llama_index_memory_ext.facts_block import RelevantFactsBlock
+    from llama_index_memory_ext.facts.block import RelevantFactsBlock
+    from llama_index_memory_ext.facts.learning import Extracted
 
 # A model without a key or a network fails with every session; a thousand of them need not be tried.
 MOST_FAILURES_IN_A_ROW = 3

@@ -8,15 +8,15 @@ from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from llama_index_memory_ext.evidence import Evidence, comparable, find_quote, telling_words
 from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE, Fact, normalised
-from llama_index_memory_ext.offences import offence
+from llama_index_memory_ext.facts.grounding import Evidence, comparable, find_quote, telling_words
+from llama_index_memory_ext.facts.offences import offence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import date, datetime
 
-    from llama_index_memory_ext.replies import ExtractionReply, NewFact, Retirement
+    from llama_index_memory_ext.facts.reply import ExtractionReply, NewFact, Retirement
     from llama_index_memory_ext.text.messages import Line
 
 LONGEST_FACT = 500

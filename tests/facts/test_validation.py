@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_memory_ext.fact import Fact, raised
-from llama_index_memory_ext.gates import Gated, gate
-from llama_index_memory_ext.replies import ExtractionReply
+from llama_index_memory_ext.facts.reply import ExtractionReply
+from llama_index_memory_ext.facts.validation import Gated, gate
 from llama_index_memory_ext.text.messages import Line
 
 NOW = datetime(2025, 11, 20, 12, tzinfo=timezone.utc)

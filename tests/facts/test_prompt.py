@@ -24,9 +24,9 @@ from llama_index.core.llms import (
 from llama_index.core.types import PydanticProgramMode
 
 from llama_index_memory_ext.errors import FactReplyError
-from llama_index_memory_ext.extraction import ask_for_facts, extraction_prompt
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.replies import ExtractionReply
+from llama_index_memory_ext.facts.prompt import ask_for_facts, extraction_prompt
+from llama_index_memory_ext.facts.reply import ExtractionReply
 from llama_index_memory_ext.text.messages import Line
 from tests.conftest import StartModel
 from tests.openai_server import Message, call, say

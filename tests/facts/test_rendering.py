@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.rendering import EMPTY_LINE, line_of, split_lines
+from llama_index_memory_ext.facts.rendering import EMPTY_LINE, line_of, split_lines
 
 THEN = datetime(2026, 11, 20, tzinfo=timezone.utc)
 CONTENTS = st.lists(st.text(min_size=1).filter(str.strip), max_size=5)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from llama_index_memory_ext.rendering import EMPTY_LINE, line_of
+from llama_index_memory_ext.facts.rendering import EMPTY_LINE, line_of
 from llama_index_memory_ext.search.inverted_index import Similarities
 from llama_index_memory_ext.search.tfidf import (
     CONTEXT_SHARE,

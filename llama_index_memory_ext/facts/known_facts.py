@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from llama_index.core.base.embeddings.base import BaseEmbedding  # noqa: TC002 - pydantic reads it too
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 
-from llama_index_memory_ext.fact_book import FactBook
-from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, LogBlock, Remembered
-from llama_index_memory_ext.ranking import (
+from llama_index_memory_ext.facts.book import FactBook
+from llama_index_memory_ext.facts.ranking import (
     CONFIDENCE_WEIGHT,
     SIMILARITY_WEIGHT,
     RankedFact,
@@ -23,6 +22,7 @@ from llama_index_memory_ext.ranking import (
     scores_of,
     similarities_of,
 )
+from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, LogBlock, Remembered
 from llama_index_memory_ext.search.embedding_calls import model_key
 from llama_index_memory_ext.search.embedding_ranker import EmbeddingRanker
 from llama_index_memory_ext.search.tfidf import FactRanker, TfidfRanker

@@ -9,7 +9,7 @@ from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.tools import FunctionTool
 from llama_index.core.types import PydanticProgramMode
 
-from llama_index_memory_ext.replies import PROMPT_TAGS, ExtractionReply, joined, parse_reply
+from llama_index_memory_ext.facts.reply import PROMPT_TAGS, ExtractionReply, joined, parse_reply
 from llama_index_memory_ext.text.messages import calls_of, escape_tags
 
 if TYPE_CHECKING:
