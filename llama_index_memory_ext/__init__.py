@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.facts.block import RelevantFactsBlock
     from llama_index_memory_ext.facts.ranking import format_facts
     from llama_index_memory_ext.formats.llama_index import messages_from_json, messages_to_json
-    from llama_index_memory_ext.preset import CondensedMemory
+    from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
     from llama_index_memory_ext.record.block import CondensedMemoryBlock
     from llama_index_memory_ext.retriever import MemoryRetriever
     from llama_index_memory_ext.search.tfidf import FactRanker, TfidfRanker
@@ -67,7 +67,7 @@ __all__ = [
 # LlamaIndex takes a second or two to start, which the help of the command line need not wait for.
 _MODULE_OF = {
     "Backfilled": "facts.backfill",
-    "CondensedMemory": "preset",
+    "CondensedMemory": "memory.condensed_memory",
     "CondensedMemoryBlock": "record.block",
     "Fact": "fact",
     "FactError": "errors",

@@ -11,7 +11,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
 
 from llama_index_memory_ext.errors import LimitError
 from llama_index_memory_ext.facts.ranking import shares_of
-from llama_index_memory_ext.preset import CondensedMemory
+from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.record.log_search import LONGEST_MESSAGE_TOKENS
 from llama_index_memory_ext.store import telling_failures
 from llama_index_memory_ext.text.budget import fit_tokens

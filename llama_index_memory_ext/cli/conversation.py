@@ -10,8 +10,8 @@ from llama_index.core.agent.workflow import AgentStream, FunctionAgent, ToolCall
 from openai import DefaultAsyncHttpxClient
 
 from llama_index_memory_ext.demo import add, divide, multiply, subtract
+from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.offline_model import OfflineModel
-from llama_index_memory_ext.preset import CondensedMemory
 from llama_index_memory_ext.terminal_model import terminal_model
 
 if TYPE_CHECKING:

@@ -100,7 +100,7 @@ async def _facts(place: Place, user: str) -> str:
 
 
 async def _import_messages(place: Place, content: bytes, session: str, user: str | None) -> int:
-    from llama_index_memory_ext.preset import CondensedMemory
+    from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 
     async with existing_or_new(place) as store:
         memory = CondensedMemory.from_defaults(session, user_id=user, chat_store=store, extract_facts=False)

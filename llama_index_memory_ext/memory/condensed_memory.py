@@ -14,8 +14,8 @@ from typing_extensions import Self, TypedDict, Unpack
 from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.errors import LimitError, StoreError, TurnError
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
-from llama_index_memory_ext.flushed_memory import DEFAULT_TOKEN_LIMIT, FLUSH_EVERY_TURN, FlushedMemory
-from llama_index_memory_ext.memory_template import MemoryBlocksTemplate
+from llama_index_memory_ext.memory.flushing_memory import DEFAULT_TOKEN_LIMIT, FLUSH_EVERY_TURN, FlushedMemory
+from llama_index_memory_ext.memory.template import MemoryBlocksTemplate
 from llama_index_memory_ext.record.block import CondensedMemoryBlock
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.facts.backfill import Backfilled
     from llama_index_memory_ext.facts.book import FactBook
     from llama_index_memory_ext.formats.llama_index import Layout
-    from llama_index_memory_ext.stats import MemoryStats
+    from llama_index_memory_ext.memory.stats import MemoryStats
     from llama_index_memory_ext.text.pieces import Splitter
 
 
@@ -237,7 +237,7 @@ class CondensedMemory(FlushedMemory):
         Some counts by index, and as much of the log as the next question would be shown. Nothing is written.
         """
         # Imported here, as what moves conversations below: most programs start without.
-        from llama_index_memory_ext.stats import MemoryStats
+        from llama_index_memory_ext.memory.stats import MemoryStats
 
         record, facts, session_id = self.condensed_block, self.facts_block, self.session_id
         namespace = facts.namespace_of(session_id)

@@ -19,7 +19,7 @@ from typing_extensions import Self
 from llama_index_memory_ext.background.jobs import log_failure
 from llama_index_memory_ext.background.locks import SharedLock, lock_for
 from llama_index_memory_ext.log_block import LogBlock
-from llama_index_memory_ext.memory_template import MEMORY_CLOSING, MEMORY_OPENING, MemoryBlocksTemplate
+from llama_index_memory_ext.memory.template import MEMORY_CLOSING, MEMORY_OPENING, MemoryBlocksTemplate
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.text.cutting import plan_flush
 from llama_index_memory_ext.text.messages import body_of, checked_messages, escape_tags, message_tokens

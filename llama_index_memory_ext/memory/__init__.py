@@ -1,0 +1,1 @@
+"""The memory that users pass to their agents."""
