@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any
 
+    from llama_index_memory_ext.agents.retriever import MemoryRetriever
+    from llama_index_memory_ext.agents.tools import MemoryToolSpec
     from llama_index_memory_ext.errors import (
         FactError,
         FactReplyError,
@@ -27,13 +29,11 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.formats.llama_index import messages_from_json, messages_to_json
     from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
     from llama_index_memory_ext.record.block import CondensedMemoryBlock
-    from llama_index_memory_ext.retriever import MemoryRetriever
     from llama_index_memory_ext.search.tfidf import FactRanker, TfidfRanker
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.text.messages import extract_conversation_context
     from llama_index_memory_ext.text.tokens import TokenCounter
     from llama_index_memory_ext.text.trim import trim
-    from llama_index_memory_ext.tool_spec import MemoryToolSpec
 
 __all__ = [
     "Backfilled",
@@ -76,9 +76,9 @@ _MODULE_OF = {
     "LayoutError": "errors",
     "LimitError": "errors",
     "MemoryExtError": "errors",
-    "MemoryRetriever": "retriever",
+    "MemoryRetriever": "agents.retriever",
     "MemoryStore": "store",
-    "MemoryToolSpec": "tool_spec",
+    "MemoryToolSpec": "agents.tools",
     "MessageError": "errors",
     "RelevantFactsBlock": "facts.block",
     "RoleError": "errors",

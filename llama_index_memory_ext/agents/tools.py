@@ -11,11 +11,11 @@ from llama_index.core.async_utils import asyncio_run
 from llama_index.core.schema import NodeWithScore
 from llama_index.core.tools.tool_spec.base import BaseToolSpec
 
+from llama_index_memory_ext.agents.retriever import NOTHING_FOLLOWS, MemoryRetriever, check_memory
 from llama_index_memory_ext.errors import FactError, LimitError, StoreError
 from llama_index_memory_ext.fact import Category, Fact, normalised
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.record.message_index import SEARCH_TOOL
-from llama_index_memory_ext.retriever import NOTHING_FOLLOWS, MemoryRetriever, check_memory
 from llama_index_memory_ext.store import telling_failures
 from llama_index_memory_ext.text.budget import fit
 from llama_index_memory_ext.text.messages import escape_tags

@@ -1,0 +1,1 @@
+"""The memory as a retriever and as tools of an agent."""
