@@ -21,8 +21,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock
+from tests.cli.terminal import Here
 from tests.openai_server import Model, OpenAIServer, serve
-from tests.terminal import Here
 
 # The first example of a property loads a vocabulary; how long that takes says nothing.
 settings.register_profile("here", deadline=None)

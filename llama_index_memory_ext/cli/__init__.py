@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.cli.plain import plain
-from llama_index_memory_ext.reasons import reason_of
+from llama_index_memory_ext.cli.reasons import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

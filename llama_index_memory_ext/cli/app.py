@@ -46,7 +46,7 @@ def demo(
 ) -> None:
     """Hold the conversation."""
     # Imported here, as everything that starts LlamaIndex: help and wrong options need not wait for it.
-    from llama_index_memory_ext.demo import run as run_demo
+    from llama_index_memory_ext.cli.demo import run as run_demo
 
     raise typer.Exit(run_demo(database, session, second_process=second_process))
 

@@ -20,7 +20,7 @@ def run(arguments: list[str], name: str) -> int:
         parser.print_help(sys.stderr)
         return 2
     # Imported here: a wrong option should be told at once, not after LlamaIndex has started.
-    from llama_index_memory_ext.demo import run as run_demo
+    from llama_index_memory_ext.cli.demo import run as run_demo
 
     return run_demo(options.database, options.session, second_process=options.second_process)
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from llama_index.core.agent.workflow import AgentStream, FunctionAgent, ToolCallResult
 from openai import DefaultAsyncHttpxClient
 
-from llama_index_memory_ext.demo import add, divide, multiply, subtract
+from llama_index_memory_ext.cli.demo import add, divide, multiply, subtract
+from llama_index_memory_ext.cli.offline_model import OfflineModel
+from llama_index_memory_ext.cli.terminal_model import terminal_model
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
-from llama_index_memory_ext.offline_model import OfflineModel
-from llama_index_memory_ext.terminal_model import terminal_model
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

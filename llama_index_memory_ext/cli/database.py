@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from llama_index_memory_ext.cli.options import DATABASE_VARIABLE
+from llama_index_memory_ext.cli.reasons import TerminalError, reason_of
 from llama_index_memory_ext.errors import MemoryExtError
-from llama_index_memory_ext.reasons import TerminalError, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

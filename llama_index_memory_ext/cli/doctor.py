@@ -11,9 +11,9 @@ import typer
 
 from llama_index_memory_ext.cli.database import Place, opened, place_of
 from llama_index_memory_ext.cli.options import AsJson, Database
+from llama_index_memory_ext.cli.reasons import TerminalError, model_host, reason_of
 from llama_index_memory_ext.cli.screen import console, show_json
 from llama_index_memory_ext.cli.versions import installed
-from llama_index_memory_ext.reasons import TerminalError, model_host, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,7 +116,7 @@ def _tokenizer(name: str) -> Check:
 
 
 def _model() -> Iterator[Check]:
-    from llama_index_memory_ext.terminal_model import DEFAULT_MODEL, terminal_model
+    from llama_index_memory_ext.cli.terminal_model import DEFAULT_MODEL, terminal_model
 
     if os.environ.get("OPENAI_API_KEY"):
         yield Check("OPENAI_API_KEY", "ok", "set")

@@ -10,8 +10,8 @@ import typer
 from llama_index_memory_ext.cli.database import existing, existing_or_new, place_of
 from llama_index_memory_ext.cli.fact_tables import as_json, show_changed, show_explanation, show_facts, show_found
 from llama_index_memory_ext.cli.options import AsJson, Database, Session, User, Yes, confirmed, namespace_of
+from llama_index_memory_ext.cli.reasons import counted
 from llama_index_memory_ext.cli.screen import say, show_json
-from llama_index_memory_ext.reasons import counted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

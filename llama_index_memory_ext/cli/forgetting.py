@@ -10,8 +10,8 @@ import typer
 
 from llama_index_memory_ext.cli.database import Place, existing, place_of
 from llama_index_memory_ext.cli.options import AsJson, Database, Session, User, Yes, confirmed, one_of
+from llama_index_memory_ext.cli.reasons import TerminalError, counted
 from llama_index_memory_ext.cli.screen import say, show_json, waiting
-from llama_index_memory_ext.reasons import TerminalError, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.reasons import TerminalError
+from llama_index_memory_ext.cli.reasons import TerminalError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

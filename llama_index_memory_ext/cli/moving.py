@@ -14,8 +14,8 @@ import typer
 from llama_index_memory_ext.cli.database import Place, existing, existing_or_new, place_of
 from llama_index_memory_ext.cli.options import AsJson, Database, Session, User, one_of
 from llama_index_memory_ext.cli.plain import plain
+from llama_index_memory_ext.cli.reasons import TerminalError, counted
 from llama_index_memory_ext.cli.screen import say, show_json
-from llama_index_memory_ext.reasons import TerminalError, counted
 
 _STREAM = Path("-")
 

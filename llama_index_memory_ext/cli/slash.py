@@ -8,8 +8,8 @@ import typer
 
 from llama_index_memory_ext.cli.fact_tables import show_explanation, show_facts
 from llama_index_memory_ext.cli.plain import one_line
+from llama_index_memory_ext.cli.reasons import TerminalError, reason_of
 from llama_index_memory_ext.cli.screen import is_terminal, say, show_table, waiting
-from llama_index_memory_ext.reasons import TerminalError, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,8 +16,8 @@ from llama_index_memory_ext.cli.beside import Beside
 from llama_index_memory_ext.cli.database import existing_or_new, place_of
 from llama_index_memory_ext.cli.options import Database, Session, User
 from llama_index_memory_ext.cli.plain import one_line, plain
+from llama_index_memory_ext.cli.reasons import model_host, reason_of
 from llama_index_memory_ext.cli.screen import is_terminal, say, waiting
-from llama_index_memory_ext.reasons import model_host, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

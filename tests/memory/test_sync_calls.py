@@ -10,7 +10,7 @@ import pytest
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import CondensedMemory
-from llama_index_memory_ext.offline_model import OfflineModel
+from llama_index_memory_ext.cli.offline_model import OfflineModel
 from tests.conversation import assistant, sent_text, user
 
 HISTORY: list[ChatMessage] = [message for i in range(6) for message in (user(f"question {i}"), assistant("yes"))]

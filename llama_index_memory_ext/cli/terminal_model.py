@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from llama_index.llms.openai import OpenAI
 
-from llama_index_memory_ext.offline_model import OfflineModel
-from llama_index_memory_ext.reasons import TerminalError
+from llama_index_memory_ext.cli.offline_model import OfflineModel
+from llama_index_memory_ext.cli.reasons import TerminalError
 
 if TYPE_CHECKING:
     from httpx import AsyncClient

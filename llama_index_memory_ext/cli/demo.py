@@ -20,10 +20,10 @@ from llama_index.core.instrumentation.events.llm import LLMChatStartEvent
 from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.event_handlers import BaseEventHandler
 
+from llama_index_memory_ext.cli.offline_model import OfflineModel, as_dicts
+from llama_index_memory_ext.cli.reasons import TerminalError, counted, model_host, reason_of
+from llama_index_memory_ext.cli.terminal_model import terminal_model
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
-from llama_index_memory_ext.offline_model import OfflineModel, as_dicts
-from llama_index_memory_ext.reasons import TerminalError, counted, model_host, reason_of
-from llama_index_memory_ext.terminal_model import terminal_model
 from llama_index_memory_ext.text.tokens import TokenCounter
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from llama_index_memory_ext.cli.beside import Beside
-from llama_index_memory_ext.offline_rules import reply
+from llama_index_memory_ext.cli.offline_rules import reply
+from tests.cli.terminal import COMMAND, Here, at_terminal, clean_environment, run
 from tests.openai_server import Message, call, fail, say, serve
-from tests.terminal import COMMAND, Here, at_terminal, clean_environment, run
 
 at_a_terminal = pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals")
 KEY = "sk-not-to-be-shown"

@@ -16,8 +16,8 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
 
-from llama_index_memory_ext.offline_prompt import arguments_of
-from llama_index_memory_ext.offline_rules import reply
+from llama_index_memory_ext.cli.offline_prompt import arguments_of
+from llama_index_memory_ext.cli.offline_rules import reply
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Iterable, Sequence

@@ -24,7 +24,7 @@ from llama_index_memory_ext.cli import versions
 from llama_index_memory_ext.cli.ids import short_ids
 from llama_index_memory_ext.cli.leftovers import search_file
 from llama_index_memory_ext.cli.plain import plain
-from tests.terminal import COMMAND, Here, at_terminal, clean_environment, run
+from tests.cli.terminal import COMMAND, Here, at_terminal, clean_environment, run
 
 ANN = ("--user", "ann")
 

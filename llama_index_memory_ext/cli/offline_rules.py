@@ -6,7 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from llama_index_memory_ext.offline_prompt import Prompt, Reply, ToolCall, answered, asks, elements_of, read_prompt
+from llama_index_memory_ext.cli.offline_prompt import Prompt, Reply, ToolCall, answered, asks, elements_of, read_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
