@@ -17,8 +17,8 @@ from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index_memory_ext import CondensedMemory, MessageError, messages_from_json
 from tests.conftest import OpenMemory, OpenPlainMemory, StartModel
 from tests.conversation import assistant, calling, record, result, sent_text, user
+from tests.facts.test_block import contents, learner
 from tests.openai_server import Message, say, serve
-from tests.test_facts_block import contents, learner
 
 TURNS: list[dict[str, Any]] = [
     {"role": "user", "content": "What is 2 * 3?"},

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from math import log
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -27,7 +23,7 @@ from llama_index_memory_ext.text.budget import fit, fit_tokens, put_first
 from llama_index_memory_ext.text.tokens import TokenCounter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 

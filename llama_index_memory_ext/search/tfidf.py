@@ -8,14 +8,13 @@ from functools import cache, lru_cache
 from math import log
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import numpy as np
-
 from llama_index_memory_ext.search.inverted_index import InvertedIndex, Similarities
 from llama_index_memory_ext.search.tokenization import words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
 CONTEXT_SHARE = 0.3
@@ -156,6 +155,7 @@ def terms_of(text: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=100_000)
 def stem(word: str) -> str:
+    """The stem of a lower-case English word."""
     stemmed: str = _stemmer().stem(word)
     return stemmed
 

@@ -27,7 +27,7 @@ from llama_index_memory_ext import CondensedMemory, LimitError, MemoryRetriever,
 from tests.conftest import OpenMemory, StartModel
 from tests.conversation import assistant, calling, result, user
 from tests.openai_server import say
-from tests.test_embedding_ranker import Meanings
+from tests.search.test_embeddings import Meanings
 
 COUNTER = TokenCounter()
 BIKE = [user("I bought a red bike in Berlin."), assistant("Enjoy the ride!")]

@@ -28,7 +28,7 @@ from llama_index_memory_ext.record.message_index import SEARCH_TOOL
 from tests.conftest import OpenMemory, StartModel
 from tests.conversation import assistant, calling, result, user
 from tests.openai_server import Message, Model, call, say
-from tests.test_embedding_ranker import in_event_loop
+from tests.search.test_embeddings import in_event_loop
 
 COUNTER = TokenCounter()
 NOT_REMEMBERED = "Not remembered: "

@@ -25,8 +25,8 @@ from llama_index_memory_ext.facts.batches import batch_end, said_at
 from llama_index_memory_ext.store.timestamps import written_at
 from tests.conftest import OpenMemory, OpenPlainMemory, StartModel
 from tests.conversation import assistant, user
+from tests.facts.test_block import contents, extractions, learner
 from tests.openai_server import Message, Model, call, fail
-from tests.test_facts_block import contents, extractions, learner
 
 
 def talk(*words: str) -> list[ChatMessage]:

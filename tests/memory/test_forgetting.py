@@ -23,10 +23,10 @@ from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.store import Seen, owner
 from tests.conftest import OpenMemory, OpenPlainMemory, StartModel
 from tests.conversation import assistant, calling, result, sent_text, user
+from tests.facts.test_block import learner, shown
 from tests.openai_server import Message, say
-from tests.test_embedding_ranker import Awaited, Meanings
-from tests.test_facts_block import learner, shown
-from tests.test_schema import role_of
+from tests.search.test_embeddings import Awaited, Meanings
+from tests.store.test_schema import role_of
 
 NOTHING = {"messages": 0, "cursors": 0, "facts": 0, "embeddings": 0}
 KINDS = ("", "_cursors", "_facts", "_embeddings")

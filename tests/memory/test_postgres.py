@@ -22,9 +22,9 @@ from sqlalchemy.pool import QueuePool
 from llama_index_memory_ext import CondensedMemory, MemoryStore
 from tests.conftest import ENGINES_AT, StartModel, client_without_connections, close_plain_memory, engine_at
 from tests.conversation import assistant, record, sent_text, user
+from tests.facts.test_block import learner
 from tests.openai_server import Message, serve
-from tests.test_facts_block import learner
-from tests.test_running_summary import count_up, summary_in
+from tests.record.test_running_summary import count_up, summary_in
 
 NO_FACTS: dict[str, Any] = {"extract_facts": False, "facts_token_limit": 0}
 # Which of its commits a process does not live to see.

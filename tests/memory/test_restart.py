@@ -26,7 +26,7 @@ TURNS = 8
 
 WORKER = """
 import asyncio, json, os, signal, sys
-from tests.test_restart import LIMITS, one_turn
+from tests.memory.test_restart import LIMITS, one_turn
 from llama_index_memory_ext import CondensedMemory
 
 async def main(uri, first, last):

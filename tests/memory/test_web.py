@@ -20,8 +20,8 @@ from llama_index.core.agent.workflow import FunctionAgent
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
 from tests.conftest import StartModel
+from tests.facts.test_block import learner
 from tests.openai_server import Message, OpenAIServer, say, serve
-from tests.test_facts_block import learner
 from tests.test_readme import BLOCKS
 
 APP = next(code for code in BLOCKS if "FastAPI(" in code)
