@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from llama_index_memory_ext.facts.reply import ExtractionReply
-    from llama_index_memory_ext.facts.validation import Gated
+    from llama_index_memory_ext.facts.validation import ValidatedReply
     from llama_index_memory_ext.store import LogRow, Unread
 
 _BATCH_ROWS = 200
@@ -56,7 +56,7 @@ class _Learned(NamedTuple):
     """The facts as they are after a part of the conversation, what passed the gates, and the model's seconds."""
 
     changed: list[Fact]
-    gated: Gated | None = None
+    gated: ValidatedReply | None = None
     seconds: float = 0.0
 
 
@@ -161,7 +161,7 @@ class FactLearning(KnownFacts):
 
     async def aapply(
         self, reply: ExtractionReply, said: Sequence[Line], about: Sequence[Fact] = (), *, session_id: str
-    ) -> tuple[Gated, list[Fact]]:
+    ) -> tuple[ValidatedReply, list[Fact]]:
         """Store what somebody else than the extraction says of the user, through the same gates and one more.
 
         Who reads more than the conversation may be told by a web page what to say: of what is new, two words in five
@@ -281,11 +281,11 @@ class FactLearning(KnownFacts):
         session_id: str,
         now: datetime,
         least_said: float = 0.0,
-    ) -> Gated:
+    ) -> ValidatedReply:
         """What of a reply may be stored."""
-        from llama_index_memory_ext.facts.validation import gate
+        from llama_index_memory_ext.facts.validation import validate_reply
 
-        gated = gate(
+        gated = validate_reply(
             reply,
             said,
             related,
@@ -295,7 +295,7 @@ class FactLearning(KnownFacts):
             namespace=self.namespace_of(session_id),
             session_id=session_id,
             min_confidence=self.min_confidence,
-            least_said=least_said,
+            min_keyword_share=least_said,
         )
         self._rejections.update(gated.rejections)
         return gated
@@ -336,7 +336,7 @@ class FactLearning(KnownFacts):
         )
 
 
-def changes_of(gated: Gated, facts: Mapping[str, Fact], then: datetime) -> list[Fact]:
+def changes_of(gated: ValidatedReply, facts: Mapping[str, Fact], then: datetime) -> list[Fact]:
     """The facts as they are after a reply: new ones, those that are surer now, and those that hold no longer.
 
     ``then`` is when it was said. No fact becomes older by it than it was.
@@ -366,7 +366,7 @@ def ids_by_change(changed: Sequence[Fact], before: Mapping[str, Fact]) -> tuple[
     return new, confirmed, [fact.id for fact in changed if fact.retired]
 
 
-def _extracted(messages: int, gated: Gated | None) -> Extracted:
+def _extracted(messages: int, gated: ValidatedReply | None) -> Extracted:
     if not messages or gated is None:
         return Extracted(messages, asked=gated is not None)
     return Extracted(messages, len(gated.accepted), len(gated.confirmed), len(gated.retired), asked=True)

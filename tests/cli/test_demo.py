@@ -20,7 +20,7 @@ from llama_index_memory_ext.cli.offline_prompt import Reply
 from llama_index_memory_ext.cli.offline_rules import NOT_SEEN, reply
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts.prompt import ask_for_facts, extraction_prompt
-from llama_index_memory_ext.facts.validation import Gated, gate
+from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.text.messages import Line
 from tests.conftest import OpenMemory
 from tests.openai_server import Message, call, say, serve
@@ -145,13 +145,13 @@ def test_the_offline_model_speaks_every_dialect_of_the_host() -> None:
     assert model.metadata.is_function_calling_model
 
 
-async def extracted(*said: str, known: tuple[str, ...] = ()) -> Gated:
+async def extracted(*said: str, known: tuple[str, ...] = ()) -> ValidatedReply:
     """What of the offline model's report passes the gates; new facts have the ids f1, f2, ..."""
     now, numbers = datetime(2026, 11, 20, tzinfo=timezone.utc), iter(range(1, 99))
     lines = [Line(i, "user", text) for i, text in enumerate(said, 1)]
     facts = [Fact(id=content, content=content) for content in known]
     report = await ask_for_facts(OfflineModel(), extraction_prompt(lines, facts, today=now.date()))
-    return gate(report, lines, facts, now=now, new_id=lambda: f"f{next(numbers)}")
+    return validate_reply(report, lines, facts, now=now, new_id=lambda: f"f{next(numbers)}")
 
 
 @pytest.mark.parametrize(
