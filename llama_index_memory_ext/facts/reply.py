@@ -1,4 +1,4 @@
-"""Reads what a model replies when it is asked for facts, however untidy that is."""
+"""Reads the reply of a model that was asked for facts, also where it is not quite valid JSON."""
 
 from __future__ import annotations
 
@@ -15,22 +15,20 @@ from llama_index_memory_ext.text.messages import unescape_tags
 
 PROMPT_TAGS = ("transcript", "known_facts")
 
-CATEGORIES: tuple[Category, ...] = get_args(Category)
-
 _SUBJECT = re.compile(
-    r"(?:the )?user(?:['\u2019]s | (?!interface|experience|stor|account|manual|group|name\b|id\b))"
-    r"|用户(?!名|体验|界面|组)",
+    r"^(?:(?:the )?user(?:['\u2019]s | (?!interface|experience|stor|account|manual|group|name\b|id\b))"
+    r"|用户(?!名|体验|界面|组))",
     re.IGNORECASE,
 )
-_WORDS_FOR_CONFIDENCE = {"high": 0.9, "medium": 0.6, "low": 0.3}
-
+_CONFIDENCE_WORDS = {"high": 0.9, "medium": 0.6, "low": 0.3}
+_PERCENT = 100
 _SECTIONS = {
     "new_facts": ("new_facts", "facts", "new"),
     "confirmed": ("confirmed", "confirmations"),
     "retired": ("retired", "retirements"),
 }
 _SECTION_NAMES = frozenset(name for names in _SECTIONS.values() for name in names)
-_CONTENT_NAMES = ("content", "fact", "text")
+_CONTENT_KEYS = ("content", "fact", "text")
 _NOTHING = re.compile(
     r"(?:(?:there (?:is|are|were)|i (?:found|see|have)|found) )?"
     r"(?:no (?:(?:new|additional|relevant|further|lasting) )*(?:facts?|information|changes?)(?: [\w ]{0,60})?"
@@ -39,12 +37,14 @@ _NOTHING = re.compile(
     re.IGNORECASE,
 )
 _EMPTY = re.compile(r"[^\[{]*(?:\[\s*\]|\{\s*\})")
-# A string that is never closed goes on to the end, or each quotation mark in it would be tried anew.
-_STRING_OR_CLUTTER = re.compile(r'("(?:[^"\\]|\\.)*"?)|,(?=\s*[\]}])', re.DOTALL)
-# A reply has far fewer, and each may be followed into a thousand others before it proves to be none.
-_MOST_STARTS = 1_000
+_OPENING_BRACKET = re.compile(r"[\[{]")
+# An unclosed string goes on to the end of the text: otherwise each quotation mark in it would start another search.
+_STRING_OR_TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.)*"?)|,(?=\s*[\]}])', re.DOTALL)
+# No reply has as many brackets. Each costs an attempt to decode, which may follow a thousand more of them.
+_MAX_ATTEMPTS = 1_000
 
 
+# The docstrings and descriptions of these three classes are sent to the model, in the schema of the tool.
 class NewFact(BaseModel):
     """Something new about the user, as the model reports it. Any value can be read; an unusable one has no content."""
 
@@ -60,12 +60,12 @@ class NewFact(BaseModel):
     @classmethod
     def _read(cls, value: Any) -> dict[str, Any]:
         fields = value if isinstance(value, Mapping) else {"content": value}
-        content = next((fields[name] for name in _CONTENT_NAMES if isinstance(fields.get(name), str)), "")
+        content = next((fields[name] for name in _CONTENT_KEYS if isinstance(fields.get(name), str)), "")
         category = str(fields.get("category")).strip().lower()
         return {
             "label": _label(fields.get("label")),
             "content": _without_subject(" ".join(content.split())),
-            "category": category if category in CATEGORIES else "knowledge",
+            "category": category if category in get_args(Category) else "knowledge",
             "confidence": _confidence(fields.get("confidence")),
             "quote": _text(fields.get("quote")),
         }
@@ -118,9 +118,10 @@ class ExtractionReply(BaseModel):
 
 
 def parse_reply(text: str) -> ExtractionReply:
-    """The reply that a model wrote as JSON, whatever stands around it and however untidy it is.
+    """The reply in a text, with any other text before and after it.
 
-    Of a reply that is torn the entries that are whole are taken. An empty reply and "no new facts" have no entries.
+    Of a truncated or broken reply the complete entries are returned. An empty text and "no new facts" give a reply
+    without entries.
 
     Raises:
         FactReplyError: There is text, but no reply in it.
@@ -130,43 +131,48 @@ def parse_reply(text: str) -> ExtractionReply:
     >>> parse_reply("No new facts.").new_facts
     []
     """
-    said = text.rpartition("</think>")[2].strip()
-    if not said or _NOTHING.fullmatch(said):
+    answer = text.rpartition("</think>")[2].strip()
+    if not answer or _NOTHING.fullmatch(answer):
         return ExtractionReply.model_validate({})
-    parts: list[dict[str, Any]] = []
-    for form in (said, _STRING_OR_CLUTTER.sub(_blank_clutter, said)):
-        parts = [part for value in _json_values(form) for part in _objects_in(value)]
-        replies = [part for part in parts if _SECTION_NAMES & part.keys()]
-        if replies:
-            return joined([ExtractionReply.model_validate(part) for part in replies])
-    # What is left of a torn reply has lost its order: an unlabelled fact must not answer to a label by its place.
-    facts = [_labelled(part, f"torn{i}") for i, part in enumerate(parts) if any(n in part for n in _CONTENT_NAMES)]
-    retired = [part for part in parts if "number" in part]
-    if facts or retired or _EMPTY.match(said):
-        return ExtractionReply.model_validate({"new_facts": facts, "retired": retired})
+    for form in (answer, _without_trailing_commas(answer)):
+        objects = list(_objects_in(list(_json_values(form))))
+        if replies := [part for part in objects if _SECTION_NAMES & part.keys()]:
+            return merge_replies([ExtractionReply.model_validate(part) for part in replies])
+    entries = _entries_of_broken(objects)
+    if any(entries.values()) or _EMPTY.match(answer):
+        return ExtractionReply.model_validate(entries)
     raise FactReplyError(text)
 
 
-def joined(replies: Sequence[ExtractionReply]) -> ExtractionReply:
-    """All replies as one; a label of one of them means nothing in the others."""
+def merge_replies(replies: Sequence[ExtractionReply]) -> ExtractionReply:
+    """All replies as one. A label refers to the facts of its own reply only."""
     if len(replies) == 1:
         return replies[0]
     new_facts, retired = [], []
     for i, reply in enumerate(replies):
         new_facts += [fact.model_copy(update={"label": f"{fact.label}.{i}"}) for fact in reply.new_facts]
         retired += [
-            entry.model_copy(update={"replaced_by": f"{entry.replaced_by}.{i}" if entry.replaced_by else ""})
+            entry.model_copy(update={"replaced_by": entry.replaced_by and f"{entry.replaced_by}.{i}"})
             for entry in reply.retired
         ]
     confirmed = [number for reply in replies for number in reply.confirmed]
     return ExtractionReply.model_construct(new_facts=new_facts, confirmed=confirmed, retired=retired)
 
 
+def _entries_of_broken(objects: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    """The facts and retirements among the objects of a reply that is broken, whose order is lost.
+
+    A fact without a label gets one that no retirement can name by mistake.
+    """
+    facts = [_labelled(part, f"torn{i}") for i, part in enumerate(objects) if not part.keys().isdisjoint(_CONTENT_KEYS)]
+    return {"new_facts": facts, "retired": [part for part in objects if "number" in part]}
+
+
 def _json_values(text: str) -> Iterator[Any]:
-    """Each JSON value in a text that no other one holds; objects and lists only."""
+    """The outermost JSON objects and lists in a text."""
     decoder, position = json.JSONDecoder(strict=False), 0
-    for _ in range(_MOST_STARTS):
-        start = re.compile(r"[\[{]").search(text, position)
+    for _ in range(_MAX_ATTEMPTS):
+        start = _OPENING_BRACKET.search(text, position)
         if start is None:
             return
         try:
@@ -178,7 +184,7 @@ def _json_values(text: str) -> Iterator[Any]:
 
 
 def _objects_in(value: Any) -> Iterator[dict[str, Any]]:
-    """The objects in a JSON value, outermost first; one that has the lists of a reply keeps what is in it."""
+    """The objects in a JSON value, outermost first, but not those within an object that is a reply."""
     waiting = [value]
     while waiting:
         part = waiting.pop()
@@ -189,17 +195,17 @@ def _objects_in(value: Any) -> Iterator[dict[str, Any]]:
         elif isinstance(part, list):
             waiting += reversed(part)
         elif isinstance(part, str) and part.lstrip().startswith(("{", "[")):
-            # Some models wrap the whole reply into one text.
+            # Some models wrap the whole reply in a string.
             waiting += reversed(list(_json_values(part)))
 
 
-def _blank_clutter(match: re.Match[str]) -> str:
-    return match.group(1) or " "
+def _without_trailing_commas(text: str) -> str:
+    return _STRING_OR_TRAILING_COMMA.sub(lambda match: match.group(1) or " ", text)
 
 
 def _entries(value: Any) -> list[Any]:
     if isinstance(value, str):
-        values = list(_json_values(_STRING_OR_CLUTTER.sub(_blank_clutter, value)))
+        values = list(_json_values(_without_trailing_commas(value)))
         value = values[0] if values else None if _NOTHING.fullmatch(value.strip() or "none") else value
     if value is None or value == {}:
         return []
@@ -213,12 +219,12 @@ def _labelled(entry: Any, label: str) -> Any:
 
 
 def _text(value: Any) -> str:
-    # A model copies what it was shown, and our own tags were shown escaped.
+    # A model copies quotes from its prompt, where our own tags are escaped.
     return unescape_tags(value, PROMPT_TAGS) if isinstance(value, str) else ""
 
 
 def _label(value: Any) -> str:
-    """One spelling for "n1", "N1", "1" and 1; other labels in small letters, and "" for none."""
+    """One spelling for "n1", "N1", "1" and 1; other labels in lower case, and "" for none."""
     text = str(value).strip().lower() if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
     number = re.fullmatch(r"(?:n|new|new fact)?[ #.]*(\d{1,9})", text, re.ASCII)
     if number:
@@ -227,31 +233,29 @@ def _label(value: Any) -> str:
 
 
 def _number(value: Any) -> int:
-    """The number of a known fact, 0 for what is none."""
+    """The number of a known fact; 0 for anything else."""
     if isinstance(value, Mapping):
         value = value.get("number")
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return 0
-    found = re.fullmatch(r"\D{0,10}?(\d{1,9})(?:\.0*)?", str(value).strip(), re.ASCII)
-    return int(found.group(1)) if found and not str(value).strip().startswith("-") else 0
+    found = re.fullmatch(r"(?!-)\D{0,10}?(\d{1,9})(?:\.0*)?", str(value).strip(), re.ASCII)
+    return int(found.group(1)) if found else 0
 
 
 def _confidence(value: Any) -> float:
-    """0..1 from a number, a percentage or a word; 0 for what is none of them."""
+    """0..1 from a number, a percentage or a word; 0 for anything else."""
     if isinstance(value, str):
         text = value.strip().lower()
-        value = _WORDS_FOR_CONFIDENCE.get(text.replace(" ", "_"), text.removesuffix("%"))
+        value = _CONFIDENCE_WORDS.get(text, text.removesuffix("%"))
     try:
         number = 0.0 if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         return 0.0
-    if 1 < number <= 100:  # noqa: PLR2004 - a percentage
-        number /= 100
+    number = number / _PERCENT if 1 < number <= _PERCENT else number
     return number if 0 <= number <= 1 else 0.0
 
 
 def _without_subject(content: str) -> str:
     """Prefers tea, where the model writes that the user prefers tea."""
-    subject = _SUBJECT.match(content)
-    rest = content[subject.end() :] if subject else content
-    return rest[:1].upper() + rest[1:] if subject else content
+    rest = _SUBJECT.sub("", content)
+    return content if rest == content else rest[:1].upper() + rest[1:]
