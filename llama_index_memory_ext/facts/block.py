@@ -11,8 +11,7 @@ from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index_memory_ext.events import FactsInjectedEvent, is_heard, send
 from llama_index_memory_ext.facts.explanation import Explanation, explain
 from llama_index_memory_ext.facts.learning import FactLearning
-from llama_index_memory_ext.facts.ranking import fitted
-from llama_index_memory_ext.facts.rendering import split_lines
+from llama_index_memory_ext.facts.ranking import fit_facts, split_lines
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, Remembered
 from llama_index_memory_ext.store import Seen
 from llama_index_memory_ext.text.messages import question_in, spoken, turns_in
@@ -129,7 +128,7 @@ class RelevantFactsBlock(FactLearning):
     def _show(self, known: Known, question: str, context: Sequence[str]) -> _Shown:
         """What there is room for of the facts, best first."""
         facts = self._best_first(known, question, context)
-        shown = fitted(facts, self._room, self.tokenizer_fn, known.rendered)
+        shown = fit_facts(facts, self._room, self.tokenizer_fn, known.rendered)
         text = "".join(entry.line for entry in shown)
         if self.tokenizer_fn.adds_up:
             self.tokenizer_fn.remember(text, sum(entry.tokens for entry in shown))

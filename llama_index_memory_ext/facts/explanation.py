@@ -1,4 +1,4 @@
-"""Says of each fact why it is shown for a question, or why not."""
+"""Explains for each fact why it is shown for a question, or why not."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.facts.ranking import RankedFact, fitted_lines
-from llama_index_memory_ext.facts.rendering import line_of
+from llama_index_memory_ext.facts.ranking import RankedFact, fit_facts, render
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.text.tokens import TokenCounter
@@ -42,44 +41,34 @@ class Explanation:
     limit: int
 
     def __str__(self) -> str:
-        rows = [_HEAD, *map(_cells, self.facts)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        rows = [_HEAD, *((_shortened(content), *others) for content, *others in map(_cells, self.facts))]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         return "\n".join([*lines, f"{self.tokens} of {self.limit} tokens"])
 
     def __repr__(self) -> str:
         return str(self)
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th style='text-align:left'>{name}</th>" for name in _HEAD)
-        body = "".join(_html_row(fact) for fact in self.facts)
-        return f"<table><tr>{head}</tr>{body}</table><p>{self.tokens} of {self.limit} tokens</p>"
+        rows = [_html_row("th", _HEAD)]
+        rows += [_html_row("td", _cells(fact), "" if fact.injected else " style='opacity:0.5'") for fact in self.facts]
+        return f"<table>{''.join(rows)}</table><p>{self.tokens} of {self.limit} tokens</p>"
 
 
 def explain(ranked: Sequence[RankedFact], limit: int, counter: TokenCounter) -> Explanation:
     """Which of the ranked facts fit into ``limit`` tokens, and why."""
-    shown = set(fitted_lines([entry.fact for entry in ranked], limit, counter))
+    rendered: dict[str, tuple[str, int]] = {}
+    shown = {fitted.line for fitted in fit_facts([entry.fact for entry in ranked], limit, counter, rendered)}
     facts = []
     for entry in ranked:
-        line = line_of(entry.fact)
-        facts.append(
-            ExplainedFact(
-                fact=entry.fact,
-                similarity=entry.similarity,
-                confidence=entry.confidence,
-                score=entry.score,
-                matched=entry.matched,
-                tokens=counter.count(line),
-                injected=line in shown,
-                why=_why(entry, shown=line in shown),
-            )
-        )
+        line, tokens = render(entry.fact, counter, rendered)
+        numbers = (entry.similarity, entry.confidence, entry.score)
+        why = _why(entry) if line in shown else "no room"
+        facts.append(ExplainedFact(entry.fact, *numbers, entry.matched, tokens, line in shown, why))
     return Explanation(tuple(facts), sum(fact.tokens for fact in facts if fact.injected), limit)
 
 
-def _why(entry: RankedFact, *, shown: bool) -> str:
-    if not shown:
-        return "no room"
+def _why(entry: RankedFact) -> str:
     if entry.fact.pinned:
         return "pinned"
     if entry.fact.category == "correction":
@@ -88,14 +77,15 @@ def _why(entry: RankedFact, *, shown: bool) -> str:
 
 
 def _cells(fact: ExplainedFact) -> tuple[str, ...]:
-    content = " ".join(fact.fact.content.split())
-    short = content if len(content) <= _CONTENT_WIDTH else f"{content[: _CONTENT_WIDTH - 3]}..."
-    numbers = (f"{fact.similarity:.2f}", f"{fact.confidence:.2f}", f"{fact.score:.2f}")
-    answer = f"yes: {fact.why}" if fact.injected else f"no: {fact.why}"
-    return (short, *numbers, ", ".join(fact.matched[:5]), str(fact.tokens), answer)
+    numbers = (f"{number:.2f}" for number in (fact.similarity, fact.confidence, fact.score))
+    shown = f"{'yes' if fact.injected else 'no'}: {fact.why}"
+    return (" ".join(fact.fact.content.split()), *numbers, ", ".join(fact.matched[:5]), str(fact.tokens), shown)
 
 
-def _html_row(fact: ExplainedFact) -> str:
-    cells = (" ".join(fact.fact.content.split()), *_cells(fact)[1:])
-    style = "" if fact.injected else " style='opacity:0.5'"
-    return f"<tr{style}>" + "".join(f"<td style='text-align:left'>{escape(cell)}</td>" for cell in cells) + "</tr>"
+def _shortened(content: str) -> str:
+    return content if len(content) <= _CONTENT_WIDTH else f"{content[: _CONTENT_WIDTH - 3]}..."
+
+
+def _html_row(tag: str, cells: Iterable[str], attributes: str = "") -> str:
+    shown = "".join(f"<{tag} style='text-align:left'>{escape(cell)}</{tag}>" for cell in cells)
+    return f"<tr{attributes}>{shown}</tr>"

@@ -1,4 +1,4 @@
-"""Ranks facts for a question, by how near they are and how sure."""
+"""Ranks facts for a question and renders those that fit a token limit, best first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from llama_index_memory_ext.facts.rendering import EMPTY_LINE, line_of
 from llama_index_memory_ext.search.inverted_index import Similarities
 from llama_index_memory_ext.search.tfidf import (
     CONTEXT_SHARE,
@@ -20,10 +19,11 @@ from llama_index_memory_ext.search.tfidf import (
 )
 from llama_index_memory_ext.search.tokenization import date_words, words_of
 from llama_index_memory_ext.text.budget import fit, fit_tokens, put_first
+from llama_index_memory_ext.text.messages import escape_tags
 from llama_index_memory_ext.text.tokens import TokenCounter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -31,18 +31,13 @@ if TYPE_CHECKING:
 
 SIMILARITY_WEIGHT = 0.6
 CONFIDENCE_WEIGHT = 0.4
-FIRST_CATEGORIES = frozenset({"correction"})
-
-
-def document_of(fact: Fact) -> Document:
-    """A fact as it is found: by its content, the day of its creation and, with less weight, its source."""
-    context = ((fact.source, CONTEXT_SHARE),) if fact.source else ()
-    return Document(fact.id, fact.content, context, date_words(fact.created_at))
+# A line without content: where its tokens do not fit, no fact does.
+EMPTY_LINE = '<fact date="2026-11-20"></fact>\n'
 
 
 @dataclass(frozen=True, slots=True)
 class RankedFact:
-    """A fact with its marks for one question, all 0..1. ``asked`` is the question and what was said before it."""
+    """A fact with its numbers for one question, all 0..1. ``asked`` is the question and the turns before it."""
 
     fact: Fact
     similarity: float
@@ -52,12 +47,26 @@ class RankedFact:
 
     @property
     def matched(self) -> tuple[str, ...]:
-        """The words, as they were asked, by which the fact is found; empty if it shares none."""
+        """The words of the question and its context that the fact has; empty if it has none."""
         document = document_of(self.fact)
         texts = (document.text, document.date, *(text for text, _ in document.context))
         known = {term for text in texts for term in terms_of(text)}
         asked = (word for text in self.asked for word in words_of(text, stem))
         return tuple(dict.fromkeys(word.written for word in asked if word.term in known))
+
+
+class FittedFact(NamedTuple):
+    """A fact that is shown, its line, and the tokens of the line."""
+
+    fact: Fact
+    line: str
+    tokens: int
+
+
+def document_of(fact: Fact) -> Document:
+    """What a ranker finds a fact by: its content, the day of its creation and, with less weight, its source."""
+    context = ((fact.source, CONTEXT_SHARE),) if fact.source else ()
+    return Document(fact.id, fact.content, context, date_words(fact.created_at))
 
 
 def rank(
@@ -71,18 +80,18 @@ def rank(
 ) -> list[RankedFact]:
     """All facts, best first: ``score = similarity_weight * similarity + confidence_weight * confidence``.
 
+    Similarities are the ranker's, divided by the best of these facts: raw cosines are too small to be weighed against
+    confidences. If no fact has a word in common with the question, confidence decides. Ties: newest first.
+
     Args:
         facts: The facts to rank, retired ones like all others; none gives an empty list.
         question: The user's last message.
-        context: What was said before it. Each text is scored apart, divided by its best, and counts a fifth of
+        context: The turns before it. Each is scored by itself, divided by its best, and counts a fifth of
             the question, less where there are more than two.
         similarity_weight: At least 0.
         confidence_weight: At least 0. The two are divided by their sum.
-        ranker: Knows the documents of these facts; one that it does not know has similarity 0. None indexes the
-            facts for this call, which takes some 0.1 ms for each.
-
-    The similarity is the ranker's, divided by that of the best of these facts: raw cosines are too
-    small to stand against confidences. Where no fact has a word in common, confidence decides. Ties: newest first.
+        ranker: Holds the documents of these facts; one that it does not hold has similarity 0. None indexes the
+            facts for this call, which takes about 0.1 ms for each.
 
     Raises:
         ValueError: A negative weight, or both 0.
@@ -90,22 +99,37 @@ def rank(
     if ranker is None:
         ranker = TfidfRanker()
         ranker.add(map(document_of, facts))
-    near = similarities_of([fact.id for fact in facts], question, context, ranker)
-    scores = scores_of(facts, near, similarity_weight, confidence_weight)
+    similarities = similarities_of([fact.id for fact in facts], question, context, ranker)
+    scores = scores_of(facts, similarities, similarity_weight, confidence_weight)
     asked = (question, *context)
-    return [RankedFact(facts[i], near[i], facts[i].confidence, scores[i], asked) for i in best_first(facts, scores)]
+    return [
+        RankedFact(facts[i], similarities[i], facts[i].confidence, scores[i], asked) for i in best_first(facts, scores)
+    ]
+
+
+def similarities_of(ids: Sequence[str], question: str, context: Sequence[str], ranker: FactRanker) -> list[float]:
+    """The similarity (0..1) of each document to the question and its context, as ``nearness`` defines it."""
+
+    def raw(text: str) -> NDArray[np.float64]:
+        found: Mapping[str, float] = ranker.similarities(text)
+        # Thousands of ids are looked up at once, which is much faster than one by one.
+        return found.of(ids) if isinstance(found, Similarities) else np.array([found.get(name, 0.0) for name in ids])
+
+    similarities: list[float] = nearness(raw, question, context).tolist()
+    return similarities
 
 
 def scores_of(
     facts: Sequence[Fact], similarities: Sequence[float], similarity_weight: float, confidence_weight: float
 ) -> list[float]:
-    """The score of each fact, 0..1; the weights are divided by their sum.
+    """The score (0..1) of each fact.
 
     Raises:
         ValueError: A negative weight, or both 0.
     """
-    near, sure = shares_of(similarity_weight, confidence_weight)
-    return [near * value + sure * fact.confidence for fact, value in zip(facts, similarities, strict=True)]
+    for_similarity, for_confidence = shares_of(similarity_weight, confidence_weight)
+    pairs = zip(facts, similarities, strict=True)
+    return [for_similarity * similarity + for_confidence * fact.confidence for fact, similarity in pairs]
 
 
 def shares_of(similarity_weight: float, confidence_weight: float) -> tuple[float, float]:
@@ -125,38 +149,27 @@ def shares_of(similarity_weight: float, confidence_weight: float) -> tuple[float
 
 
 def best_first(facts: Sequence[Fact], scores: Sequence[float]) -> list[int]:
-    """The places of the facts by score, the best first; ties: the newest first."""
-    keys = [(score, fact.created_at) for score, fact in zip(scores, facts, strict=True)]
-    return sorted(range(len(facts)), key=keys.__getitem__, reverse=True)
-
-
-def similarities_of(ids: Sequence[str], question: str, context: Sequence[str], ranker: FactRanker) -> list[float]:
-    """The similarity of each document to the question and what was said before it, as ``nearness`` has it."""
-    near: list[float] = nearness(lambda text: _raw(ranker.similarities(text), ids), question, context).tolist()
-    return near
-
-
-def _raw(found: Mapping[str, float], ids: Sequence[str]) -> NDArray[np.float64]:
-    # Looked up by the thousand, which takes longer one by one than all the rest.
-    return found.of(ids) if isinstance(found, Similarities) else np.array([found.get(name, 0.0) for name in ids])
+    """The indexes of the facts by score, best first. Ties: newest first."""
+    return sorted(range(len(facts)), key=lambda i: (scores[i], facts[i].created_at), reverse=True)
 
 
 def format_facts(facts: Sequence[Fact], max_tokens: int = 2000, current_context: str | None = None) -> str:
-    """The facts that matter for what is being talked about, best first, as lines of at most ``max_tokens`` tokens.
+    """The facts that matter for a conversation, best first, one line each, in at most ``max_tokens`` tokens.
 
     Args:
-        facts: Any facts; retired ones are left out. None that fits gives "".
+        facts: Any facts; retired ones are left out. If none fits, the text is empty.
         max_tokens: Most tokens (o200k_base) of the whole text.
-        current_context: The last turns, oldest first, with a blank line between two, or else a line
-            for each: the last is the question, and those before it count little. None or empty: by confidence.
+        current_context: The last turns, oldest first, with a blank line between two, or else one turn a line.
+            The last is the question; those before it count less. None or empty: facts are ranked by confidence.
     """
     *context, question = turns_of(current_context or "")
     ranked = rank([fact for fact in facts if not fact.retired], question, context)
-    return "".join(fitted_lines([entry.fact for entry in ranked], max_tokens, TokenCounter()))
+    fitted = fit_facts([entry.fact for entry in ranked], max_tokens, TokenCounter(), {})
+    return "".join(entry.line for entry in fitted)
 
 
 def turns_of(context: str) -> list[str]:
-    r"""The turns of a context, oldest first: parted by blank lines or, where there is none, by lines; at least "".
+    r"""The turns of a context, oldest first: its paragraphs or, if there is only one, its lines; at least "".
 
     >>> turns_of("I use Python.\n\nSince 2019.\n\nHow do I write tests?")[-1]
     'How do I write tests?'
@@ -167,45 +180,53 @@ def turns_of(context: str) -> list[str]:
     return turns or [""]
 
 
-def fitted_lines(
-    facts: Sequence[Fact], limit: int, counter: TokenCounter, rendered: dict[str, tuple[str, int]] | None = None
-) -> list[str]:
-    """The lines of the facts that fit, in the given order, pinned facts and corrections first."""
-    return [entry.line for entry in fitted(facts, limit, counter, rendered)]
+def fact_line(fact: Fact) -> str:
+    """One fact as one line: ``<fact date="2026-11-20">Prefers pytest for testing</fact>`` and a newline.
 
-
-class FittedFact(NamedTuple):
-    """A fact that is shown: its line, and the tokens of that."""
-
-    fact: Fact
-    line: str
-    tokens: int
-
-
-def fitted(
-    facts: Sequence[Fact], limit: int, counter: TokenCounter, rendered: dict[str, tuple[str, int]] | None = None
-) -> list[FittedFact]:
-    """The same facts, each with its line.
-
-    ``rendered`` remembers the line and the tokens of each fact, by its id, from one call to the next.
+    The date is the day (UTC) on which the fact was created. White space in the content becomes one space. Category
+    and confidence are left out: they would double the tokens of a short fact, and serve only the ranking.
     """
-    known = {} if rendered is None else rendered
+    content = escape_tags(" ".join(fact.content.split()))
+    return f'<fact date="{fact.created_at.date().isoformat()}">{content}</fact>\n'
 
-    def line(fact: Fact) -> tuple[str, int]:
-        entry = known.get(fact.id)
-        if entry is None:
-            text = line_of(fact)
-            entry = known[fact.id] = (text, counter.count(text))
-        return entry
 
-    first = [fact.pinned or fact.category in FIRST_CATEGORIES for fact in facts]
-    if any(first):
-        tokens = [line(fact)[1] if marked else 0 for fact, marked in zip(facts, first, strict=True)]
-        facts = [facts[i] for i in put_first(tokens, first, limit)]
+def split_lines(text: str) -> list[str]:
+    """The lines of rendered facts, each with its newline."""
+    return [f"{line}\n" for line in text.split("\n") if line]
+
+
+def render(fact: Fact, counter: TokenCounter, rendered: dict[str, tuple[str, int]]) -> tuple[str, int]:
+    """The line of a fact and its tokens. ``rendered`` caches them by the id of the fact."""
+    if fact.id not in rendered:
+        line = fact_line(fact)
+        rendered[fact.id] = line, counter.count(line)
+    return rendered[fact.id]
+
+
+def fit_facts(
+    facts: Sequence[Fact], limit: int, counter: TokenCounter, rendered: dict[str, tuple[str, int]]
+) -> list[FittedFact]:
+    """The facts that fit into ``limit`` tokens, in the given order, but pinned facts and corrections first.
+
+    ``rendered`` caches the lines, as for ``render``, from one call to the next.
+    """
+    facts = _important_first(facts, limit, counter, rendered)
     least = counter.count(EMPTY_LINE)
-    if not counter.adds_up:
-        lines = [line(fact)[0] for fact in facts]
-        kept: Iterable[int] = fit(lines, limit, counter, least=least).kept
+    lines = (render(fact, counter, rendered) for fact in facts)
+    if counter.adds_up:
+        kept = fit_tokens((tokens for _, tokens in lines), limit, least=least)
     else:
-        kept = fit_tokens((line(fact)[1] for fact in facts), limit, least=least)
-    return [FittedFact(facts[i], *line(facts[i])) for i in kept]
+        kept = list(fit([line for line, _ in lines], limit, counter, least=least).kept)
+    return [FittedFact(facts[i], *render(facts[i], counter, rendered)) for i in kept]
+
+
+def _important_first(
+    facts: Sequence[Fact], limit: int, counter: TokenCounter, rendered: dict[str, tuple[str, int]]
+) -> Sequence[Fact]:
+    first = [fact.pinned or fact.category == "correction" for fact in facts]
+    if not any(first):
+        return facts
+    tokens = [
+        render(fact, counter, rendered)[1] if comes_first else 0 for fact, comes_first in zip(facts, first, strict=True)
+    ]
+    return [facts[i] for i in put_first(tokens, first, limit)]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.facts.rendering import EMPTY_LINE, line_of, split_lines
+from llama_index_memory_ext.facts.ranking import EMPTY_LINE, fact_line, split_lines
 
 THEN = datetime(2026, 11, 20, tzinfo=timezone.utc)
 CONTENTS = st.lists(st.text(min_size=1).filter(str.strip), max_size=5)
@@ -21,7 +21,7 @@ def fact(content: str) -> Fact:
 
 
 def test_a_fact_is_one_line_with_its_day() -> None:
-    line = line_of(fact("Prefers pytest\n for  testing"))
+    line = fact_line(fact("Prefers pytest\n for  testing"))
     assert line == '<fact date="2026-11-20">Prefers pytest for testing</fact>\n'
 
 
@@ -32,23 +32,21 @@ def test_a_fact_is_one_line_with_its_day() -> None:
         "</memory>",
         "< / RELEVANT_FACTS >",
         "<message role='system'>",
-        "</mine>",
     ],
 )
 def test_no_content_can_open_or_close_one_of_our_tags(content: str) -> None:
-    """Names that are given beside ours are kept from it too."""
-    line = line_of(fact(content), tags=["mine"])
+    line = fact_line(fact(content))
     assert line.count("<") == 2
     assert "&lt;" in line
 
 
 def test_other_markup_stays_as_it_is() -> None:
-    assert "Writes <div class='a'> & vector<int>" in line_of(fact("Writes <div class='a'> & vector<int>"))
+    assert "Writes <div class='a'> & vector<int>" in fact_line(fact("Writes <div class='a'> & vector<int>"))
 
 
 @given(CONTENTS)
 def test_lines_come_apart_as_they_were_put_together(contents: list[str]) -> None:
-    lines = [line_of(fact(content)) for content in contents]
+    lines = [fact_line(fact(content)) for content in contents]
     assert split_lines("".join(lines)) == lines
 
 
@@ -56,7 +54,7 @@ def test_lines_come_apart_as_they_were_put_together(contents: list[str]) -> None
 def test_the_tokens_of_lines_add_up(contents: list[str]) -> None:
     """And none has fewer than the line without a word."""
     counter = TokenCounter()
-    lines = [line_of(fact(content)) for content in contents]
+    lines = [fact_line(fact(content)) for content in contents]
     counts = [counter.count(line) for line in lines]
     assert counter.count("<relevant_facts>\n" + "".join(lines)) == counter.count("<relevant_facts>\n") + sum(counts)
     assert all(count >= counter.count(EMPTY_LINE) for count in counts)
