@@ -1,23 +1,24 @@
-"""Lets people and programs look at the facts of a user, and change them."""
+"""Lists and changes the facts of a user."""
 
 from __future__ import annotations
 
 import json
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from llama_index.core.async_utils import asyncio_run
-from pydantic import ValidationError
 
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import Fact, retire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Coroutine
 
     from llama_index_memory_ext.store import MemoryStore
 
-SCHEMA_VERSION = 1
+T = TypeVar("T")
+
+_SCHEMA_VERSION = 1
 
 
 class FactBook:
@@ -28,15 +29,17 @@ class FactBook:
         self.namespace = namespace
 
     async def alist(self, *, with_retired: bool = False) -> list[Fact]:
-        """The facts that hold, and on request those that do no longer, the newest first; [] if none is known."""
+        """The active facts, on request with the retired ones, newest first; [] if there are none."""
         facts = (await self._store.facts.read(self.namespace)).facts
         chosen = [fact for fact in facts if with_retired or not fact.retired]
         return sorted(chosen, key=lambda fact: fact.created_at, reverse=True)
 
     async def aadd(self, fact: Fact | str, **fields: Any) -> Fact:
-        """Store a new fact, or a text with the fields of ``Fact``; what comes back is in this namespace."""
+        """Store a new fact, or a text with the fields of ``Fact``; returns it as stored in this namespace."""
         new = Fact(content=fact, **fields) if isinstance(fact, str) else fact.model_copy(update=fields)
-        return await self._write(new)
+        stored = new.model_copy(update={"namespace": self.namespace})
+        await self._store.facts.write(self.namespace, [stored])
+        return stored
 
     async def aupdate(self, fact_id: str, **fields: Any) -> Fact:
         """Change fields of a fact.
@@ -50,13 +53,12 @@ class FactBook:
         )
 
     async def aretire(self, fact_id: str, reason: str = "retired by hand", replaced_by: str | None = None) -> Fact:
-        """Show a fact no longer; it is kept, for ``arestore``. A FactError if there is none with this id."""
+        """Stop showing a fact; it is kept, for ``arestore``. A FactError if there is none with this id."""
         return await self._change(fact_id, lambda fact: retire(fact, reason, _now(), replaced_by))
 
     async def arestore(self, fact_id: str) -> Fact:
         """Show a retired fact again. A FactError if there is none with this id."""
-        fields = {"retired_at": None, "retired_reason": None, "replaced_by": None}
-        return await self.aupdate(fact_id, **fields)
+        return await self.aupdate(fact_id, retired_at=None, retired_reason=None, replaced_by=None)
 
     async def aforget(self, *fact_ids: str) -> int:
         """Delete facts for good, without ids all of the namespace; returns how many there were."""
@@ -65,55 +67,51 @@ class FactBook:
     async def aexport(self) -> str:
         """All facts, retired ones too, as JSON Lines; the first line names the schema version."""
         facts = (await self._store.facts.read(self.namespace)).facts
-        head = json.dumps({"schema": "llama_index_memory_ext.fact", "version": SCHEMA_VERSION})
+        head = json.dumps({"schema": "llama_index_memory_ext.fact", "version": _SCHEMA_VERSION})
         return "".join(f"{line}\n" for line in [head, *(fact.model_dump_json() for fact in facts)])
 
     async def aimport(self, lines: str) -> int:
-        """Store what ``aexport`` gave, here or elsewhere, in this namespace; returns how many facts these are.
+        """Store facts that ``aexport`` wrote, in this namespace; returns how many they are.
 
         Raises:
             FactError: A line that is no fact, or a schema version that this package does not know. Nothing
                 is stored then.
         """
-        facts = _parsed(line for line in lines.splitlines() if line.strip())
+        facts = _parse(lines)
         await self._store.facts.write(self.namespace, facts)
         return len(facts)
 
     def list(self, *, with_retired: bool = False) -> list[Fact]:
         """As ``alist``."""
-        facts: list[Fact] = asyncio_run(self.alist(with_retired=with_retired))
-        return facts
+        return _run(self.alist(with_retired=with_retired))
 
     def add(self, fact: Fact | str, **fields: Any) -> Fact:
         """As ``aadd``."""
-        return _fact(asyncio_run(self.aadd(fact, **fields)))
+        return _run(self.aadd(fact, **fields))
 
     def update(self, fact_id: str, **fields: Any) -> Fact:
         """As ``aupdate``."""
-        return _fact(asyncio_run(self.aupdate(fact_id, **fields)))
+        return _run(self.aupdate(fact_id, **fields))
 
     def retire(self, fact_id: str, reason: str = "retired by hand", replaced_by: str | None = None) -> Fact:
         """As ``aretire``."""
-        return _fact(asyncio_run(self.aretire(fact_id, reason, replaced_by)))
+        return _run(self.aretire(fact_id, reason, replaced_by))
 
     def restore(self, fact_id: str) -> Fact:
         """As ``arestore``."""
-        return _fact(asyncio_run(self.arestore(fact_id)))
+        return _run(self.arestore(fact_id))
 
     def forget(self, *fact_ids: str) -> int:
         """As ``aforget``."""
-        count: int = asyncio_run(self.aforget(*fact_ids))
-        return count
+        return _run(self.aforget(*fact_ids))
 
     def export(self) -> str:
         """As ``aexport``."""
-        lines: str = asyncio_run(self.aexport())
-        return lines
+        return _run(self.aexport())
 
     def import_(self, lines: str) -> int:
-        """As ``aimport``; the underscore is Python's."""
-        count: int = asyncio_run(self.aimport(lines))
-        return count
+        """As ``aimport``; ``import`` is a keyword of Python."""
+        return _run(self.aimport(lines))
 
     async def _change(self, fact_id: str, changed: Callable[[Fact], Fact]) -> Fact:
         fact = await self._store.facts.change(self.namespace, fact_id, changed)
@@ -122,42 +120,30 @@ class FactBook:
             raise FactError(f"There is no fact {fact_id!r} of {self.namespace!r} among {count}. List them first.")
         return fact
 
-    async def _write(self, fact: Fact) -> Fact:
-        here = fact.model_copy(update={"namespace": self.namespace})
-        await self._store.facts.write(self.namespace, [here])
-        return here
 
-
-def _parsed(lines: Iterable[str]) -> list[Fact]:
+def _parse(lines: str) -> list[Fact]:
     facts = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(filter(str.strip, lines.splitlines()), start=1):
         try:
             values = json.loads(line)
-            if number == 1 and isinstance(values, dict) and "version" in values:
-                _check_version(values["version"])
-                continue
-            facts.append(Fact.model_validate(values))
-        except (ValueError, ValidationError) as error:
-            if isinstance(error, FactError):
-                raise
+            is_head = number == 1 and isinstance(values, dict) and "version" in values
+            if not is_head:
+                facts.append(Fact.model_validate(values))
+        except ValueError as error:
             raise FactError(
                 f"Line {number} is no fact ({type(error).__name__}); expected JSON Lines as export writes them. "
                 "Nothing was imported."
             ) from None
+        if is_head and values["version"] != _SCHEMA_VERSION:
+            raise FactError(
+                f"These facts have schema version {values['version']!r}, and this package knows version "
+                f"{_SCHEMA_VERSION}. Import them with the package that wrote them, or a newer one."
+            )
     return facts
 
 
-def _check_version(version: Any) -> None:
-    if version != SCHEMA_VERSION:
-        raise FactError(
-            f"These facts have schema version {version!r}, and this package knows version {SCHEMA_VERSION}. "
-            "Import them with the package that wrote them, or a newer one."
-        )
-
-
-def _fact(value: Any) -> Fact:
-    assert isinstance(value, Fact)
-    return value
+def _run(call: Coroutine[Any, Any, T]) -> T:
+    return cast("T", asyncio_run(call))
 
 
 def _now() -> datetime:
