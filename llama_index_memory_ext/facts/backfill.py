@@ -1,10 +1,11 @@
-"""Extracts facts from conversations that took place before anybody asked for facts."""
+"""Extracts facts from the messages of past sessions that no extraction has read."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.background.jobs import log_failure
@@ -16,19 +17,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from llama_index_memory_ext.facts.block import RelevantFactsBlock
-    from llama_index_memory_ext.facts.learning import Extracted
 
 # A model without a key or a network fails with every session; a thousand of them need not be tried.
-MOST_FAILURES_IN_A_ROW = 3
+_MAX_FAILURES_IN_A_ROW = 3
 
 
 @dataclass(frozen=True)
 class Backfilled:
-    """What a backfill has done: how much it has read, what it has learned, and what is left for a second call.
+    """What a backfill has read and extracted, and what is left for a second call.
 
-    ``sessions`` is how many are read to their end now, and ``messages`` how many this call has read in all. ``new``,
-    ``confirmed`` and ``retired`` are numbers of facts. ``failed`` has the name of the error's type for each session
-    that stopped half-way, and ``not_tried`` are those behind too many failures in a row.
+    ``sessions`` is how many are now read to their end, and ``messages`` how many this call has read in all. ``new``,
+    ``confirmed`` and ``retired`` are numbers of facts. ``failed`` maps each session that stopped half-way to the
+    type of its error, and ``not_tried`` are those after too many failures in a row.
     """
 
     sessions: int = 0
@@ -43,19 +43,19 @@ class Backfilled:
 async def backfill(
     block: RelevantFactsBlock, session_id: str, session_ids: Sequence[str] | None = None, *, show_progress: bool = False
 ) -> Backfilled:
-    """Extract what is unread of sessions, one after the other: what was said later corrects what was said before.
+    """Extract what is unread of sessions, one after the other, so that a later one can correct an earlier one.
 
     Args:
-        block: Whose model is asked, and whose user the facts are of.
-        session_id: The session that is meant, with all that are known as its user's, where ``session_ids`` is None.
-        session_ids: In this order.
-        show_progress: Whether a bar is shown.
+        block: The block whose model is asked, and whose user the facts are of.
+        session_id: If ``session_ids`` is None, this session is read, and all others of its user.
+        session_ids: The sessions to read, in this order.
+        show_progress: Whether a progress bar is shown.
 
     Raises:
         StoreError: One of the sessions does not exist. No model was asked then.
     """
     chosen = await block.asessions(session_id) if session_ids is None else await _checked(block, session_ids)
-    # Two at once would ask for everything twice, though only one result is stored.
+    # Two backfills at once would ask for everything twice, and store only one of the results.
     async with lock_for("backfill", id(asyncio.get_running_loop()), *block.door_of(session_id)):
         unread = {one: await block.acount_unread(one) for one in chosen}
         if any(unread.values()):
@@ -65,38 +65,33 @@ async def backfill(
 
 
 async def _backfill(block: RelevantFactsBlock, session_ids: Sequence[str], step: Callable[[int], object]) -> Backfilled:
-    done, in_a_row = Backfilled(), 0
+    done: Counter[str] = Counter()
+    failed: dict[str, str] = {}
+    not_tried: Sequence[str] = ()
+    failures_in_a_row = 0
     for i, session_id in enumerate(session_ids):
-        if in_a_row == MOST_FAILURES_IN_A_ROW:
-            return replace(done, not_tried=tuple(session_ids[i:]))
+        if failures_in_a_row == _MAX_FAILURES_IN_A_ROW:
+            not_tried = session_ids[i:]
+            break
         try:
             while (batch := await block.aextract_next(session_id)) is not None:
                 step(batch.messages)
-                done = _with_batch(done, batch)
-                in_a_row = 0 if batch.asked else in_a_row
-            done = replace(done, sessions=done.sessions + 1)
-        except Exception as error:  # noqa: BLE001 - a model may fail in any way, and the other sessions do not suffer
+                done.update(messages=batch.messages, new=batch.new, confirmed=batch.confirmed, retired=batch.retired)
+                failures_in_a_row = 0 if batch.asked else failures_in_a_row
+            done["sessions"] += 1
+        except Exception as error:  # noqa: BLE001 - a model may fail in any way, and the other sessions go on
             log_failure("Facts were not extracted", session_id, error, "the next backfill goes on there")
-            done = replace(done, failed={**done.failed, session_id: type(error).__name__})
-            in_a_row += 1
-    return done
-
-
-def _with_batch(done: Backfilled, batch: Extracted) -> Backfilled:
-    return replace(
-        done,
-        messages=done.messages + batch.messages,
-        new=done.new + batch.new,
-        confirmed=done.confirmed + batch.confirmed,
-        retired=done.retired + batch.retired,
-    )
+            failed[session_id] = type(error).__name__
+            failures_in_a_row += 1
+    counts = done["sessions"], done["messages"], done["new"], done["confirmed"], done["retired"]
+    return Backfilled(*counts, failed=failed, not_tried=tuple(not_tried))
 
 
 async def _checked(block: RelevantFactsBlock, session_ids: Sequence[str]) -> list[str]:
     """The ids, each once.
 
     Raises:
-        StoreError: This is no list of ids, or there is no such session.
+        StoreError: It is no list of ids, or a session does not exist.
     """
     if isinstance(session_ids, str) or not isinstance(session_ids, Iterable):
         raise StoreError(f"Expected session_ids to be a list of session ids; this is a {type(session_ids).__name__}.")

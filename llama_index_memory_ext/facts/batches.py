@@ -1,4 +1,4 @@
-"""Decides how much of the log one request for facts holds, and when that was said."""
+"""Decides which messages of the log one request for facts contains."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ if TYPE_CHECKING:
 def batch_end(
     starts_turn: Sequence[bool], tokens: Sequence[int], days: Sequence[date | None], *, token_limit: int
 ) -> int:
-    """How many of the messages, oldest first, go into one batch: at least one if there is any, else 0.
+    """The number of messages, oldest first, that go into one batch: 0 for no messages, else at least 1.
 
-    It ends where a turn does, if it can, in front of what would make it longer than ``token_limit``; and in front of
-    the first turn of another day than its own first turn's: a relative date ("tomorrow") counts from one day.
+    A batch ends where a turn ends, if possible, before the message with which it would exceed ``token_limit``. It also
+    ends before a turn that began on another day than its first turn: relative dates ("tomorrow") count from one day.
     """
-    total, turns = 0, 0
+    total, turns, last_start = 0, 0, 0
     first_day = None
-    last_start = 0
     for i, starts in enumerate(starts_turn):
         total += tokens[i]
         if starts and turns and days[i] != first_day:
@@ -35,7 +34,7 @@ def batch_end(
 
 
 def said_at(starts_turn: Sequence[bool], timestamps: Sequence[int], now: datetime) -> datetime:
-    """When a batch was said: when its last question was written, but never after ``now``, which stands in for no time.
+    """The time at which the last question of a batch was written, at most ``now``; ``now`` if it is not known.
 
     >>> said_at([True, False], [0, 0], written_at(10**18)).isoformat()
     '2001-09-09T01:46:40+00:00'
