@@ -213,9 +213,9 @@ class _Conversation:
         self.users_words = SourceText("\n".join(line.text for line in lines if line.is_users), day)
 
     def find(self, quote: str, *, by_user: bool = True) -> dict[int, int]:
-        """The indexes of the user's (or the other) lines that have a quote, each with its position there."""
-        places = {i: find_quote(quote, text) for i, text in enumerate(self._texts)}
-        return {i: place for i, place in places.items() if place >= 0 and self._lines[i].is_users == by_user}
+        """The indexes of the user's (or of the other) lines with a quote, and its position in each."""
+        wanted = (i for i, line in enumerate(self._lines) if line.is_users == by_user)
+        return {i: place for i in wanted if (place := find_quote(quote, self._texts[i])) >= 0}
 
     def is_the_users(self, new: NewFact, min_keyword_share: float) -> bool:
         """Whether the user used at least this share of the keywords of a new fact, and one of them in its quote."""
