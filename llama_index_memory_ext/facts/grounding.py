@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from dataclasses import dataclass
 from datetime import date, timedelta
-from functools import cached_property
 from html import unescape
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -73,12 +71,18 @@ _COMMON = frozenset(
 _SHORTEST_STEM, _LONGEST_ENDING = 3, 2
 
 
-@dataclass(frozen=True)
 class SourceText:
-    """A text that statements must be based on. Dates within a year of ``day`` need not be in it."""
+    """A text that has the names and numbers of true statements. Dates within a year of ``day`` need not be in it."""
 
-    text: str
-    day: date
+    def __init__(self, text: str, day: date) -> None:
+        folded = comparable(text)
+        words = _WORD.findall(folded)
+        self._words = frozenset([*words, *(part for word in words for part in re.split(r"[^\w+#]+", word))])
+        self._digits = _in_digits(text)
+        self._numbers_in_words = frozenset(map(str, _numbers_in_words(folded)))
+        days = (day + timedelta(days=i) for i in range(-_DATE_RANGE, _DATE_RANGE + 1))
+        # One a line: 2025-11-20.
+        self._near_days = "\n".join(map(date.isoformat, days))
 
     def missing_numbers(self, statement: str) -> list[str]:
         """The numbers of a statement that the text has neither in digits nor (English, Chinese) in words."""
@@ -96,38 +100,6 @@ class SourceText:
         weekdays never count, nor do scripts without capitals.
         """
         return [name for name in _names(self._without_near_dates(statement)) if not self._has_name(name)]
-
-    def shares_keywords(self, statement: str) -> bool:
-        """Whether the text has any keyword of a statement; false for a statement without keywords."""
-        return not keywords(statement).isdisjoint(self._keywords)
-
-    def keyword_share(self, statement: str) -> float:
-        """The share (0..1) of a statement's keywords that the text has; 1 for a statement without keywords."""
-        found = keywords(statement)
-        return len(found & self._keywords) / len(found) if found else 1.0
-
-    @cached_property
-    def _digits(self) -> str:
-        return _in_digits(self.text)
-
-    @cached_property
-    def _numbers_in_words(self) -> frozenset[str]:
-        return frozenset(map(str, _numbers_in_words(comparable(self.text))))
-
-    @cached_property
-    def _words(self) -> frozenset[str]:
-        words = _WORD.findall(comparable(self.text))
-        return frozenset([*words, *(part for word in words for part in re.split(r"[^\w+#]+", word))])
-
-    @cached_property
-    def _keywords(self) -> frozenset[str]:
-        return keywords(self.text)
-
-    @cached_property
-    def _near_days(self) -> str:
-        """The days near the conversation, one a line: 2025-11-20."""
-        days = (self.day + timedelta(days=i) for i in range(-_DATE_RANGE, _DATE_RANGE + 1))
-        return "\n".join(map(date.isoformat, days))
 
     def _has_name(self, name: str) -> bool:
         folded = comparable(name).removesuffix("'s").rstrip("'")

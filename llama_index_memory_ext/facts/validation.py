@@ -178,9 +178,9 @@ def rejection_reasons(
         if any(_are_similar(new.content, content) for content in shown):
             yield Rejection("echo", "Only the assistant said it, repeating what it was shown.")
         yield Rejection("not_the_users_words", "Only the assistant said it.")
-    if numbers := conversation.words.missing_numbers(new.content):
+    if numbers := conversation.source.missing_numbers(new.content):
         yield Rejection("number_not_said", f"Nobody said {', '.join(numbers)}.")
-    if names := conversation.words.missing_names(new.content):
+    if names := conversation.source.missing_names(new.content):
         yield Rejection("name_not_said", f"Nobody said {', '.join(names)}.")
     if min_keyword_share and not conversation.is_the_users(new, min_keyword_share):
         yield Rejection("not_the_users_words", "Too few of its words are the user's own.")
@@ -208,9 +208,9 @@ class _Conversation:
     def __init__(self, lines: Sequence[Line], day: date) -> None:
         self._lines = lines
         self._texts = [comparable(line.text) for line in lines]
-        # All lines count for names and numbers: a user may say yes to one of the assistant's.
-        self.words = SourceText("\n".join(line.text for line in lines), day)
-        self.users_words = SourceText("\n".join(line.text for line in lines if line.is_users), day)
+        # A user may say yes to a name or a number of the assistant's.
+        self.source = SourceText("\n".join(line.text for line in lines), day)
+        self.users_keywords = keywords("\n".join(line.text for line in lines if line.is_users))
 
     def find(self, quote: str, *, by_user: bool = True) -> dict[int, int]:
         """The indexes of the user's (or of the other) lines with a quote, and its position in each."""
@@ -223,9 +223,8 @@ class _Conversation:
         if not words:
             # Nothing can be compared, so the user must have said exactly this.
             return bool(self.find(new.content))
-        return self.users_words.keyword_share(new.content) >= min_keyword_share and not words.isdisjoint(
-            keywords(new.quote)
-        )
+        share = len(words & self.users_keywords) / len(words)
+        return share >= min_keyword_share and not words.isdisjoint(keywords(new.quote))
 
     def fact(self, new: NewFact, new_id: Callable[[], str], **fields: Any) -> Fact:
         """A new fact as it is stored. Its source is the text of the lines with its quote and of their neighbours."""
@@ -286,10 +285,10 @@ class _Outcome:
         fact = self._known.get(number)
         if fact is None:
             self._rejected.append(_UNKNOWN)
-        elif self._conversation.users_words.shares_keywords(fact.content):
-            self._confirmed.append(fact.id)
-        else:
+        elif keywords(fact.content).isdisjoint(self._conversation.users_keywords):
             self._rejected.append(Rejection("not_the_users_words", "No word of it is in the user's words."))
+        else:
+            self._confirmed.append(fact.id)
 
     def result(self) -> ValidatedReply:
         """Everything so far; each confirmed fact once."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_index_memory_ext.facts.grounding import SourceText, comparable, find_quote
+from llama_index_memory_ext.facts.grounding import SourceText, comparable, find_quote, keywords
 
 SAID = (
     "I live in new york with Anna, our three kids and twenty-five fish. At work I use Next.js, Python 3.11 and R&D "
@@ -117,14 +117,18 @@ def test_invented_names_are_found(statement: str, invented: list[str]) -> None:
     assert source().missing_names(statement) == invented
 
 
+def share_keywords(one: str, other: str) -> bool:
+    return not keywords(one).isdisjoint(keywords(other))
+
+
 def test_words_are_shared_in_any_form_but_the_common_ones() -> None:
-    said = source("I would rather be testing with pytest, 我住在北京")
-    assert said.shares_keywords("Prefers pytest")
-    assert said.shares_keywords("Tests a lot")
-    assert said.shares_keywords("住北京")
-    assert not said.shares_keywords("Would rather not") or said.shares_keywords("rather")
-    assert not said.shares_keywords("Has a dog with the others")
-    assert not said.shares_keywords("")
+    said = "I would rather be testing with pytest, 我住在北京"
+    assert share_keywords(said, "Prefers pytest")
+    assert share_keywords(said, "Tests a lot")
+    assert share_keywords(said, "住北京")
+    assert not share_keywords(said, "Would rather not") or share_keywords(said, "rather")
+    assert not share_keywords(said, "Has a dog with the others")
+    assert not share_keywords(said, "")
 
 
 @pytest.mark.parametrize(
@@ -138,8 +142,8 @@ def test_words_are_shared_in_any_form_but_the_common_ones() -> None:
     ],
 )
 def test_words_of_other_scripts_are_words_too(said: str, same: str, other: str) -> None:
-    assert source(said).shares_keywords(same)
-    assert not source(said).shares_keywords(other)
+    assert share_keywords(said, same)
+    assert not share_keywords(said, other)
 
 
 @pytest.mark.parametrize(
@@ -194,4 +198,4 @@ def test_no_text_is_too_strange(said: str, statement: str) -> None:
     here = source(said)
     assert isinstance(here.missing_numbers(statement), list)
     assert isinstance(here.missing_names(statement), list)
-    assert isinstance(here.shares_keywords(statement), bool)
+    assert isinstance(keywords(statement), frozenset)
