@@ -13,6 +13,7 @@ from benchmarks.command import SHOW_PROGRESS, shown
 
 NAMES = (
     "import_time",
+    "first_question",
     "cached_prefix",
     "sharded",
     "evidence_in_prompt",
