@@ -16,7 +16,7 @@ PACKAGES = (
     "tiktoken",
     "scikit-learn",
     "numpy",
-    "nltk",
+    "snowballstemmer",
     "banks",
 )
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"

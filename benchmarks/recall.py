@@ -44,7 +44,7 @@ from benchmarks.command import named_path, shown
 from benchmarks.report import Measure, Promise, Series, publish
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts.ranking import document_of, rank
-from llama_index_memory_ext.search.embedding_ranker import EmbeddingRanker
+from llama_index_memory_ext.search.embeddings import EmbeddingRanker
 from llama_index_memory_ext.search.tfidf import CONTEXT_SHARE, Document, FactRanker, TfidfRanker
 
 DEFAULT_FOLDER = Path("../shared/recall")

@@ -25,11 +25,11 @@ ROWS = (
     {"errors", "events"},
 )
 ROW_OF = {name: len(ROWS) - row for row, names in enumerate(ROWS) for name in names}
-DOORS = {
+DOORS: dict[str, set[str]] = {
     "sqlalchemy": {"store"},
     "tiktoken": {"text"},
-    "sklearn": {"search"},
-    "nltk": {"search"},
+    "sklearn": set(),
+    "snowballstemmer": {"search"},
     "typer": {"cli"},
     "rich": {"cli"},
 }

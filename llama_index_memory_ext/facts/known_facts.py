@@ -23,8 +23,7 @@ from llama_index_memory_ext.facts.ranking import (
     similarities_of,
 )
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, LogBlock, Remembered
-from llama_index_memory_ext.search.embedding_calls import model_key
-from llama_index_memory_ext.search.embedding_ranker import EmbeddingRanker
+from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.search.tfidf import FactRanker, TfidfRanker
 from llama_index_memory_ext.store.fact_table import NOTHING_READ, FactChanges
 
@@ -112,7 +111,7 @@ class KnownFacts(LogBlock):
         changes = await self._log.facts.read(namespace, known.changes if known else NOTHING_READ)
         known = known or Known()
         if changes.facts or not changes.fresh:
-            # The first facts load scikit-learn and build the index, which would stop the event loop.
+            # Indexing many facts would block the event loop.
             await asyncio.to_thread(known.take, changes, partial(self._make_ranker, namespace))
         known.changes = changes
         self._known.put(namespace, known)
@@ -143,7 +142,6 @@ class KnownFacts(LogBlock):
         return [facts[i] for i in best_first(facts, scores)]
 
     def _ranked(self, known: Known, question: str, context: Sequence[str]) -> list[RankedFact]:
-        # Ranking none would load scikit-learn, and stop the event loop for that.
         if not known.active:
             return []
         return rank(

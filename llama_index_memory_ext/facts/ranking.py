@@ -5,27 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
-from llama_index_memory_ext.search.inverted_index import Similarities
 from llama_index_memory_ext.search.tfidf import (
     CONTEXT_SHARE,
     Document,
     FactRanker,
     TfidfRanker,
-    nearness,
-    stem,
-    terms_of,
+    similarities_with_context,
 )
-from llama_index_memory_ext.search.tokenization import date_words, words_of
+from llama_index_memory_ext.search.tokenization import date_words, terms_of, words_of
 from llama_index_memory_ext.text.budget import fit, fit_tokens, put_first
 from llama_index_memory_ext.text.messages import escape_tags
 from llama_index_memory_ext.text.tokens import TokenCounter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Sequence
 
     from llama_index_memory_ext.fact import Fact
 
@@ -51,7 +44,7 @@ class RankedFact:
         document = document_of(self.fact)
         texts = (document.text, document.date, *(text for text, _ in document.context))
         known = {term for text in texts for term in terms_of(text)}
-        asked = (word for text in self.asked for word in words_of(text, stem))
+        asked = (word for text in self.asked for word in words_of(text))
         return tuple(dict.fromkeys(word.written for word in asked if word.term in known))
 
 
@@ -108,14 +101,8 @@ def rank(
 
 
 def similarities_of(ids: Sequence[str], question: str, context: Sequence[str], ranker: FactRanker) -> list[float]:
-    """The similarity (0..1) of each document to the question and its context, as ``nearness`` defines it."""
-
-    def raw(text: str) -> NDArray[np.float64]:
-        found: Mapping[str, float] = ranker.similarities(text)
-        # Thousands of ids are looked up at once, which is much faster than one by one.
-        return found.of(ids) if isinstance(found, Similarities) else np.array([found.get(name, 0.0) for name in ids])
-
-    similarities: list[float] = nearness(raw, question, context).tolist()
+    """The similarity of each document to the question and the turns before it, the best 1; all 0 if none is."""
+    similarities: list[float] = similarities_with_context(ranker, ids, question, context).tolist()
     return similarities
 
 

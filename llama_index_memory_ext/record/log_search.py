@@ -13,7 +13,6 @@ from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.log_block import Remembered
 from llama_index_memory_ext.record.message_index import RecallIndex, shown_day
 from llama_index_memory_ext.record.recall import follow_log
-from llama_index_memory_ext.search.tfidf import default_vectorizer
 from llama_index_memory_ext.text.messages import ASSISTANT_ROLES, calls_of
 
 if TYPE_CHECKING:
@@ -93,9 +92,6 @@ class LogSearch:
         # One at a time, or each would index what the others do.
         async with lock_for("search", id(self), session_id):
             index = self.indexes.get(session_id)
-            if index is None:
-                # It loads scikit-learn, for which the event loop must not wait.
-                await asyncio.to_thread(default_vectorizer)
             make = partial(RecallIndex, counter=counter, unit_limit=LONGEST_MESSAGE_TOKENS, tags=tags, with_newest=True)
             while True:
                 # First what has left short-term memory, a page at a time, and then the rest.

@@ -12,8 +12,8 @@ import numpy as np
 from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_ext.record.entry import clip_entries
-from llama_index_memory_ext.search.tfidf import CONTEXT_SHARE, Document, TfidfRanker, nearness, terms_of
-from llama_index_memory_ext.search.tokenization import date_words
+from llama_index_memory_ext.search.tfidf import CONTEXT_SHARE, Document, TfidfRanker, similarities_with_context
+from llama_index_memory_ext.search.tokenization import date_words, terms_of
 from llama_index_memory_ext.text.budget import fit_tokens
 from llama_index_memory_ext.text.excerpts import excerpt
 from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, Entry, body_of, calls_of, entry_of, spoken
@@ -106,11 +106,8 @@ class RecallIndex:
             # A call whose results are shown anyway.
             count -= count > 0 and self._rows[count - 1][-1] >= before
             rows, tokens = self._rows[:count], self._tokens[:count]
-
-        def raw(text: str) -> NDArray[np.float64]:
-            return self._ranker.similarities(text).first(count)
-
-        order = _best_first(_with_neighbours(nearness(raw, question, context, _EARLIER_WEIGHT))).tolist()
+        near = similarities_with_context(self._ranker, _ids(rows), question, context, _EARLIER_WEIGHT)
+        order = _best_first(_with_neighbours(near)).tolist()
         return [rows[order[place]] for place in fit_tokens((tokens[i] for i in order), limit, least=self._least)]
 
     def nearest(self, question: str, most: int) -> list[tuple[tuple[int, ...], float]]:
@@ -120,13 +117,7 @@ class RecallIndex:
         """
         with self._guard:
             rows = list(self._rows)
-        ids = [str(row_ids[0]) for row_ids in rows]
-
-        def raw(text: str) -> NDArray[np.float64]:
-            # The newest one has moved in the index when it was indexed anew.
-            return self._ranker.similarities(text).of(ids)
-
-        near = _with_neighbours(nearness(raw, question, ()))
+        near = _with_neighbours(similarities_with_context(self._ranker, _ids(rows), question, ()))
         near = near / (near.max(initial=0.0) or 1.0)
         return [(rows[i], float(near[i])) for i in _best_first(near)[:most].tolist()]
 
@@ -202,6 +193,11 @@ class RecallIndex:
             self._tokens.append(min(sum(entry.tokens for entry in whole), self._unit_limit))
         self._words_before = unit.words[:_NEIGHBOUR_CHARACTERS]
         return document
+
+
+def _ids(rows: Iterable[tuple[int, ...]]) -> list[str]:
+    """The ids of messages in the index."""
+    return [str(row_ids[0]) for row_ids in rows]
 
 
 def _best_first(near: NDArray[np.float64]) -> NDArray[np.int64]:

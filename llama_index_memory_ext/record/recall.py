@@ -12,7 +12,6 @@ from llama_index_memory_ext.background.jobs import Jobs
 from llama_index_memory_ext.log_block import Remembered
 from llama_index_memory_ext.record.entry import EARLIER_CLOSING, EARLIER_OPENING, earlier_element
 from llama_index_memory_ext.record.message_index import RecallIndex
-from llama_index_memory_ext.search.tfidf import default_vectorizer
 from llama_index_memory_ext.text.messages import question_in
 
 if TYPE_CHECKING:
@@ -98,9 +97,6 @@ class LogRecall:
     ) -> RecallIndex | None:
         """What has been indexed of the session: all of it, unless that takes too long."""
         index = self.indexes.get(session_id)
-        if index is None:
-            # It loads scikit-learn, for which the first question of a process waits, and its event loop must not.
-            await asyncio.to_thread(default_vectorizer)
         if index is None or (index.epoch, index.newest) != (seen.epoch, seen.last_id):
             log.board.watch(self.jobs)
             self.jobs.start(session_id, partial(self._follow, log, make), _RETRY_SECONDS)

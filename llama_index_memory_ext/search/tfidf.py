@@ -1,30 +1,36 @@
-"""Ranks texts for a query, by TF-IDF."""
+"""Ranks texts for a query by TF-IDF."""
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from functools import cache, lru_cache
-from math import log
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import repeat
+from math import log, sqrt
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from llama_index_memory_ext.search.inverted_index import InvertedIndex, Similarities
-from llama_index_memory_ext.search.tokenization import words_of
+import numpy as np
+
+from llama_index_memory_ext.search.tokenization import terms_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
+# The weight of a word in the context of a document; a word in its text has 1.
 CONTEXT_SHARE = 0.3
 LENGTH_EXPONENT = 0.6
-# What each of the turns before the question weighs beside it; more than two of them weigh no more than two.
+# The weight of a turn before the question; the question has 1.
 EARLIER_WEIGHT = 0.2
+# A term's rows are updated when the logarithm of their number has changed by more than this.
+_LOG_TOLERANCE = 1e-3
+_MOST_GAPS = 64
 
 
 class Document(NamedTuple):
-    """Something to be found. ``context`` is other texts by which it is found too, each with its weight in 0..1."""
+    """A text to be found. ``context`` is other texts by whose words it is found too, each with its weight in 0..1."""
 
     id: str
     text: str
@@ -33,136 +39,242 @@ class Document(NamedTuple):
 
 
 class FactRanker(Protocol):
-    """Says how near documents are to a query.
+    """Holds the documents of one namespace, and computes how similar they are to a query.
 
-    It holds the documents of one namespace. Threads may call it at the same time. A call of
-    ``similarities`` sees each change of ``add`` and ``remove`` as a whole or not at all.
+    Threads may call it at the same time: ``similarities`` sees each ``add`` or ``remove`` completely or not at all.
     """
 
     def add(self, documents: Iterable[Document]) -> None:
-        """Take documents in; one with an id that is known replaces the one before."""
+        """Adds documents; one with a known id replaces the document before."""
 
     def remove(self, ids: Iterable[str]) -> None:
-        """Take documents out, so that they count for nothing any more; unknown ids are passed over."""
+        """Removes documents, so that they have no influence any more; unknown ids are ignored."""
 
     def similarities(self, query: str) -> Mapping[str, float]:
-        """How near each document is, 0..1, by id; a document that is left out, or at 0, has nothing in common.
+        """Returns the similarity of each document to the query, 0..1, by id; a missing document has 0.
 
-        Only the order and the proportions within one answer mean something: ``rank`` divides by the best.
-        A query with nothing to go by (empty, stop words or emoji only) gives an empty mapping. Never raises for
-        any string.
+        Only the order and the proportions within one answer matter: ``rank`` divides by the best. A query without a
+        usable word (empty, only stop words or emoji) gives an empty mapping. No string raises an error.
         """
 
 
-class TfidfRanker:
-    """TF-IDF cosines, as scikit-learn's TfidfVectorizer would compute them on all documents that are there now.
+class Vectorizer(Protocol):
+    """What is used of scikit-learn's ``CountVectorizer``, ``TfidfVectorizer`` and ``HashingVectorizer``."""
 
-    Documents are appended to an inverted index; nothing is ever fitted again. With ``length_exponent=1`` and
-    documents without context the similarities equal ``TfidfVectorizer(sublinear_tf=True, analyzer=...)`` fitted
-    on ``text`` and ``date`` of the documents, to six digits. A word of the context counts as its weight says: as a
-    part of a word.
+    def build_analyzer(self) -> Callable[[str], Iterable[str]]:
+        """Returns a function that splits a text into terms."""
 
-    Args:
-        length_exponent: 0..1. The power of a document's length by which its product with the query is divided:
-            1 is the cosine; less lets longer documents come before shorter ones more easily.
-        vectorizer: A scikit-learn CountVectorizer or TfidfVectorizer whose analyzer is used instead of ours, for
-            other languages, n-grams or stop words. Nothing else of it is looked at.
-    """
 
-    def __init__(self, *, length_exponent: float = LENGTH_EXPONENT, vectorizer: Any | None = None) -> None:
-        self._analyze: Callable[[str], Iterable[str]] = (vectorizer or default_vectorizer()).build_analyzer()
-        self._index = InvertedIndex(length_exponent)
-        self._guard = threading.Lock()
+class Similarities(Mapping[str, float]):
+    """The similarities of documents by id, without those of 0 and of documents that were changed later."""
 
-    def add(self, documents: Iterable[Document]) -> None:
-        """Take documents in; one with an id that is known replaces the one before."""
-        rows = [(document.id, self._weights(document)) for document in documents]
-        with self._guard:
-            self._index.add(rows)
+    def __init__(self, ids: Sequence[str], rows: Mapping[str, int], values: NDArray[np.float64]) -> None:
+        self._ids, self._rows, self._values = ids, rows, values
 
-    def remove(self, ids: Iterable[str]) -> None:
-        """Take documents out; unknown ids are passed over."""
-        with self._guard:
-            self._index.remove(ids)
+    def of(self, ids: Sequence[str]) -> NDArray[np.float64]:
+        """Returns the similarities of these documents in their order, 0 for an unknown document."""
+        rows = np.fromiter(map(self._rows.get, ids, repeat(-1)), dtype=np.int64, count=len(ids))
+        known = (rows >= 0) & (rows < len(self._values))
+        found = np.zeros(len(ids))
+        found[known] = self._values[rows[known]]
+        return found
 
-    def similarities(self, query: str) -> Similarities:
-        """How near each document is that shares a term with the query, in (0, 1]; empty if none does."""
-        weights = self._weights(Document("", query))
-        with self._guard:
-            return self._index.nearest(weights)
+    def __getitem__(self, document_id: str) -> float:
+        row = self._rows.get(document_id, -1)
+        value: float = self._values.item(row) if 0 <= row < len(self._values) else 0.0
+        if not value:
+            raise KeyError(document_id)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return (self._ids[row] for row in np.flatnonzero(self._values).tolist())
 
     def __len__(self) -> int:
-        return len(self._index)
+        return int(np.count_nonzero(self._values))
 
-    def __contains__(self, document_id: object) -> bool:
-        return document_id in self._index
+
+class TfidfRanker:
+    """A ``FactRanker`` by TF-IDF cosines, equal to those of a ``TfidfVectorizer`` fitted on the current documents.
+
+    With ``length_exponent=1`` and documents without context, the similarities equal those of scikit-learn's
+    ``TfidfVectorizer(sublinear_tf=True, analyzer=...)``, fitted on ``text`` and ``date`` of the documents, to six
+    digits. A word in a context counts as a fraction of a word.
+
+    The documents are the rows of an inverted index, and nothing is ever fitted again. The weight ``w`` of a term in a
+    row is multiplied by scikit-learn's smoothed idf, ``a - l``, where ``a = 1 + ln(1 + number of rows)`` and ``l =
+    ln(1 + number of rows with the term)``. So the squared length of a row is ``a^2 * sum(w^2) - 2a * sum(w^2 * l) +
+    sum(w^2 * l^2)``. The ranker keeps these three sums for each row. A row that comes or goes changes ``a`` for all
+    rows, and ``l`` for its own terms: only the rows that share a term with it get new sums, and the lengths of all rows
+    follow in one vector operation. For terms in more than 1,000 rows, ``l`` is updated when it has changed by 0.001; up
+    to there lengths are exact, and beyond that within a thousandth.
+
+    Args:
+        length_exponent: 0..1. Each cosine is multiplied by ``(length / longest) ** (1 - length_exponent)``, where
+            ``longest`` is the length of the longest document: less ranks longer documents higher.
+        vectorizer: A scikit-learn vectorizer, fitted or not, that splits texts into terms, for other languages,
+            n-grams or stop words. What ``build_analyzer`` returns is used: preprocessing, tokens, stop words, n-grams.
+            Its vocabulary, weights and norms, ``min_df``, ``max_df`` and ``max_features`` have no effect.
+    """
+
+    def __init__(self, *, length_exponent: float = LENGTH_EXPONENT, vectorizer: Vectorizer | None = None) -> None:
+        self._analyze: Callable[[str], Iterable[str]] = vectorizer.build_analyzer() if vectorizer else terms_of
+        self._length_exponent = length_exponent
+        self._lock = threading.RLock()
+        self._rows: dict[str, int] = {}
+        self._postings: defaultdict[str, _Posting] = defaultdict(_Posting)
+        # By row, with gaps where documents were removed; three sums for each row.
+        self._ids: list[str] = []
+        self._terms: list[tuple[str, ...]] = []
+        self._sums = array("d")
+        self._cached_factors: NDArray[np.float64] | None = None
+
+    def add(self, documents: Iterable[Document]) -> None:
+        """Adds documents; one with a known id replaces the document before."""
+        added = {document.id: self._weights(document) for document in documents}
+        with self._lock:
+            self.remove(added)
+            for document_id, weights in added.items():
+                postings = [self._postings[term] for term in weights]
+                for posting, weight in zip(postings, weights.values(), strict=True):
+                    posting.rows.append(len(self._ids))
+                    posting.weights.append(weight)
+                squares, logs = np.square(list(weights.values())), np.array([posting.log for posting in postings])
+                self._sums.extend([squares.sum(), squares @ logs, squares @ logs**2])
+                self._rows[document_id] = len(self._ids)
+                self._ids.append(document_id)
+                self._terms.append(tuple(weights))
+            self._update_sums({term for weights in added.values() for term in weights})
+
+    def remove(self, ids: Iterable[str]) -> None:
+        """Removes documents; unknown ids are ignored."""
+        with self._lock:
+            removed = [self._rows.pop(document_id) for document_id in ids if document_id in self._rows]
+            terms = {term for row in removed for term in self._terms[row]}
+            is_removed = np.zeros(len(self._ids), dtype=bool)
+            is_removed[removed] = True
+            for term in terms:
+                posting = self._postings[term]
+                kept = ~is_removed[_view(posting.rows)]
+                posting.rows = array("i", _view(posting.rows)[kept].tobytes())
+                posting.weights = array("d", _view(posting.weights)[kept].tobytes())
+                if not posting.rows:
+                    del self._postings[term]
+            for row in removed:
+                self._terms[row] = ()
+            self._sum_matrix()[removed] = 0.0
+            self._update_sums(terms & self._postings.keys())
+            if len(self._ids) - len(self._rows) > max(_MOST_GAPS, len(self._rows)):
+                self._close_gaps()
+
+    def similarities(self, query: str) -> Similarities:
+        """Returns the similarity of each document that shares a term with the query, in (0, 1], by id."""
+        weights = self._weights(Document("", query))
+        with self._lock:
+            products, query_square = np.zeros(len(self._ids)), 0.0
+            for term, weight in weights.items():
+                if term in self._postings:
+                    posting = self._postings[term]
+                    idf = self._top - log(1 + len(posting.rows))
+                    query_square += (weight * idf) ** 2
+                    products[_view(posting.rows)] += weight * idf**2 * _view(posting.weights)
+            values = products * self._factors() / sqrt(query_square or 1.0)
+            # Rounded, so that documents with the same terms are equally similar whatever came and went in between.
+            return Similarities(self._ids, self._rows, np.minimum(np.round(values, 9), 1.0))
 
     def _weights(self, document: Document) -> dict[str, float]:
-        """1 + ln(count) of each term, in the text and in each context alike; a context's count as its share says."""
-        counts: dict[str, float] = {}
-        for text in (document.text, document.date):
-            for term in self._analyze(text):
-                counts[term] = counts.get(term, 0.0) + 1.0
-        for text, share in document.context:
+        """Returns ``1 + ln(count)`` of each term; a context adds ``1 + ln(count)``, times its weight, to the count."""
+        terms = [*self._analyze(document.text), *self._analyze(document.date)]
+        counts = defaultdict[str, float](float, Counter(terms))
+        for text, weight in document.context:
             for term, count in Counter(self._analyze(text)).items():
-                counts[term] = counts.get(term, 0.0) + share * (1 + log(count))
+                counts[term] += weight * (1 + log(count))
         return {term: 1 + log(count) if count > 1 else count for term, count in counts.items()}
 
+    @property
+    def _top(self) -> float:
+        return 1 + log(1 + len(self._rows))
+
+    def _sum_matrix(self) -> NDArray[np.float64]:
+        return _view(self._sums).reshape(-1, 3)
+
+    def _factors(self) -> NDArray[np.float64]:
+        """Returns by what each row's product with the query is multiplied; 0 for rows without terms."""
+        if self._cached_factors is None:
+            squares = self._sum_matrix() @ np.array([self._top**2, -2 * self._top, 1.0])
+            lengths = np.sqrt(np.maximum(squares, 0.0))
+            divisors = lengths**self._length_exponent * lengths.max(initial=0.0) ** (1 - self._length_exponent)
+            self._cached_factors = np.divide(1.0, divisors, out=np.zeros_like(lengths), where=lengths > 0)
+        return self._cached_factors
+
+    def _update_sums(self, terms: Iterable[str]) -> None:
+        """Updates the sums of all rows with one of these terms, whose numbers of rows have changed."""
+        self._cached_factors = None
+        sums = self._sum_matrix()
+        for term in terms:
+            posting = self._postings[term]
+            before, now = posting.log, log(1 + len(posting.rows))
+            if abs(now - before) > _LOG_TOLERANCE:
+                rows, squares = _view(posting.rows), np.square(_view(posting.weights))
+                sums[rows, 1] += squares * (now - before)
+                sums[rows, 2] += squares * (now**2 - before**2)
+                posting.log = now
+
+    def _close_gaps(self) -> None:
+        """Numbers the rows anew. ``_ids`` and ``_rows`` are new objects, because earlier answers use the old ones."""
+        kept = list(self._rows.values())
+        new_rows = np.zeros(len(self._ids), dtype=np.intc)
+        new_rows[kept] = np.arange(len(kept))
+        for posting in self._postings.values():
+            posting.rows = array("i", new_rows[_view(posting.rows)].tobytes())
+        self._sums = array("d", self._sum_matrix()[kept].tobytes())
+        self._terms = [self._terms[row] for row in kept]
+        self._ids = list(self._rows)
+        self._rows = {document_id: row for row, document_id in enumerate(self._ids)}
+        self._cached_factors = None
+
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key != "_guard"}
+        return {key: value for key, value in vars(self).items() if key != "_lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _guard=threading.Lock())
+        vars(self).update(state, _lock=threading.RLock())
 
 
-def default_vectorizer() -> Any:
-    """The scikit-learn CountVectorizer whose analyzer the default ranker uses: see ``words.words_of``."""
-    # Imported here: it takes most of a second and 100 MiB that a program without facts need not spend.
-    from sklearn.feature_extraction.text import CountVectorizer  # type: ignore[import-untyped]
+class _Posting:
+    """The rows with a term and its weight in each; ``log`` is the term's ``l`` in the sums of these rows."""
 
-    return CountVectorizer(analyzer=terms_of)
+    __slots__ = ("log", "rows", "weights")
+
+    def __init__(self) -> None:
+        self.rows, self.weights, self.log = array("i"), array("d"), 0.0
 
 
-def nearness(
-    raw: Callable[[str], NDArray[np.float64]],
-    question: str,
-    context: Sequence[str],
-    earlier_weight: float = EARLIER_WEIGHT,
+def similarities_with_context(
+    ranker: FactRanker, ids: Sequence[str], question: str, context: Sequence[str], turn_weight: float = EARLIER_WEIGHT
 ) -> NDArray[np.float64]:
-    """How near documents are to the question and what was said before it, the best 1; all 0 without evidence.
+    """Returns the similarity of each document to a question and the turns before it, the best 1; all 0 if none is.
 
-    ``raw`` gives the similarities of a text to all documents, in their order.
+    In the order of ``ids``. The similarities to each text are divided by their best, and then added: the question's
+    with the weight 1, a turn's with ``turn_weight``, and more than two turns together with that of two.
     """
-    near = raw(question)
-    best = near.max(initial=0.0)
-    near = near / best if best > 0 else near
-    earlier = earlier_weight * min(1.0, 2 / max(len(context), 1))
-    for text in context:
-        values = raw(text)
-        best = values.max(initial=0.0)
-        if best > 0:
-            near = near + earlier / best * values
-    best = near.max(initial=0.0)
-    return near / best if best > 0 else near
+    weight = turn_weight * min(1.0, 2 / max(len(context), 1))
+    total = np.zeros(len(ids))
+    for text, share in ((question, 1.0), *((turn, weight) for turn in context)):
+        total += share * divided_by_best(values_of(ranker.similarities(text), ids))
+    return divided_by_best(total)
 
 
-# A text is looked at several times in a row, as a document and as the context of its neighbours.
-@lru_cache(maxsize=32)
-def terms_of(text: str) -> tuple[str, ...]:
-    """The terms of a text by which the default ranker finds it, in their order."""
-    return tuple(word.term for word in words_of(text, stem))
+def values_of(similarities: Mapping[str, float], ids: Sequence[str]) -> NDArray[np.float64]:
+    """Returns the similarities of these documents in their order, 0 for a document that is missing."""
+    if isinstance(similarities, Similarities):
+        return similarities.of(ids)
+    return np.fromiter((similarities.get(name, 0.0) for name in ids), dtype=np.float64, count=len(ids))
 
 
-@lru_cache(maxsize=100_000)
-def stem(word: str) -> str:
-    """The stem of a lower-case English word."""
-    stemmed: str = _stemmer().stem(word)
-    return stemmed
+def divided_by_best(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the values, at least 0, divided by the highest; zeros as they are."""
+    return values / (values.max(initial=0.0) or 1.0)
 
 
-@cache
-def _stemmer() -> Any:
-    # Imported here for the same reason. The stemmer is rules, it needs none of nltk's downloads.
-    from nltk.stem.snowball import EnglishStemmer  # type: ignore[import-untyped]
-
-    return EnglishStemmer()
+def _view(values: array[Any]) -> NDArray[Any]:
+    """Returns the numbers of an array without a copy. An array cannot grow while a view of it is in use."""
+    return np.frombuffer(values, dtype=values.typecode)

@@ -1,68 +1,77 @@
-"""Turns a text into the words by which it is found."""
+"""Splits a text into the terms under which it is indexed."""
 
 from __future__ import annotations
 
 import re
+import threading
 import unicodedata
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+import snowballstemmer  # type: ignore[import-untyped]  # the package has no type hints
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from datetime import date
 
+MONTHS = str.split("January February March April May June July August September October November December")
+WEEKDAYS = str.split("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+# Matches the English names of the months and their first three letters, in lower case.
+MONTH_PATTERN = "|".join(f"{month[:3]}(?:{month[3:]})?" for month in MONTHS).replace("(?:)?", "").lower()
+_BELOW_TWENTY = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen
+    sixteen seventeen eighteen nineteen"""
+TENS = {word: 10 * i for i, word in enumerate(str.split("twenty thirty forty fifty sixty seventy eighty ninety"), 2)}
+_OTHER_NUMBERS = {"first": 1, "second": 2, "third": 3, "twice": 2, "dozen": 12, "hundred": 100, "thousand": 1000}
+NUMBER_WORDS = {word: i for i, word in enumerate(_BELOW_TWENTY.split())} | TENS | _OTHER_NUMBERS
+CHINESE_DIGITS = {"两": 2, "兩": 2} | {character: i for i, character in enumerate("零一二三四五六七八九")}
+
+# Katakana is apart from the other Japanese characters, because a word ends where it begins or ends.
 _KATAKANA = "\u30a0-\u30fa\u30fc-\u30ff\u31f0-\u31ff"
-# Other scripts without spaces between words, and Hangul, whose words carry their particles.
+# Scripts without spaces between words, and Hangul, whose words include their particles.
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u309f"
     "\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0003ffff"
 )
-# A word of these goes on across its vowel signs, which Python does not take for letters.
+# Vowel signs and accents belong to the word, but are no letters to Python.
 _SIGNS = "\u0300-\u036f\u0900-\u0963\u0980-\u0dff"
 _WORD = re.compile(
     rf"(?P<unspaced>[{_KATAKANA}]+|[{_UNSPACED}]+)"
     rf"|[a-z](?:\+\+|#)(?!\w)"
-    rf"|(?:[^\W_{_KATAKANA}{_UNSPACED}]|[{_SIGNS}])+"
+    rf"|(?:[^\W_{_KATAKANA}{_UNSPACED}]|[{_SIGNS}]){{2,}}"
 )
-_ACCENTS = re.compile("[\u0300-\u036f]")
-_MONTHS = (
-    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
-    "December",
-)  # fmt: skip
 _CHINESE_DATE = re.compile(r"(?<!\d)(1[0-2]|0?[1-9])\s?月(?:\s?([0-3]?\d)\s?[日号號])?")
-_NAMES = "|".join(f"{month[:3]}(?:{month[3:]})?" for month in _MONTHS).lower()
 _DAY = re.compile(
-    rf"(?<!\d)(?P<day>[0-3]?\d)(?:st|nd|rd|th)?(?: of)? (?P<month>{_NAMES})\b"
-    rf"|\b(?P<month_first>{_NAMES})\.? (?P<day_after>[0-3]?\d)(?:st|nd|rd|th)?\b"
+    rf"(?<!\d)([0-3]?\d)(?:st|nd|rd|th)?(?: of)? ({MONTH_PATTERN})\b"
+    rf"|\b({MONTH_PATTERN})\.? ([0-3]?\d)(?:st|nd|rd|th)?\b"
 )
 
-# Words that say nothing about what is asked. scikit-learn's own list also has "system", "next", "fire" and "move".
-STOP_WORDS = frozenset(
-    """
+# Unlike scikit-learn's list, this one leaves out words with a meaning: "system", "next", "fire", "move".
+_STOP_WORD_LIST = """
     a an the this that these those such i me my mine myself we us our ours ourselves you your yours yourself
     yourselves he him his himself she her hers herself it its itself they them their theirs themselves who whom
-    whose which what when where why how and or but nor so if then else than as because while until unless
-    although though whether of at by for with about against between into through during before after above
-    below to from up down in out on off over under again once here there all any both each few more most other
-    some no not only own same too very just also even still yet ever never am is are was were be been being have
-    has had having do does did doing done can could will would shall should might must ought let upon within
-    without across toward towards via per something anything everything nothing someone anyone please tell
-    ll re ve don doesn didn isn aren wasn weren haven hasn hadn won wouldn shouldn couldn mustn mightn needn ain shan
-    im ive id dont didnt doesnt cant cannot thats whats etc
-    """.split()  # noqa: SIM905 - a list of words is read and mended more easily without 200 quotation marks
-)
-# Two of these characters side by side are grammar.
+    whose which what when where why how and or but nor so if then else than as because while until unless although
+    though whether of at by for with about against between into through during before after above below to from up
+    down in out on off over under again once here there all any both each few more most other some no not only own
+    same too very just also even still yet ever never am is are was were be been being have has had having do does
+    did doing done can could will would shall should might must ought let upon within without across toward towards
+    via per something anything everything nothing someone anyone please tell ll re ve don doesn didn isn aren wasn
+    weren haven hasn hadn won wouldn shouldn couldn mustn mightn needn ain shan im ive id dont didnt doesnt cant
+    cannot thats whats etc
+"""
+STOP_WORDS = frozenset(_STOP_WORD_LIST.split())
+# A pair of these characters has no meaning of its own.
 _STOP_CHARACTERS = frozenset(
     "的了吗嗎呢吧啊呀嘛我你您他她它们們是在有和与與就都也很这這那哪个個么麼什怎为為之而及或把被给給让讓对對从從到还還些样樣"
 )
-_STOP_PAIRS = frozenset(
-    """
+_STOP_PAIR_LIST = """
     です ます した して する ない ある いる から まで より など たい てい てる だっ った って んで ので のは のが
     のを のに のか のと では には とは へは での との への もの こと この その あの どの どこ どう なに なん いつ だれ
     れる られ せる ため よう まし せん でし しょ ょう うか すか たか とい いう てき はど はな はい がい にい にな なる
     いて えて ます いま なの だと なぜ いい さい くだ ださ
-    """.split()  # noqa: SIM905 - the same
-)
+"""
+_STOP_PAIRS = frozenset(_STOP_PAIR_LIST.split())
+# Each base form with its irregular forms.
 _FORMS = """
     become became | begin began begun | bite bit bitten | blow blew blown | break broke broken | bring brought |
     build built | burn burnt | buy bought | catch caught | choose chose chosen | come came | deal dealt | dig dug |
@@ -82,61 +91,61 @@ _FORMS = """
 """
 _IRREGULAR = {form: base for base, *forms in map(str.split, _FORMS.split("|")) for form in forms}
 
+# The stemmer stores the word that it works on in itself, so threads must take turns. Its time grows with the square of
+# the length; no English word is longer than the limit.
+_STEMMER = snowballstemmer.stemmer("english")
+_stemmer_lock = threading.Lock()
+_LONGEST_STEMMED = 50
+
 
 class Word(NamedTuple):
-    """A word as it was written (in lower case), and the term under which it is indexed."""
+    """A word as it is written (in lower case), and the term under which it is indexed."""
 
     written: str
     term: str
 
 
-def words_of(text: str, stem: Callable[[str], str]) -> Iterator[Word]:
-    """The words of a text in order; none for a text of stop words, single characters, marks or emoji.
+def words_of(text: str) -> Iterator[Word]:
+    """Yields the words of a text that are indexed; none for stop words, single characters, punctuation or emoji.
 
-    The text is taken in NFKC and lower case. Spaced scripts give words of two or more characters, without stop
-    words and accents, irregular forms led back to their base, and stemmed. Chinese, Japanese, Korean and other scripts
-    without spaces give pairs of neighbouring characters, without pairs that are grammar. "8 May", "May 8th" and
-    "5月8日" give one word more, for the day.
-
-    Args:
-        text: Any string.
-        stem: Leads a lower-case word to its stem.
+    Scripts with spaces give words of at least two characters; their terms are stems without accents, of the base form
+    where an English word is irregular. Chinese, Japanese, Korean and other scripts without spaces give pairs of
+    neighbouring characters. Days follow at the end: "8 May", "May 8th" and "5月8日" all give the term "may8".
     """
-    plain = _CHINESE_DATE.sub(_in_english, unicodedata.normalize("NFKC", text)).casefold()
+    plain = _CHINESE_DATE.sub(_english_date, unicodedata.normalize("NFKC", text)).casefold()
     for match in _WORD.finditer(plain):
         found = match.group()
-        if match.lastgroup:
-            for i in range(len(found) - 1):
-                pair = found[i : i + 2]
-                if not _is_grammar(pair):
+        if match.lastgroup == "unspaced":
+            for pair in map("".join, pairwise(found)):
+                if pair not in _STOP_PAIRS and not _STOP_CHARACTERS.issuperset(pair):
                     yield Word(pair, pair)
-        elif len(found) > 1 and found not in STOP_WORDS:
-            base = found if found.isascii() else _without_accents(found)
-            yield Word(found, stem(_IRREGULAR.get(base, base)))
+        elif found not in STOP_WORDS:
+            yield Word(found, _term(found) if len(found) <= _LONGEST_STEMMED else found)
     for match in _DAY.finditer(plain):
-        day, month = match["day"] or match["day_after"], match["month"] or match["month_first"]
+        day, month = sorted(filter(None, match.groups()), key=str.isalpha)
         yield Word(match.group(), f"{month[:3]}{int(day)}")
 
 
+# A text is analyzed several times in a row: as a document, and as the context of its neighbours.
+@lru_cache(maxsize=32)
+def terms_of(text: str) -> tuple[str, ...]:
+    """Returns the terms of a text in their order, with repetitions."""
+    return tuple(word.term for word in words_of(text))
+
+
 def date_words(day: date) -> str:
-    """A day as people write it: ``"8 May, 2023"``; found by its day, its month and its year.
-
-    >>> from datetime import date
-    >>> date_words(date(2023, 5, 8))
-    '8 May, 2023'
-    """
-    return f"{day.day} {_MONTHS[day.month - 1]}, {day.year}"
+    """Returns a day as people write it, "8 May, 2023", so that it is found by its day, its month and its year."""
+    return f"{day.day} {MONTHS[day.month - 1]}, {day.year}"
 
 
-def _in_english(match: re.Match[str]) -> str:
-    return f" {_MONTHS[int(match[1]) - 1]} {match[2] or ''} "
+def _english_date(match: re.Match[str]) -> str:
+    return f" {MONTHS[int(match[1]) - 1]} {match[2] or ''} "
 
 
-@lru_cache(maxsize=10_000)
-def _without_accents(word: str) -> str:
-    decomposed = _ACCENTS.sub("", unicodedata.normalize("NFD", word))
-    return unicodedata.normalize("NFC", decomposed)
-
-
-def _is_grammar(pair: str) -> bool:
-    return pair in _STOP_PAIRS or (pair[0] in _STOP_CHARACTERS and pair[1] in _STOP_CHARACTERS)
+@lru_cache(maxsize=100_000)
+def _term(word: str) -> str:
+    if not word.isascii():
+        word = unicodedata.normalize("NFC", re.sub("[\u0300-\u036f]", "", unicodedata.normalize("NFD", word)))
+    with _stemmer_lock:
+        stemmed: str = _STEMMER.stemWord(_IRREGULAR.get(word, word))
+    return stemmed

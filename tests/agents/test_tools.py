@@ -386,8 +386,6 @@ async def test_long_words_are_looked_for_once_and_not_for_each_fact(open_memory:
     await memory.sql_store.facts.write("ann", [Fact(content=f"Likes tea {i}") for i in range(1_000)])
     await memory.aput(user("Forget it."))
     spec = MemoryToolSpec(memory)
-    # It loads scikit-learn.
-    await spec.asearch_memory("tea")
     started = time.process_time()
     assert (await spec.aforget(["Knows much. " * 10_000], "Forget it")).startswith("Nothing was forgotten")
     # A thousand times would be 30 seconds.

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta, timezone
-from threading import Thread
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.feature_extraction.text import TfidfVectorizer  # type: ignore[import-untyped]
 
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.facts.ranking import RankedFact, document_of, format_facts, rank, turns_of
-from llama_index_memory_ext.search.tfidf import Document, FactRanker, TfidfRanker, default_vectorizer
-from llama_index_memory_ext.search.tokenization import date_words, words_of
+from llama_index_memory_ext.facts.ranking import RankedFact, format_facts, rank, turns_of
+from llama_index_memory_ext.search.tfidf import Document, FactRanker
 
 THEN = datetime(2026, 11, 20, tzinfo=timezone.utc)
 WORDS = (
@@ -54,10 +46,6 @@ def facts_of(*contents: str | tuple[str, float]) -> list[Fact]:
 
 def order(facts: Sequence[Fact], question: str, context: Sequence[str] = (), **options: Any) -> list[str]:
     return [entry.fact.content for entry in rank(facts, question, context, **options)]
-
-
-def documents(texts: Iterable[str]) -> list[Document]:
-    return [Document(str(i), text) for i, text in enumerate(texts)]
 
 
 STACK = facts_of(
@@ -140,35 +128,6 @@ def test_equal_scores_go_to_the_newest() -> None:
     assert rank(twins, "tea?")[0].fact is twins[1]
 
 
-@given(texts=st.lists(TEXTS, min_size=1, max_size=12), removed=st.sets(st.integers(0, 11)), query=TEXTS)
-def test_the_same_words_are_equally_near_whatever_came_in_between(
-    texts: list[str], removed: set[int], query: str
-) -> None:
-    ranker = TfidfRanker()
-    ranker.add([Document("first", "docker test 喜欢吃茶")])
-    for document in documents(texts):
-        ranker.add([document])
-    ranker.add([Document("last", "test docker 喜欢吃茶")])
-    ranker.remove(map(str, removed))
-    found = ranker.similarities(query)
-    assert found.get("first") == found.get("last")
-
-
-def test_documents_are_equally_near_whether_they_came_one_by_one_or_at_once() -> None:
-    """To the last digit, which decides between two that are alike."""
-    documents = [
-        Document("1", "tea", (("look tea", 0.3),)),
-        Document("2", "look tea", (("tea", 0.3), ("of course", 0.3))),
-        Document("3", "look", (("tea", 0.3), ("tea", 0.3))),
-    ]
-    at_once, one_by_one = TfidfRanker(), TfidfRanker()
-    at_once.add(documents)
-    for document in documents:
-        one_by_one.add([document])
-    for sums, others in zip(at_once._index._sums, one_by_one._index._sums, strict=True):
-        assert sums.tolist() == pytest.approx(others.tolist(), abs=1e-12)
-
-
 def test_the_parts_of_a_score_can_be_read() -> None:
     """Similarities are divided by the best one, weights by their sum."""
     best, other = rank(STACK, "Testing with Docker", similarity_weight=3, confidence_weight=1, ranker=None)[:2]
@@ -211,77 +170,6 @@ def test_a_ranker_of_ones_own_takes_the_place_of_ours() -> None:
     assert (first.fact, first.similarity) == (STACK[2], 1.0)
 
 
-@given(texts=st.lists(TEXTS, min_size=1, max_size=12), query=TEXTS)
-def test_similarities_are_the_cosines_of_scikit_learn(texts: list[str], query: str) -> None:
-    ranker = TfidfRanker(length_exponent=1)
-    ranker.add(documents(texts))
-    assert similarities(ranker, len(texts), query) == pytest.approx(scikit_learn(texts, query), abs=1e-6)
-
-
-@given(
-    steps=st.lists(st.tuples(st.sampled_from(["add", "remove"]), st.integers(0, 9), TEXTS), min_size=1, max_size=40),
-    query=TEXTS,
-)
-def test_what_was_removed_or_replaced_counts_for_nothing(steps: list[tuple[str, int, str]], query: str) -> None:
-    """After any additions and removals, an index is that of the documents that are left."""
-    ranker, left = TfidfRanker(length_exponent=1), dict[str, str]()
-    for what, number, text in steps:
-        if what == "add":
-            left[str(number)] = text
-            ranker.add([Document(str(number), text)])
-        else:
-            left.pop(str(number), None)
-            ranker.remove([str(number)])
-        ranker.similarities(query)
-    assert len(ranker) == len(left)
-    assert all(name in ranker for name in left)
-    expected = dict(zip(left, scikit_learn(list(left.values()), query), strict=True)) if left else {}
-    found = ranker.similarities(query)
-    assert {name: found.get(name, 0.0) for name in left} == pytest.approx(expected, abs=1e-6)
-    assert set(found) <= set(left)
-    assert len(found) == len(list(found))
-
-
-def test_an_index_that_forgets_its_dead_rows_answers_as_before() -> None:
-    texts = [f"{WORDS[i % 6]} {WORDS[i % 5]} number{i}" for i in range(400)]
-    ranker = TfidfRanker(length_exponent=1)
-    ranker.add(documents(texts))
-    before = ranker.similarities("python docker")
-    ranker.remove([str(i) for i in range(400) if i % 4])
-    ranker.add([Document("400", "docker")])
-    expected = scikit_learn([*texts[::4], "docker"], "python docker")
-    found = ranker.similarities("python docker")
-    assert [found.get(str(i), 0.0) for i in range(0, 401, 4)] == pytest.approx(expected, abs=1e-6)
-    assert before.get("1", 0.0) >= 0
-    assert before.get("400") is None
-
-
-def test_a_large_index_stays_within_a_thousandth_of_scikit_learn() -> None:
-    """Lengths lag a little behind where a term is in thousands of documents and one more comes."""
-    texts = [f"user {WORDS[i % 6]} number{i % 700} may" for i in range(3000)]
-    ranker = TfidfRanker(length_exponent=1)
-    for start in range(0, 3000, 50):
-        ranker.add([Document(str(i), texts[i]) for i in range(start, start + 50)])
-    expected = scikit_learn(texts, "user python number7")
-    assert similarities(ranker, 3000, "user python number7") == pytest.approx(expected, rel=2e-3)
-
-
-def similarities(ranker: TfidfRanker, count: int, query: str) -> list[float]:
-    found = ranker.similarities(query)
-    return [found.get(str(i), 0.0) for i in range(count)]
-
-
-def scikit_learn(texts: list[str], query: str) -> list[float]:
-    """What scikit-learn, fitted anew on the texts, says; it refuses texts without a single word."""
-    vectorizer = TfidfVectorizer(analyzer=default_vectorizer().build_analyzer(), sublinear_tf=True)
-    try:
-        fitted = vectorizer.fit_transform([f"{text}\n" for text in texts])
-    except ValueError:
-        return [0.0] * len(texts)
-    product = fitted @ vectorizer.transform([query]).T
-    return [float(value) for value in np.asarray(product.todense())[:, 0]]
-
-
 def test_a_fact_is_also_found_by_the_message_it_came_from_and_by_its_day() -> None:
     facts = facts_of("Has a new job", "Likes tea", "Likes milk")
     facts[0] = facts[0].model_copy(update={"source": "I signed at the observatory yesterday!"})
@@ -297,45 +185,6 @@ def test_the_words_of_a_source_count_less_than_those_of_the_fact() -> None:
     first, second = rank(facts, "tea")
     assert first.fact.content == "Likes tea"
     assert 0 < second.similarity < 1
-
-
-def test_a_vectorizer_of_scikit_learn_can_bring_its_own_analysis() -> None:
-    ranker = TfidfRanker(vectorizer=TfidfVectorizer(analyzer="char_wb", ngram_range=(3, 3)))
-    ranker.add(map(document_of, STACK))
-    assert order(STACK, "dockerized", ranker=ranker)[0] == "Deploys with Docker"
-
-
-def test_a_ranker_can_be_copied_and_pickled() -> None:
-    ranker = TfidfRanker()
-    ranker.add(map(document_of, STACK))
-    for twin in (copy.deepcopy(ranker), pickle.loads(pickle.dumps(ranker))):
-        assert dict(twin.similarities("Docker")) == dict(ranker.similarities("Docker")) != {}
-        twin.remove(fact.id for fact in STACK)
-        assert len(twin.similarities("Docker")) == 0
-        assert len(ranker) == len(STACK)
-
-
-def test_threads_may_ask_while_documents_come_and_go() -> None:
-    ranker = TfidfRanker()
-    ranker.add([Document("stays", "docker compose")])
-    failures: list[BaseException] = []
-
-    def come_and_go() -> None:
-        try:
-            for i in range(300):
-                ranker.add([Document(f"{i}", f"docker number{i}")])
-                ranker.remove([str(i)])
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the test has to see it
-            failures.append(error)
-
-    threads = [Thread(target=come_and_go) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        found = ranker.similarities("docker")
-        assert 0 < found["stays"] <= 1
-        assert all(0 < value <= 1 for value in [found.get(name, 1.0) for name in found])
-    assert failures == []
 
 
 def test_formatted_facts_are_those_for_the_last_turn() -> None:
@@ -368,34 +217,6 @@ def test_a_context_is_parted_into_turns() -> None:
     assert turns_of("one\n\ntwo\nstill two") == ["one", "two\nstill two"]
     assert turns_of("one\ntwo") == ["one", "two"]
     assert turns_of("") == turns_of(" \n\n") == [""]
-
-
-def terms(text: str) -> list[str]:
-    return [word.term for word in words_of(text, lambda word: word)]
-
-
-def test_words_of_many_scripts_are_found() -> None:
-    assert terms("I've used C++, C# and Next.js") == ["used", "c++", "c#", "next", "js"]
-    assert terms("我喜欢吃什么") == ["我喜", "喜欢", "欢吃", "吃什"]
-    assert terms("コーヒーが好きです") == ["コー", "ーヒ", "ヒー", "が好", "好き", "きで"]
-    assert terms("हिन्दी में") == ["हिन्दी", "में"]
-    assert terms("\uff50\uff39thon Café") == ["python", "cafe"]
-
-
-@pytest.mark.parametrize("text", ["8 May, 2023", "May 8, 2023", "the 8th of May", "2023年5月8日", "May 8th"])
-def test_a_day_is_one_word_however_it_is_written(text: str) -> None:
-    assert "may8" in terms(text)
-    assert "may8" in terms(date_words(THEN.replace(month=5, day=8)))
-
-
-def test_scikit_learn_and_nltk_are_imported_on_first_use() -> None:
-    """LlamaIndex itself may import them; then there is nothing to save."""
-    code = (
-        "import sys, llama_index_memory_ext; before = set(sys.modules); import llama_index_memory_ext.facts.ranking; "
-        "print(sorted({'sklearn', 'nltk'} & (set(sys.modules) - before)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, text=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_results_are_plain_values() -> None:

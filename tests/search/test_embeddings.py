@@ -22,10 +22,8 @@ from sqlalchemy import text
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.facts.ranking import document_of, rank
-from llama_index_memory_ext.search.embedding_calls import EmbeddingCalls, model_key
-from llama_index_memory_ext.search.embedding_ranker import EmbeddingRanker
+from llama_index_memory_ext.search.embeddings import EmbeddingRanker, VectorIndex, model_key, unit
 from llama_index_memory_ext.search.tfidf import Document, TfidfRanker
-from llama_index_memory_ext.search.vectors import VectorIndex, unit
 from llama_index_memory_ext.store import MemoryStore
 
 MEANINGS = {"puppy": "dog", "hound": "dog", "automobile": "car", "physician": "doctor"}
@@ -86,6 +84,11 @@ def _vector_of(word: str, size: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).normal(size=size)
 
 
+def packed(text: str, vector: np.ndarray[Any, Any]) -> tuple[str, bytes]:
+    """A vector as it is stored, with the digest of its text."""
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest(), vector.astype("<f4").tobytes()
+
+
 FACTS = [
     Fact(content=content, confidence=0.8) for content in ("Has a small dog", "Drives a red car", "Plays the old piano")
 ]
@@ -118,9 +121,9 @@ async def test_similarities_are_the_sum_of_both_each_divided_by_its_best() -> No
     cosines = {name: float(v @ unit(Meanings()._get_query_embedding(question))) for name, v in vectors.items()}
     everywhere = max(min(cosines.values()), 0) * len(FACTS) / (len(FACTS) + 2)
     cosines = {name: max(cosine - everywhere, 0) for name, cosine in cosines.items()}
-    near = words.similarities(question)
+    lexical = words.similarities(question)
     expected = {
-        fact.id: (cosines[fact.id] / max(cosines.values()) + near.get(fact.id, 0) / max(near.values())) / 2
+        fact.id: (cosines[fact.id] / max(cosines.values()) + lexical.get(fact.id, 0) / max(lexical.values())) / 2
         for fact in FACTS
     }
     found = ranker.similarities(question)
@@ -153,26 +156,26 @@ async def test_what_was_removed_or_replaced_counts_for_nothing() -> None:
 )
 def test_an_index_answers_for_the_vectors_that_are_left(steps: list[tuple[bool, int, int]], query: int) -> None:
     axes = [unit([float(i == k) + 0.1 for i in range(4)]) for k in range(4)]
-    index, left = VectorIndex(), dict[str, int]()
-    index.start(4)
+    index = VectorIndex()
+    left = dict[str, int]()
     for adding, number, axis in [*((True, n, n % 4) for n in range(0, 200, 2)), *steps]:
         if adding:
-            index.add(str(number), axes[axis])
+            index.add({str(number): f"axis {axis}"})
+            index.put({str(number): packed(f"axis {axis}", axes[axis])})
             left[str(number)] = axis
         else:
             index.remove(map(str, range(number, 201)))
             left = {name: kept for name, kept in left.items() if int(name) < number}
+    assert index.is_complete
     expected = {name: float(axes[axis] @ axes[query]) for name, axis in left.items()}
     everywhere = min(expected.values(), default=0.0) * len(left) / (len(left) + 2)
-    cosines = index.cosines(axes[query])
-    assert {name: cosines[row] for name, row in index.rows.items()} == pytest.approx(
+    assert index.cosines(axes[query]) == pytest.approx(
         {name: cosine - everywhere for name, cosine in expected.items()}, abs=1e-5
     )
-    assert np.count_nonzero(cosines) == len(left)
 
 
-async def test_a_model_to_which_all_texts_are_alike_still_tells_them_apart() -> None:
-    """A related fact comes before an unrelated one that is surer."""
+async def test_a_model_that_finds_all_texts_similar_still_tells_them_apart() -> None:
+    """A related fact comes before an unrelated one with more confidence."""
 
     class Narrow(Meanings):
         def _get_query_embedding(self, query: str) -> list[float]:
@@ -195,7 +198,7 @@ def test_what_is_no_vector_is_refused(vector: Any) -> None:
 
 
 async def test_a_model_that_fails_costs_no_answer(caplog: pytest.LogCaptureFixture) -> None:
-    """Words alone decide then; one line is logged, without what was said, and later it is tried again."""
+    """Words alone decide then; one line is logged, without any text of a message, and later it is tried again."""
     model = Meanings(failing=True, asked=[])
     ranker = ranker_of(model, retry_seconds=1e-9)
     with caplog.at_level(logging.DEBUG, "llama_index_memory_ext"):
@@ -217,26 +220,13 @@ async def test_a_model_that_has_failed_is_left_alone_for_a_while() -> None:
     assert len(model.asked) == calls
 
 
-def test_each_pause_is_twice_as_long_until_it_works_again() -> None:
-    clock = [0.0]
-    calls = EmbeddingCalls(Meanings(), 10.0, lambda: clock[0])
-    for pause in (10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0):
-        calls.failed("for a test")
-        clock[0] += pause - 0.1
-        assert calls.pausing
-        clock[0] += 0.2
-        assert not calls.pausing
-    calls.worked()
-    assert calls.batch_size == Meanings().embed_batch_size
-
-
 async def test_a_slow_model_is_not_waited_for_but_its_answer_is_used_later() -> None:
     model = Awaited(gate=asyncio.Event(), asked=[])
     ranker = ranker_of(model, wait_seconds=0.01, retry_seconds=1e-9)
     assert not await ranker.aprepare(["puppy"])
     assert not ranker.similarities("puppy")
     model.gate.set()
-    await asyncio.wait(ranker._tasks)
+    await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
     assert await ranker.aprepare(["puppy"])
     assert first(FACTS, "puppy", ranker) == "Has a small dog"
     assert sorted(model.asked) == sorted([*(fact.content for fact in FACTS), "puppy"])
@@ -256,8 +246,11 @@ async def test_one_text_that_the_model_refuses_does_not_keep_the_others_from_bei
     ranker = ranker_of(model, facts, retry_seconds=1e-9)
     for _ in range(20):
         assert not await ranker.aprepare(["puppy"])
-    assert ranker._texts.missing() == {facts[3].id: "number3 of many"}
     assert first(facts, "puppy", ranker) == "Has a small dog"
+    model.asked.clear()
+    model.refused = "no text"
+    assert await ranker.aprepare(["puppy"])
+    assert model.asked == ["number3 of many"]
 
 
 @pytest.mark.parametrize(("model", "in_thread"), [(Meanings(in_thread=[]), True), (Awaited(in_thread=[]), False)])
@@ -341,7 +334,7 @@ async def test_two_blocks_of_one_process_embed_a_fact_once(open_block: OpenBlock
         assert model.asked.count(fact.content) == 1
 
 
-async def test_a_fact_that_has_changed_is_embedded_again_and_one_that_is_only_surer_is_not(
+async def test_a_fact_is_embedded_again_if_its_content_has_changed_but_not_if_its_confidence_has(
     open_block: OpenBlock,
 ) -> None:
     model = Meanings(asked=[])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_memory_ext import TokenCounter
-from llama_index_memory_ext.search.tfidf import terms_of
+from llama_index_memory_ext.search.tokenization import terms_of
 from llama_index_memory_ext.text.excerpts import excerpt
 from llama_index_memory_ext.text.tokens import as_counter
 

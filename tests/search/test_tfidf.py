@@ -1,0 +1,227 @@
+"""Documents ranked by their words, as scikit-learn would rank them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterable
+from threading import Thread
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.feature_extraction.text import (  # type: ignore[import-untyped]
+    CountVectorizer,
+    HashingVectorizer,
+    TfidfVectorizer,
+)
+
+from llama_index_memory_ext.search.tfidf import Document, TfidfRanker, similarities_with_context
+from llama_index_memory_ext.search.tokenization import terms_of
+
+WORDS = (
+    "python",
+    "testing",
+    "test",
+    "docker",
+    "deploys",
+    "went",
+    "go",
+    "the",
+    "I",
+    "喜欢吃茶",
+    "8",
+    "May",
+    "c++",
+    "😀",
+)
+TEXTS = st.lists(st.sampled_from(WORDS), max_size=8).map(" ".join)
+STACK = ("Deploys with Docker", "Works mostly in Python", "Prefers pytest for testing")
+
+
+def documents(texts: Iterable[str]) -> list[Document]:
+    return [Document(str(i), text) for i, text in enumerate(texts)]
+
+
+def ranker_of(texts: Iterable[str]) -> TfidfRanker:
+    """A ranker by cosines."""
+    ranker = TfidfRanker(length_exponent=1)
+    ranker.add(documents(texts))
+    return ranker
+
+
+def similarities(ranker: TfidfRanker, count: int, query: str) -> list[float]:
+    found = ranker.similarities(query)
+    return [found.get(str(i), 0.0) for i in range(count)]
+
+
+def scikit_learn(texts: list[str], query: str) -> list[float]:
+    """What scikit-learn, fitted anew on the texts, says; it refuses texts without a single word."""
+    vectorizer = TfidfVectorizer(analyzer=terms_of, sublinear_tf=True)
+    try:
+        fitted = vectorizer.fit_transform([f"{text}\n" for text in texts])
+    except ValueError:
+        return [0.0] * len(texts)
+    product = fitted @ vectorizer.transform([query]).T
+    return [float(value) for value in np.asarray(product.todense())[:, 0]]
+
+
+@given(texts=st.lists(TEXTS, min_size=1, max_size=12), query=TEXTS)
+def test_similarities_are_the_cosines_of_scikit_learn(texts: list[str], query: str) -> None:
+    ranker = ranker_of(texts)
+    assert similarities(ranker, len(texts), query) == pytest.approx(scikit_learn(texts, query), abs=1e-6)
+
+
+@given(
+    steps=st.lists(st.tuples(st.sampled_from(["add", "remove"]), st.integers(0, 9), TEXTS), min_size=1, max_size=40),
+    query=TEXTS,
+)
+def test_what_was_removed_or_replaced_counts_for_nothing(steps: list[tuple[str, int, str]], query: str) -> None:
+    """After any additions and removals, an index is that of the documents that are left."""
+    ranker, left = TfidfRanker(length_exponent=1), dict[str, str]()
+    for what, number, text in steps:
+        if what == "add":
+            left[str(number)] = text
+            ranker.add([Document(str(number), text)])
+        else:
+            left.pop(str(number), None)
+            ranker.remove([str(number)])
+        ranker.similarities(query)
+    expected = dict(zip(left, scikit_learn(list(left.values()), query), strict=True)) if left else {}
+    found = ranker.similarities(query)
+    assert {name: found.get(name, 0.0) for name in left} == pytest.approx(expected, abs=1e-6)
+    assert set(found) <= set(left)
+    assert len(found) == len(list(found))
+
+
+def test_of_two_documents_with_one_id_the_last_counts() -> None:
+    ranker = TfidfRanker()
+    ranker.add([Document("1", "docker"), Document("1", "python")])
+    assert dict(ranker.similarities("docker")) == {}
+    assert dict(ranker.similarities("python")) == {"1": 1.0}
+
+
+@given(texts=st.lists(TEXTS, min_size=1, max_size=12), removed=st.sets(st.integers(0, 11)), query=TEXTS)
+def test_documents_with_the_same_words_are_equally_similar_whatever_came_in_between(
+    texts: list[str], removed: set[int], query: str
+) -> None:
+    ranker = TfidfRanker()
+    ranker.add([Document("first", "docker test 喜欢吃茶")])
+    for document in documents(texts):
+        ranker.add([document])
+    ranker.add([Document("last", "test docker 喜欢吃茶")])
+    ranker.remove(map(str, removed))
+    found = ranker.similarities(query)
+    assert found.get("first") == found.get("last")
+
+
+@pytest.mark.parametrize("query", ["tea", "look", "of course", "look at the tea"])
+def test_documents_are_equally_similar_whether_they_came_one_by_one_or_at_once(query: str) -> None:
+    """To the last digit, which decides between two similar ones."""
+    added = [
+        Document("1", "tea", (("look tea", 0.3),)),
+        Document("2", "look tea", (("tea", 0.3), ("of course", 0.3))),
+        Document("3", "look", (("tea", 0.3), ("tea", 0.3))),
+    ]
+    at_once, one_by_one = TfidfRanker(), TfidfRanker()
+    at_once.add(added)
+    for document in added:
+        one_by_one.add([document])
+    assert dict(at_once.similarities(query)) == dict(one_by_one.similarities(query)) != {}
+
+
+def test_an_index_that_closes_its_gaps_answers_as_before() -> None:
+    texts = [f"{WORDS[i % 6]} {WORDS[i % 5]} number{i}" for i in range(400)]
+    ranker = ranker_of(texts)
+    before = ranker.similarities("python docker")
+    kept = dict(before)
+    ranker.remove([str(i) for i in range(400) if i % 4])
+    ranker.add([Document("400", "docker")])
+    expected = scikit_learn([*texts[::4], "docker"], "python docker")
+    found = ranker.similarities("python docker")
+    assert [found.get(str(i), 0.0) for i in range(0, 401, 4)] == pytest.approx(expected, abs=1e-6)
+    assert {name: before.get(name) for name in map(str, range(0, 400, 4))} == {
+        name: kept.get(name) for name in map(str, range(0, 400, 4))
+    }
+    assert before.get("400") is None
+
+
+def test_a_large_index_stays_within_a_thousandth_of_scikit_learn() -> None:
+    """Lengths lag a little behind where a term is in thousands of documents and one more comes."""
+    texts = [f"user {WORDS[i % 6]} number{i % 700} may" for i in range(3000)]
+    ranker = TfidfRanker(length_exponent=1)
+    for start in range(0, 3000, 50):
+        ranker.add([Document(str(i), texts[i]) for i in range(start, start + 50)])
+    expected = scikit_learn(texts, "user python number7")
+    assert similarities(ranker, 3000, "user python number7") == pytest.approx(expected, rel=2e-3)
+
+
+def test_the_question_counts_most_and_earlier_turns_by_their_weight() -> None:
+    ranker, ids = ranker_of(["tea", "piano", "boat"]), ["0", "1", "2", "unknown"]
+    found = similarities_with_context(ranker, ids, "tea", ["piano"], 0.2)
+    assert found.tolist() == pytest.approx([1, 0.2, 0, 0])
+    many = similarities_with_context(ranker, ids, "tea", ["piano"] * 50, 0.2)
+    assert many.tolist() == pytest.approx([1, 0.4, 0, 0])
+    assert similarities_with_context(ranker, ids, "?", [], 0.2).tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("kind", [CountVectorizer, TfidfVectorizer, HashingVectorizer])
+def test_a_vectorizer_of_scikit_learn_can_bring_its_own_analysis(kind: type) -> None:
+    ranker = TfidfRanker(vectorizer=kind(analyzer="char_wb", ngram_range=(3, 3)))
+    ranker.add(documents(STACK))
+    assert max(ranker.similarities("dockerized").items(), key=lambda pair: pair[1])[0] == "0"
+
+
+def test_what_a_vectorizer_was_fitted_on_does_not_matter() -> None:
+    vectorizer = TfidfVectorizer(stop_words=["with"])
+    rankers = [TfidfRanker(vectorizer=vectorizer), TfidfRanker(vectorizer=vectorizer.fit(["Deploys with Ansible"]))]
+    for ranker in rankers:
+        ranker.add(documents(STACK))
+        assert set(ranker.similarities("Docker")) == {"0"}
+        assert set(ranker.similarities("with")) == set()
+
+
+def test_a_ranker_can_be_copied_and_pickled() -> None:
+    ranker = ranker_of(STACK)
+    for twin in (copy.deepcopy(ranker), pickle.loads(pickle.dumps(ranker))):
+        assert dict(twin.similarities("Docker")) == dict(ranker.similarities("Docker")) != {}
+        twin.remove(map(str, range(len(STACK))))
+        assert len(twin.similarities("Docker")) == 0
+    assert len(ranker.similarities("Docker")) == 1
+
+
+def test_threads_may_ask_while_documents_come_and_go() -> None:
+    ranker = TfidfRanker()
+    ranker.add([Document("stays", "docker compose")])
+    failures: list[BaseException] = []
+
+    def come_and_go() -> None:
+        try:
+            for i in range(300):
+                ranker.add([Document(f"{i}", f"docker number{i}")])
+                ranker.remove([str(i)])
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the test has to see it
+            failures.append(error)
+
+    threads = [Thread(target=come_and_go) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        found = ranker.similarities("docker")
+        assert 0 < found["stays"] <= 1
+        assert all(0 < value <= 1 for value in [found.get(name, 1.0) for name in found])
+    assert failures == []
+
+
+def test_ranking_by_words_loads_neither_scikit_learn_nor_nltk() -> None:
+    """Each takes most of a second and many MiB, for which the first question of a process would wait."""
+    code = (
+        "import sys; from llama_index_memory_ext import Fact; from llama_index_memory_ext.facts.ranking import rank\n"
+        "assert rank([Fact(content='Likes tea')], 'Which tea?')[0].similarity == 1\n"
+        "print(sorted({'sklearn', 'scipy', 'nltk'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, text=True)
+    assert done.stdout.strip() == "[]"
