@@ -9,7 +9,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 ELSEWHERE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "notebooks/*.ipynb")
-HELP = "llama_index_memory_ext.cli.app utils docs --name llama-index-memory"
+HELP = ".ci/command_line.py utils docs --name llama-index-memory"
 
 
 def on_files(files: Files, config: Any) -> Files:

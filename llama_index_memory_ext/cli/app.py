@@ -1,79 +1,231 @@
-"""Names the commands, and what each of them does in one line."""
+"""Defines the app, and what its commands share: options, the database, and output."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from contextlib import redirect_stdout
+from contextlib import asynccontextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from llama_index_memory_ext.cli import facts, words
-from llama_index_memory_ext.cli.database import use_tables
-from llama_index_memory_ext.cli.doctor import doctor
-from llama_index_memory_ext.cli.forgetting import forget
-from llama_index_memory_ext.cli.moving import export, import_
-from llama_index_memory_ext.cli.options import Schema, Table
-from llama_index_memory_ext.cli.plain import plain
-from llama_index_memory_ext.cli.sessions import sessions
-from llama_index_memory_ext.cli.talking import chat
+import llama_index_memory_ext as ext
+from llama_index_memory_ext.cli import TerminalError, describe_error, one_line, plain
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    # What is in brackets in a help text is no style.
-    rich_markup_mode=None,
-    help=words.ABOUT,
-)
-app.add_typer(facts.app, name="facts")
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+_NARROWEST_COLUMN = 12
+
+# The chat table and the schema, from the options before the command.
+_tables: ContextVar[tuple[str, str | None]] = ContextVar("_tables")
 
 
-@app.callback()
-def at(*, table: Table = "llama_index_memory", schema: Schema = None) -> None:
-    """Say where in a database the tables are, whatever the command."""
-    use_tables(table, schema)
+def _option(name: str, metavar: str, help_: str, variable: str | None = None) -> Any:
+    return typer.Option(
+        name, metavar=metavar, envvar=variable, callback=_check_not_empty, help=help_, show_default=False
+    )
 
 
-@app.command(help=words.DEMO)
-def demo(
-    *,
-    database: Annotated[Path | None, typer.Option(metavar="PATH", help=words.DATABASE)] = None,
-    session: Annotated[str, typer.Option(metavar="ID", help=words.SESSION)] = "demo",
-    second_process: Annotated[bool, typer.Option("--second-process", hidden=True)] = False,
-) -> None:
-    """Hold the conversation."""
-    # Imported here, as everything that starts LlamaIndex: help and wrong options need not wait for it.
-    from llama_index_memory_ext.cli.demo import run as run_demo
-
-    raise typer.Exit(run_demo(database, session, second_process=second_process))
+def _check_not_empty(value: str | None) -> str | None:
+    if value == "":
+        raise typer.BadParameter("it must not be empty.")
+    return value
 
 
-app.command()(chat)
-app.command()(sessions)
-app.command()(export)
-app.command("import")(import_)
-app.command()(forget)
-app.command()(doctor)
+_DB_HELP = "A SQLite file, or a SQLAlchemy address. Default: a file in your own folder."
+_TABLE_HELP = "The chat table; the names of the other tables begin with its name. Default: llama_index_memory."
+_USER_HELP = "The user; their facts apply in all of their sessions."
+Db = Annotated[str | None, _option("--db", "DB", _DB_HELP, "LLAMA_INDEX_MEMORY_DB")]
+User = Annotated[str | None, _option("--user", "ID", _USER_HELP)]
+Session = Annotated[str | None, _option("--session", "ID", "The conversation.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else; errors as JSON on stderr.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+_Table = Annotated[str, _option("--table", "NAME", _TABLE_HELP, "LLAMA_INDEX_MEMORY_TABLE")]
+_Schema = Annotated[
+    str | None, _option("--schema", "NAME", "The schema of the tables, on PostgreSQL.", "LLAMA_INDEX_MEMORY_SCHEMA")
+]
+_DemoFile = Annotated[Path | None, typer.Option(metavar="PATH", help="The SQLite file; by default in a new folder.")]
+_DemoSession = Annotated[str, typer.Option(metavar="ID", help="The conversation.")]
+
+# Text in brackets in a help text is not markup.
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-def run(arguments: list[str], name: str) -> int:
-    """Run a command; ends with its exit code, by ``SystemExit`` too."""
-    if not arguments:
-        with redirect_stdout(sys.stderr):
-            app(["--help"], prog_name=name, standalone_mode=False)
-        return 2
-    if "--json" not in arguments:
-        app(arguments, prog_name=name)
-        return 0
+@app.callback(help="Condensed memory for LlamaIndex agents.")
+def _set_tables(*, table: _Table = "llama_index_memory", schema: _Schema = None) -> None:
+    _tables.set((table, schema))
+
+
+@app.command()
+def demo(*, database: _DemoFile = None, session: _DemoSession = "demo") -> None:
+    """Show a conversation, and what the model is shown in each turn.
+
+    It goes over two processes. With OPENAI_API_KEY set it talks to OpenAI (OPENAI_MODEL, default gpt-4o-mini;
+    OPENAI_API_BASE for another address), without it to a small offline model.
+    """
+    # Imported here: LlamaIndex takes seconds to start, and the help does not need it.
+    from llama_index_memory_ext.cli.demo import run
+
+    raise typer.Exit(run(database, session))
+
+
+@dataclass(frozen=True)
+class Place:
+    """A database: its SQLAlchemy address, its name without a password, and its file (None for a server)."""
+
+    address: str
+    name: str
+    file: Path | None
+    is_default: bool = False
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the database is a file that does not exist."""
+        return self.file is not None and not self.file.exists()
+
+
+def find_place(db: str | None) -> Place:
+    """Returns the database that ``--db`` names; without it a file in the user's application folder."""
+    if db is not None and "://" in db:
+        store = ext.MemoryStore(db)
+        if store.is_in_memory:
+            raise typer.BadParameter("a database in memory is gone when the command ends. Name a file or a server.")
+        # The options behind the question mark may include a password.
+        name = store.identity[0].partition("?")[0]
+        return Place(db, name, Path(name) if db.startswith("sqlite") and "uri=" not in db else None)
+    if db is not None and "?" in db:
+        raise typer.BadParameter("--db must name a file, without a question mark, or be a SQLAlchemy address.")
+    file = Path(db).expanduser().absolute() if db else Path(typer.get_app_dir("llama-index-memory")) / "memory.db"
+    if file.is_dir():
+        raise typer.BadParameter(f"--db must name a file, and {file} is a folder.")
+    return Place(f"sqlite+aiosqlite:///{file.as_posix()}", str(file), file, is_default=db is None)
+
+
+@asynccontextmanager
+async def open_store(place: Place, *, create: bool = False) -> AsyncIterator[ext.MemoryStore]:
+    """Opens the store of a database, and closes it at the end of the block.
+
+    With ``create`` the first write creates what is missing; of the folders only that of the default file is created.
+
+    Raises:
+        TerminalError: The database cannot be used, or it holds no memory and ``create`` is false.
+    """
+    if place.is_missing and not create:
+        raise TerminalError(
+            f"There is no database at {place.name}. Name another one with --db or LLAMA_INDEX_MEMORY_DB; "
+            "`chat`, `facts add` and `import` create one."
+        )
+    if place.is_default and place.file is not None and create:
+        # Only the user may read it.
+        place.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    table, schema = _tables.get()
+    store = ext.MemoryStore(place.address, table_name=table, db_schema=schema)
     try:
-        return app(arguments, prog_name=name, standalone_mode=False) or 0
-    except Exception as error:
-        # Wrong usage; the class has a public name in older versions of Typer only.
-        message = getattr(error, "format_message", None)
-        if message is None:
-            raise
-        print(json.dumps({"error": plain(message())}), file=sys.stderr)
-        return 2
+        if not place.is_missing and await _read_schema_version(store, place) is None and not create:
+            raise TerminalError(
+                f"The database at {place.name} holds no memory of this package in the table {table!r}; --table "
+                "before the command names another one. A table that LlamaIndex's own Memory has written is taken over "
+                "when it is first written to: `chat --session ID`."
+            )
+        yield store
+    finally:
+        await store.aclose()
+
+
+def memory_on(store: ext.MemoryStore, name: str, user_id: str | None = None) -> ext.CondensedMemory:
+    """Returns the memory of a session, or of a namespace of facts, that extracts nothing."""
+    return ext.CondensedMemory.from_defaults(name, user_id=user_id, chat_store=store, extract_facts=False)
+
+
+async def _read_schema_version(store: ext.MemoryStore, place: Place) -> int | None:
+    try:
+        return await store.read_schema_version()
+    except ext.MemoryExtError:
+        raise
+    except ModuleNotFoundError as error:
+        needed = f'The database needs {error.name}: pip install "llama-index-memory-ext[postgres]"'
+        raise TerminalError(needed) from None
+    except Exception as error:  # noqa: BLE001 - each driver has errors of its own
+        reason = describe_error(error).removeprefix("the database cannot be used: ")
+        raise TerminalError(f"The database at {place.name} cannot be used: {reason}") from None
+
+
+def check_one_of(user: str | None, session: str | None) -> None:
+    """Raises wrong usage unless exactly one of the two options is given."""
+    if (user is None) == (session is None):
+        raise typer.BadParameter("say either --user ID or --session ID.")
+
+
+def is_terminal() -> bool:
+    """Whether a user can be asked and sees the answer."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
+def confirm(question: str) -> None:
+    """Asks before something is deleted; ends the command if the answer is no, or if no user can be asked."""
+    if not is_terminal():
+        raise typer.BadParameter("nobody can be asked here, so nothing was done. Say --yes if it should be.")
+    try:
+        # On stderr: stdout holds the result and nothing else.
+        typer.confirm(question, err=True, abort=True)
+    except typer.Abort as abort:
+        # An Abort has a cause after Ctrl-C and Ctrl-D, when the cursor is still on the line of the question.
+        say("\nNothing was deleted." if abort.__context__ else "Nothing was deleted.", stderr=True)
+        raise KeyboardInterrupt if isinstance(abort.__context__, KeyboardInterrupt) else typer.Exit(1) from None
+
+
+def waiting(text: str) -> AbstractContextManager[Any]:
+    """Shows a spinner until the block ends; nothing outside a terminal."""
+    console = _console(stderr=True)
+    return console.status(plain(text)) if console.is_terminal else nullcontext()
+
+
+def say(text: str, *, style: str = "", stderr: bool = False) -> None:
+    """Prints text as it is, never as markup."""
+    _console(stderr=stderr).print(Text(plain(text), style=style))
+
+
+def show_json(value: Any) -> None:
+    """Prints a value as JSON, in ASCII, which any terminal and any pipe takes."""
+    print(json.dumps(value, indent=2, default=datetime.isoformat))
+
+
+def show_table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str | Text]],
+    *,
+    folded: str = "fact",
+    min_widths: Mapping[str, int] | None = None,
+    stderr: bool = False,
+) -> None:
+    """Prints rows as a table, without a header if the first name is empty.
+
+    ``folded`` names the column that takes the remaining width and may go over several lines. Columns in ``min_widths``
+    are left out on a screen with fewer characters than that.
+    """
+    console = _console(stderr=stderr)
+    kept = [i for i, name in enumerate(head) if console.width >= (min_widths or {}).get(name, 0)]
+    table = Table(box=None, pad_edge=False, show_header=bool(head[0]), header_style="bold", padding=(0, 2, 0, 0))
+    for i in kept:
+        width = _NARROWEST_COLUMN if head[i] == folded else None
+        table.add_column(head[i], overflow="fold", no_wrap=width is None, min_width=width)
+    for row in rows:
+        table.add_row(
+            *(cell if isinstance(cell, Text) else Text(one_line(cell)) for cell in map(row.__getitem__, kept))
+        )
+    console.print(table, soft_wrap=False)
+
+
+def _console(*, stderr: bool) -> Console:
+    colors: Any = None if os.environ.get("NO_COLOR") else "auto"
+    return Console(stderr=stderr, color_system=colors, highlight=False, markup=False, emoji=False, soft_wrap=True)

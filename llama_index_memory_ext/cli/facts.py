@@ -1,188 +1,274 @@
-"""Shows and changes what is known about a user: the commands under ``facts``."""
+"""The commands under ``facts``: show and change what is known about a user."""
 
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
+from os.path import commonprefix
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llama_index_memory_ext.cli.database import existing, existing_or_new, place_of
-from llama_index_memory_ext.cli.fact_tables import as_json, show_changed, show_explanation, show_facts, show_found
-from llama_index_memory_ext.cli.options import AsJson, Database, Session, User, Yes, confirmed, namespace_of
-from llama_index_memory_ext.cli.reasons import counted
-from llama_index_memory_ext.cli.screen import say, show_json
+from llama_index_memory_ext.cli import TerminalError, one_line, pluralize
+from llama_index_memory_ext.cli import app as cli
+from llama_index_memory_ext.cli.app import Db, Json, Session, User, Yes
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from llama_index_memory_ext.fact import Fact
-    from llama_index_memory_ext.facts.block import RelevantFactsBlock
-    from llama_index_memory_ext.facts.book import FactBook
+    from llama_index_memory_ext import CondensedMemory, Fact
+    from llama_index_memory_ext.facts.explanation import Explanation
 
-app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="What is known about a user: look at it, search it, change it."
-)
+_KEYWORDS_SHOWN = 5
+_IDS_SHOWN = 5
+_SHORTEST_ID = 8
+_CATEGORY_HELP = "preference, knowledge, context, behavior, goal or correction."
 
-Question = Annotated[str, typer.Argument(help="What the user might ask.")]
-FactId = Annotated[str, typer.Argument(metavar="ID", help="The id of a fact, or its beginning.")]
-FactIds = Annotated[list[str] | None, typer.Argument(metavar="ID...", help="The ids of facts, or their beginnings.")]
-Retired = Annotated[bool, typer.Option("--retired", help="Also those that hold no longer.")]
-Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="Most facts that are shown.")]
-Category = Annotated[
-    str,
-    typer.Option(metavar="CATEGORY", help="preference, knowledge, context, behavior, goal or correction."),
-]
-Confidence = Annotated[float, typer.Option(min=0.0, max=1.0, help="How sure it is.")]
-Pin = Annotated[bool, typer.Option("--pin", help="Show it before facts that match better.")]
-Reason = Annotated[str, typer.Option(help="Why it holds no longer.")]
-All = Annotated[bool, typer.Option("--all", help="All facts of the user.")]
+_Question = Annotated[str, typer.Argument(help="What the user might ask.")]
+_Text = Annotated[str, typer.Argument(help="The fact in one sentence.")]
+_Id = Annotated[str, typer.Argument(metavar="ID", help="The id of a fact, or its beginning.")]
+_Ids = Annotated[list[str] | None, typer.Argument(metavar="ID...", help="The ids of facts, or their beginnings.")]
+_Retired = Annotated[bool, typer.Option("--retired", help="Also retired facts.")]
+_Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="Most facts that are shown.")]
+_Category = Annotated[str, typer.Option(metavar="CATEGORY", help=_CATEGORY_HELP)]
+_Confidence = Annotated[float, typer.Option(min=0.0, max=1.0, help="How certain the fact is.")]
+_Pin = Annotated[bool, typer.Option("--pin", help="Show it before facts that match better.")]
+_Reason = Annotated[str, typer.Option(help="Why it is no longer true.")]
+_All = Annotated[bool, typer.Option("--all", help="All facts of the user.")]
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+cli.app.add_typer(app, name="facts", help="What is known about a user: look at it, search it, change it.")
 
 
 @app.command("list")
 def list_(
-    *, user: User = None, session: Session = None, retired: Retired = False, db: Database = None, json: AsJson = False
+    *, user: User = None, session: Session = None, retired: _Retired = False, db: Db = None, json: Json = False
 ) -> None:
-    """List the facts that hold, the newest first."""
-    namespace = namespace_of(user, session)
-    facts = asyncio.run(_with_book(db, namespace, lambda book: book.alist(with_retired=retired)))
+    """List the current facts, the newest first."""
+    namespace = _namespace(user, session)
+    facts = _run(db, namespace, lambda memory: memory.facts.alist(with_retired=retired))
     if json:
-        show_json([as_json(fact) for fact in facts])
+        cli.show_json([_as_json(fact) for fact in facts])
     else:
         show_facts(facts, namespace)
 
 
 @app.command()
 def search(
-    question: Question,
+    question: _Question,
     *,
     user: User = None,
     session: Session = None,
-    limit: Limit = 10,
-    db: Database = None,
-    json: AsJson = False,
+    limit: _Limit = 10,
+    db: Db = None,
+    json: Json = False,
 ) -> None:
     """Find facts that have words in common with a question."""
-    namespace = namespace_of(user, session)
-    found = asyncio.run(_with_block(db, namespace, lambda block: block.asearch(question)))[:limit]
+    namespace = _namespace(user, session)
+    found = _run(db, namespace, lambda memory: memory.facts_block.asearch(question))[:limit]
     if json:
-        show_json([{**as_json(entry.fact), "score": entry.score, "similarity": entry.similarity} for entry in found])
+        cli.show_json([{**_as_json(one.fact), "score": one.score, "similarity": one.similarity} for one in found])
+    elif not found:
+        cli.say(f"No fact of {namespace} has a word in common with that.")
     else:
-        show_found(found, namespace)
+        ids = short_ids(one.fact.id for one in found)
+        rows = [(f"{one.score:.2f}", ids[one.fact.id], _content(one.fact), _keywords(one)) for one in found]
+        cli.show_table(("score", "id", "fact", "matched"), rows)
 
 
 @app.command()
 def explain(
-    question: Question, *, user: User = None, session: Session = None, db: Database = None, json: AsJson = False
+    question: _Question, *, user: User = None, session: Session = None, db: Db = None, json: Json = False
 ) -> None:
     """Say of each fact whether a question shows it to the model."""
-    namespace = namespace_of(user, session)
-    explanation = asyncio.run(_with_block(db, namespace, lambda block: block.aexplain(question)))
-    show_explanation(explanation, namespace, as_json_=json)
+    namespace = _namespace(user, session)
+    found: Explanation = _run(db, namespace, lambda memory: memory.facts_block.aexplain(question))
+    if json:
+        names = ("why", "score", "similarity", "matched", "tokens")
+        reasons = [{"shown": one.injected} | {name: getattr(one, name) for name in names} for one in found.facts]
+        facts = [_as_json(one.fact) | reason for one, reason in zip(found.facts, reasons, strict=True)]
+        cli.show_json({"tokens": found.tokens, "token_limit": found.limit, "facts": facts})
+    else:
+        show_explanation(found, namespace)
 
 
 @app.command()
 def add(
-    text: Annotated[str, typer.Argument(help="The fact in one sentence.")],
+    text: _Text,
     *,
     user: User = None,
     session: Session = None,
-    category: Category = "knowledge",
-    confidence: Confidence = 1.0,
-    pin: Pin = False,
-    db: Database = None,
-    json: AsJson = False,
+    category: _Category = "knowledge",
+    confidence: _Confidence = 1.0,
+    pin: _Pin = False,
+    db: Db = None,
+    json: Json = False,
 ) -> None:
     """Add a fact; a database that does not exist is created."""
     fields: dict[str, Any] = {"category": category, "confidence": confidence, "pinned": pin}
-    namespace = namespace_of(user, session)
-    fact = asyncio.run(_with_book(db, namespace, lambda book: book.aadd(text, **fields), create=True))
-    show_changed("Added", fact, as_json_=json)
+    fact = _run(db, _namespace(user, session), lambda memory: memory.facts.aadd(text, **fields), create=True)
+    _show_change("Added", fact, as_json=json)
 
 
 @app.command()
 def retire(
-    fact_id: FactId,
+    fact_id: _Id,
     *,
     user: User = None,
     session: Session = None,
-    reason: Reason = "retired by hand",
-    db: Database = None,
-    json: AsJson = False,
+    reason: _Reason = "retired manually",
+    db: Db = None,
+    json: Json = False,
 ) -> None:
-    """Keep a fact, but show it to the model no longer."""
+    """Keep a fact, but no longer show it to the model."""
 
-    async def retired(book: FactBook) -> Fact:
-        return await book.aretire((await _found(book, fact_id)).id, reason)
+    async def run(memory: CondensedMemory) -> Fact:
+        return await memory.facts.aretire(await _find_id(memory, fact_id), reason)
 
-    show_changed("Retired", asyncio.run(_with_book(db, namespace_of(user, session), retired)), as_json_=json)
+    _show_change("Retired", _run(db, _namespace(user, session), run), as_json=json)
 
 
 @app.command()
-def restore(
-    fact_id: FactId, *, user: User = None, session: Session = None, db: Database = None, json: AsJson = False
-) -> None:
-    """Let a retired fact hold again."""
+def restore(fact_id: _Id, *, user: User = None, session: Session = None, db: Db = None, json: Json = False) -> None:
+    """Show a retired fact to the model again."""
 
-    async def restored(book: FactBook) -> Fact:
-        return await book.arestore((await _found(book, fact_id)).id)
+    async def run(memory: CondensedMemory) -> Fact:
+        return await memory.facts.arestore(await _find_id(memory, fact_id))
 
-    show_changed("Restored", asyncio.run(_with_book(db, namespace_of(user, session), restored)), as_json_=json)
+    _show_change("Restored", _run(db, _namespace(user, session), run), as_json=json)
 
 
 @app.command()
 def forget(
-    fact_ids: FactIds = None,
+    fact_ids: _Ids = None,
     *,
     user: User = None,
     session: Session = None,
-    all_: All = False,
+    all_: _All = False,
     yes: Yes = False,
-    db: Database = None,
-    json: AsJson = False,
+    db: Db = None,
+    json: Json = False,
 ) -> None:
-    """Delete facts for good; asks before it does."""
+    """Delete facts permanently; asks for confirmation."""
     if bool(fact_ids) == all_:
         raise typer.BadParameter("name the facts, or say --all.")
-    namespace = namespace_of(user, session)
-
-    async def chosen(book: FactBook) -> list[Fact]:
-        return await book.alist(with_retired=True) if all_ else [await _found(book, one) for one in fact_ids or ()]
-
-    facts = list({fact.id: fact for fact in asyncio.run(_with_book(db, namespace, chosen))}.values())
+    namespace = _namespace(user, session)
+    known = _run(db, namespace, lambda memory: memory.facts.alist(with_retired=True))
+    facts = {fact.id: fact for fact in (known if all_ else [find_fact(known, one) for one in fact_ids or ()])}
     if facts and not yes:
-        show_facts(facts, namespace, stderr=True)
-    if facts and not confirmed(f"Delete {counted(len(facts), 'fact')} of {namespace} for good?", yes=yes):
-        say("Nothing was deleted.", stderr=True)
-        raise typer.Exit(1)
-    ids = [fact.id for fact in facts]
-    count = asyncio.run(_with_book(db, namespace, lambda book: book.aforget(*ids))) if ids else 0
+        show_facts(list(facts.values()), namespace, stderr=True)
+        cli.confirm(f"Delete {pluralize(len(facts), 'fact')} of {namespace} for good?")
+    # Without ids all facts would be deleted.
+    count = _run(db, namespace, lambda memory: memory.facts.aforget(*facts)) if facts else 0
     if json:
-        show_json({"facts": count})
+        cli.show_json({"facts": count})
     else:
-        say(f"Deleted {counted(count, 'fact')} of {namespace}.")
+        cli.say(f"Deleted {pluralize(count, 'fact')} of {namespace}.")
 
 
-async def _with_book(
-    db: str | None, namespace: str, work: Callable[[FactBook], Awaitable[Any]], *, create: bool = False
-) -> Any:
-    """What comes of work on the facts of a namespace."""
-    from llama_index_memory_ext.facts.book import FactBook
-
-    place = place_of(db)
-    async with existing_or_new(place) if create else existing(place) as store:
-        return await work(FactBook(store, namespace))
+def _namespace(user: str | None, session: str | None) -> str:
+    """Returns whose facts are meant: the user's, or those of a session that has no user."""
+    namespace = user or session
+    if namespace is None:
+        raise typer.BadParameter("say whose facts: --user ID, or --session ID for those of a session without a user.")
+    return namespace
 
 
-async def _with_block(db: str | None, namespace: str, work: Callable[[RelevantFactsBlock], Awaitable[Any]]) -> Any:
-    """What comes of asking for the facts of a namespace that matter."""
-    from llama_index_memory_ext.facts.block import RelevantFactsBlock
+def _run(db: str | None, name: str, work: Callable[[CondensedMemory], Awaitable[Any]], *, create: bool = False) -> Any:
+    async def run() -> Any:
+        async with cli.open_store(cli.find_place(db), create=create) as store:
+            return await work(cli.memory_on(store, name))
 
-    async with existing(place_of(db)) as store:
-        return await work(RelevantFactsBlock(store=store, user_id=namespace, extract_facts=False))
+    return asyncio.run(run())
 
 
-async def _found(book: FactBook, beginning: str) -> Fact:
-    from llama_index_memory_ext.cli.ids import fact_of
+async def _find_id(memory: CondensedMemory, text: str) -> str:
+    return find_fact(await memory.facts.alist(with_retired=True), text).id
 
-    return fact_of(beginning, await book.alist(with_retired=True))
+
+def find_fact(facts: Sequence[Fact], text: str, *, in_content: bool = False) -> Fact:
+    """Returns the one fact whose id is ``text`` or begins with it, or, with ``in_content``, that contains it.
+
+    Raises:
+        TerminalError: There is none, or there are several.
+    """
+    found = [fact for fact in facts if fact.id == text]
+    found = found or [fact for fact in facts if text and fact.id.startswith(text)]
+    matched = "ids begin with"
+    if in_content and not found:
+        found = [fact for fact in facts if text.casefold() in fact.content.casefold()]
+        matched = "facts contain"
+    if len(found) == 1:
+        return found[0]
+    if found:
+        ids = short_ids(fact.id for fact in facts)
+        shown = ", ".join(sorted(ids[fact.id] for fact in found)[:_IDS_SHOWN])
+        more = f" and {len(found) - _IDS_SHOWN} more" if len(found) > _IDS_SHOWN else ""
+        raise TerminalError(f"{len(found)} {matched} {text!r}: {shown}{more}. Give more of the one you mean.")
+    if in_content:
+        raise TerminalError(f"no fact is called {text!r} or has these words. /facts lists them.")
+    raise TerminalError(f"There is no fact {text!r} among {len(facts)}. `facts list --retired` shows all.")
+
+
+def short_ids(ids: Iterable[str]) -> dict[str, str]:
+    """Returns for each id a beginning of eight or more characters that no other id has, or the whole id.
+
+    >>> short_ids(["abcdefgh1", "abcdefgh2", "xyz", "0123456789"])
+    {'0123456789': '01234567', 'abcdefgh1': 'abcdefgh1', 'abcdefgh2': 'abcdefgh2', 'xyz': 'xyz'}
+    """
+    ordered = sorted(set(ids))
+    # An id shares most characters with the id before it or the one after it.
+    shared = [len(commonprefix(pair)) for pair in pairwise(["", *ordered, ""])]  # noqa: RUF071 - by characters, indeed
+    return {id_: id_[: max(_SHORTEST_ID, 1 + max(shared[i : i + 2]))] for i, id_ in enumerate(ordered)}
+
+
+def show_facts(facts: Sequence[Fact], namespace: str, *, stderr: bool = False) -> None:
+    """Prints a table of facts in their order, retired ones with the reason."""
+    if not facts:
+        cli.say(f"No facts of {namespace}.", stderr=stderr)
+        return
+    ids = short_ids(fact.id for fact in facts)
+    rows = [
+        (ids[fact.id], _content(fact), fact.category, f"{fact.confidence:.2f}", f"{fact.updated_at:%Y-%m-%d}")
+        for fact in facts
+    ]
+    head = ("id", "fact", "category", "confidence", "since")
+    # Half a date would be a wrong one.
+    cli.show_table(head, rows, min_widths={"category": 60, "confidence": 50}, stderr=stderr)
+
+
+def show_explanation(explanation: Explanation, namespace: str) -> None:
+    """Prints a table that says of each fact whether it is shown, and why."""
+    if not explanation.facts:
+        cli.say(f"No facts of {namespace}.")
+        return
+    ids = short_ids(one.fact.id for one in explanation.facts)
+    rows = []
+    for one in explanation.facts:
+        shown = f"{'yes' if one.injected else 'no'}: {one.why}"
+        numbers = [f"{number:.2f}" for number in (one.score, one.similarity, one.confidence)]
+        content = _content(one.fact) + (f" (matched: {_keywords(one)})" if one.matched else "")
+        rows.append((shown, *numbers, str(one.tokens), ids[one.fact.id], content))
+    head = ("shown", "score", "similarity", "confidence", "tokens", "id", "fact")
+    cli.show_table(head, rows, min_widths={"similarity": 100, "confidence": 100})
+    cli.say(f"{explanation.tokens} of {explanation.limit} tokens")
+
+
+def _show_change(what: str, fact: Fact, *, as_json: bool) -> None:
+    if as_json:
+        cli.show_json(_as_json(fact))
+    else:
+        cli.say(f"{what} {fact.id}: {one_line(fact.content)}")
+
+
+def _as_json(fact: Fact) -> dict[str, Any]:
+    return fact.model_dump(mode="json")
+
+
+def _content(fact: Fact) -> str:
+    retired = f" (retired: {one_line(fact.retired_reason or '')})" if fact.retired else ""
+    return f"{'(pinned) ' if fact.pinned else ''}{one_line(fact.content)}{retired}"
+
+
+def _keywords(ranked: Any) -> str:
+    return ", ".join(ranked.matched[:_KEYWORDS_SHOWN])

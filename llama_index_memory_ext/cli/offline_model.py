@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import ast
+import json
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -12,37 +15,292 @@ from llama_index.core.base.llms.types import (
     TextBlock,
     ToolCallBlock,
 )
-from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from llama_index.core.llms.custom import CustomLLM
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
 
-from llama_index_memory_ext.cli.offline_prompt import arguments_of
-from llama_index_memory_ext.cli.offline_rules import reply
-
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from llama_index.core.base.llms.types import (
-        ChatResponseAsyncGen,
-        ChatResponseGen,
-        CompletionResponseAsyncGen,
-        CompletionResponseGen,
-    )
+    from llama_index.core.base.llms.types import ChatResponseGen, CompletionResponseGen
     from llama_index.core.tools import BaseTool
 
+ABOUT = (
+    "I am a small offline model that answers by rules. I can work out sums with calculator tools, and tell from "
+    "what I was shown what you said about yourself, what you asked, and which tools I called."
+)
+NOT_SEEN = "I cannot see that in what I was shown."
 
-def as_dicts(messages: Iterable[ChatMessage]) -> list[dict[str, Any]]:
-    """Messages as LlamaIndex sends them to OpenAI's Chat Completions."""
-    # Imported here: it takes as long as all the rest, and not every user of the rules needs it.
-    from llama_index.llms.openai.utils import to_openai_message_dict
+_OPERATIONS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
+_SUM_NODES = (ast.BinOp, ast.UnaryOp, ast.USub, ast.Constant, *_OPERATIONS)
+_SUM = re.compile(r"(?:.*\b(?:what is|what's|how much is|calculate|compute) )?([-+*/().\d ]+?)[ ?.!=]*", re.IGNORECASE)
+_LONGEST_SUM = 300
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
+_ELEMENT = re.compile(r'^<(?:message role="(\w+)"|fact )([^>]*)>(.*?)</(?:message|fact)>$', re.MULTILINE | re.DOTALL)
+_CALL_ID = re.compile(r'tool_call_id="([^"]*)"')
+_CALL = re.compile(r"^\[tool call ?([^\]]*)\] ([\w.-]+)\((.*)\)$", re.MULTILINE)
+_KNOWN_FACT = re.compile(r"^(\d+)\. (.*)$", re.MULTILINE)
+_SUMMARY_SO_FAR = re.compile(r"<summary_so_far>\n(.*?)\n</summary_so_far>", re.DOTALL)
 
-    return [dict(to_openai_message_dict(message)) for message in messages]
+
+class ToolCall(NamedTuple):
+    """A call of a tool; the arguments are JSON values by name."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
 
 
-class OfflineModel(FunctionCallingLLM):
+class Reply(NamedTuple):
+    """An answer: a text, or the tools to be called first (the text is empty then)."""
+
+    text: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+class _Entry(NamedTuple):
+    """A message or a fact of the prompt; ``call_id`` is the call that a tool's message answers."""
+
+    role: str
+    text: str
+    call_id: str = ""
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """The tool calls in the text of the assistant; another's text may only look like one."""
+        found = _CALL.findall(self.text) if self.role == "assistant" else []
+        return [ToolCall(id_, name, _arguments(arguments)) for id_, name, arguments in found]
+
+
+class _Topic(NamedTuple):
+    """Something that users say of themselves: as a pattern, in an answer, as a fact; and how they ask for it."""
+
+    said: str
+    echo: str
+    noted: str
+    category: str
+    question: str
+
+    @property
+    def is_single(self) -> bool:
+        """Whether only the last statement is true."""
+        return self.noted in ("Is called", "Lives in")
+
+    def statements(self, text: str) -> list[tuple[str, str]]:
+        """Returns what a text says of the topic, up to the next topic: ("I like tea", "tea") for each statement."""
+        pattern = rf"\b((?i:{self.said})\s+(.+?))(?=,? now\b|,? and (?i:i|my)\b|[\s.!]*$)"
+        sentences = (sentence for sentence in _SENTENCE_END.split(text) if not sentence.endswith("?"))
+        return [statement for sentence in sentences for statement in re.findall(pattern, sentence)]
+
+
+_WORK_ON = ("i(?: work|['\u2019]m working| am working) on", "you work on", "Works on", "context")
+_TOPICS = (
+    _Topic("my name is", "your name is", "Is called", "knowledge", "what(?: i|['\u2019])s my name|who am i"),
+    _Topic("i (?:now )?(?:live in|moved to)", "you live in", "Lives in", "context", "where do i live"),
+    _Topic("i like", "you like", "Likes", "preference", "what do i like"),
+    _Topic(*_WORK_ON, "what (?:do i work|am i working) on"),
+    _Topic("i use", "you use", "Uses", "context", "what do i use"),
+    _Topic("i prefer", "you prefer", "Prefers", "preference", "what do i prefer"),
+)
+
+
+def reply(messages: Sequence[Mapping[str, Any]], tool_names: Collection[str] = ()) -> Reply:
+    """Returns the answer to messages in the form of OpenAI's Chat Completions, by the first rule that fits.
+
+    Args:
+        messages: Each with ``role`` and ``content`` (a string, None, or parts of type ``text``), and where they
+            apply ``tool_calls`` and ``tool_call_id``. The past is read from the messages and from the record and the
+            facts within ``<memory>``; the question is what follows the end of that.
+        tool_names: The tools on offer; ``add``, ``subtract``, ``multiply``, ``divide`` and ``report_facts`` are used.
+
+    >>> reply([{"role": "user", "content": "What is 12 + 30?"}], ["add"]).tool_calls
+    (ToolCall(id='call_1', name='add', arguments={'a': 12, 'b': 30}),)
+    >>> reply([{"role": "user", "content": "My name is Logan."}]).text
+    'Noted: your name is Logan.'
+    """
+    entries = [entry for message in messages for entry in _entries(message)]
+    asked = max((i for i, entry in enumerate(entries) if entry.role == "user"), default=len(entries))
+    question, past = "".join(entry.text for entry in entries[asked : asked + 1]), entries[:asked]
+    if "report_facts" in tool_names:
+        return Reply(tool_calls=(ToolCall("call_1", "report_facts", _facts_in(question)),))
+    if (summary := _SUMMARY_SO_FAR.search(question)) is not None:
+        return Reply(_summarize(summary[1], question))
+    if (sum_ := next(filter(None, map(_sum_in, _SENTENCE_END.split(question))), None)) is not None:
+        return _calculate(*sum_, entries[asked:], tool_names)
+    rules = (_tell_calls, _tell_topic, _tell_questions, _take_note)
+    return Reply(next(filter(None, (rule(question, past) for rule in rules)), ABOUT))
+
+
+# ---- reading the prompt ----------------------------------------------------------------------------------
+
+
+def _entries(message: Mapping[str, Any]) -> Iterator[_Entry]:
+    """Yields what is in the memory of a message, and the message itself with its calls as the record shows them."""
+    role, text = str(message.get("role")), message.get("content") or ""
+    if isinstance(text, list):
+        text = "".join(part["text"] for part in text if part.get("type") == "text")
+    if role in {"system", "user"}:
+        memory, _, text = text.rpartition("</memory>")
+        yield from _elements(memory)
+    for call in message.get("tool_calls") or ():
+        arguments = call["function"].get("arguments")
+        arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        text += f"\n[tool call {call.get('id')}] {call['function']['name']}({arguments})"
+    yield _Entry(role, text.strip(), str(message.get("tool_call_id") or ""))
+
+
+def _elements(text: str) -> list[_Entry]:
+    """Returns the messages and facts of a memory or a transcript."""
+    found = _ELEMENT.findall(text)
+    return [_Entry(role or "fact", body.strip(), "".join(_CALL_ID.findall(more))) for role, more, body in found]
+
+
+def _arguments(value: Any) -> dict[str, Any]:
+    """Returns the arguments of a call, which may be JSON; {} if they are no object."""
+    try:
+        value = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _results(entries: Sequence[_Entry]) -> list[tuple[ToolCall, float | str | None]]:
+    """Returns the calls of a turn, each with its result: a number, another text, or None."""
+    results = {entry.call_id: _number(entry.text) for entry in entries if entry.role == "tool"}
+    return [(call, results.get(call.id)) for entry in entries for call in entry.calls]
+
+
+def _number(text: str) -> float | str:
+    try:
+        return int(text) if text.lstrip("-").isdecimal() else float(text)
+    except ValueError:
+        return text
+
+
+# ---- the rules -------------------------------------------------------------------------------------------
+
+
+def _facts_in(question: str) -> dict[str, Any]:
+    """Reports what the user says of himself in a transcript, and the known facts that it contradicts."""
+    known, _, transcript = question.partition("<transcript>")
+    text = "\n".join(entry.text for entry in _elements(transcript) if entry.role == "user")
+    new: list[dict[str, Any]] = []
+    retired: list[dict[str, Any]] = []
+    for topic in _TOPICS:
+        for quote, value in topic.statements(text)[-1 if topic.is_single else 0 :]:
+            content, label = f"{topic.noted} {value}", f"n{len(new) + 1}"
+            fact = {"label": label, "content": content, "category": topic.category, "confidence": 0.9, "quote": quote}
+            reason = {"reason": f"The user said: {quote}", "replaced_by": label, "quote": quote}
+            new.append(fact)
+            retired += [
+                {"number": int(number), **reason}
+                for number, other in _KNOWN_FACT.findall(known)
+                if topic.is_single and other.startswith(topic.noted) and other.casefold() != content.casefold()
+            ]
+    return {"new_facts": new, "confirmed": [], "retired": retired}
+
+
+def _summarize(so_far: str, question: str) -> str:
+    """Adds the first sentence of each message to the summary so far."""
+    said = [entry for entry in _elements(question) if entry.role in {"user", "assistant"} and not entry.calls]
+    lines = [f"The {entry.role}: {_SENTENCE_END.split(entry.text)[0].strip()}" for entry in said]
+    return "\n".join(filter(None, [so_far.replace("(none)", ""), *lines]))
+
+
+def _sum_in(sentence: str) -> tuple[str, ast.expr] | None:
+    """Returns a sum as it was written, and its syntax tree; None if the sentence is about something else."""
+    found = _SUM.fullmatch(sentence) if len(sentence) <= _LONGEST_SUM else None
+    try:
+        tree = ast.parse(found[1].strip() if found else "", mode="eval").body
+    except SyntaxError:
+        return None
+    is_sum = isinstance(tree, ast.BinOp) and all(isinstance(node, _SUM_NODES) for node in ast.walk(tree))
+    return (found[1].strip(), tree) if found and is_sum else None
+
+
+def _calculate(written: str, tree: ast.expr, turn: Sequence[_Entry], tools: Collection[str]) -> Reply:
+    """Calls a tool for each operation, the inner ones first; then tells the sum and its value."""
+    calls = _results(turn)
+    results = {(call.name, call.arguments.get("a"), call.arguments.get("b")): result for call, result in calls}
+    outcome = _evaluate(tree, results)
+    if isinstance(outcome, str):
+        return Reply(f"A tool could not do it: {outcome}")
+    if not isinstance(outcome, tuple):
+        return Reply(f"{written} = {_shown(outcome)}")
+    tool, a, b = outcome
+    if tool not in tools:
+        return Reply(f"I work out sums with tools only, and there is none named {tool!r}.")
+    return Reply(tool_calls=(ToolCall(f"call_{len(calls) + 1}", tool, {"a": a, "b": b}),))
+
+
+def _evaluate(node: Any, results: Mapping[Any, Any]) -> Any:
+    """Returns the value of a sum; or its first operation without a result, or the text of a failed one."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    sides = [node.operand] if isinstance(node, ast.UnaryOp) else [node.left, node.right]
+    values = [_evaluate(side, results) for side in sides]
+    for value in values:
+        if not isinstance(value, int | float):
+            return value
+    if isinstance(node, ast.UnaryOp):
+        return -values[0]
+    operation = (_OPERATIONS[type(node.op)], *values)
+    return operation if results.get(operation) is None else results[operation]
+
+
+def _tell_calls(question: str, past: Sequence[_Entry]) -> str:
+    """Tells the calls of the last turn that had any."""
+    if "how did you" not in question.casefold():
+        return ""
+    last = max((i for i, entry in enumerate(past) if entry.calls), default=None)
+    if last is None:
+        return "I cannot see any tool call in what I was shown."
+    starts = [i for i, entry in enumerate(past) if entry.role == "user"]
+    first, end = max((i for i in starts if i < last), default=0), min((i for i in starts if i > last), default=None)
+    return f"I called {', then '.join(_told(*call) for call in _results(past[first:end]))}."
+
+
+def _told(call: ToolCall, result: float | str | None) -> str:
+    arguments = ", ".join(f"{name}={_shown(value)}" for name, value in call.arguments.items()) or "no arguments"
+    return f"{call.name} with {arguments} and " + ("was shown no result" if result is None else f"got {_shown(result)}")
+
+
+def _shown(value: Any) -> str:
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _tell_topic(question: str, past: Sequence[_Entry]) -> str:
+    """Tells what the user has said of himself last; if that is not in the conversation, what is known of it."""
+    topic = next((topic for topic in _TOPICS if re.search(topic.question, question, re.IGNORECASE)), None)
+    if topic is None:
+        return ""
+    texts = [*(entry.text for entry in past if entry.role == "user"), question]
+    said = [value for text in texts for _, value in topic.statements(text)]
+    facts = [entry.text for entry in past if entry.role == "fact" and entry.text.startswith(topic.noted)]
+    answers = [*said[-1:], *(fact.removeprefix(topic.noted).strip() for fact in facts)]
+    return f"{topic.echo.capitalize()} {answers[0]}." if answers else NOT_SEEN
+
+
+def _tell_questions(question: str, past: Sequence[_Entry]) -> str:
+    """Tells all that the user has said, in its order."""
+    if not re.search("what did i ask|what have we talked about|what did we talk about", question, re.IGNORECASE):
+        return ""
+    texts = [f'"{entry.text}"' for entry in past if entry.role == "user"]
+    return f"First you said {', then '.join(texts)}." if texts else NOT_SEEN
+
+
+def _take_note(question: str, _: Sequence[_Entry]) -> str:
+    notes = [f"{topic.echo} {value}" for topic in _TOPICS for _, value in topic.statements(question)]
+    return f"Noted: {', '.join(notes)}." if notes else ""
+
+
+# ---- the model -------------------------------------------------------------------------------------------
+
+
+class OfflineModel(CustomLLM, FunctionCallingLLM):
     """A LlamaIndex model for trying things out: no network, no key, no state between calls.
 
-    It answers by the rules of ``reply``, from the messages of the very call. A stream has one part.
+    It answers by the rules of ``reply``, from the messages of the call. A stream has one part.
 
     >>> OfflineModel().complete("My name is Logan.").text
     'Noted: your name is Logan.'
@@ -60,86 +318,46 @@ class OfflineModel(FunctionCallingLLM):
             context_window=128_000, is_chat_model=True, is_function_calling_model=True, model_name="offline"
         )
 
-    @llm_chat_callback()
-    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        return _answer(messages, **kwargs)
+    def chat(self, messages: Sequence[ChatMessage], tools: Sequence[str] = (), **_: Any) -> ChatResponse:
+        answer = reply(as_dicts(messages), tools)
+        calls = [ToolCallBlock(tool_call_id=id_, tool_name=name, tool_kwargs=kw) for id_, name, kw in answer.tool_calls]
+        message = ChatMessage(role="assistant", blocks=calls or [TextBlock(text=answer.text)])
+        return ChatResponse(message=message, delta=answer.text)
 
-    @llm_chat_callback()
-    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        return _answer(messages, **kwargs)
-
-    @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        return _stream(_answer(messages, **kwargs))
+        yield self.chat(messages, **kwargs)
 
-    @llm_chat_callback()
-    async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
-        return _astream(_answer(messages, **kwargs))
-
-    @llm_completion_callback()
     def complete(self, prompt: str, *_: Any, **__: Any) -> CompletionResponse:
-        return _completion(prompt)
+        text = reply([{"role": "user", "content": prompt}]).text
+        return CompletionResponse(text=text, delta=text)
 
-    @llm_completion_callback()
-    async def acomplete(self, prompt: str, *_: Any, **__: Any) -> CompletionResponse:
-        return _completion(prompt)
-
-    @llm_completion_callback()
     def stream_complete(self, prompt: str, *_: Any, **__: Any) -> CompletionResponseGen:
-        return _stream(_completion(prompt))
-
-    @llm_completion_callback()
-    async def astream_complete(self, prompt: str, *_: Any, **__: Any) -> CompletionResponseAsyncGen:
-        return _astream(_completion(prompt))
+        yield self.complete(prompt)
 
     def _prepare_chat_with_tools(
-        self,
-        tools: Sequence[BaseTool],
-        user_msg: str | ChatMessage | None = None,
-        chat_history: list[ChatMessage] | None = None,
-        *_: Any,
-        **__: Any,
+        self, tools: Sequence[BaseTool], user_msg: Any = None, chat_history: Any = None, *_: Any, **__: Any
     ) -> dict[str, Any]:
         asked = ChatMessage(content=user_msg) if isinstance(user_msg, str) else user_msg
         messages = [*(chat_history or []), *([asked] if asked else [])]
         return {"messages": messages, "tools": [tool.metadata.get_name() for tool in tools]}
 
     def get_tool_calls_from_response(
-        self,
-        response: ChatResponse,
-        error_on_no_tool_call: bool = True,
-        **_: Any,
+        self, response: ChatResponse, error_on_no_tool_call: bool = True, **_: Any
     ) -> list[ToolSelection]:
-        """The tools that the answer wants called; a ``ValueError`` if none is and ``error_on_no_tool_call``."""
-        blocks = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
-        if not blocks and error_on_no_tool_call:
+        """The tools that the answer calls; a ``ValueError`` if it calls none and ``error_on_no_tool_call``."""
+        calls = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
+        if not calls and error_on_no_tool_call:
             raise ValueError("The answer was expected to call a tool; it calls none.")
+        ids = [call.tool_call_id or "" for call in calls]
         return [
-            ToolSelection(
-                tool_id=block.tool_call_id or "", tool_name=block.tool_name, tool_kwargs=arguments_of(block.tool_kwargs)
-            )
-            for block in blocks
+            ToolSelection(tool_id=id_, tool_name=call.tool_name, tool_kwargs=_arguments(call.tool_kwargs))
+            for id_, call in zip(ids, calls, strict=True)
         ]
 
 
-def _answer(messages: Sequence[ChatMessage], tools: Sequence[str] = (), **_: Any) -> ChatResponse:
-    answer = reply(as_dicts(messages), tools)
-    blocks = [
-        ToolCallBlock(tool_call_id=call.id, tool_name=call.name, tool_kwargs=call.arguments)
-        for call in answer.tool_calls
-    ]
-    message = ChatMessage(role="assistant", blocks=blocks or [TextBlock(text=answer.text)])
-    return ChatResponse(message=message, delta=answer.text)
+def as_dicts(messages: Iterable[ChatMessage]) -> list[dict[str, Any]]:
+    """Returns messages as LlamaIndex sends them to OpenAI's Chat Completions."""
+    # Imported here: it takes as long as all the rest, and not every user of the rules needs it.
+    from llama_index.llms.openai.utils import to_openai_message_dict
 
-
-def _completion(prompt: str) -> CompletionResponse:
-    text = reply([{"role": "user", "content": prompt}]).text
-    return CompletionResponse(text=text, delta=text)
-
-
-def _stream(response: Any) -> Generator[Any, None, None]:
-    yield response
-
-
-async def _astream(response: Any) -> AsyncGenerator[Any, None]:
-    yield response
+    return [dict(to_openai_message_dict(message)) for message in messages]

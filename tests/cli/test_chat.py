@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llama_index_memory_ext.cli.beside import Beside
-from llama_index_memory_ext.cli.offline_rules import reply
+from llama_index_memory_ext.cli.offline_model import reply
 from tests.cli.terminal import COMMAND, Here, at_terminal, clean_environment, run
 from tests.openai_server import Message, call, fail, say, serve
 
@@ -247,16 +246,3 @@ def test_whoever_has_read_enough_answers_hears_no_complaint(database: str) -> No
         complaints = process.stderr.read().decode()
     assert complaints.splitlines()[-1].startswith("facts ")
     assert process.returncode == 1
-
-
-def test_work_beside_the_keyboard_gives_back_what_comes_of_it() -> None:
-    async def seven() -> int:
-        return 7
-
-    async def fails() -> None:
-        raise ValueError("no")
-
-    with Beside() as beside:
-        assert beside.run(seven()) == 7
-        with pytest.raises(ValueError, match="no"):
-            beside.run(fails())

@@ -20,10 +20,9 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import Memory
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
-from llama_index_memory_ext.cli import versions
-from llama_index_memory_ext.cli.ids import short_ids
-from llama_index_memory_ext.cli.leftovers import search_file
-from llama_index_memory_ext.cli.plain import plain
+from llama_index_memory_ext.cli import files, plain
+from llama_index_memory_ext.cli.facts import short_ids
+from llama_index_memory_ext.cli.forget import find_pieces, search_file
 from tests.cli.terminal import COMMAND, Here, at_terminal, clean_environment, run
 
 ANN = ("--user", "ann")
@@ -382,12 +381,10 @@ def test_the_search_finds_what_a_deletion_alone_leaves(tmp_path: Path) -> None:
 def test_a_piece_is_found_wherever_it_stands(before: int, piece: bytes) -> None:
     from tempfile import TemporaryDirectory  # noqa: PLC0415 - a property has no fixtures of its own
 
-    from llama_index_memory_ext.cli.leftovers import found_in  # noqa: PLC0415
-
     with TemporaryDirectory() as folder:
         path = Path(folder) / "file"
         path.write_bytes(b"\xfe" * before + piece + b"\xfe" * 7)
-        assert found_in(path, [piece, b"is not there"]) == {piece}
+        assert find_pieces(path, [piece, b"is not there"]) == {piece}
 
 
 # ---- the doctor -----------------------------------------------------------------------------------------
@@ -477,8 +474,8 @@ def test_a_file_that_is_no_database_is_told(cli: Here, database: Path) -> None:
 
 def test_a_version_that_does_harm_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     versions_here = {"llama-index-workflows": "2.22.1"}
-    monkeypatch.setattr(versions, "version", lambda name: versions_here.get(name) or version(name))
-    (wrong,) = [one for one in versions.installed() if one.verdict == "wrong"]
+    monkeypatch.setattr(files, "version", lambda name: versions_here.get(name) or version(name))
+    (wrong,) = [one for one in files.check_versions() if one.verdict == "wrong"]
     assert wrong.found.startswith("2.22.1, but ")
     assert "refuse run(memory=...)" in wrong.found
 

@@ -15,9 +15,7 @@ from llama_index.core.agent.workflow import FunctionAgent
 from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.cli import main
 from llama_index_memory_ext.cli.demo import add, divide, multiply, subtract
-from llama_index_memory_ext.cli.offline_model import OfflineModel
-from llama_index_memory_ext.cli.offline_prompt import Reply
-from llama_index_memory_ext.cli.offline_rules import NOT_SEEN, reply
+from llama_index_memory_ext.cli.offline_model import NOT_SEEN, OfflineModel, Reply, reply
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts.prompt import ask_for_facts, extraction_prompt
 from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply

@@ -1,0 +1,265 @@
+"""The commands on a whole database: ``sessions``, ``export``, ``import`` and ``doctor``."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import sys
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, requires, version
+from json import detect_encoding
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+import typer
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from rich.text import Text
+
+import llama_index_memory_ext as ext
+from llama_index_memory_ext.cli import TerminalError, describe_error, model_host, plain, pluralize
+from llama_index_memory_ext.cli import app as cli
+from llama_index_memory_ext.cli.app import Db, Json, Session, User
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import datetime
+
+    from llama_index_memory_ext.store import SessionInfo
+
+_Layout = Literal["llama_index", "openai"]
+_Format = Annotated[_Layout, typer.Option("--format", help="How messages are written.")]
+_Output = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to; - for stdout.")]
+_File = Annotated[Path, typer.Argument(metavar="FILE", help="Where from; - for stdin.")]
+
+_STREAM = Path("-")
+_PACKAGE = "llama-index-memory-ext"
+_ENCODINGS = ("o200k_base", "cl100k_base")
+_MARKS = {"ok": ("ok", "green"), "warning": ("note", "yellow"), "wrong": ("WRONG", "bold red")}
+# Why a version that is installed but not allowed does harm.
+_REASONS = {
+    "llama-index-core": "Memory.from_defaults(chat_store=...) came with 0.14.24",
+    "llama-index-workflows": "2.21.0 to 2.22.1 refuse run(memory=...), 2.22.2 to 2.23.2 work on a copy of the memory",
+    "banks": "before 2.5.0 text in a message could replace the prompt or inject an image",
+    "tiktoken": "before 0.13 a run of 100,000 characters without a space took minutes or crashed",
+}
+
+
+@cli.app.command()
+def sessions(*, user: User = None, db: Db = None, json: Json = False) -> None:
+    """List the conversations, the one that was used last first."""
+
+    async def read() -> list[SessionInfo]:
+        async with cli.open_store(cli.find_place(db)) as store:
+            return await store.sessions(user)
+
+    found = asyncio.run(read())
+    if json:
+        cli.show_json([asdict(info) for info in found])
+    elif not found:
+        cli.say("No sessions." if user is None else f"No sessions of {user}.")
+    else:
+        rows = [
+            (info.session_id, str(info.messages), ", ".join(info.user_ids), _time(info.last_at), _time(info.first_at))
+            for info in found
+        ]
+        head = ("session", "messages", "user", "last used", "first used")
+        # An id that goes over two lines cannot be copied.
+        cli.show_table(head, rows, folded="session", min_widths={"first used": 80})
+
+
+def _time(time: datetime | None) -> str:
+    return f"{time.astimezone():%Y-%m-%d %H:%M}" if time else ""
+
+
+@cli.app.command()
+def export(
+    *,
+    session: Session = None,
+    user: User = None,
+    layout: _Format = "llama_index",
+    output: _Output = _STREAM,
+    db: Db = None,
+) -> None:
+    """Write messages as JSON, or facts as JSON Lines.
+
+    With --session the messages of the session, with --user all that is known about the user, retired facts too.
+    """
+    cli.check_one_of(user, session)
+    file = output.expanduser()
+    if output != _STREAM and not file.parent.is_dir():
+        raise typer.BadParameter(f"the folder {file.parent} does not exist.")
+    if output != _STREAM and file.is_dir():
+        raise typer.BadParameter(f"--output must name a file, and {output} is a folder.")
+    text = asyncio.run(_read(cli.find_place(db), user, session, layout))
+    if output != _STREAM:
+        try:
+            file.write_bytes(text.encode())
+        except OSError as error:
+            raise TerminalError(f"{output} cannot be written: {error.strerror}.") from None
+        cli.say(f"Written to {output}.", stderr=True)
+    elif sys.stdout.isatty():
+        print(plain(text), end="")
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.buffer.flush()
+
+
+async def _read(place: cli.Place, user: str | None, session: str | None, layout: _Layout) -> str:
+    async with cli.open_store(place) as store:
+        if user is not None:
+            return await cli.memory_on(store, user).facts.aexport()
+        messages = await store.get_messages(str(session), None)
+    if not messages:
+        raise TerminalError(f"There is no session {session!r}. `sessions` lists those that there are.")
+    return ext.messages_to_json(messages, layout=layout) + "\n"
+
+
+@cli.app.command("import")
+def import_(file: _File, *, session: Session = None, user: User = None, db: Db = None, json: Json = False) -> None:
+    """Add messages to a session, or facts to a user.
+
+    A database that does not exist is created. With --session the file holds messages as LlamaIndex or OpenAI's API
+    write them, and --user says whose they are. With --user alone it holds facts as `export --user` writes them. Facts
+    of imported messages are extracted when the session is next talked in.
+    """
+    name = session or user
+    if name is None:
+        raise typer.BadParameter("say --session ID for messages, or --user ID for facts.")
+    try:
+        content = sys.stdin.buffer.read() if file == _STREAM else file.expanduser().read_bytes()
+        # Some editors put a mark in front, or write UTF-16. The reader of messages knows that itself.
+        facts = "" if session else content.decode(detect_encoding(content)).removeprefix("\ufeff")
+    except OSError as error:
+        raise TerminalError(f"{file} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise TerminalError(f"{file} is not text in UTF-8, as JSON has to be. Nothing was imported.") from None
+
+    async def write() -> int:
+        async with cli.open_store(cli.find_place(db), create=True) as store:
+            memory = cli.memory_on(store, name, user)
+            if session:
+                return await memory.aimport(content, show_progress=sys.stderr.isatty())
+            return await memory.facts.aimport(facts)
+
+    count, kind = asyncio.run(write()), "message" if session else "fact"
+    if json:
+        cli.show_json({f"{kind}s": count})
+    else:
+        cli.say(f"Imported {pluralize(count, kind)} into {name}.")
+
+
+class Check(NamedTuple):
+    """What was checked, the verdict (ok, warning or wrong), and what was found."""
+
+    name: str
+    verdict: str
+    found: str
+
+
+@cli.app.command()
+def doctor(*, db: Db = None, json: Json = False) -> None:
+    """Check whether all that is needed is there.
+
+    Versions, the database, the tokenizers' files and the key. Nothing is created. Exit code 1 if something is wrong.
+    """
+    checks = [*check_versions(), *asyncio.run(_check_database(cli.find_place(db))), *_check_models()]
+    is_ok = all(check.verdict != "wrong" for check in checks)
+    if json:
+        cli.show_json({"ok": is_ok, "checks": [check._asdict() for check in checks]})
+    else:
+        cli.show_table(
+            ("", "name", "found"), [(Text(*_MARKS[v]), name, found) for name, v, found in checks], folded="found"
+        )
+    if not is_ok:
+        raise typer.Exit(1)
+
+
+def check_versions() -> Iterator[Check]:
+    """Checks the versions of Python, of this package, and of the libraries that it requires."""
+    yield _check_version("Python", platform.python_version(), SpecifierSet(">=3.10,<3.14"))
+    try:
+        required = [Requirement(line) for line in requires(_PACKAGE) or ()]
+        yield Check(_PACKAGE, "ok", version(_PACKAGE))
+    except PackageNotFoundError:
+        yield Check(_PACKAGE, "wrong", "runs from a folder and is not installed: pip install it")
+        return
+    for library in required:
+        is_needed = library.marker is None or library.marker.evaluate()
+        try:
+            if is_needed or library.name == "asyncpg":
+                yield _check_version(library.name, version(library.name), library.specifier)
+        except PackageNotFoundError:
+            if is_needed:
+                yield Check(library.name, "wrong", f"not installed; {library.specifier} is needed")
+            else:
+                found = 'not installed (for PostgreSQL: pip install "llama-index-memory-ext[postgres]")'
+                yield Check(library.name, "ok", found)
+
+
+def _check_version(name: str, seen: str, allowed: SpecifierSet) -> Check:
+    if allowed.contains(seen, prereleases=True):
+        return Check(name, "ok", seen)
+    reason = f" ({_REASONS[name]})" if name in _REASONS else ""
+    return Check(name, "wrong", f"{seen}, but {allowed} is needed{reason}")
+
+
+async def _check_database(place: cli.Place) -> list[Check]:
+    """Checks whether the database can be reached, the version of its schema, and whether rows can be written."""
+    if place.file is not None and place.is_missing:
+        return [_check_missing_file(place.file, place)]
+    checks: list[Check] = []
+    try:
+        # Nothing is created where the database exists.
+        async with cli.open_store(place, create=True) as store:
+            seen = await store.read_schema_version()
+            checks += [Check("database", "ok", place.name), _check_schema(seen)]
+            if seen is not None and checks[-1].verdict == "ok":
+                async with store.writing("doctor") as connection:
+                    await connection.rollback()
+                checks.append(Check("writing", "ok", "rows can be written"))
+    except Exception as error:  # noqa: BLE001 - whatever failed is what this command is to find
+        checks.append(Check("writing" if checks else "database", "wrong", describe_error(error)))
+    return checks
+
+
+def _check_missing_file(file: Path, place: cli.Place) -> Check:
+    # Folders are created for the default file only.
+    folder = next(parent for parent in file.parents if parent.exists() or not place.is_default)
+    if not folder.is_dir():
+        return Check("database", "wrong", f"{file} needs the folder {folder}, which does not exist.")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return Check("database", "wrong", f"{file} does not exist, and {folder} may not be written to.")
+    return Check("database", "ok", f"{file} does not exist yet; the first conversation creates it.")
+
+
+def _check_schema(seen: int | None) -> Check:
+    # Imported here: it imports LlamaIndex.
+    from llama_index_memory_ext.store.schema import SCHEMA_VERSION
+
+    if seen is None:
+        return Check("schema", "ok", "no tables of this package yet; the first conversation creates them.")
+    if seen > SCHEMA_VERSION:
+        newer = f"version {seen}, and this package knows version {SCHEMA_VERSION}: use a newer one."
+        return Check("schema", "wrong", newer)
+    return Check("schema", "ok", f"version {seen}")
+
+
+def _check_models() -> Iterator[Check]:
+    # Imported here: both import LlamaIndex.
+    from llama_index_memory_ext.cli.demo import DEFAULT_MODEL, choose_model
+    from llama_index_memory_ext.text.tokens import is_shipped
+
+    missing = "the file that llama-index-core brings cannot be loaded: install llama-index-core again."
+    for name in _ENCODINGS:
+        yield Check(name, "ok", "counts exactly, offline") if is_shipped(name) else Check(name, "wrong", missing)
+    has_key = bool(os.environ.get("OPENAI_API_KEY"))
+    unset = "not set: `chat` and `demo` answer with the offline model"
+    yield Check("OPENAI_API_KEY", "ok" if has_key else "warning", "set" if has_key else unset)
+    try:
+        choose_model()
+        yield Check("model", "ok", f"{os.environ.get('OPENAI_MODEL') or DEFAULT_MODEL} at {model_host()}")
+    except TerminalError as error:
+        yield Check("model", "wrong", str(error))
