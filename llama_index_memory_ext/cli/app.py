@@ -160,10 +160,11 @@ async def _read_schema_version(store: ext.MemoryStore, place: Place) -> int | No
         raise TerminalError(f"The database at {place.name} cannot be used: {reason}") from None
 
 
-def check_one_of(user: str | None, session: str | None) -> None:
-    """Raises wrong usage unless exactly one of the two options is given."""
+def one_of(user: str | None, session: str | None) -> str:
+    """Returns the one of two options that is given; both or none are wrong usage."""
     if (user is None) == (session is None):
         raise typer.BadParameter("say either --user ID or --session ID.")
+    return user or str(session)
 
 
 def is_terminal() -> bool:

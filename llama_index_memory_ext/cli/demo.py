@@ -38,8 +38,6 @@ SECOND_QUESTIONS = ("What is my name?", "How did you go about answering that?")
 
 # Tells the second process what the first one has sent, for the table at the end.
 _EARLIER_TURNS = "LLAMA_INDEX_MEMORY_EXT_DEMO_TURNS"
-_LINES_SHOWN = 26
-_COLUMNS = 88
 
 _count = ext.TokenCounter().count
 
@@ -138,31 +136,15 @@ async def _ask(agent: FunctionAgent, memory: ext.CondensedMemory, question: str)
     print(f"  shown     {pluralize(len(first), 'message')}, {pluralize(_tokens(first), 'token')}")
     for message in as_dicts(first):
         print(f"    {message['role']}:")
-        _print_lines([line for part in _parts(message) for line in part.splitlines()])
+        print(textwrap.indent("\n".join(filter(None, _parts(message))), "      | ", lambda _: True))
     if more:
         behind = len(more[-1]) - len(first)
         print(f"  later     {pluralize(len(more), 'more call')}; the last had {behind} tool messages behind it")
     for call in output.tool_calls:
         arguments = ", ".join(f"{name}={value}" for name, value in call.tool_kwargs.items())
         print(f"  tool      {call.tool_name}({arguments}) -> {call.tool_output.content}")
-    answer = (output.response.content or "").splitlines()
-    print(
-        "  answer   ",
-        "\n            ".join(piece for line in answer for piece in textwrap.wrap(line, _COLUMNS) or [""]),
-    )
+    print("  answer   ", (output.response.content or "").replace("\n", "\n            "))
     return first
-
-
-def _print_lines(lines: Sequence[str]) -> None:
-    shown: list[str] = []
-    for line in lines:
-        first, *more = textwrap.wrap(line, _COLUMNS, drop_whitespace=False, replace_whitespace=False) or [""]
-        shown += [f"| {first}", *(f":     {piece}" for piece in more)]
-    left_out = len(shown) - _LINES_SHOWN
-    if left_out > 0:
-        half = _LINES_SHOWN // 2
-        shown[half:-half] = [f"  [... {left_out} lines are not printed here ...]"]
-    print("\n".join(f"      {line}".rstrip() for line in shown))
 
 
 def _tokens(messages: Sequence[ChatMessage]) -> int:

@@ -192,22 +192,24 @@ def find_fact(facts: Sequence[Fact], text: str, *, in_content: bool = False) -> 
     Raises:
         TerminalError: There is none, or there are several.
     """
-    found = [fact for fact in facts if fact.id == text]
-    found = found or [fact for fact in facts if text and fact.id.startswith(text)]
-    matched = "ids begin with"
+    none = f"There is no fact {text!r} among {len(facts)}. `facts list --retired` shows all."
+    found, matched = _with_id(facts, text), "ids begin with"
     if in_content and not found:
-        found = [fact for fact in facts if text.casefold() in fact.content.casefold()]
-        matched = "facts contain"
-    if len(found) == 1:
-        return found[0]
-    if found:
+        none = f"no fact is called {text!r} or has these words. /facts lists them."
+        found, matched = [fact for fact in facts if text.casefold() in fact.content.casefold()], "facts contain"
+    if not found:
+        raise TerminalError(none)
+    if len(found) > 1:
         ids = short_ids(fact.id for fact in facts)
         shown = ", ".join(sorted(ids[fact.id] for fact in found)[:_IDS_SHOWN])
         more = f" and {len(found) - _IDS_SHOWN} more" if len(found) > _IDS_SHOWN else ""
         raise TerminalError(f"{len(found)} {matched} {text!r}: {shown}{more}. Give more of the one you mean.")
-    if in_content:
-        raise TerminalError(f"no fact is called {text!r} or has these words. /facts lists them.")
-    raise TerminalError(f"There is no fact {text!r} among {len(facts)}. `facts list --retired` shows all.")
+    return found[0]
+
+
+def _with_id(facts: Sequence[Fact], text: str) -> list[Fact]:
+    found = [fact for fact in facts if text and fact.id.startswith(text)]
+    return [fact for fact in found if fact.id == text] or found
 
 
 def short_ids(ids: Iterable[str]) -> dict[str, str]:

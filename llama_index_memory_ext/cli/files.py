@@ -86,13 +86,13 @@ def export(
 
     With --session the messages of the session, with --user all that is known about the user, retired facts too.
     """
-    cli.check_one_of(user, session)
+    name = cli.one_of(user, session)
     file = output.expanduser()
     if output != _STREAM and not file.parent.is_dir():
         raise typer.BadParameter(f"the folder {file.parent} does not exist.")
     if output != _STREAM and file.is_dir():
         raise typer.BadParameter(f"--output must name a file, and {output} is a folder.")
-    text = asyncio.run(_read(cli.find_place(db), user, session, layout))
+    text = asyncio.run(_read(cli.find_place(db), name, layout if session else None))
     if output != _STREAM:
         try:
             file.write_bytes(text.encode())
@@ -107,13 +107,14 @@ def export(
         sys.stdout.buffer.flush()
 
 
-async def _read(place: cli.Place, user: str | None, session: str | None, layout: _Layout) -> str:
+async def _read(place: cli.Place, name: str, layout: _Layout | None) -> str:
+    """Returns the messages of a session in a layout, or, without one, the facts of a user."""
     async with cli.open_store(place) as store:
-        if user is not None:
-            return await cli.memory_on(store, user).facts.aexport()
-        messages = await store.get_messages(str(session), None)
+        if layout is None:
+            return await cli.memory_on(store, name).facts.aexport()
+        messages = await store.get_messages(name, None)
     if not messages:
-        raise TerminalError(f"There is no session {session!r}. `sessions` lists those that there are.")
+        raise TerminalError(f"There is no session {name!r}. `sessions` lists those that there are.")
     return ext.messages_to_json(messages, layout=layout) + "\n"
 
 

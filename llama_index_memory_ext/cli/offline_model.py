@@ -183,20 +183,18 @@ def _number(text: str) -> float | str:
 def _facts_in(question: str) -> dict[str, Any]:
     """Reports what the user says of himself in a transcript, and the known facts that it contradicts."""
     known, _, transcript = question.partition("<transcript>")
-    text = "\n".join(entry.text for entry in _elements(transcript) if entry.role == "user")
+    text = "\n".join(_texts_of("user", _elements(transcript)))
     new: list[dict[str, Any]] = []
     retired: list[dict[str, Any]] = []
     for topic in _TOPICS:
         for quote, value in topic.statements(text)[-1 if topic.is_single else 0 :]:
             content, label = f"{topic.noted} {value}", f"n{len(new) + 1}"
             fact = {"label": label, "content": content, "category": topic.category, "confidence": 0.9, "quote": quote}
-            reason = {"reason": f"The user said: {quote}", "replaced_by": label, "quote": quote}
             new.append(fact)
-            retired += [
-                {"number": int(number), **reason}
-                for number, other in _KNOWN_FACT.findall(known)
-                if topic.is_single and other.startswith(topic.noted) and other.casefold() != content.casefold()
-            ]
+            for number, other in _KNOWN_FACT.findall(known) if topic.is_single else ():
+                if other.startswith(topic.noted) and other.casefold() != content.casefold():
+                    reason = {"reason": f"The user said: {quote}", "replaced_by": label, "quote": quote}
+                    retired.append({"number": int(number), **reason})
     return {"new_facts": new, "confirmed": [], "retired": retired}
 
 
@@ -252,12 +250,14 @@ def _tell_calls(question: str, past: Sequence[_Entry]) -> str:
     """Tells the calls of the last turn that had any."""
     if "how did you" not in question.casefold():
         return ""
-    last = max((i for i, entry in enumerate(past) if entry.calls), default=None)
-    if last is None:
+    turns: list[list[_Entry]] = [[]]
+    for entry in past:
+        turns += [[]] if entry.role == "user" else []
+        turns[-1].append(entry)
+    calls = next(filter(None, map(_results, reversed(turns))), None)
+    if calls is None:
         return "I cannot see any tool call in what I was shown."
-    starts = [i for i, entry in enumerate(past) if entry.role == "user"]
-    first, end = max((i for i in starts if i < last), default=0), min((i for i in starts if i > last), default=None)
-    return f"I called {', then '.join(_told(*call) for call in _results(past[first:end]))}."
+    return f"I called {', then '.join(_told(*call) for call in calls)}."
 
 
 def _told(call: ToolCall, result: float | str | None) -> str:
@@ -271,22 +271,26 @@ def _shown(value: Any) -> str:
 
 def _tell_topic(question: str, past: Sequence[_Entry]) -> str:
     """Tells what the user has said of himself last; if that is not in the conversation, what is known of it."""
-    topic = next((topic for topic in _TOPICS if re.search(topic.question, question, re.IGNORECASE)), None)
-    if topic is None:
-        return ""
-    texts = [*(entry.text for entry in past if entry.role == "user"), question]
-    said = [value for text in texts for _, value in topic.statements(text)]
-    facts = [entry.text for entry in past if entry.role == "fact" and entry.text.startswith(topic.noted)]
-    answers = [*said[-1:], *(fact.removeprefix(topic.noted).strip() for fact in facts)]
-    return f"{topic.echo.capitalize()} {answers[0]}." if answers else NOT_SEEN
+    said = "\n".join([*_texts_of("user", past), question])
+    for topic in _TOPICS:
+        if re.search(topic.question, question, re.IGNORECASE):
+            answers = [value for _, value in topic.statements(said)][-1:]
+            known = [fact for fact in _texts_of("fact", past) if fact.startswith(topic.noted)]
+            answers += [fact.removeprefix(topic.noted).strip() for fact in known]
+            return f"{topic.echo.capitalize()} {answers[0]}." if answers else NOT_SEEN
+    return ""
 
 
 def _tell_questions(question: str, past: Sequence[_Entry]) -> str:
     """Tells all that the user has said, in its order."""
     if not re.search("what did i ask|what have we talked about|what did we talk about", question, re.IGNORECASE):
         return ""
-    texts = [f'"{entry.text}"' for entry in past if entry.role == "user"]
+    texts = [f'"{text}"' for text in _texts_of("user", past)]
     return f"First you said {', then '.join(texts)}." if texts else NOT_SEEN
+
+
+def _texts_of(role: str, entries: Iterable[_Entry]) -> list[str]:
+    return [entry.text for entry in entries if entry.role == role]
 
 
 def _take_note(question: str, _: Sequence[_Entry]) -> str:

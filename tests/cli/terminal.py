@@ -10,13 +10,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from llama_index_memory_ext.cli import main
 
 COMMAND = [sys.executable, "-m", "llama_index_memory_ext"]
-PATIENCE_SECONDS = 30.0
+# Enough for a busy machine; what is waited for usually comes at once.
+PATIENCE_SECONDS = 60.0
+PRESS_AGAIN_SECONDS = 5.0
 
 
 def clean_environment(**more: str) -> dict[str, str]:
@@ -36,6 +39,14 @@ def run(*options: str, stdin: str | None = None, **environment: str) -> subproce
         encoding="utf-8",
         check=False,
     )
+
+
+def path_without_extra(folder: Path) -> str:
+    """A PYTHONPATH with which Typer and Rich cannot be imported."""
+    for library in ("typer", "rich"):
+        (folder / library).mkdir()
+        (folder / library / "__init__.py").write_text(f"raise ModuleNotFoundError('No', name={library!r})")
+    return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
 
 
 class Here:
@@ -84,7 +95,7 @@ class Terminal:
     def press_ctrl_c(self) -> None:
         """Press it, and again where nothing happens: Python loses one between a prompt and waiting for a line."""
         self.process.send_signal(signal.SIGINT)
-        while not select.select([self._screen], [], [], PATIENCE_SECONDS / 6)[0] and self.process.poll() is None:
+        while not select.select([self._screen], [], [], PRESS_AGAIN_SECONDS)[0] and self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
 
     def end(self) -> int:
@@ -116,10 +127,23 @@ def at_terminal(*options: str, **environment: str) -> Iterator[Terminal]:
     screen, end = pty.openpty()
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
     variables = clean_environment(TERM="xterm", **environment)
-    with subprocess.Popen([*COMMAND, *options], stdin=end, stdout=end, stderr=end, env=variables) as process:
+    with (
+        interruptible(),
+        subprocess.Popen([*COMMAND, *options], stdin=end, stdout=end, stderr=end, env=variables) as process,
+    ):
         os.close(end)
         try:
             yield Terminal(process, screen)
         finally:
             process.kill()
             os.close(screen)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Lets Ctrl-C reach the processes that are started in the block, even if this one ignores it, as under nohup."""
+    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, earlier)

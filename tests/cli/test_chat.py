@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llama_index_memory_ext.cli.offline_model import reply
-from tests.cli.terminal import COMMAND, Here, at_terminal, clean_environment, run
+from tests.cli.terminal import COMMAND, PATIENCE_SECONDS, Here, at_terminal, clean_environment, run
 from tests.openai_server import Message, call, fail, say, serve
 
 at_a_terminal = pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals")
@@ -166,7 +166,7 @@ def test_ctrl_c_ends_an_answer_and_not_the_conversation(database: str) -> None:
     def slow_model(messages: list[Message], tools: list[str]) -> Message:
         if messages[-1]["content"].endswith("My name is Logan."):
             asked.set()
-            go_on.wait()
+            go_on.wait(PATIENCE_SECONDS)
         return model(messages, tools)
 
     with serve(slow_model) as server:
@@ -177,7 +177,7 @@ def test_ctrl_c_ends_an_answer_and_not_the_conversation(database: str) -> None:
             terminal.wait_for("/quit or Ctrl-D ends the conversation.")
             terminal.wait_for("you> ")
             terminal.type("My name is Logan.")
-            assert asked.wait(60)
+            assert asked.wait(PATIENCE_SECONDS)
             terminal.press_ctrl_c()
             terminal.wait_for("(interrupted; the question is kept)")
             go_on.set()
@@ -191,14 +191,14 @@ def test_ctrl_c_ends_an_answer_and_not_the_conversation(database: str) -> None:
 
 
 @at_a_terminal
-def test_whoever_does_not_want_to_wait_presses_ctrl_c(command: Here, database: str) -> None:
+def test_ctrl_c_ends_the_wait_for_facts(command: Here, database: str) -> None:
     """The facts are not lost: the next conversation extracts them."""
     extracting, go_on = threading.Event(), threading.Event()
 
     def slow_extraction(messages: list[Message], tools: list[str]) -> Message:
         if tools == ["report_facts"]:
             extracting.set()
-            go_on.wait()
+            go_on.wait(PATIENCE_SECONDS)
         return model(messages, tools)
 
     with serve(slow_extraction) as server:
@@ -209,14 +209,14 @@ def test_whoever_does_not_want_to_wait_presses_ctrl_c(command: Here, database: s
             terminal.wait_for("you live in Rome.")
             terminal.wait_for("you> ")
             terminal.type("/facts")
-            assert extracting.wait(60)
+            assert extracting.wait(PATIENCE_SECONDS)
             terminal.press_ctrl_c()
             terminal.wait_for("No facts of s.")
             terminal.wait_for("you> ")
-            extracting.clear()
             terminal.type("/quit")
-            assert extracting.wait(60)
+            terminal.wait_for("Extracting facts")
             terminal.press_ctrl_c()
+            terminal.wait_for("extracted when this session is next talked in")
             assert terminal.end() == 0
             assert "Traceback" not in terminal.printed
         go_on.set()
@@ -232,7 +232,7 @@ def test_an_error_of_the_model_is_told_in_its_words(command: Here, database: str
     assert "answers with status 500: out of order. The question is kept." in done.stderr
 
 
-def test_whoever_has_read_enough_answers_hears_no_complaint(database: str) -> None:
+def test_a_closed_output_ends_the_conversation_without_an_error_text(database: str) -> None:
     command = [*COMMAND, "chat", "--db", database, "--session", "s"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=clean_environment()) as process:
@@ -243,6 +243,6 @@ def test_whoever_has_read_enough_answers_hears_no_complaint(database: str) -> No
         process.stdin.close()
         process.stdout.readline()
         process.stdout.close()
-        complaints = process.stderr.read().decode()
-    assert complaints.splitlines()[-1].startswith("facts ")
+        printed = process.stderr.read().decode()
+    assert printed.splitlines()[-1].startswith("facts ")
     assert process.returncode == 1

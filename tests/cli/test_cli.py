@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sqlite3
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from llama_index_memory_ext import CondensedMemory, MemoryStore
 from llama_index_memory_ext.cli import files, plain
 from llama_index_memory_ext.cli.facts import short_ids
 from llama_index_memory_ext.cli.forget import find_pieces, search_file
-from tests.cli.terminal import COMMAND, Here, at_terminal, clean_environment, run
+from tests.cli.terminal import COMMAND, Here, at_terminal, clean_environment, path_without_extra, run
 
 ANN = ("--user", "ann")
 
@@ -83,21 +82,17 @@ def test_help_and_wrong_usage_do_not_wait_for_llamaindex(options: tuple[str, ...
     assert done.returncode == 0
 
 
-def test_without_the_extra_the_demo_runs_and_the_others_say_what_is_missing(tmp_path: Path) -> None:
-    for library in ("typer", "rich"):
-        (tmp_path / library).mkdir()
-        (tmp_path / library / "__init__.py").write_text(f"raise ModuleNotFoundError('No', name={library!r})")
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+def test_without_the_extra_the_commands_say_what_is_missing(tmp_path: Path) -> None:
+    """The demo runs; its own test does without the extra."""
+    path = path_without_extra(tmp_path)
     missing = run("doctor", PYTHONPATH=path)
     assert (missing.returncode, missing.stdout, missing.stderr.count("\n")) == (2, "", 1)
     assert 'pip install "llama-index-memory-ext[cli]"' in missing.stderr
     assert run(PYTHONPATH=path).returncode == 2
-    shown = run("demo", "--database", str(tmp_path / "m.db"), PYTHONPATH=path)
-    assert (shown.returncode, shown.stderr) == (0, "")
-    assert "SECOND PROCESS" in shown.stdout
+    assert "demo" in run("--help", PYTHONPATH=path).stdout
 
 
-def test_whoever_reads_only_the_beginning_hears_no_complaint(cli: Here, database: Path) -> None:
+def test_a_closed_output_ends_a_command_without_an_error_text(cli: Here, database: Path) -> None:
     lines = (json.dumps({"content": f"Fact {i} " + "x" * 200_000}) for i in range(20))
     assert cli("import", "-", *ANN, stdin="\n".join(lines)).returncode == 0
     command = [*COMMAND, "facts", "list", "--json", *ANN, "--db", str(database)]

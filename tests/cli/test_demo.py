@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -13,26 +10,20 @@ import pytest
 from llama_index.core.agent.workflow import FunctionAgent
 
 from llama_index_memory_ext import CondensedMemory
-from llama_index_memory_ext.cli import main
 from llama_index_memory_ext.cli.demo import add, divide, multiply, subtract
 from llama_index_memory_ext.cli.offline_model import NOT_SEEN, OfflineModel, Reply, reply
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts.prompt import ask_for_facts, extraction_prompt
 from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.text.messages import Line
+from tests.cli.terminal import Here, path_without_extra, run
 from tests.conftest import OpenMemory
 from tests.openai_server import Message, call, say, serve
 
 
-def run_demo(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
-    command = [sys.executable, "-m", "llama_index_memory_ext", *options]
-    return subprocess.run(command, env={**clean, **environment}, capture_output=True, text=True, check=False)
-
-
 def test_it_shows_a_conversation_over_two_processes(tmp_path: Path) -> None:
-    """And says that no real model answers."""
-    done = run_demo("demo", "--database", str(tmp_path / "memory.db"))
+    """Without the extra, too; and it says that no real model answers."""
+    done = run("demo", "--database", str(tmp_path / "memory.db"), PYTHONPATH=path_without_extra(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     assert "OPENAI_API_KEY is not set" in done.stdout
     first, second = done.stdout.split("SECOND PROCESS")
@@ -50,9 +41,7 @@ def test_it_talks_to_a_server_that_speaks_the_protocol(tmp_path: Path) -> None:
 
     with serve(model) as server:
         key = "sk-not-to-be-shown"
-        done = run_demo(
-            "demo", "--database", str(tmp_path / "m.db"), OPENAI_API_KEY=key, OPENAI_API_BASE=server.api_base
-        )
+        done = run("demo", "--database", str(tmp_path / "m.db"), OPENAI_API_KEY=key, OPENAI_API_BASE=server.api_base)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Your name is Logan." in done.stdout
     assert key not in done.stdout
@@ -80,16 +69,13 @@ def test_it_talks_to_a_server_that_speaks_the_protocol(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_mistakes_get_one_clear_sentence(options: list[str], environment: dict[str, str], code: int, says: str) -> None:
-    done = run_demo(*options, **environment)
+def test_mistakes_get_one_clear_sentence(
+    command: Here, options: list[str], environment: dict[str, str], code: int, says: str
+) -> None:
+    done = command(*options, **environment)
     assert done.returncode == code
     assert says in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_without_a_command_the_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 2
-    assert "demo" in capsys.readouterr().err
 
 
 def ask(question: str, *before: dict[str, Any], tools: tuple[str, ...] = ("add", "multiply", "divide")) -> Reply:
