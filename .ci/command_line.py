@@ -1,5 +1,5 @@
 """The app of the command line, from which Typer makes the page of its help."""
 
-from llama_index_memory_ext.cli import load_app
+from llama_index_memory_ext.__main__ import load_app
 
 app = load_app()

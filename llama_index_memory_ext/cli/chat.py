@@ -130,10 +130,10 @@ class _Conversation:
     def close(self) -> None:
         """Extracts facts from the last turn, unless Ctrl-C is pressed, and closes the database."""
         try:
-            with cli.waiting("Extracting facts from what was said last (Ctrl-C leaves that for the next time)"):
+            with cli.waiting("Extracting facts from the last turn (Ctrl-C leaves that for the next time)"):
                 self.loop.run(self.memory.aclose())
         except KeyboardInterrupt:
-            _note("Facts of what was said last are extracted when this session is next talked in.")
+            _note("The facts of the last turn are extracted when this session is next used.")
         finally:
             self.loop.run(self.resources.aclose())
 
@@ -184,10 +184,10 @@ class _Conversation:
     def _extract_facts(self) -> None:
         """Extracts facts from the last turn, as the next question would."""
         try:
-            with cli.waiting("Reading what was said"):
+            with cli.waiting("Extracting facts from the last turn"):
                 self.loop.run(self.memory.aflush())
         except KeyboardInterrupt:
-            _note("(not waiting for what is being read)")
+            _note("(the extraction goes on in the background)")
 
     def _explain(self, question: str) -> None:
         questions = [asked for asked, _ in self.turns]

@@ -6,11 +6,11 @@ import asyncio
 import os
 import platform
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from json import detect_encoding
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from packaging.requirements import Requirement
@@ -124,7 +124,7 @@ def import_(file: _File, *, session: Session = None, user: User = None, db: Db =
 
     A database that does not exist is created. With --session the file holds messages as LlamaIndex or OpenAI's API
     write them, and --user says whose they are. With --user alone it holds facts as `export --user` writes them. Facts
-    of imported messages are extracted when the session is next talked in.
+    of imported messages are extracted when the session is next used.
     """
     name = session or user
     if name is None:
@@ -152,7 +152,8 @@ def import_(file: _File, *, session: Session = None, user: User = None, db: Db =
         cli.say(f"Imported {pluralize(count, kind)} into {name}.")
 
 
-class Check(NamedTuple):
+@dataclass(frozen=True)
+class Check:
     """What was checked, the verdict (ok, warning or wrong), and what was found."""
 
     name: str
@@ -169,11 +170,10 @@ def doctor(*, db: Db = None, json: Json = False) -> None:
     checks = [*check_versions(), *asyncio.run(_check_database(cli.find_place(db))), *_check_models()]
     is_ok = all(check.verdict != "wrong" for check in checks)
     if json:
-        cli.show_json({"ok": is_ok, "checks": [check._asdict() for check in checks]})
+        cli.show_json({"ok": is_ok, "checks": [asdict(check) for check in checks]})
     else:
-        cli.show_table(
-            ("", "name", "found"), [(Text(*_MARKS[v]), name, found) for name, v, found in checks], folded="found"
-        )
+        rows = [(Text(*_MARKS[check.verdict]), check.name, check.found) for check in checks]
+        cli.show_table(("", "name", "found"), rows, folded="found")
     if not is_ok:
         raise typer.Exit(1)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from llama_index_memory_ext.cli import main
+from llama_index_memory_ext.__main__ import main
 
 COMMAND = [sys.executable, "-m", "llama_index_memory_ext"]
 # Enough for a busy machine; what is waited for usually comes at once.

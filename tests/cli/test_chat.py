@@ -216,7 +216,7 @@ def test_ctrl_c_ends_the_wait_for_facts(command: Here, database: str) -> None:
             terminal.type("/quit")
             terminal.wait_for("Extracting facts")
             terminal.press_ctrl_c()
-            terminal.wait_for("extracted when this session is next talked in")
+            terminal.wait_for("extracted when this session is next used")
             assert terminal.end() == 0
             assert "Traceback" not in terminal.printed
         go_on.set()

@@ -75,7 +75,7 @@ def add(cli: Here, text: str, *options: str) -> str:
 @pytest.mark.parametrize("options", [("--help",), ("facts", "list", "--help"), ("dance",), ("facts", "list")])
 def test_help_and_wrong_usage_do_not_wait_for_llamaindex(options: tuple[str, ...]) -> None:
     code = (
-        "import sys; from llama_index_memory_ext.cli import main; main(sys.argv[1:]); "
+        "import sys; from llama_index_memory_ext.__main__ import main; main(sys.argv[1:]); "
         "sys.exit(any(name.startswith('llama_index.') for name in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code, *options], env=clean_environment(), check=False)
