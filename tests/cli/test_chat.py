@@ -57,6 +57,14 @@ def test_what_was_said_just_now_is_known(command: Here, database: str) -> None:
     assert done.stdout.endswith("You live in Rome.\n")
 
 
+def test_words_that_several_facts_contain_delete_none(command: Here, database: str) -> None:
+    said = "I like green tea.\nI like black tea.\n"
+    done = command("chat", "--db", database, "--user", "ann", stdin=f"{said}/forget tea\n/facts\n")
+    assert "2 facts contain 'tea': " in done.stderr
+    assert "Give more of the one you mean." in " ".join(done.stderr.split())
+    assert done.stdout.count("Likes") == 2
+
+
 def test_a_server_is_asked_as_the_environment_says(command: Here, database: str) -> None:
     with serve(model) as server:
         openai = {"OPENAI_API_KEY": KEY, "OPENAI_API_BASE": server.api_base}

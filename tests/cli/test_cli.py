@@ -519,6 +519,7 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path, o
         (("facts", "add", " ", *ANN), 1, "Error: content: a fact needs words"),
         (("facts", "add", "x", *ANN, "--category", "opinion"), 1, "category: Input should be 'preference'"),
         (("facts", "retire", "x", *ANN), 1, "There is no fact 'x' among 1"),
+        (("facts", "retire", "", *ANN), 1, "There is no fact '' among 1"),
         (("export",), 2, "say either --user ID or --session ID"),
         (("export", "--session", "nobody"), 1, "There is no session 'nobody'"),
         (("export", "--session", "s", "-o", "/no/such/file"), 2, "the folder /no/such does not exist"),
