@@ -322,8 +322,8 @@ class OfflineModel(CustomLLM, FunctionCallingLLM):
             context_window=128_000, is_chat_model=True, is_function_calling_model=True, model_name="offline"
         )
 
-    def chat(self, messages: Sequence[ChatMessage], tools: Sequence[str] = (), **_: Any) -> ChatResponse:
-        answer = reply(as_dicts(messages), tools)
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        answer = reply(as_dicts(messages), kwargs.get("tools", ()))
         calls = [ToolCallBlock(tool_call_id=id_, tool_name=name, tool_kwargs=kw) for id_, name, kw in answer.tool_calls]
         message = ChatMessage(role="assistant", blocks=calls or [TextBlock(text=answer.text)])
         return ChatResponse(message=message, delta=answer.text)
