@@ -1,8 +1,7 @@
-"""What is known about a user: one fact, and when two facts say the same."""
+"""One fact about a user."""
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from datetime import datetime, timezone
 from typing import Annotated, Any, Literal
@@ -10,21 +9,17 @@ from uuid import uuid4
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from llama_index_memory_ext.text.messages import cleaned
+
 Category = Literal["preference", "knowledge", "context", "behavior", "goal", "correction"]
 
-# What a fact needs to be stored, where a model has extracted it.
+# The least confidence with which an extracted fact is stored.
 DEFAULT_MIN_CONFIDENCE = 0.7
-# How much of what is missing to certainty a confirmation adds.
+# The share of the missing confidence that a confirmation adds.
 CONFIRMATION_SHARE = 0.3
 
-_UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
-# Marks that tell one fact from another: C# and C, 50% and 50, R&D, a@b, 1/2.
-_TELLING = frozenset("#%&@/*")
-
-
-def _storable(value: Any) -> Any:
-    """Lone surrogates and NUL, which no database takes, become U+FFFD."""
-    return _UNSTORABLE.sub("\ufffd", value) if isinstance(value, str) else value
+# Marks that make one fact different from another: C# and C, 50% and 50, R&D, a@b, 1/2.
+_DISTINGUISHING = frozenset("#%&@/*")
 
 
 def _not_blank(value: str) -> str:
@@ -41,16 +36,17 @@ def _now() -> datetime:
     return datetime.now(timezone.utc)
 
 
-Text = Annotated[str, BeforeValidator(_storable)]
-Content = Annotated[str, BeforeValidator(_storable), AfterValidator(_not_blank)]
+Text = Annotated[str, BeforeValidator(cleaned)]
+Content = Annotated[str, BeforeValidator(cleaned), AfterValidator(_not_blank)]
 Utc = Annotated[AwareDatetime, AfterValidator(_utc)]
 
 
 class Fact(BaseModel):
     """One thing that is known about a user. It never changes; ``model_copy(update=...)`` makes a new one.
 
-    Only ``content`` is needed. Lone surrogates and NUL in texts become U+FFFD. Datetimes must carry a
-    time zone and come out in UTC; without an ``updated_at`` a fact was updated when it was created.
+    Only ``content`` is needed. In texts, lone surrogates and NUL become U+FFFD, and a pair of surrogates becomes its
+    character. Datetimes must carry a time zone and are converted to UTC. Without an ``updated_at`` a fact was updated
+    when it was created.
 
     Raises:
         pydantic.ValidationError: Blank content, an unknown category or field, a confidence outside
@@ -71,19 +67,19 @@ class Fact(BaseModel):
     category: Category = Field(
         default="knowledge", description="preference, knowledge, context, behavior, goal or correction."
     )
-    confidence: float = Field(default=1.0, ge=0.0, le=1.0, description="How sure it is, 0..1.")
+    confidence: float = Field(default=1.0, ge=0.0, le=1.0, description="How certain it is, 0..1.")
     created_at: Utc = Field(default_factory=_now, description="When it became known; default: now.")
     updated_at: Utc = Field(default_factory=_now, description="When it last changed; default: when it was created.")
-    session_id: Text | None = Field(default=None, description="The session in which it was said.")
-    message_ids: tuple[int, ...] = Field(default=(), description="The rows of the log in which it was said.")
-    quote: Text = Field(default="", description="The words of the user that say it, verbatim.")
+    session_id: Text | None = Field(default=None, description="The session in which the user stated it.")
+    message_ids: tuple[int, ...] = Field(default=(), description="The rows of the log in which the user stated it.")
+    quote: Text = Field(default="", description="The words of the user that state it, verbatim.")
     source: Text = Field(
         default="",
-        description="The words of the message it came from and of those beside it, by which it is found too.",
+        description="The text of the message it came from and of its neighbours, by which it is found too.",
     )
     retired_at: Utc | None = Field(default=None, description="Since when it is no longer true.")
     retired_reason: Text | None = Field(default=None, description="Why it is no longer true.")
-    replaced_by: Text | None = Field(default=None, description="The id of the fact that holds instead.")
+    replaced_by: Text | None = Field(default=None, description="The id of the fact that is true instead.")
     pinned: bool = Field(default=False, description="Whether it is shown before facts that match better.")
 
     @model_validator(mode="before")
@@ -96,19 +92,19 @@ class Fact(BaseModel):
 
     @property
     def retired(self) -> bool:
-        """Whether it is kept only for undo and for the record, and never shown to a model."""
+        """Whether it is no longer true. A retired fact is kept for undo and is never shown to a model."""
         return self.retired_at is not None
 
 
 def retire(fact: Fact, reason: str, now: datetime, replaced_by: str | None = None) -> Fact:
-    """The fact as one that holds no longer; it is kept, and can be restored."""
+    """Returns the fact as a retired one, which is kept and can be restored."""
     return fact.model_copy(
         update={"retired_at": now, "updated_at": now, "retired_reason": reason, "replaced_by": replaced_by}
     )
 
 
 def raised(confidence: float) -> float:
-    """The confidence of a fact after the user has said it again: 0.3 of what is missing to 1 is added.
+    """Returns the confidence of a fact that the user has confirmed: 0.3 of what is missing to 1 is added.
 
     >>> round(raised(0.7), 2), raised(1.0)
     (0.79, 1.0)
@@ -117,9 +113,9 @@ def raised(confidence: float) -> float:
 
 
 def normalised(content: str) -> str:
-    """The content by which duplicates are found: NFKC, casefolded, punctuation and white space folded to one space.
+    """Returns the key by which duplicates are found: NFKC, casefolded, punctuation and white space as one space.
 
-    Marks that tell one fact from another stay, a sign in front of a number too. Text of nothing but
+    Marks that make a difference stay, and so does a sign in front of a number. Text of nothing but
     punctuation stays as it is, and the empty text is "".
 
     >>> normalised("Prefers  PyTest - for testing!") == normalised("prefers pytest for testing")
@@ -133,7 +129,7 @@ def normalised(content: str) -> str:
 
 
 def _is_punctuation(text: str, i: int) -> bool:
-    if not unicodedata.category(text[i]).startswith("P") or text[i] in _TELLING:
+    if not unicodedata.category(text[i]).startswith("P") or text[i] in _DISTINGUISHING:
         return False
     is_sign = text[i] == "-" and text[i + 1 : i + 2].isdigit() and not text[:i][-1:].strip()
     return not is_sign

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from llama_index_memory_ext.fact import Fact, normalised
+from llama_index_memory_ext.text.messages import cleaned
 
 
 def test_a_fact_needs_nothing_but_its_content() -> None:
@@ -55,6 +56,14 @@ def test_every_fact_survives_json(content: str, source: str) -> None:
     fact = Fact(content=content, source=source)
     assert Fact.model_validate_json(fact.model_dump_json()) == fact
     assert not set(fact.content + fact.source) & {"\ud800", "\x00"}
+
+
+def test_surrogates_are_read_as_in_the_transcript() -> None:
+    """A pair is one character; a lone one, and NUL, become U+FFFD."""
+    broken, mended = "\ud83d\ude00 \ud83d \ude00 \x00", "😀 \ufffd \ufffd \ufffd"
+    fact = Fact(id=broken, content=broken, quote=broken, source=broken, retired_reason=broken)
+    assert {fact.id, fact.content, fact.quote, fact.source, fact.retired_reason} == {mended}
+    assert cleaned(broken) == mended
 
 
 def test_a_fact_cannot_be_changed() -> None:
