@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.facts.backfill import Backfilled
     from llama_index_memory_ext.facts.block import RelevantFactsBlock
     from llama_index_memory_ext.facts.ranking import format_facts
-    from llama_index_memory_ext.formats.llama_index import messages_from_json, messages_to_json
+    from llama_index_memory_ext.formats import messages_from_json, messages_to_json
     from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
     from llama_index_memory_ext.record.block import CondensedMemoryBlock
     from llama_index_memory_ext.search.tfidf import FactRanker, TfidfRanker
@@ -89,8 +89,8 @@ _MODULE_OF = {
     "TurnError": "errors",
     "extract_conversation_context": "text.messages",
     "format_facts": "facts.ranking",
-    "messages_from_json": "formats.llama_index",
-    "messages_to_json": "formats.llama_index",
+    "messages_from_json": "formats",
+    "messages_to_json": "formats",
     "trim": "text.trim",
 }
 

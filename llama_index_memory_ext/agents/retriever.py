@@ -14,8 +14,8 @@ from llama_index_memory_ext.facts.ranking import shares_of
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.record.log_search import LONGEST_MESSAGE_TOKENS
 from llama_index_memory_ext.store import telling_failures
-from llama_index_memory_ext.text.budget import fit_tokens
 from llama_index_memory_ext.text.messages import escape_tags
+from llama_index_memory_ext.text.tokens import fit_tokens
 
 if TYPE_CHECKING:
     from llama_index.core.callbacks import CallbackManager

@@ -17,8 +17,8 @@ from llama_index_memory_ext.fact import Category, Fact, normalised
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.record.message_index import SEARCH_TOOL
 from llama_index_memory_ext.store import telling_failures
-from llama_index_memory_ext.text.budget import fit
 from llama_index_memory_ext.text.messages import escape_tags
+from llama_index_memory_ext.text.tokens import fit
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class MemoryToolSpec(BaseToolSpec):
             nodes = await self._retriever.aretrieve(str(query))
         lines = [_line_of(node) for node in nodes]
         counter = self.memory.tokenizer_fn
-        found = "".join(lines[i] for i in fit(lines, self.token_limit, counter).kept)
+        found = "".join(lines[i] for i in fit(lines, self.token_limit, counter))
         return found or counter.clip(_NOTHING_FOUND, self.token_limit)
 
     async def aremember(self, content: str, quote: str, category: Category = "knowledge") -> str:

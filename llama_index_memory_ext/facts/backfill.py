@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from llama_index_memory_ext.background.jobs import log_failure
 from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.errors import StoreError
-from llama_index_memory_ext.text.progress import progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -60,8 +59,13 @@ async def backfill(
         unread = {one: await block.acount_unread(one) for one in chosen}
         if any(unread.values()):
             block.require_model()
-        with progress("Extracting facts", sum(unread.values()), shown=show_progress) as step:
-            return await _backfill(block, chosen, step)
+        if not show_progress:
+            return await _backfill(block, chosen, lambda _: None)
+        # Imported here, because it looks for a notebook around it, which takes a while.
+        from tqdm.auto import tqdm  # type: ignore[import-untyped]  # tqdm has no type hints
+
+        with tqdm(desc="Extracting facts", total=sum(unread.values()), unit=" messages") as bar:
+            return await _backfill(block, chosen, bar.update)
 
 
 async def _backfill(block: RelevantFactsBlock, session_ids: Sequence[str], step: Callable[[int], object]) -> Backfilled:

@@ -22,7 +22,7 @@ from llama_index_memory_ext.facts.batches import batch_end, said_at
 from llama_index_memory_ext.facts.known_facts import Known, KnownFacts
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, Remembered
 from llama_index_memory_ext.store import Seen, owner
-from llama_index_memory_ext.text.messages import Line, spoken
+from llama_index_memory_ext.text.messages import Utterance, spoken
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -151,7 +151,7 @@ class FactLearning(KnownFacts):
         """How many messages of a session facts were not extracted from yet."""
         return await self._log.count_unread(session_id, self.reader_of(session_id))
 
-    async def aheard(self, session_id: str = DEFAULT_SESSION_ID) -> list[Line]:
+    async def aheard(self, session_id: str = DEFAULT_SESSION_ID) -> list[Utterance]:
         """What was said last in a session, the turn that is going on included, oldest first."""
         page = await self._log.read_log(session_id, "", Seen(), limit=_BATCH_ROWS)
         after = page.rows[-1].id if page.rows else 0
@@ -217,14 +217,14 @@ class FactLearning(KnownFacts):
             return None
         return await self._extract_batch(session_id, reader, *self._batch(unread, lines))
 
-    async def _lines(self, rows: Sequence[LogRow]) -> list[Line]:
+    async def _lines(self, rows: Sequence[LogRow]) -> list[Utterance]:
         # Counting takes a second for some megabytes, in which the event loop must not stand still.
         return await asyncio.to_thread(lambda: [self._line(row) for row in rows])
 
-    def _line(self, row: LogRow) -> Line:
-        return Line(row.id, row.role, self.tokenizer_fn.clip(spoken(row.message), _BATCH_TOKENS // 2))
+    def _line(self, row: LogRow) -> Utterance:
+        return Utterance(row.id, row.role, self.tokenizer_fn.clip(spoken(row.message), _BATCH_TOKENS // 2))
 
-    def _batch(self, unread: Unread, lines: list[Line]) -> tuple[Unread, list[Line]]:
+    def _batch(self, unread: Unread, lines: list[Utterance]) -> tuple[Unread, list[Utterance]]:
         """As much as one request should hold."""
         end = batch_end(
             [line.is_users for line in lines],
@@ -234,7 +234,9 @@ class FactLearning(KnownFacts):
         )
         return replace(unread, rows=unread.rows[:end]), lines[:end]
 
-    async def _extract_batch(self, session_id: str, reader: str, unread: Unread, lines: Sequence[Line]) -> Extracted:
+    async def _extract_batch(
+        self, session_id: str, reader: str, unread: Unread, lines: Sequence[Utterance]
+    ) -> Extracted:
         namespace = self.namespace_of(session_id)
         known = await self._read_known(namespace)
         # A fact is as old as the words that it stands on, however late they are read.
@@ -252,7 +254,7 @@ class FactLearning(KnownFacts):
             await self._prepare(await self._read_known(namespace))
         return _extracted(len(unread.rows) if stored else 0, learned.gated)
 
-    async def _learn(self, session_id: str, known: Known, said: Sequence[Line], then: datetime) -> _Learned:
+    async def _learn(self, session_id: str, known: Known, said: Sequence[Utterance], then: datetime) -> _Learned:
         """What changes by a part of the conversation; no model is asked where the user has said nothing."""
         users = [line.text for line in said if line.is_users]
         if not users:
@@ -274,7 +276,7 @@ class FactLearning(KnownFacts):
     def _gated(
         self,
         reply: ExtractionReply,
-        said: Sequence[Line],
+        said: Sequence[Utterance],
         related: Sequence[Fact],
         known: Known,
         *,

@@ -11,7 +11,8 @@ from llama_index.core.types import PydanticProgramMode
 
 from llama_index_memory_ext.facts.grounding import WEEKDAYS
 from llama_index_memory_ext.facts.reply import PROMPT_TAGS, ExtractionReply, merge_replies, parse_reply
-from llama_index_memory_ext.text.messages import calls_of, escape_tags
+from llama_index_memory_ext.text.messages import escape_tags
+from llama_index_memory_ext.text.tool_calls import calls_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from llama_index.core.llms import LLM
 
     from llama_index_memory_ext.fact import Fact
-    from llama_index_memory_ext.text.messages import Line
+    from llama_index_memory_ext.text.messages import Utterance
 
 _INSTRUCTIONS = """\
 You keep notes about one user, so that an assistant knows them in later conversations. You are given a part of a \
@@ -59,7 +60,7 @@ If there is nothing to report: {"new_facts": [], "confirmed": [], "retired": []}
 
 
 def extraction_prompt(
-    lines: Iterable[Line], known: Sequence[Fact], *, today: date, said_on: date | None = None
+    lines: Iterable[Utterance], known: Sequence[Fact], *, today: date, said_on: date | None = None
 ) -> list[ChatMessage]:
     """The messages that ask for facts: the instructions, and one text with everything to read.
 

@@ -13,9 +13,8 @@ from llama_index_memory_ext.search.tfidf import (
     similarities_with_context,
 )
 from llama_index_memory_ext.search.tokenization import date_words, terms_of, words_of
-from llama_index_memory_ext.text.budget import fit, fit_tokens, put_first
 from llama_index_memory_ext.text.messages import escape_tags
-from llama_index_memory_ext.text.tokens import TokenCounter
+from llama_index_memory_ext.text.tokens import TokenCounter, fit, fit_tokens, put_first
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -203,7 +202,7 @@ def fit_facts(
     if counter.adds_up:
         kept = fit_tokens((tokens for _, tokens in lines), limit, least=least)
     else:
-        kept = list(fit([line for line, _ in lines], limit, counter, least=least).kept)
+        kept = fit([line for line, _ in lines], limit, counter, least=least)
     return [FittedFact(facts[i], *render(facts[i], counter, rendered)) for i in kept]
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from datetime import date, datetime
 
     from llama_index_memory_ext.facts.reply import ExtractionReply, NewFact, Retirement
-    from llama_index_memory_ext.text.messages import Line
+    from llama_index_memory_ext.text.messages import Utterance
 
 Reason = Literal[
     "duplicate", "echo", "instruction", "low_confidence", "name_not_said", "no_quote", "not_the_users_words",
@@ -115,7 +115,7 @@ class ValidatedReply:
 
 def validate_reply(
     reply: ExtractionReply,
-    lines: Sequence[Line],
+    lines: Sequence[Utterance],
     known: Sequence[Fact],
     *,
     now: datetime,
@@ -205,7 +205,7 @@ def _form_reasons(new: NewFact, min_confidence: float) -> Iterator[Rejection]:
 class _Conversation:
     """The lines that a reply is about."""
 
-    def __init__(self, lines: Sequence[Line], day: date) -> None:
+    def __init__(self, lines: Sequence[Utterance], day: date) -> None:
         self._lines = lines
         self._texts = [comparable(line.text) for line in lines]
         # A user may say yes to a name or a number of the assistant's.

@@ -1,201 +1,175 @@
-"""Turns a message in the format of OpenAI's Chat Completions into a ChatMessage, and back."""
+"""Converts a message between OpenAI's Chat Completions and LlamaIndex."""
 
 from __future__ import annotations
 
 import base64
-import binascii
 import json
-from typing import TYPE_CHECKING, Any
+import re
+from typing import Any
 
-from llama_index.core.base.llms.types import (
-    AudioBlock,
-    ChatMessage,
-    DocumentBlock,
-    ImageBlock,
-    MessageRole,
-    TextBlock,
-    ToolCallBlock,
-)
+from llama_index.core.base.llms import types
+from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
 
 from llama_index_memory_ext.errors import MessageError
-from llama_index_memory_ext.text.messages import ASSISTANT_ROLES, body_of, calls_of
+from llama_index_memory_ext.text.messages import body_of
+from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, calls_of
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+# LlamaIndex's own converters are not used: from_openai_message_dict ignores calls and raises KeyError for an image
+# without a "detail"; to_openai_message_dict loses names and downloads documents that have an address.
 
-    from llama_index_memory_ext.text.messages import ToolCall
-
-# The host's own converters are not used: from_openai_message_dict takes no call for a call, and raises KeyError for an
-# image without a "detail"; to_openai_message_dict loses names, and downloads documents that have an address.
-
-# A word of more letters is none: a picture, say.
+_NAMES = ("name", "tool_call_id")
+_CONTENT_KEYS = ("content", "tool_calls", "function_call", "refusal", "audio")
+# The parts that are texts; input_text and output_text are of OpenAI's newer Responses.
+_TEXT_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_DATA_URL = re.compile(r"data:([^;,]*)[^,]*;base64,(.*)", re.DOTALL)
+# A text of more characters without a space is encoded data.
 _LONGEST_WORD = 1_000
 _SHOWN_KEYS = 10
-_NAMES = ("name", "tool_call_id")
-_SAYS = ("content", "tool_calls", "function_call", "refusal", "audio")
-# The two others are those of OpenAI's newer Responses.
-_TEXTS = ("text", "input_text", "output_text")
-
-
-def from_openai(message: Mapping[str, Any]) -> ChatMessage:
-    """A message of OpenAI's format as LlamaIndex writes it.
-
-    Raises:
-        MessageError: Something that the format does not allow; what is said of it are keys and types, never words.
-    """
-    if not any(key in message for key in _SAYS):
-        raise MessageError(f"Expected 'content' or another of {', '.join(_SAYS[1:])}; saw {described(message)}.")
-    calls = _read_calls(message)
-    blocks = [block for block in _read_content(message) if not (isinstance(block, TextBlock) and not block.text)]
-    if not blocks and not calls:
-        blocks = [TextBlock(text="")]
-    kwargs = {key: _text(message[key], f"{key!r}") for key in _NAMES if message.get(key) is not None}
-    if isinstance(message.get("audio"), dict) and message["audio"].get("id"):
-        # The host's own name for what the model has said aloud.
-        kwargs["reference_audio_id"] = _text(message["audio"]["id"], "the id of 'audio'")
-    return ChatMessage(role=message["role"], blocks=[*blocks, *calls], additional_kwargs=kwargs)
-
-
-def to_openai(message: ChatMessage) -> dict[str, Any]:
-    """A message as OpenAI's API takes it; whatever the API has no place for is named in a text, or left out."""
-    role = MessageRole.ASSISTANT if message.role in ASSISTANT_ROLES else message.role
-    calls = calls_of(message)
-    parts = [part for block in message.blocks for part in _parts(block, with_media=role == MessageRole.USER)]
-    written: dict[str, Any] = {"role": role.value, "content": _content(parts, empty=None if calls else "")}
-    if len(calls) == 1 and not calls[0].id:
-        written["function_call"] = {"name": calls[0].name, "arguments": calls[0].arguments}
-    elif calls:
-        written["tool_calls"] = [_written_call(call, i) for i, call in enumerate(calls)]
-    kwargs = message.additional_kwargs
-    written.update({key: str(kwargs[key]) for key in _NAMES if kwargs.get(key) is not None})
-    if kwargs.get("reference_audio_id"):
-        written["audio"] = {"id": str(kwargs["reference_audio_id"])}
-    return written
 
 
 def described(value: Any) -> str:
-    """What a value is, without a word of what stands in it.
+    """Returns what a value is, without any of its texts but keys.
 
     >>> described({"role": "user", "text": "secret"}), described(["secret"])
     ("an object with the keys 'role', 'text'", 'a list')
     """
     if isinstance(value, dict):
-        keys = [repr(str(key)[: _SHOWN_KEYS * 4]) for key in value]
+        keys = [repr(str(key)[:40]) for key in value]
         more = ", ..." if len(keys) > _SHOWN_KEYS else ""
         return f"an object with the keys {', '.join(keys[:_SHOWN_KEYS])}{more}" if keys else "an empty object"
     names = {str: "a text", list: "a list", bool: "true or false", int: "a number", float: "a number"}
     return "null" if value is None else names.get(type(value), f"a Python {type(value).__name__}")
 
 
-# ---- reading ---------------------------------------------------------------------------------------
+def from_openai(message: dict[str, Any]) -> ChatMessage:
+    """Returns a message of OpenAI's format as LlamaIndex writes it.
+
+    Raises:
+        MessageError: The format does not allow it. The error tells keys and types, never texts.
+    """
+    if not any(key in message for key in _CONTENT_KEYS):
+        expected = f"'content' or another of {', '.join(_CONTENT_KEYS[1:])}"
+        raise MessageError(f"Expected {expected}; saw {described(message)}.")
+    audio = message["audio"] if isinstance(message.get("audio"), dict) else {}
+    calls = _call_blocks(message)
+    blocks = _content_blocks(message, audio) + calls
+    kwargs = {key: _text(message[key], repr(key)) for key in _NAMES if message.get(key) is not None}
+    if audio.get("id"):
+        # LlamaIndex's own name for it.
+        kwargs["reference_audio_id"] = _text(audio["id"], "the id of 'audio'")
+    return ChatMessage(role=message["role"], blocks=blocks or [TextBlock(text="")], additional_kwargs=kwargs)
 
 
-def _read_content(message: Mapping[str, Any]) -> Iterator[Any]:
+def to_openai(message: ChatMessage) -> dict[str, Any]:
+    """Returns a message as OpenAI's API takes it. What the API has no place for is named in a text, or left out."""
+    role = MessageRole.ASSISTANT if message.role in ASSISTANT_ROLES else message.role
+    found = (_part(block, with_media=role == MessageRole.USER) for block in message.blocks)
+    parts = list(filter(None, found))
+    is_text = len(parts) == 1 and parts[0]["type"] == "text"
+    calls, kwargs = _written_calls(message), message.additional_kwargs
+    audio = kwargs.get("reference_audio_id")
+    return {
+        "role": role.value,
+        "content": parts[0]["text"] if is_text else parts or (None if calls else ""),
+        **calls,
+        **{key: str(kwargs[key]) for key in _NAMES if kwargs.get(key) is not None},
+        **({"audio": {"id": str(audio)}} if audio else {}),
+    }
+
+
+# ---- reading -------------------------------------------------------------------------------------------
+
+
+def _content_blocks(message: dict[str, Any], audio: dict[str, Any]) -> list[Any]:
+    """Returns the blocks of all that is no call, without empty texts."""
     content = message.get("content")
-    if isinstance(content, list):
-        for i, part in enumerate(content):
-            yield _read_part(part, f"'content'[{i}]")
-    elif content is not None:
-        yield TextBlock(text=_text(content, "'content'", "a text, null or a list of parts"))
+    parts = content if isinstance(content, list) else []
+    blocks = [_block(part, f"'content'[{i}]") for i, part in enumerate(parts)]
+    if not isinstance(content, list | None):
+        blocks.append(TextBlock(text=_text(content, "'content'", "a text, null or a list of parts")))
     if message.get("refusal") is not None:
-        yield TextBlock(text=_text(message["refusal"], "'refusal'"))
-    if not content and isinstance(message.get("audio"), dict) and message["audio"].get("transcript"):
-        yield TextBlock(text=_text(message["audio"]["transcript"], "the transcript of 'audio'"))
+        blocks.append(TextBlock(text=_text(message["refusal"], "'refusal'")))
+    if not content and audio.get("transcript"):
+        blocks.append(TextBlock(text=_text(audio["transcript"], "the transcript of 'audio'")))
+    return [block for block in blocks if block != TextBlock(text="")]
 
 
-def _read_part(part: Any, place: str) -> Any:
+def _block(part: Any, place: str) -> Any:
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
         raise MessageError(f"Expected an object with a 'type' in {place}; saw {described(part)}.")
     kind = part["type"]
-    if kind in _TEXTS or kind == "refusal":
-        key = "text" if kind in _TEXTS else kind
+    if kind in _TEXT_KEYS:
+        key = _TEXT_KEYS[kind]
         return TextBlock(text=_text(part.get(key), f"{key!r} of {place}"))
-    if kind == "image_url":
-        return _image(part.get(kind), f"{kind!r} of {place}")
-    if kind == "input_audio":
-        sound = _object(part.get(kind), f"{kind!r} of {place}", "data", "format")
-        return AudioBlock(audio=_base64(sound["data"], f"'data' of {place}"), format=sound["format"])
-    if kind == "file" and isinstance(part.get(kind), dict) and isinstance(part[kind].get("file_data"), str):
-        return _document(part[kind], f"'file_data' of {place}")
-    return TextBlock(text=_mark(part))
+    readers = {"image_url": _image, "input_audio": _sound, "file": _document}
+    block = readers[kind](part.get(kind), f"{kind!r} of {place}") if kind in readers else None
+    # LlamaIndex has no block for it.
+    quoted = part.get(kind, {key: entry for key, entry in part.items() if key != "type"})
+    return block or TextBlock(text=f"[{kind}: {json.dumps(_readable(quoted), ensure_ascii=False, default=str)}]")
 
 
-def _image(image: Any, place: str) -> ImageBlock:
-    fields = _object({"url": image} if isinstance(image, str) else image, place, "url")
-    detail = None if fields.get("detail") is None else _text(fields["detail"], f"the 'detail' of {place}")
-    mimetype, content = _inline(fields["url"])
-    if content is not None:
-        return ImageBlock(image=_base64(content, place), image_mimetype=mimetype, detail=detail)
+def _image(value: Any, place: str) -> Any:
+    image = {"url": value} if isinstance(value, str) else _object(value, place, "url")
+    detail = _optional_text(image, "detail", place)
+    inline = _DATA_URL.fullmatch(image["url"])
+    if inline:
+        return types.ImageBlock(image=_base64(inline[2], place), image_mimetype=inline[1] or None, detail=detail)
     try:
-        return ImageBlock(url=fields["url"], detail=detail)
+        return types.ImageBlock(url=image["url"], detail=detail)
     except ValueError:
-        raise MessageError(
-            f"Expected an address such as 'https://...' or 'data:...' in {place}; saw another text."
-        ) from None
+        expected = "an address such as 'https://...' or 'data:...'"
+        raise MessageError(f"Expected {expected} in {place}; saw another text.") from None
 
 
-def _document(file: Mapping[str, Any], place: str) -> DocumentBlock:
-    mimetype, content = _inline(file["file_data"])
-    return DocumentBlock(
-        data=_base64(file["file_data"] if content is None else content, place),
-        title=None if file.get("filename") is None else _text(file["filename"], f"'filename' beside {place}"),
-        document_mimetype=mimetype,
-    )
+def _sound(value: Any, place: str) -> Any:
+    sound = _object(value, place, "data", "format")
+    return types.AudioBlock(audio=_base64(sound["data"], f"'data' of {place}"), format=sound["format"])
 
 
-def _inline(url: str) -> tuple[str | None, str | None]:
-    """The type and the base64 text of a ``data:`` address, or None for both."""
-    head, comma, content = url.partition(",")
-    if not (head.startswith("data:") and head.endswith(";base64") and comma):
-        return None, None
-    return head.removeprefix("data:").split(";")[0] or None, content
+def _document(value: Any, place: str) -> Any:
+    if not isinstance(value, dict) or not isinstance(value.get("file_data"), str):
+        # It has an id of OpenAI's instead.
+        return None
+    inline = _DATA_URL.fullmatch(value["file_data"])
+    mimetype, content = (inline[1] or None, inline[2]) if inline else (None, value["file_data"])
+    data, title = _base64(content, f"'file_data' of {place}"), _optional_text(value, "filename", place)
+    return types.DocumentBlock(data=data, title=title, document_mimetype=mimetype)
 
 
 def _base64(content: str, place: str) -> bytes:
     try:
         base64.b64decode(content, validate=True)
-    except (ValueError, binascii.Error):
+    except ValueError:
         raise MessageError(f"Expected base64 in {place}; saw {len(content)} characters that are none.") from None
     return content.encode()
 
 
-def _mark(part: Mapping[str, Any]) -> str:
-    """What stands in the place of a part that LlamaIndex has no block for."""
-    kind = part["type"]
-    told = part.get(kind, {key: value for key, value in part.items() if key != "type"})
-    return f"[{kind}: {json.dumps(_readable(told), ensure_ascii=False, default=str)}]"
-
-
 def _readable(value: Any) -> Any:
-    """The value without texts that nobody could read, such as a film in base64."""
+    """Returns the value without texts of encoded data."""
     if isinstance(value, dict):
         return {key: _readable(entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return [_readable(entry) for entry in value]
-    is_word = isinstance(value, str) and len(value) > _LONGEST_WORD and value.isascii() and " " not in value
-    return "..." if is_word else value
+        return list(map(_readable, value))
+    is_data = isinstance(value, str) and len(value) > _LONGEST_WORD and value.isascii() and " " not in value
+    return "..." if is_data else value
 
 
-def _read_calls(message: Mapping[str, Any]) -> list[ToolCallBlock]:
-    calls = message.get("tool_calls")
-    if not isinstance(calls, list | None) or not all(isinstance(call, dict) for call in calls or []):
-        raise MessageError(f"Expected a list of objects in 'tool_calls'; saw {_described_list(calls)}.")
-    function_call = message.get("function_call")
-    if function_call is not None:
-        _object(function_call, "'function_call'", "name")
-    found = calls_of(ChatMessage(additional_kwargs={"tool_calls": calls, "function_call": function_call}))
-    nameless = [call for call in found if not call.name]
-    if nameless:
+def _call_blocks(message: dict[str, Any]) -> list[Any]:
+    listed = message.get("tool_calls")
+    if not isinstance(listed, list | None):
+        raise MessageError(f"Expected a list of objects in 'tool_calls'; saw {described(listed)}.")
+    for call in listed or []:
+        if not isinstance(call, dict):
+            raise MessageError(f"Expected a list of objects in 'tool_calls'; saw a list with {described(call)} in it.")
+    if message.get("function_call") is not None:
+        _object(message["function_call"], "'function_call'", "name")
+    calls = calls_of(ChatMessage(additional_kwargs=message))
+    if not all(call.name for call in calls):
         raise MessageError("Expected a 'function' with a 'name' in each of 'tool_calls'; saw a call without one.")
     return [
-        ToolCallBlock(tool_call_id=call.id or None, tool_name=call.name, tool_kwargs=call.arguments) for call in found
+        ToolCallBlock(tool_call_id=call_id or None, tool_name=name, tool_kwargs=kwargs)
+        for call_id, name, kwargs in calls
     ]
-
-
-def _described_list(value: Any) -> str:
-    if not isinstance(value, list):
-        return described(value)
-    return f"a list with {next(described(entry) for entry in value if not isinstance(entry, dict))} in it"
 
 
 def _text(value: Any, place: str, expected: str = "a text") -> str:
@@ -204,57 +178,48 @@ def _text(value: Any, place: str, expected: str = "a text") -> str:
     return value
 
 
+def _optional_text(value: dict[str, Any], key: str, place: str) -> str | None:
+    return None if value.get(key) is None else _text(value[key], f"the {key!r} of {place}")
+
+
 def _object(value: Any, place: str, *texts: str) -> dict[str, Any]:
     if not isinstance(value, dict) or not all(isinstance(value.get(key), str) for key in texts):
-        wanted = " and ".join(repr(key) for key in texts)
+        wanted = " and ".join(map(repr, texts))
         raise MessageError(f"Expected an object with a text as {wanted} in {place}; saw {described(value)}.")
     return value
 
 
-# ---- writing ---------------------------------------------------------------------------------------
+# ---- writing -------------------------------------------------------------------------------------------
 
 
-def _parts(block: Any, *, with_media: bool) -> Iterator[dict[str, Any]]:
-    """A block as a part of a content; nothing for a call, for thinking, and for what only marks a place."""
-    if isinstance(block, ToolCallBlock):
-        return
-    if isinstance(block, TextBlock):
-        yield {"type": "text", "text": block.text}
-        return
+def _part(block: Any, *, with_media: bool) -> dict[str, Any] | None:
+    """Returns a block as a part of a content; None for a call, for thinking, and for a cache point."""
     media = _media(block) if with_media else None
-    # No file is opened for this and no address is asked: what is not in the message itself is named.
-    text = "" if media else body_of(ChatMessage(blocks=[block]))
-    if media or text:
-        yield media or {"type": "text", "text": text}
+    # No file is opened and no address is asked for. A medium that is not in the message is named.
+    text = "" if isinstance(block, ToolCallBlock) else body_of(ChatMessage(blocks=[block]))
+    return media or ({"type": "text", "text": text} if text or isinstance(block, TextBlock) else None)
 
 
 def _media(block: Any) -> dict[str, Any] | None:
-    if isinstance(block, ImageBlock) and (isinstance(block.image, bytes) or block.url):
-        inline = _data_url(block.image_mimetype, block.image) if isinstance(block.image, bytes) else str(block.url)
-        return {"type": "image_url", "image_url": {"url": inline, **({"detail": block.detail} if block.detail else {})}}
-    if isinstance(block, AudioBlock) and isinstance(block.audio, bytes) and block.format:
+    if isinstance(block, types.ImageBlock):
+        url = _data_url(block.image_mimetype, block.image) or str(block.url or "")
+        image = {"url": url, "detail": block.detail} if block.detail else {"url": url}
+        return {"type": "image_url", "image_url": image} if url else None
+    if isinstance(block, types.AudioBlock) and isinstance(block.audio, bytes) and block.format:
         return {"type": "input_audio", "input_audio": {"data": block.audio.decode(), "format": block.format}}
-    if isinstance(block, DocumentBlock) and isinstance(block.data, bytes):
-        return {
-            "type": "file",
-            "file": {"filename": block.title, "file_data": _data_url(block.document_mimetype, block.data)},
-        }
-    return None
+    file_data = _data_url(block.document_mimetype, block.data) if isinstance(block, types.DocumentBlock) else ""
+    return {"type": "file", "file": {"filename": block.title, "file_data": file_data}} if file_data else None
 
 
-def _data_url(mimetype: str | None, content: bytes) -> str:
-    return f"data:{mimetype or ''};base64,{content.decode()}"
+def _data_url(mimetype: str | None, content: object) -> str:
+    return f"data:{mimetype or ''};base64,{content.decode()}" if isinstance(content, bytes) else ""
 
 
-def _content(parts: Sequence[dict[str, Any]], empty: str | None) -> Any:
-    if not parts:
-        return empty
-    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else list(parts)
-
-
-def _written_call(call: ToolCall, i: int) -> dict[str, Any]:
-    return {
-        "id": call.id or f"call_{i}",
-        "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
-    }
+def _written_calls(message: ChatMessage) -> dict[str, Any]:
+    calls = calls_of(message)
+    functions = [{"name": call.name, "arguments": call.arguments} for call in calls]
+    if len(calls) == 1 and not calls[0].id:
+        return {"function_call": functions[0]}
+    ids = [call.id or f"call_{i}" for i, call in enumerate(calls)]
+    found = [{"id": ids[i], "type": "function", "function": function} for i, function in enumerate(functions)]
+    return {"tool_calls": found} if found else {}

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.facts.backfill import Backfilled
     from llama_index_memory_ext.facts.book import FactBook
-    from llama_index_memory_ext.formats.llama_index import Layout
+    from llama_index_memory_ext.formats import Layout
     from llama_index_memory_ext.memory.stats import MemoryStats
-    from llama_index_memory_ext.text.pieces import Splitter
+    from llama_index_memory_ext.text.cutting import Splitter
 
 
 DEFAULT_CONDENSED_TOKEN_LIMIT = 50_000
@@ -297,7 +297,7 @@ class CondensedMemory(FlushedMemory):
         Raises:
             MessageError: This is no JSON of messages. It says where and what was expected; nothing is stored.
         """
-        from llama_index_memory_ext.formats.llama_index import messages_from_json
+        from llama_index_memory_ext.formats import messages_from_json
 
         # A long history takes seconds to read, in which nobody else should have to wait.
         messages = await asyncio.to_thread(messages_from_json, source, show_progress=show_progress)
@@ -313,7 +313,7 @@ class CondensedMemory(FlushedMemory):
 
         ``layout="openai"`` is the format of OpenAI's Chat Completions; ``messages_to_json`` says what that leaves out.
         """
-        from llama_index_memory_ext.formats.llama_index import messages_to_json
+        from llama_index_memory_ext.formats import messages_to_json
 
         return messages_to_json(await self.aget_all(), layout=layout)
 

@@ -17,7 +17,7 @@ from llama_index_memory_ext.record.entry import entry_from, summary_element, tru
 from llama_index_memory_ext.record.log_search import LONGEST_MESSAGE_TOKENS, FoundMessage, LogSearch
 from llama_index_memory_ext.record.options import CondensedSettings
 from llama_index_memory_ext.record.recall import LogRecall
-from llama_index_memory_ext.record.selection import Kept, VerbatimLimits
+from llama_index_memory_ext.record.selection import Kept, Selection
 from llama_index_memory_ext.store import Seen
 from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, Entry, clip_entry, entry_of
 
@@ -65,7 +65,7 @@ class _Window:
 
     seen: Seen
     front: _Front
-    limits: VerbatimLimits
+    limits: Selection
     kept: Kept = _NOTHING_KEPT
     behind: bool = False
     text: str = ""
@@ -172,7 +172,7 @@ class CondensedMemoryBlock(CondensedSettings):
         window = await self._read(session_id)
         limits, kept, front = window.limits, window.kept, window.front
         if limits.is_over(kept.all):
-            window = window.showing(Kept(None, limits.cap(kept.all)) if self.summarize else limits.cut(kept))
+            window = window.showing(Kept(None, limits.fit(kept.all)) if self.summarize else limits.evict(kept))
         if not self._has_room(window):
             return RecordSize(summarised=front.summarised)
         shown = len(limits.shown(window.kept.all)) + (front.system is not None)
@@ -228,7 +228,7 @@ class CondensedMemoryBlock(CondensedSettings):
         # If there are older messages than these, they and what was known cannot be in the record any more.
         known = () if has_older else window.kept.entries
         entries = [entry for entry in (*known, *moved.limits.within_shares(new)) if entry.row_id > page.position]
-        moved = moved.showing(Kept(moved.kept.end, tuple(entries)), seen=Seen(page.epoch, page.position, newest))
+        moved = moved.showing(Kept(moved.kept.partial, tuple(entries)), seen=Seen(page.epoch, page.position, newest))
         self._windows.put(session_id, moved)
         return moved
 
@@ -299,7 +299,7 @@ class CondensedMemoryBlock(CondensedSettings):
 
     async def _cut(self, session_id: str, window: _Window) -> _Window:
         """The window from the planned cut on, with the cursor moved there for every worker."""
-        kept = window.limits.cut(window.kept)
+        kept = window.limits.evict(window.kept)
         if kept == window.kept:
             # A call with more results than messages are allowed is kept whole.
             return window
@@ -311,20 +311,20 @@ class CondensedMemoryBlock(CondensedSettings):
             return after
         # Another worker has cut, or the database is busy: show what there is, within the limit.
         window = await self._read(session_id)
-        return window.showing(window.limits.cut(window.kept))
+        return window.showing(window.limits.evict(window.kept))
 
     def _cap(self, session_id: str, window: _Window) -> _Window:
         """The window without what has no room, until that is summarised and left behind.
 
         As little as possible goes, for it may take no longer than an answer.
         """
-        window = window.showing(Kept(None, window.limits.cap(window.kept.all)), behind=True)
+        window = window.showing(Kept(None, window.limits.fit(window.kept.all)), behind=True)
         self._windows.put(session_id, window)
         return window
 
     async def _move(self, session_id: str, window: _Window, position: int, front: _Front, kept: Kept | None) -> bool:
         """Move the cursor, and store what stands in front of the messages from then on."""
-        partial = kept.end.text if kept and kept.end else ""
+        partial = kept.partial.text if kept and kept.partial else ""
         state = {"summary": front.summary, "partial": partial, "summarised": front.summarised}
         seen = window.seen
         return await self._log.move_cursor(
@@ -376,7 +376,7 @@ class CondensedMemoryBlock(CondensedSettings):
         """Sum up what has no room in the record, a batch at a time; each is stored and left behind in one step."""
         window = await self._read(session_id)
         while window.behind or window.limits.is_over(window.kept.all):
-            kept = window.limits.cut(window.kept, low=True)
+            kept = window.limits.evict(window.kept, low=True)
             if not kept.all or kept.position <= window.seen.position:
                 return
             started = perf_counter()

@@ -24,7 +24,7 @@ _SYSTEM_START = re.compile(r'<message role="(?:system|developer)"')
 
 
 def summary_element(summary: str, limit: int, counter: TokenCounter, tags: Iterable[str] = ()) -> str:
-    """The summary as the record shows it, of at most ``limit`` tokens; "" if there is none, or no room for it."""
+    """Returns the summary as the record shows it, in at most ``limit`` tokens; "" if it is empty or has no room."""
     room = limit - counter.count(_SUMMARY_OPENING + _SUMMARY_CLOSING)
     body = escape_tags(summary.strip(), tags)
     while body and room > 0:
@@ -39,45 +39,42 @@ def summary_element(summary: str, limit: int, counter: TokenCounter, tags: Itera
 
 
 def earlier_element(entries: Sequence[Entry]) -> str:
-    """Messages from before the record, under a heading that says so; "" if there are none."""
+    """Returns messages from before the record under a heading; "" if there are none."""
     text = "".join(entry.text for entry in entries)
     return f"{EARLIER_OPENING}{text}{EARLIER_CLOSING}" if text else ""
 
 
 def entry_from(row_id: int, text: str, counter: TokenCounter) -> Entry:
-    """An entry from its text."""
-    opening = text[: text.index(">") + 1]
-    return Entry(
-        row_id, opening, text, counter.count(text), opening.startswith('<message role="user"'), is_result(text)
-    )
+    """Returns an entry from its text."""
+    return Entry(row_id, text[: text.index(">") + 1], text, counter.count(text))
 
 
 def clip_entries(
     entries: Sequence[Entry], limit: int, counter: TokenCounter, clip: Callable[[str, int], str] | None = None
 ) -> list[Entry]:
-    """The entries with the long ones clipped: at most ``limit`` tokens in all, as far as their tags allow it."""
+    """Returns the entries, the long ones clipped. Together they have at most ``limit`` tokens if their tags fit."""
     shares = share_out([entry.tokens for entry in entries], limit)
     return [clip_entry(entry, share, counter, clip) for entry, share in zip(entries, shares, strict=True)]
 
 
 def split_record(text: str) -> list[str]:
-    """The lines of a record: each entry, the summary, and the tags around earlier messages, with their newlines.
+    """Returns the parts of a record: each entry, the summary, and the tags around earlier messages.
 
-    No message can forge the start of an entry, so this takes apart exactly what was put together.
+    No message can forge the start of a part, so these are exactly the parts that were put together.
     """
     return [part for part in _ELEMENT_START.split(text) if part]
 
 
-def is_result(entry_text: str) -> bool:
-    """Whether an entry of a rendered record is a tool's result."""
-    return _RESULT_START.match(entry_text) is not None
+def is_result(part: str) -> bool:
+    """Returns whether a part of a record is the entry of a tool's result."""
+    return _RESULT_START.match(part) is not None
 
 
 def truncated(text: str, tokens_to_truncate: int, counter: TokenCounter) -> str:
-    """The record without what can be missed most easily, at least so many tokens shorter; "" if all has to go.
+    """Returns the record without its least important parts, at least so many tokens shorter; "" if nothing is left.
 
-    First go the earlier messages, then the messages of the record, the oldest first and no result without its call,
-    then the summary, and at last the instructions at the beginning.
+    First the earlier messages are left out, then the messages of the record, the oldest first and no call without its
+    results, then the summary, and at last the instructions at the beginning.
     """
     parts, wanted = split_record(text), tokens_to_truncate
     while True:
@@ -89,22 +86,22 @@ def truncated(text: str, tokens_to_truncate: int, counter: TokenCounter) -> str:
 
 
 def _without(parts: Sequence[str], tokens: int, counter: TokenCounter) -> str:
-    """The record without parts of at least so many tokens, if there are as many."""
+    """Returns the record without parts of at least so many tokens, if there are as many."""
     heading = parts.index(EARLIER_OPENING) if EARLIER_OPENING in parts else len(parts)
-    worth = [_worth(part, i, heading) for i, part in enumerate(parts)]
+    ranks = {i: rank for i, part in enumerate(parts) if (rank := _rank(part, i, heading))}
     gone: set[int] = set()
     saved = 0
-    for i in sorted(range(len(parts)), key=lambda i: (worth[i], i)):
-        if worth[i] and (saved < tokens or (is_result(parts[i]) and i - 1 in gone)):
+    for i in sorted(ranks, key=lambda i: (ranks[i], i)):
+        if saved < tokens or (is_result(parts[i]) and i - 1 in gone):
             saved += counter.count(parts[i])
             gone.add(i)
-    if heading < len(parts) and gone.issuperset(range(heading + 1, len(parts) - 1)):
-        gone.update((heading, len(parts) - 1))
-    return "".join(part for i, part in enumerate(parts) if i not in gone)
+    left = "".join(part for i, part in enumerate(parts) if i not in gone)
+    # The tags go with the last of the earlier messages.
+    return left.replace(EARLIER_OPENING + EARLIER_CLOSING, "")
 
 
-def _worth(part: str, i: int, heading: int) -> int:
-    """In which order the parts of a record go, the least first; 0 for a tag that goes with what it is around."""
+def _rank(part: str, i: int, heading: int) -> int:
+    """Returns the rank by which parts are left out, the lowest first; 0 for the tags around earlier messages."""
     if part in (EARLIER_OPENING, EARLIER_CLOSING):
         return 0
     if part.startswith(_SUMMARY_OPENING):

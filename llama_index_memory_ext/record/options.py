@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence  # noqa: TC003 - pydantic reads the annotations of fields
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.bridge.pydantic import Field, ValidationInfo, field_validator
 
 from llama_index_memory_ext.errors import LimitError
 from llama_index_memory_ext.log_block import LogBlock
-from llama_index_memory_ext.record.selection import VerbatimLimits
-from llama_index_memory_ext.text.limits import check_keep_messages, check_room_for_system, roles_of
-from llama_index_memory_ext.text.pieces import checked_splitter
+from llama_index_memory_ext.record.selection import Selection
+from llama_index_memory_ext.text.cutting import Limits
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.text.messages import Entry
@@ -82,29 +82,11 @@ class CondensedSettings(LogBlock):
         description="Most tokens of earlier messages that are found for the question; 0: none.",
     )
 
-    @field_validator("text_splitter")
-    @classmethod
-    def _check_splitter(cls, value: Any) -> Any:
-        return checked_splitter(value)
-
     # Checked field by field, because an error of the whole block would carry all that it was given, its model too.
-    @field_validator("start_on", "end_on")
+    @field_validator("keep_messages", "text_splitter", "start_on", "end_on", "include_system")
     @classmethod
-    def _check_roles(cls, value: Any, info: ValidationInfo) -> Any:
-        roles_of(str(info.field_name), value)
-        return value
-
-    @field_validator("include_system")
-    @classmethod
-    def _check_system(cls, value: bool, info: ValidationInfo) -> bool:
-        if value:
-            check_room_for_system(info.data.get("max_messages"))
-        return value
-
-    @field_validator("keep_messages")
-    @classmethod
-    def _check_messages(cls, value: int | None, info: ValidationInfo) -> int | None:
-        check_keep_messages(value, info.data.get("max_messages"))
+    def _check_limits(cls, value: Any, info: ValidationInfo) -> Any:
+        Limits.checked(**{"max_messages": info.data.get("max_messages"), str(info.field_name): value})
         return value
 
     @field_validator("recall_token_limit")
@@ -141,24 +123,23 @@ class CondensedSettings(LogBlock):
         left = self._room - self.recall_token_limit - (system.tokens if system else 0)
         return self._most_of_summary if self.summarize else min(self._most_of_summary, left // 2)
 
-    def _limits(self, system: Entry | None = None, summary: str = "") -> VerbatimLimits:
+    def _limits(self, system: Entry | None = None, summary: str = "") -> Selection:
         """What is left for messages beside the summary as it is shown, what is recalled, and the first instructions."""
         taken_by_old = 0 if self.summarize else self.tokenizer_fn.count(summary)
-        message_ratio = self.message_ratio or (1.0 if self.allow_partial else 0.5)
-        most, keep = self.max_messages, self.keep_messages
         taken = 1 if system else 0
-        return VerbatimLimits(
-            tokens=max(self._room - self._reserved - (system.tokens if system else 0) - taken_by_old, 0),
-            counter=self.tokenizer_fn,
-            keep_ratio=self.keep_ratio,
-            message_ratio=message_ratio,
+        most, keep = self.max_messages, self.keep_messages
+        limits = Limits.checked(
             max_messages=None if most is None else max(most - taken, 1),
             keep_messages=None if keep is None else max(keep - taken, 1),
+            keep_ratio=self.keep_ratio,
             allow_partial=self.allow_partial,
             text_splitter=self.text_splitter,
-            start_on=frozenset(role.value for role in roles_of("start_on", self.start_on)),
-            end_on=frozenset(role.value for role in roles_of("end_on", self.end_on)),
+            start_on=self.start_on,
+            end_on=self.end_on,
         )
+        tokens = max(self._room - self._reserved - (system.tokens if system else 0) - taken_by_old, 0)
+        message_ratio = self.message_ratio or (1.0 if self.allow_partial else 0.5)
+        return Selection(replace(limits, tokens=tokens), self.tokenizer_fn, message_ratio)
 
 
 def _summary_limit(token_limit: int, wanted: int | None) -> int:

@@ -10,7 +10,8 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.bridge.pydantic import ValidationError
 
 from llama_index_memory_ext.store.timestamps import written_at
-from llama_index_memory_ext.text.messages import RESULT_ROLES, storable
+from llama_index_memory_ext.text.messages import storable
+from llama_index_memory_ext.text.tool_calls import RESULT_ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,98 +1,229 @@
-"""Decides where to cut: what leaves the record, and what leaves short-term memory."""
+"""Decides what is kept of messages and texts that are too long."""
 
 from __future__ import annotations
 
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic
+
+from llama_index.core.base.llms.types import MessageRole
+
+from llama_index_memory_ext.errors import LimitError, RoleError, SplitterError
+from llama_index_memory_ext.text.tool_calls import RESULT_ROLES, M
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
+    from typing import TypeAlias
 
-T = TypeVar("T")
+    from llama_index.core.node_parser import TextSplitter
+
+    from llama_index_memory_ext.text.tokens import TokenCounter
+
+    Splitter: TypeAlias = TextSplitter | Callable[[str], list[str]]
+
+# The names that other libraries have for these roles.
+_OTHER_ROLES = {"human": "user", "ai": "assistant"}
+# A sentence, a line, or 400 characters. Pieces put together are the text again.
+_PIECE = re.compile(r".{1,400}?(?:[.!?]\s+|[\u3002\uff01\uff1f]|\n+|\Z)|.{1,400}", re.DOTALL)
+_BEFORE, _AFTER = "[...] ", " [...]"
 
 
-def plan_cut(
-    tokens: Sequence[int],
-    *,
-    turn_starts: Sequence[bool],
-    results: Sequence[bool],
-    token_limit: int,
-    keep_tokens: int,
-    max_messages: int | None = None,
-    keep_messages: int | None = None,
-    only_at_starts: bool = False,
-) -> int:
-    """The index of the first message to keep, oldest first; 0 while nothing has to go.
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How many tokens and messages there may be, and how many are kept when there are more.
 
-    Nothing goes until the messages pass ``token_limit`` or ``max_messages``. Then they are cut down to
-    ``keep_tokens`` and ``keep_messages`` at once, so that the text in front of the next messages stays
-    the same for many turns and a provider's prompt cache can serve it.
+    Attributes:
+        tokens: Most tokens.
+        keep_ratio: Share of ``tokens`` that is kept when a limit is passed, above 0, at most 1.
+        max_messages: Most messages.
+        keep_messages: Messages that are kept when a limit is passed.
+        allow_partial: Whether the end of a message is kept that does not fit whole.
+        text_splitter: Gives the pieces of which such an end consists; None for as many tokens as fit.
+        start_on: The roles of which one comes first; any if empty.
+        end_on: The roles of which one comes last; any if empty.
+    """
+
+    tokens: int = sys.maxsize
+    keep_ratio: float = 1.0
+    max_messages: int = sys.maxsize
+    keep_messages: int = sys.maxsize
+    allow_partial: bool = False
+    text_splitter: Splitter | None = None
+    start_on: frozenset[str] = frozenset()
+    end_on: frozenset[str] = frozenset()
+
+    @classmethod
+    def checked(
+        cls,
+        *,
+        token_limit: int | None = None,
+        max_messages: int | None = None,
+        keep_messages: int | None = None,
+        keep_ratio: float = 1.0,
+        allow_partial: bool = False,
+        text_splitter: Splitter | None = None,
+        start_on: str | Sequence[str] | None = None,
+        end_on: str | Sequence[str] | None = None,
+        include_system: bool = False,
+    ) -> Limits:
+        """Returns the limits of ``trim`` and of the record from their options, which both document.
+
+        Raises:
+            LimitError: A limit is below 1, or limits contradict each other.
+            RoleError: ``start_on`` or ``end_on`` names a role that does not exist.
+            SplitterError: ``text_splitter`` cannot split a text.
+        """
+        _check_numbers(keep_ratio, token_limit=token_limit, max_messages=max_messages, keep_messages=keep_messages)
+        if include_system and max_messages == 1:
+            raise LimitError(
+                "include_system=True needs a max_messages of at least 2, for the system's message and one more; it is "
+                "1. Raise it, or leave include_system out."
+            )
+        if not (text_splitter is None or callable(text_splitter) or hasattr(text_splitter, "split_text")):
+            raise SplitterError(
+                "text_splitter must be a function from a text to its pieces, or one of LlamaIndex's text splitters; "
+                f"this is a {type(text_splitter).__name__}. str.splitlines keeps whole lines."
+            )
+        most = max_messages or sys.maxsize
+        return cls(
+            tokens=token_limit or sys.maxsize,
+            keep_ratio=keep_ratio,
+            max_messages=most,
+            keep_messages=keep_messages or max(1, int(most * keep_ratio)),
+            allow_partial=allow_partial,
+            text_splitter=text_splitter,
+            start_on=_checked_roles("start_on", start_on),
+            end_on=_checked_roles("end_on", end_on),
+        )
+
+    @property
+    def keep_tokens(self) -> int:
+        """Tokens that are kept when a limit is passed; at least one if there may be any."""
+        return max(int(self.tokens * self.keep_ratio), min(self.tokens, 1))
+
+    @property
+    def kept(self) -> Limits:
+        """The limits of what is kept when these are passed."""
+        return replace(self, tokens=self.keep_tokens, keep_ratio=1.0, max_messages=self.keep_messages)
+
+    def hold(self, tokens: int, messages: int) -> bool:
+        """Returns whether so many tokens and messages are within the limits; at a limit they are."""
+        return tokens <= self.tokens and messages <= self.max_messages
+
+    def remaining(self, tokens: int, messages: int) -> Limits:
+        """Returns the limits of what comes with so many tokens and messages; they leave room for one message."""
+        return replace(
+            self,
+            tokens=self.tokens - tokens,
+            max_messages=max(self.max_messages - messages, 1),
+            keep_messages=max(self.keep_messages - messages, 1),
+        )
+
+    def starting_on(self, groups: Sequence[Group[M]]) -> Sequence[Group[M]]:
+        """Returns the groups from the first one of ``start_on``; [] if there is none. No result comes first."""
+        roles = self.start_on - RESULT_ROLES
+        starts = (i for i, group in enumerate(groups) if group.messages[0].role in roles)
+        return groups[next(starts, len(groups)) :] if self.start_on else groups
+
+    def ending_on(self, groups: Sequence[Group[M]]) -> Sequence[Group[M]]:
+        """Returns the groups up to the last one of ``end_on``; [] if there is none."""
+        ends = (i for i in range(len(groups), 0, -1) if groups[i - 1].messages[-1].role in self.end_on)
+        return groups[: next(ends, 0)] if self.end_on else groups
+
+
+def _check_numbers(keep_ratio: float, **limits: int | None) -> None:
+    for name, limit in limits.items():
+        if limit is not None and (not isinstance(limit, int) or limit < 1):
+            raise LimitError(f"{name} must be a whole number of at least 1, or None for no limit; it is {limit!r}.")
+    if not isinstance(keep_ratio, int | float) or not 0 < keep_ratio <= 1:
+        raise LimitError(f"keep_ratio must be above 0 and at most 1; it is {keep_ratio!r}. 0.75 keeps three quarters.")
+    keep, most = limits["keep_messages"], limits["max_messages"]
+    if keep is not None and (most is None or keep > most):
+        raise LimitError(
+            f"keep_messages={keep} needs a max_messages of at least as many; it is {most}. "
+            "Raise that one, or lower keep_messages."
+        )
+
+
+def _checked_roles(option: str, roles: str | Sequence[str] | None) -> frozenset[str]:
+    names = [] if roles is None else [roles] if isinstance(roles, str) or not isinstance(roles, Iterable) else roles
+    known = [role.value for role in MessageRole]
+    for name in names:
+        if name not in known:
+            other = _OTHER_ROLES.get(str(name).lower())
+            hint = f"Use {other!r} instead." if other else "Use one of these."
+            raise RoleError(f"{option} must name roles of messages: {', '.join(known)}; it names {name!r}. {hint}")
+    return frozenset(names)
+
+
+class Group(Generic[M]):
+    """A message, or a tool call with its results, which is kept or left out as a whole.
 
     Args:
-        tokens: The tokens of each message.
-        turn_starts: True for each message of a user. A cut in front of one is preferred, unless it
-            would keep less than half of what may be kept.
-        results: True for each tool's result, which is never parted from the messages before it.
-        token_limit: Most tokens before a cut.
-        keep_tokens: Most tokens after it.
-        max_messages: Most messages before a cut; None for any number.
-        keep_messages: Most messages after it.
-        only_at_starts: Whether a cut is made nowhere else than at ``turn_starts``, as long as one of them fits.
-
-    The newest message always stays, with the call that it answers, even if that is over ``keep_tokens``
-    or ``keep_messages``: see to it beforehand that no message and its results pass ``token_limit``.
+        messages: At least one.
+        count: Gives the tokens of a message.
     """
-    count = len(tokens)
-    if sum(tokens) <= token_limit and (max_messages is None or count <= max_messages):
-        return 0
-    kept = list(accumulate(reversed(tokens)))[::-1]
-    most = count if keep_messages is None else keep_messages
-    cuts = [i for i in range(count) if not results[i] or i == 0]
-    fitting = [i for i in cuts if kept[i] <= keep_tokens and count - i <= most]
-    if not fitting:
-        return cuts[-1] if cuts else 0
-    turns = [i for i in fitting if turn_starts[i]]
-    if turns and (only_at_starts or kept[turns[0]] * 2 >= min(keep_tokens, kept[fitting[0]])):
-        return turns[0]
-    return fitting[0]
+
+    def __init__(self, messages: Sequence[M], count: Callable[[M], int]) -> None:
+        self.messages = messages
+        self._count = count
+
+    @cached_property
+    def tokens(self) -> int:
+        """The tokens of all its messages, counted once and not before they are asked for."""
+        return sum(map(self._count, self.messages))
 
 
-def plan_flush(tokens: Sequence[int], *, turn_starts: Sequence[bool], limit: int, flush_size: int = 0) -> int:
-    """How many of the oldest messages leave short-term memory: whole turns, and never the newest turn.
+def plan_cut(groups: Sequence[Group[M]], limits: Limits, *, turn_starts: Collection[str] = ()) -> int:
+    """Returns the index of the first group to keep; 0 if all of them are within the limits.
 
-    Nothing leaves while the messages have at most ``limit`` tokens. Then turns leave until the rest is
-    within the limit and at least ``flush_size`` tokens are gone.
+    Nothing is cut before a limit is passed. Then the groups are cut down to ``keep_tokens`` and ``keep_messages`` at
+    once, so that the text in front of the next messages stays the same for many turns and a provider's prompt cache
+    can serve it.
+
+    Args:
+        groups: Oldest first. The newest always stays, even if it does not fit.
+        limits: If they have roles to ``start_on``, a cut is made in front of a turn whenever a whole turn fits.
+        turn_starts: The roles of messages that begin a turn. A cut in front of a turn is preferred unless it would
+            keep less than half of what could be kept.
     """
-    starts = [i for i, starts_turn in enumerate(turn_starts) if starts_turn]
-    left = sum(tokens)
-    if left <= limit or not starts:
-        return 0
-    gone = 0
-    for i in starts:
-        flushed = sum(tokens[gone:i])
-        left, flush_size, gone = left - flushed, flush_size - flushed, i
-        if left <= limit and flush_size <= 0:
+    tokens = messages = 0
+    keep, kept = limits.kept, dict[int, int]()
+    for i in reversed(range(len(groups))):
+        tokens += groups[i].tokens
+        messages += len(groups[i].messages)
+        if not limits.hold(tokens, messages):
             break
-    return gone
+        if keep.hold(tokens, messages):
+            kept[i] = tokens
+    else:
+        return 0
+    first = min(kept, default=len(groups) - 1)
+    turn = min((i for i in kept if groups[i].messages[0].role in turn_starts), default=None)
+    if turn is not None and (limits.start_on or kept[turn] * 2 >= kept[first]):
+        return turn
+    return first
 
 
-def with_results(items: Iterable[T], is_result: Callable[[T], bool]) -> list[list[T]]:
-    """The items in groups that must not be parted: each with the results of tools behind it.
+def plan_flush(tokens: Sequence[int], *, turn_starts: Sequence[bool], limit: int) -> int:
+    """Returns how many of the oldest messages leave short-term memory: whole turns, never the newest turn.
 
-    >>> with_results("urrar", lambda item: item == "r")
-    [['u', 'r', 'r'], ['a', 'r']]
+    None leaves while the messages have at most ``limit`` tokens. Otherwise as few turns leave as bring the rest
+    within the limit.
     """
-    groups: list[list[T]] = []
-    for item in items:
-        if is_result(item) and groups:
-            groups[-1].append(item)
-        else:
-            groups.append([item])
-    return groups
+    from_there_on = list(accumulate(reversed(tokens), initial=0))[::-1]
+    starts = [i for i, starts_turn in enumerate(turn_starts) if starts_turn]
+    if from_there_on[0] <= limit or not starts:
+        return 0
+    return next((i for i in starts if from_there_on[i] <= limit), starts[-1])
 
 
 def share_out(tokens: Sequence[int], limit: int) -> list[int]:
-    """What each of several messages may have of a common limit: the short ones whole, the long ones equally.
+    """Returns the share of each message in a common limit: short ones get all they need, long ones equal parts.
 
     >>> share_out([10, 500, 900], 210)
     [10, 100, 100]
@@ -105,3 +236,86 @@ def share_out(tokens: Sequence[int], limit: int) -> list[int]:
         shares[i] = min(tokens[i], max(left, 0) // (len(tokens) - done))
         left -= shares[i]
     return shares
+
+
+def clip_start(text: str, limit: int, counter: TokenCounter, text_splitter: Splitter | None = None) -> str:
+    """Returns the end of the text with at most ``limit`` tokens; the whole text if it fits.
+
+    Args:
+        text: Any text.
+        limit: Most tokens; 0 or less gives "".
+        counter: Counts them.
+        text_splitter: The end then begins where a piece begins, and is "" if not even the last piece fits. Pieces may
+            overlap and may lack the white space between them: they are looked up in the text, and pieces that are not
+            found there are ignored.
+
+    >>> from llama_index_memory_ext import TokenCounter
+    >>> clip_start("one two. three four. five", 4, TokenCounter())
+    ' three four. five'
+    >>> clip_start("one two. three four. five", 3, TokenCounter(), lambda text: text.split(". "))
+    'five'
+    """
+    end = counter.tail(text, limit)
+    if text_splitter is None or end in ("", text):
+        return end
+    # LlamaIndex's splitters can be called too, but with documents.
+    split = text_splitter.split_text if hasattr(text_splitter, "split_text") else text_splitter
+    ends = (text[start:] for start in sorted(_starts(text, split(text), len(text) - len(end))))
+    return next((found for found in ends if counter.count(found) <= limit), "")
+
+
+def _starts(text: str, pieces: Sequence[str], first: int) -> Iterator[int]:
+    """Yields where the pieces begin in the text, from the last one back to the position ``first``."""
+    start = len(text)
+    for piece in filter(str.strip, reversed(pieces)):
+        before = text.rfind(piece, 0, start)
+        if before < 0 or text[before + len(piece) : start].strip():
+            # It does not end where the next one begins, so it overlaps that.
+            before = text.rfind(piece, 0, start + len(piece) - 1)
+        start = before
+        if start < first:
+            return
+        yield start
+
+
+def excerpt(
+    text: str, limit: int, counter: TokenCounter, wanted: Collection[str], terms: Callable[[str], Iterable[str]]
+) -> str:
+    """Returns the run of sentences with most of the wanted terms, with "[...]" where text is left out.
+
+    A text that fits is returned whole. The middle of one without any of the terms is clipped.
+
+    Args:
+        text: Any text.
+        limit: Most tokens of the result; 0 or less gives "".
+        counter: Counts them.
+        wanted: The terms of the question.
+        terms: Gives the terms of a text.
+    """
+    if counter.count(text) <= limit:
+        return text
+    pieces = _PIECE.findall(text)
+    hits = [frozenset(wanted).intersection(terms(piece)) for piece in pieces]
+    first, last = _densest([counter.count(piece) for piece in pieces], hits, limit - counter.count(_BEFORE + _AFTER))
+    while first < last:
+        shown = "".join(pieces[first:last]).strip()
+        shown = f"{_BEFORE if first else ''}{shown}{_AFTER if last < len(pieces) else ''}"
+        if counter.count(shown) <= limit:
+            return shown
+        # The tokens of pieces need not add up.
+        first, last = (first + 1, last) if len(hits[first]) < len(hits[last - 1]) else (first, last - 1)
+    return counter.clip(text, limit)
+
+
+def _densest(tokens: Sequence[int], hits: Sequence[Collection[str]], limit: int) -> tuple[int, int]:
+    """Returns the run of pieces within the limit that has most different terms, then most tokens; (0, 0) for none."""
+    best, run, first, used = (0, 0), (0, 0), 0, 0
+    for last, cost in enumerate(tokens, start=1):
+        used += cost
+        while first < last and used > limit:
+            used -= tokens[first]
+            first += 1
+        found = len({term for piece in hits[first:last] for term in piece})
+        if found and (found, used) > best:
+            best, run = (found, used), (first, last)
+    return run

@@ -1,9 +1,8 @@
-"""Counts tokens exactly, and clips a text to a number of them."""
+"""Counts the tokens of texts."""
 
 from __future__ import annotations
 
 import logging
-import math
 import os
 import re
 import threading
@@ -11,16 +10,22 @@ from collections import OrderedDict
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
     import tiktoken
+
+K = TypeVar("K")
+V = TypeVar("V")
+D = TypeVar("D")
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_ENCODING = "o200k_base"
+# The share of a limit that pinned facts and corrections may take before all others.
+FIRST_SHARE = 0.25
 
 # llama-index-core ships these two vocabularies; tiktoken finds them by the SHA-1 of their address.
 _SHIPPED = {
@@ -29,25 +34,82 @@ _SHIPPED = {
 }
 # tiktoken's regular expression overflows its stack on white space of about a million characters.
 _PIECE_CHARACTERS = 100_000
-# Every encoding of tiktoken starts a new token at a single space, and behind a line's end.
+# Every encoding of tiktoken starts a new token at a single space and after the end of a line.
 _TOKEN_START = re.compile(r"(?<=\S) (?=\S)|(?<=\n)(?=[^\s/])")
-_REMEMBERED_TEXTS = 16
-_WORTH_REMEMBERING = 500
+# The counts of the last long texts are cached; short texts are counted faster than they are looked up.
+_CACHED_TEXTS, _CACHED_CHARACTERS = 16, 500
 
 _environment = threading.Lock()
+
+
+class Recent(Generic[K, V]):
+    """A cache of the entries that were used last. Threads may share it. A copy or a pickle of it is empty.
+
+    Args:
+        size: Most entries. When there are more, the least recently used one is evicted.
+    """
+
+    def __init__(self, size: int = 128) -> None:
+        self.size = size
+        self._entries: OrderedDict[K, V] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @overload
+    def get(self, key: K) -> V | None: ...
+    @overload
+    def get(self, key: K, default: D) -> V | D: ...
+    def get(self, key: K, default: D | None = None) -> V | D | None:
+        """Returns the value of a key, which counts as a use, or the default."""
+        with self._lock:
+            if key not in self._entries:
+                return default
+            self._entries.move_to_end(key)
+            return self._entries[key]
+
+    def put(self, key: K, value: V) -> None:
+        """Sets the value of a key."""
+        with self._lock:
+            self._entries[key] = value
+            self._entries.move_to_end(key)
+            while len(self._entries) > self.size:
+                self._entries.popitem(last=False)
+
+    def pop(self, key: K) -> V | None:
+        """Removes a key and returns its value, None if there is none."""
+        with self._lock:
+            return self._entries.pop(key, None)
+
+    def values(self) -> list[V]:
+        """Returns all values, the least recently used first."""
+        with self._lock:
+            return list(self._entries.values())
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __reduce__(self) -> tuple[type[Recent[K, V]], tuple[int]]:
+        return type(self), (self.size,)
 
 
 class TokenCounter:
     """Exact token counts by tiktoken; callable, so that it serves as ``Memory(tokenizer_fn=...)``.
 
+    No ``str`` raises an error: special tokens are counted as plain text, lone surrogates as U+FFFD. A run
+    of over 100,000 characters without a word boundary is counted in pieces.
+
     Args:
         name: An encoding (``"o200k_base"``) or an OpenAI model (``"gpt-4o"``). ``o200k_base`` and
             ``cl100k_base`` are read from files that llama-index-core ships, never from the network.
-            Any other encoding is tiktoken's to load. If it cannot, one warning is logged and every
+            tiktoken loads any other encoding. If it cannot, one warning is logged and every
             count is an estimate: a token for three ASCII characters, one for any other character.
+        tokenizer_fn: Turns a text into a list of its tokens, in place of an encoding; ``name`` is only shown then.
 
-    No ``str`` makes it raise: special tokens are plain text, lone surrogates count as U+FFFD. A run
-    of over 100,000 characters without a word boundary is counted in pieces.
+    Attributes:
+        adds_up: Whether the tokens of lines that begin with "<" and end with ">" and a newline add up to those of the
+            whole text. False with a ``tokenizer_fn``.
 
     Examples:
         >>> TokenCounter().count("Hello, world")
@@ -56,56 +118,55 @@ class TokenCounter:
         0
     """
 
-    # Whether the tokens of lines that begin with "<" and end with ">" add up to those of the whole text.
-    adds_up = True
-
-    def __init__(self, name: str = DEFAULT_ENCODING) -> None:
+    def __init__(self, name: str = DEFAULT_ENCODING, tokenizer_fn: Callable[[str], list[Any]] | None = None) -> None:
         self.name = name
-        self._counts: OrderedDict[str, int] = OrderedDict()
-        self._guard = threading.Lock()
+        self.adds_up = tokenizer_fn is None
+        self._tokenizer_fn = tokenizer_fn
+        self._counts: Recent[str, int] = Recent(_CACHED_TEXTS)
 
-    def __call__(self, text: str) -> list[int]:
-        """The token ids of a text; as many zeros as there are estimated tokens if nothing was loaded."""
+    def __call__(self, text: str) -> list[Any]:
+        """Returns the tokens of a text: their ids, or as many zeros as are estimated if nothing could be loaded."""
+        if self._tokenizer_fn is not None:
+            return self._tokenizer_fn(text)
         encoding = _encoding(self.name)
         if encoding is None:
             return [0] * estimate(text)
         return [token for piece in _pieces(text) for token in encoding.encode_ordinary(piece)]
 
     def count(self, text: str) -> int:
-        """The number of tokens in a text, 0 for the empty text; the last long texts are remembered."""
-        if len(text) < _WORTH_REMEMBERING:
+        """Returns the number of tokens in a text, 0 for the empty text. The counts of long texts are cached."""
+        if len(text) < _CACHED_CHARACTERS:
             return len(self(text))
-        with self._guard:
-            known = self._counts.get(text)
+        known = self._counts.get(text)
         if known is None:
             known = len(self(text))
-            self.remember(text, known)
+            self._counts.put(text, known)
         return known
 
     def remember(self, text: str, tokens: int) -> None:
-        """Take the word of a caller who knows the exact count of this text from its parts."""
-        if len(text) < _WORTH_REMEMBERING:
-            return
-        with self._guard:
-            self._counts[text] = tokens
-            self._counts.move_to_end(text)
-            while len(self._counts) > _REMEMBERED_TEXTS:
-                self._counts.popitem(last=False)
+        """Caches the count of a text that is known from the counts of its parts."""
+        if len(text) >= _CACHED_CHARACTERS:
+            self._counts.put(text, tokens)
 
     def clip(self, text: str, limit: int) -> str:
-        """The text itself if it has at most ``limit`` tokens, else its head and tail around a mark.
+        """Returns the text if it has at most ``limit`` tokens, else its beginning and its end around a mark.
 
-        The mark says how many tokens were left out. What comes back never has more than ``limit``
-        tokens: too small a limit leaves only the beginning, and 0 or less the empty text.
+        The mark gives the number of tokens that were left out. The result never has more than ``limit`` tokens. If
+        the limit is too small for the mark, only the beginning is returned, and "" for a limit of 0 or less.
         """
         if limit <= 0:
             return ""
         total = self.count(text)
         if total <= limit:
             return text
-        kept = limit
+        ids, kept = self(text), limit
         while kept > 0:
-            clipped = self._head_and_tail(text, total, kept, limit)
+            mark = f"\n[... {total - kept} tokens left out ...]\n"
+            room = kept - self.count(mark)
+            if room < limit // 2:
+                clipped = self._cut(text, ids, kept)
+            else:
+                clipped = self._cut(text, ids, room - room // 2) + mark + self._cut(text, ids, -(room // 2))
             excess = self.count(clipped) - limit
             if excess <= 0:
                 return clipped
@@ -113,18 +174,17 @@ class TokenCounter:
         return ""
 
     def tail(self, text: str, limit: int) -> str:
-        """The end of the text: as much of it as has at most ``limit`` tokens, without any mark.
+        """Returns the longest end of the text that has at most ``limit`` tokens, without any mark.
 
-        One character more would be over the limit. "" for a limit of 0 or less, and where not even the
-        last character fits.
+        "" for a limit of 0 or less, and if not even the last character fits.
         """
         if limit <= 0:
             return ""
         if self.count(text) <= limit:
             return text
-        # From `over` on the text is too long, from `within` on it is not; tokens tell where to look first.
+        # A search for the first character: at `over` the end is too long, at `within` it fits.
         over, within, step = 0, len(text), 1
-        at = len(text) - len(self._cut(text, limit, from_end=True))
+        at = len(text) - len(self._cut(text, self(text), -limit))
         while within - over > 1:
             if not over < at < within:
                 at = (over + within) // 2
@@ -135,35 +195,25 @@ class TokenCounter:
             step *= 2
         return text[within:]
 
-    def _head_and_tail(self, text: str, total: int, kept: int, limit: int) -> str:
-        mark = f"\n[... {total - kept} tokens left out ...]\n"
-        room = kept - self.count(mark)
-        if room < limit // 2:
-            return self._cut(text, kept, from_end=False)
-        tail = self._cut(text, room // 2, from_end=True)
-        return self._cut(text, room - room // 2, from_end=False) + mark + tail
-
-    def _cut(self, text: str, tokens: int, *, from_end: bool) -> str:
-        if tokens <= 0:
-            return ""
-        encoding = _encoding(self.name)
+    def _cut(self, text: str, ids: list[Any], tokens: int) -> str:
+        """Returns the first n tokens of a text, or its last n tokens for -n. ``ids`` are all of its tokens."""
+        encoding = _encoding(self.name) if self._tokenizer_fn is None else None
         if encoding is None:
-            length = math.floor(len(text) * tokens / self.count(text))
-            return text[len(text) - length :] if from_end else text[:length]
-        ids = self(text)
-        cut = encoding.decode_bytes(ids[-tokens:] if from_end else ids[:tokens])
-        # A token may end within a character; the torn bytes at the edge are dropped.
-        return cut.decode("utf-8", errors="ignore")
+            length = int(len(text) * tokens / max(len(ids), 1))
+            return text[:length] if tokens > 0 else text[len(text) + length :]
+        chosen = ids[:tokens] if tokens > 0 else ids[len(ids) + tokens :]
+        # A token may end within a character, whose bytes at the edge are dropped.
+        return encoding.decode_bytes(chosen).decode("utf-8", errors="ignore")
 
-    def __reduce__(self) -> tuple[Callable[..., TokenCounter], tuple[str]]:
-        return TokenCounter, (self.name,)
+    def __reduce__(self) -> tuple[type[TokenCounter], tuple[Any, ...]]:
+        return TokenCounter, (self.name, self._tokenizer_fn)
 
     def __repr__(self) -> str:
         return f"TokenCounter({self.name!r})"
 
 
 def as_counter(tokenizer: Callable[[str], list[Any]]) -> TokenCounter:
-    """The counter itself, or a counter around any function that turns a text into a list of tokens.
+    """Returns the counter itself, or a counter around any function from a text to the list of its tokens.
 
     Raises:
         TypeError: It is something else, such as a function that only counts.
@@ -177,47 +227,97 @@ def as_counter(tokenizer: Callable[[str], list[Any]]) -> TokenCounter:
             f"{'gives' if callable(tokenizer) else 'is'} a {type(tokens).__name__}. "
             'TokenCounter("gpt-4o") is such a function for a model.'
         )
-    return _ForeignCounter(tokenizer)
-
-
-class _ForeignCounter(TokenCounter):
-    """Counts with a tokenizer that the user brought along, and clips by its counts."""
-
-    adds_up = False
-
-    def __init__(self, tokenizer: Callable[[str], list[Any]]) -> None:
-        super().__init__(name="the given tokenizer")
-        self._tokenizer = tokenizer
-
-    def __call__(self, text: str) -> list[Any]:
-        return self._tokenizer(text)
-
-    def _cut(self, text: str, tokens: int, *, from_end: bool) -> str:
-        length = math.floor(len(text) * max(tokens, 0) / max(self.count(text), 1))
-        return text[len(text) - length :] if from_end else text[:length]
-
-    def __reduce__(self) -> tuple[Callable[..., TokenCounter], tuple[Any]]:
-        return _ForeignCounter, (self._tokenizer,)
+    return TokenCounter("the given tokenizer", tokenizer)
 
 
 def estimate(text: str) -> int:
-    """About how many tokens a text has, for an encoding that cannot be loaded.
+    """Returns about how many tokens a text has, for an encoding that cannot be loaded.
 
     >>> estimate("abcdef"), estimate("日本"), estimate("")
     (2, 2, 0)
     """
     wide = sum(character > "\x7f" for character in text)
-    return wide + math.ceil((len(text) - wide) / 3)
+    return wide + (len(text) - wide + 2) // 3
+
+
+def fit(lines: Sequence[str], limit: int, counter: TokenCounter, *, least: int = 1) -> list[int]:
+    """Returns the places of the lines that fit into ``limit`` tokens. A line that does not fit is skipped.
+
+    Args:
+        lines: Best first. Each begins with "<" and ends with ">" and a newline, so that their tokens add up.
+        limit: Most tokens of all chosen lines together; 0 or less chooses none.
+        counter: Counts the tokens. If its counts do not add up, the chosen lines are counted as one text.
+        least: The tokens of the shortest possible line. No more lines are counted once less is left.
+    """
+    if counter.adds_up:
+        return fit_tokens(map(counter.count, lines), limit, least=least)
+    kept: list[int] = []
+    text, used = "", 0
+    for i, line in enumerate(lines):
+        if limit - used < least:
+            break
+        tokens = counter.count(text + line)
+        if tokens <= limit:
+            kept.append(i)
+            text, used = text + line, tokens
+    return kept
+
+
+def fit_tokens(tokens: Iterable[int], limit: int, *, least: int = 1) -> list[int]:
+    """Returns the places of the lines that fit into ``limit``, given the tokens of each line, best first.
+
+    ``least`` is the tokens of the shortest possible line. No more lines are asked for once less is left.
+
+    >>> fit_tokens([5, 9, 4, 1], 10)
+    [0, 2, 3]
+    """
+    kept, left = [], limit
+    for i, cost in enumerate(tokens):
+        if cost <= left:
+            kept.append(i)
+            left -= cost
+        if left < least:
+            break
+    return kept
+
+
+def put_first(tokens: Sequence[int], first: Sequence[bool], limit: int) -> list[int]:
+    """Returns the order in which marked entries (pinned facts, corrections) come before all others.
+
+    Marked entries move to the front while together they fit into a quarter of ``limit``. One that does
+    not fit keeps its place, and the next is tried. Otherwise the order stays.
+
+    Args:
+        tokens: The tokens of each entry, best first. Those of unmarked entries are not looked at.
+        first: True for each marked entry.
+        limit: Most tokens of all entries together.
+
+    >>> put_first([10, 20, 10], first=[False, True, True], limit=50)
+    [2, 0, 1]
+    """
+    room = FIRST_SHARE * limit
+    front = []
+    for i, marked in enumerate(first):
+        if marked and tokens[i] <= room:
+            front.append(i)
+            room -= tokens[i]
+    moved = set(front)
+    return front + [i for i in range(len(first)) if i not in moved]
+
+
+def is_shipped(name: str) -> bool:
+    """Returns whether an encoding is among llama-index-core's own files: exact counts without a network."""
+    try:
+        return _shipped_encoding(name) is not None
+    except Exception:  # noqa: BLE001 - tiktoken reports a damaged file by errors of many kinds
+        return False
 
 
 def _pieces(text: str) -> list[str]:
-    if len(text) <= _PIECE_CHARACTERS:
-        return [text]
     pieces, start = [], 0
     while len(text) - start > _PIECE_CHARACTERS:
         end = start + _PIECE_CHARACTERS
-        ends = [match.start() for match in _TOKEN_START.finditer(text, end - 1000, end)]
-        end = ends[-1] if ends else end
+        end = max((match.start() for match in _TOKEN_START.finditer(text, end - 1000, end)), default=end)
         pieces.append(text[start:end])
         start = end
     return [*pieces, text[start:]]
@@ -225,7 +325,7 @@ def _pieces(text: str) -> list[str]:
 
 @cache
 def _encoding(name: str) -> tiktoken.Encoding | None:
-    # Imported here: it costs time that a program without a single count need not spend.
+    # Imported here, because it takes time and many programs count nothing.
     import tiktoken
 
     try:
@@ -243,14 +343,6 @@ def _encoding(name: str) -> tiktoken.Encoding | None:
             " or ".join(sorted(_SHIPPED)),
         )
         return None
-
-
-def is_shipped(name: str) -> bool:
-    """Whether an encoding can be loaded from llama-index-core's own files: exact counts without a network."""
-    try:
-        return _shipped_encoding(name) is not None
-    except Exception:  # noqa: BLE001 - a damaged file is none, in whatever way tiktoken says it
-        return False
 
 
 def _shipped_encoding(name: str) -> tiktoken.Encoding | None:

@@ -1,61 +1,114 @@
-"""Groups messages into what must not be parted: a call with its results, or one message by itself."""
+"""Reads the tool calls of messages and pairs them with their results."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+import json
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
-
-from llama_index_memory_ext.text.cutting import with_results
-from llama_index_memory_ext.text.messages import ASSISTANT_ROLES, RESULT_ROLES, calls_of, has_content
+from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from llama_index_memory_ext.text.messages import ToolCall
+# The roles of those who make calls and of results. A MessageRole has the hash of its plain name, so a set finds both.
+ASSISTANT_ROLES: frozenset[str] = frozenset({MessageRole.ASSISTANT, MessageRole.CHATBOT, MessageRole.MODEL})
+RESULT_ROLES: frozenset[str] = frozenset({MessageRole.TOOL, MessageRole.FUNCTION})
+CALL_KEYS = ("tool_calls", "function_call")
+# Blocks that are never shown.
+INVISIBLE_BLOCKS = frozenset({"thinking", "cache"})
 
-Unit: TypeAlias = list[ChatMessage]
 
-_CALL_KEYS = ("tool_calls", "function_call")
+class HasRole(Protocol):
+    """A message in any form."""
+
+    @property
+    def role(self) -> str:
+        """The name of its role, as in ``MessageRole``."""
 
 
-def units_of(messages: Iterable[ChatMessage]) -> list[Unit]:
-    """The messages in groups, oldest first, with neither an orphaned result nor an unanswered call.
+M = TypeVar("M", bound=HasRole)
 
-    A result that answers no call of the message right in front of it (and of the results between them) is
-    left out. A call without a result, or by somebody else than an assistant, is taken out of a copy of its
-    message, and a message of which nothing is left is left out. All other messages are the same objects.
-    Calls and results are paired by their ids, and where one of them has none, by their order.
 
-    >>> [[message.role.value for message in unit] for unit in units_of([
+class ToolCall(NamedTuple):
+    """A call that a model asked for. ``arguments`` is JSON, or the text that the model sent."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+def calls_of(message: ChatMessage) -> list[ToolCall]:
+    """Returns the tool calls of a message.
+
+    They are read from ``ToolCallBlock``s, and from ``additional_kwargs`` only if there is no such block,
+    because some LLM classes fill both.
+    """
+    blocks = [block for block in message.blocks if isinstance(block, ToolCallBlock)]
+    calls = [ToolCall(block.tool_call_id or "", block.tool_name, _arguments(block.tool_kwargs)) for block in blocks]
+    return calls or [_call(value) for _, value in _calls_in_kwargs(message)]
+
+
+def compact_json(value: Any) -> str:
+    """Returns the JSON of a value on one line. Pydantic's models are dumped, other objects become their ``str``."""
+    return json.dumps(value, ensure_ascii=False, default=_plain)
+
+
+def has_content(message: ChatMessage) -> bool:
+    """Returns whether a message has any block but thinking and blank texts."""
+    return any(
+        block.text.strip() if isinstance(block, TextBlock) else block.block_type not in INVISIBLE_BLOCKS
+        for block in message.blocks
+    )
+
+
+def tool_call_groups(messages: Iterable[M]) -> list[list[M]]:
+    """Returns the messages in groups: each with the tool results that directly follow it."""
+    groups: list[list[M]] = []
+    for message in messages:
+        if message.role in RESULT_ROLES and groups:
+            groups[-1].append(message)
+        else:
+            groups.append([message])
+    return groups
+
+
+def complete_groups(messages: Iterable[ChatMessage]) -> list[list[ChatMessage]]:
+    """Returns the ``tool_call_groups`` without orphaned results and unanswered calls.
+
+    A result is left out if it answers no call of the message in front of it. A call is removed from a copy of its
+    message if it has no result or its message is not an assistant's; a message that is then empty is left out.
+    All other messages are the same objects. Calls and results are paired by id, and by order where an id is missing.
+
+    >>> [[message.role.value for message in group] for group in complete_groups([
     ...     ChatMessage(role="tool", content="of a call that is not here"),
     ...     ChatMessage(role="user", content="Hello"),
     ... ])]
     [['user']]
     """
-    groups = with_results(messages, lambda message: message.role in RESULT_ROLES)
-    mended = (_mended(first, results) for first, *results in groups if first.role not in RESULT_ROLES)
-    return [unit for unit in mended if unit]
+    groups = (_complete(first, results) for first, *results in tool_call_groups(messages))
+    return [group for group in groups if group]
 
 
 def without_calls(message: ChatMessage) -> ChatMessage:
-    """The message itself if it has no calls, else a copy without them."""
+    """Returns the message itself if it has no calls, else a copy without them."""
     return _with_calls(message, set()) if calls_of(message) else message
 
 
-def _mended(caller: ChatMessage, results: Sequence[ChatMessage]) -> Unit:
+def _complete(caller: ChatMessage, results: Sequence[ChatMessage]) -> list[ChatMessage]:
+    if caller.role in RESULT_ROLES:
+        return []
     calls = calls_of(caller)
     pairs = _pairs(calls, results) if caller.role in ASSISTANT_ROLES else {}
-    answered = set(pairs.values())
-    if len(answered) < len(calls):
-        caller = _with_calls(caller, answered)
-        if not answered and not has_content(caller):
+    if len(pairs) < len(calls):
+        caller = _with_calls(caller, set(pairs.values()))
+        if not pairs and not has_content(caller):
             return []
     return [caller, *(without_calls(result) for i, result in enumerate(results) if i in pairs)]
 
 
 def _pairs(calls: Sequence[ToolCall], results: Sequence[ChatMessage]) -> dict[int, int]:
-    """Which call each result answers, both by their places: first by equal ids, then by order where one has none."""
+    """Returns the place of its call for the place of each result."""
     waiting = list(range(len(calls)))
     pairs: dict[int, int] = {}
     ids = [str(result.additional_kwargs.get("tool_call_id") or "") for result in results]
@@ -73,32 +126,48 @@ def _fits(call_id: str, result_id: str, *, by_id: bool) -> bool:
 
 
 def _with_calls(message: ChatMessage, kept: set[int]) -> ChatMessage:
-    """A copy with no other calls than those at these places of ``calls_of(message)``."""
-    places = [i for i, block in enumerate(message.blocks) if isinstance(block, ToolCallBlock)]
-    dropped = {place for call, place in enumerate(places) if call not in kept}
-    blocks = [block for i, block in enumerate(message.blocks) if i not in dropped]
-    calls = calls_of(message)
-    stays = [call in kept for call in range(len(calls))]
-    if places:
-        # The blocks are the calls, and what else there is repeats them.
-        ids, names = {calls[i].id for i in kept}, {calls[i].name for i in kept}
-        repeated = calls_of(ChatMessage(additional_kwargs=_call_kwargs(message)))
-        stays = [call.id in ids if call.id else call.name in names for call in repeated]
-    others = {key: value for key, value in message.additional_kwargs.items() if key not in _CALL_KEYS}
-    kwargs = {**others, **_staying(_call_kwargs(message), stays)}
+    """Returns a copy with no other calls than those at these places of ``calls_of(message)``."""
+    calls, places = calls_of(message), count()
+    blocks = [block for block in message.blocks if not isinstance(block, ToolCallBlock) or next(places) in kept]
+    in_blocks = any(isinstance(block, ToolCallBlock) for block in message.blocks)
+    ids, names = {calls[i].id for i in kept}, {calls[i].name for i in kept}
+    kwargs = {key: value for key, value in message.additional_kwargs.items() if key not in CALL_KEYS}
+    for i, (key, value) in enumerate(_calls_in_kwargs(message)):
+        call = _call(value)
+        # Those in additional_kwargs repeat those in blocks.
+        repeats_kept = call.id in ids if call.id else call.name in names
+        if repeats_kept if in_blocks else i in kept:
+            kwargs[key] = [*kwargs.get(key, []), value] if key == "tool_calls" else value
     return message.model_copy(update={"blocks": blocks, "additional_kwargs": kwargs})
 
 
-def _call_kwargs(message: ChatMessage) -> dict[str, Any]:
-    return {key: message.additional_kwargs[key] for key in _CALL_KEYS if message.additional_kwargs.get(key)}
+def _calls_in_kwargs(message: ChatMessage) -> Iterator[tuple[str, Any]]:
+    """Yields the key and the value of each call in ``additional_kwargs``."""
+    calls = message.additional_kwargs.get("tool_calls") or []
+    for call in calls if isinstance(calls, list) else [calls]:
+        yield "tool_calls", call
+    if message.additional_kwargs.get("function_call"):
+        yield "function_call", message.additional_kwargs["function_call"]
 
 
-def _staying(kwargs: dict[str, Any], stays: Sequence[bool]) -> dict[str, Any]:
-    """Of the calls in ``additional_kwargs``, in the order of ``calls_of``, those that stay."""
-    listed = kwargs.get("tool_calls") or []
-    listed = listed if isinstance(listed, list) else [listed]
-    left = [call for call, stay in zip(listed, stays, strict=False) if stay]
-    staying: dict[str, Any] = {"tool_calls": left} if left else {}
-    if "function_call" in kwargs and stays[len(listed)]:
-        staying["function_call"] = kwargs["function_call"]
-    return staying
+def _call(value: Any) -> ToolCall:
+    """Reads a call in any of the shapes in which providers write it. A value of another shape becomes its name."""
+    fields = _fields(value)
+    function = _fields(fields.get("function") or fields.get("custom") or fields)
+    keys = [key for key in ("arguments", "args", "input", "parameters") if key in function]
+    arguments = _arguments(function[keys[0]] if keys else {})
+    return ToolCall(str(fields.get("id") or fields.get("call_id") or ""), str(function.get("name") or ""), arguments)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    plain = value if isinstance(value, dict) else _plain(value)
+    return plain if isinstance(plain, dict) else {"name": value}
+
+
+def _arguments(value: Any) -> str:
+    return value if isinstance(value, str) else compact_json(value)
+
+
+def _plain(value: Any) -> Any:
+    dump = getattr(value, "model_dump", None)
+    return dump() if callable(dump) else str(value)

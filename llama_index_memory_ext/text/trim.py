@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from llama_index_memory_ext.text.clipping import clip_message, clip_unit, end_of_message, tokens_of
-from llama_index_memory_ext.text.cutting import plan_cut, share_out
-from llama_index_memory_ext.text.limits import Limits, check_room_for_system, limits_of, roles_of
-from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, RESULT_ROLES, checked_messages, has_content
-from llama_index_memory_ext.text.pieces import checked_splitter
+from llama_index.core.base.llms.types import CachePoint, TextBlock, ThinkingBlock, ToolCallBlock
+
+from llama_index_memory_ext.text.cutting import Group, Limits, clip_start, plan_cut, share_out
+from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, checked_messages, message_tokens
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
-from llama_index_memory_ext.text.tool_calls import units_of, without_calls
+from llama_index_memory_ext.text.tool_calls import CALL_KEYS, complete_groups, has_content, without_calls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from typing import TypeAlias
 
-    from llama_index.core.base.llms.types import ChatMessage, MessageRole
+    from llama_index.core.base.llms.types import ChatMessage
 
-    from llama_index_memory_ext.text.pieces import Splitter
-    from llama_index_memory_ext.text.tool_calls import Unit
+    from llama_index_memory_ext.text.cutting import Splitter
+
+    Groups: TypeAlias = Sequence[Group[ChatMessage]]
+
+# Without these a message is no call or no result. All else that a provider has added may be left out.
+_NEEDED_KWARGS = frozenset({*CALL_KEYS, "tool_call_id", "name"})
 
 
 def trim(
@@ -37,29 +41,34 @@ def trim(
     include_system: bool = False,
     tokenizer_fn: Callable[[str], list[Any]] | None = None,
 ) -> list[ChatMessage]:
-    """The newest of the messages that fit, oldest first; [] for none.
+    """Returns the newest of the messages that fit, oldest first; [] for none.
+
+    LangChain's ``trim_messages(strategy="last")`` does the same with these differences. Here no result is kept without
+    its call and no call without its result. A newest message that is too large alone is clipped rather than lost: to
+    its head and tail, or to its end with ``allow_partial``. Neither a large system message nor a part of a
+    message breaks the limit. A long turn of tool calls keeps the question that it began with.
 
     Args:
-        messages: A conversation, oldest first. Neither the list nor a message is changed; messages that stay
+        messages: A conversation, oldest first. Neither the list nor a message is changed. Messages that stay
             whole are the same objects, shortened ones are copies.
-        token_limit: Most tokens of what comes back; None for any number. Text and tool calls are counted
-            exactly, an image, a sound or a film as 256, a document as 2,048. Never exceeded. Thinking, and the few
+        token_limit: Most tokens of the result, never exceeded; None for any number. Text and tool calls are counted
+            exactly, an image, a sound or a film as 256, a document as 2,048. Thinking, and the few
             tokens that a provider adds to each message, are not counted.
-        max_messages: Most messages; None for any number. Only a tool call with its results may pass it.
-        keep_messages: Messages that are left where there are over ``max_messages``; default: ``keep_ratio`` of
+        max_messages: Most messages; None for any number. Only a tool call with its results may exceed it.
+        keep_messages: Messages that are kept if there are more than ``max_messages``; default: ``keep_ratio`` of
             them, at least 1.
-        keep_ratio: Share of ``token_limit`` that is left where there is more, above 0, at most 1. Below 1 the
-            beginning stays the same for several turns if what comes back is what the next messages are added to.
+        keep_ratio: Share of ``token_limit`` that is kept if there is more, above 0, at most 1. Below 1 the
+            beginning stays the same for several turns if the next messages are added to the result.
         allow_partial: Whether the end of a message is kept that does not fit whole. A tool call and its results
-            are never parted.
-        text_splitter: Keeps whole pieces of such a message only: a function from a text to its pieces, or one of
-            LlamaIndex's text splitters.
-        start_on: One or more roles; what stands before the first message with one of them is left out. If none of
-            them fits, the newest one is kept all the same, clipped if need be, and then the newest messages.
-        end_on: One or more roles; what stands behind the last message with one of them is left out first.
-        include_system: Whether the first message stays if it is the system's or the developer's. It is one of
-            ``max_messages``, its tokens come off ``token_limit``, and it is clipped to half of the limit where it
-            would leave no room for another. ``start_on`` and ``end_on`` do not look at it.
+            are never split.
+        text_splitter: A function from a text to its pieces, or one of LlamaIndex's text splitters. Only whole pieces
+            of such a message are kept.
+        start_on: One or more roles. Messages before the first one with such a role are left out. If none of
+            them fits, the newest one is kept, clipped if necessary, and then the newest messages.
+        end_on: One or more roles. Messages after the last one with such a role are left out first.
+        include_system: Whether the first message is kept if it is the system's or the developer's. It counts towards
+            both limits, and it is clipped to half of ``token_limit`` if it
+            would leave no room for another. ``start_on`` and ``end_on`` ignore it.
         tokenizer_fn: Turns a text into a list of tokens; default: o200k_base, exact and offline.
 
     Raises:
@@ -67,11 +76,6 @@ def trim(
         MessageError: Something else than a ``ChatMessage`` is among the messages.
         SplitterError: ``text_splitter`` cannot split a text.
         RoleError: ``start_on`` or ``end_on`` names a role that does not exist.
-
-    LangChain's ``trim_messages(strategy="last")`` does the same but for this: here no result stands without its
-    call and no call without its result; the newest message is clipped (its head and tail, or its end with
-    ``allow_partial``) rather than lost if it is too large alone; neither a large system message nor a part of a
-    message breaks the limit; and a long turn of tool calls keeps the question that it began with.
 
     Examples:
         >>> from llama_index.core.llms import ChatMessage
@@ -82,117 +86,197 @@ def trim(
         [', world', 'Hello!']
     """
     messages = checked_messages(messages)
-    limits = limits_of(token_limit, max_messages, keep_messages, keep_ratio)
-    if include_system:
-        check_room_for_system(max_messages)
-    starts, ends = roles_of("start_on", start_on), roles_of("end_on", end_on)
-    counter = as_counter(tokenizer_fn) if tokenizer_fn is not None else TokenCounter()
-    fitting = _Fitting(counter, allow_partial, checked_splitter(text_splitter), ends)
-    has_head = include_system and bool(messages) and messages[0].role in INSTRUCTION_ROLES
-    units = _ending_on(units_of(messages[1:] if has_head else messages), ends)
-    head = fitting.head(messages[0], limits, alone=not units) if has_head else []
+    limits = Limits.checked(
+        token_limit=token_limit,
+        max_messages=max_messages,
+        keep_messages=keep_messages,
+        keep_ratio=keep_ratio,
+        allow_partial=allow_partial,
+        text_splitter=text_splitter,
+        start_on=start_on,
+        end_on=end_on,
+        include_system=include_system,
+    )
+    trimmer = _Trimmer(as_counter(tokenizer_fn) if tokenizer_fn is not None else TokenCounter())
+    head = messages[:1] if include_system and messages and messages[0].role in INSTRUCTION_ROLES else []
+    groups = limits.ending_on(list(map(trimmer.group, complete_groups(messages[len(head) :]))))
     if head:
-        limits = limits.behind(fitting.tokens(head), len(head))
-    kept = fitting.newest(units, limits)
-    if starts:
-        kept = _starting_on(kept, starts) or fitting.with_start(units, starts, limits)
-    return head + [message for unit in kept for message in unit]
+        head = trimmer.head(without_calls(head[0]), limits.tokens, alone=not groups)
+        limits = limits.remaining(trimmer.group(head).tokens, len(head))
+    kept = trimmer.newest(groups, limits)
+    if limits.start_on:
+        kept = limits.starting_on(kept) or trimmer.newest_from_start(groups, limits.kept)
+    return head + [message for group in kept for message in group.messages]
 
 
 @dataclass(frozen=True, slots=True)
-class _Fitting:
-    """Finds what fits. Units are a message each, or a call with its results, oldest first."""
+class _Trimmer:
+    """Finds what fits of messages and shortens what does not."""
 
     counter: TokenCounter
-    allow_partial: bool
-    text_splitter: Splitter | None
-    ends: frozenset[MessageRole]
 
-    def newest(self, units: Sequence[Unit], limits: Limits) -> list[Unit]:
-        """The newest units within the limits, the newest of all shortened if it is too large."""
-        units = list(units)
-        while units and self.tokens(units[-1]) > limits.tokens:
-            shortened = self._shortened(units[-1], limits.keep_tokens)
-            units = [*units[:-1], shortened] if shortened else _ending_on(units[:-1], self.ends)
+    def tokens(self, message: ChatMessage) -> int:
+        return message_tokens(message, self.counter)
+
+    def group(self, messages: Sequence[ChatMessage]) -> Group[ChatMessage]:
+        return Group(messages, self.tokens)
+
+    def head(self, message: ChatMessage, limit: int, *, alone: bool) -> list[ChatMessage]:
+        """Returns a message that always stays, clipped if it leaves no room for others; [] if nothing is left of it."""
+        fits = self.tokens(message) <= limit - (not alone)
+        head = message if fits else self.clip(message, limit // 2)
+        return [head] if head else []
+
+    def newest(self, groups: Groups, limits: Limits) -> Groups:
+        """Returns the newest groups within the limits, the newest of all shortened if it is too large."""
+        while groups and groups[-1].tokens > limits.tokens:
             limits = limits.kept
-        near = self._near(units, limits)
-        messages = [message for unit in near for message in unit]
-        cut = plan_cut(
-            [tokens_of(message, self.counter) for message in messages],
-            turn_starts=[False] * len(messages),
-            results=[message.role in RESULT_ROLES for message in messages],
-            token_limit=limits.tokens,
-            keep_tokens=limits.keep_tokens,
-            max_messages=limits.messages,
-            keep_messages=limits.keep_messages,
-        )
-        first = list(accumulate(map(len, near), initial=0)).index(cut)
-        kept = near[first:]
-        if first and self.allow_partial and len(messages) - cut < limits.keep_messages:
-            room = limits.keep_tokens - sum(map(self.tokens, kept))
-            kept = self._part(near[first - 1], room) + kept
+            shortened = self.shortened(groups[-1], limits.tokens, limits)
+            groups = [*groups[:-1], shortened] if shortened else limits.ending_on(groups[:-1])
+        cut = plan_cut(groups, limits)
+        kept = groups[cut:]
+        may_be_part = limits.allow_partial and cut and len(groups[cut - 1].messages) == 1
+        if may_be_part and sum(len(group.messages) for group in kept) < limits.keep_messages:
+            room = limits.keep_tokens - sum(group.tokens for group in kept)
+            end = self.clip_start(groups[cut - 1].messages[0], room, limits.text_splitter)
+            kept = [self.group([end]), *kept] if end else kept
         return kept
 
-    def with_start(self, units: Sequence[Unit], starts: frozenset[MessageRole], limits: Limits) -> list[Unit]:
-        """The newest unit that begins with one of the roles, and as many of the newest behind it as fit."""
-        limits = limits.kept
-        for i in reversed(range(len(units))):
-            if units[i][0].role not in starts:
+    def newest_from_start(self, groups: Groups, limits: Limits) -> Groups:
+        """Returns the newest group of ``start_on``, shortened if necessary, and the newest after it that fit."""
+        for i in reversed(range(len(groups))):
+            if groups[i].messages[0].role not in limits.start_on:
                 continue
-            behind = units[i + 1 :]
-            wanted = [self.tokens(units[i]), self.tokens(behind[-1]) if behind else 0]
-            start = self._shortened(units[i], share_out(wanted, limits.tokens)[0])
-            start = start or self._shortened(units[i], limits.tokens)
+            after = groups[i + 1 :]
+            share, _ = share_out([groups[i].tokens, after[-1].tokens if after else 0], limits.tokens)
+            start = self.shortened(groups[i], share, limits) or self.shortened(groups[i], limits.tokens, limits)
             if start:
-                fits_more = len(start) < limits.messages
-                rest = limits.behind(self.tokens(start), len(start))
-                kept = [start, *(self.newest(behind, rest) if fits_more else [])]
-                if _ending_on(kept, self.ends) == kept:
+                count = len(start.messages)
+                more = after if count < limits.max_messages else []
+                kept = [start, *self.newest(more, limits.remaining(start.tokens, count))]
+                if len(limits.ending_on(kept)) == len(kept):
                     return kept
         return []
 
-    def head(self, message: ChatMessage, limits: Limits, *, alone: bool) -> Unit:
-        """The message that stays in any case, clipped if it leaves no room for others; [] if nothing is left of it."""
-        message = without_calls(message)
-        if tokens_of(message, self.counter) <= limits.tokens - (not alone):
-            return [message]
-        clipped = clip_message(message, limits.tokens // 2, self.counter)
-        return [clipped] if clipped and has_content(clipped) else []
+    def shortened(self, group: Group[ChatMessage], limit: int, limits: Limits) -> Group[ChatMessage] | None:
+        """Returns the group if it has at most ``limit`` tokens, else a shortened one; None if nothing is left."""
+        if group.tokens <= limit:
+            return group
+        message, *results = group.messages
+        if results:
+            return self.clip_results(group, limit)
+        splitters = (limits.text_splitter, None) if limits.allow_partial else ()
+        ends = (self.clip_start(message, limit, splitter) for splitter in splitters)
+        shorter = next(filter(None, ends), None) or self.clip(message, limit)
+        return self.group([shorter]) if shorter else None
 
-    def tokens(self, unit: Unit) -> int:
-        """The tokens of all messages of a unit."""
-        return sum(tokens_of(message, self.counter) for message in unit)
+    def clip_results(self, group: Group[ChatMessage], limit: int) -> Group[ChatMessage] | None:
+        """Returns a call and its results with at most ``limit`` tokens; None if the calls alone have more.
 
-    def _near(self, units: Sequence[Unit], limits: Limits) -> list[Unit]:
-        """As many of the newest as are over a limit, so that a long history is not counted whole."""
-        tokens = messages = 0
-        for i in reversed(range(len(units))):
-            tokens += self.tokens(units[i])
-            messages += len(units[i])
-            if tokens > limits.tokens or messages > limits.messages:
-                return list(units[i:])
-        return list(units)
+        Their texts share what the calls leave: short ones stay whole, long ones get equal parts.
+        """
+        *_, call = _copies(group.messages[0])
+        needed = self.tokens(_with_blocks(call, [block for block in call.blocks if isinstance(block, ToolCallBlock)]))
+        wanted = list(map(self.tokens, group.messages))
+        shares = share_out([max(wanted[0] - needed, 0), *wanted[1:]], limit - needed)
+        shares[0] += min(needed, limit)
+        parts = map(partial(self.clip, may_be_empty=True), group.messages, shares)
+        kept = [part for part in parts if part is not None]
+        return self.group(kept) if len(kept) == len(shares) else None
 
-    def _shortened(self, unit: Unit, limit: int) -> Unit | None:
-        if self.allow_partial and len(unit) == 1:
-            for splitter in (self.text_splitter, None):
-                end = end_of_message(unit[0], limit, self.counter, splitter)
-                if end is not None:
-                    return [end]
-        return clip_unit(unit, limit, self.counter)
+    def clip(self, message: ChatMessage, limit: int, *, may_be_empty: bool = False) -> ChatMessage | None:
+        """Returns the message if it fits, else a copy with clipped texts and as much of its media as then fits.
 
-    def _part(self, unit: Unit, room: int) -> list[Unit]:
-        end = end_of_message(unit[0], room, self.counter, self.text_splitter) if len(unit) == 1 else None
-        return [[end]] if end is not None else []
+        Its calls stay. None if they do not fit or, unless it ``may_be_empty``, if nothing is left.
+        """
+        return self._clip(message, limit, self._clipped_blocks, may_be_empty=may_be_empty)
+
+    def clip_start(self, message: ChatMessage, limit: int, text_splitter: Splitter | None) -> ChatMessage | None:
+        """Returns the message if it fits, else a copy with its last blocks, the first of them clipped.
+
+        None if nothing is left.
+        """
+        return self._clip(message, limit, partial(self._last_blocks, text_splitter=text_splitter))
+
+    def _clip(
+        self,
+        message: ChatMessage,
+        limit: int,
+        blocks_of: Callable[[ChatMessage, int], list[Any] | None],
+        *,
+        may_be_empty: bool = False,
+    ) -> ChatMessage | None:
+        if self.tokens(message) <= limit:
+            return message
+        empty = None
+        # What a provider has added is left out before the last word is.
+        for copy in _copies(message):
+            blocks = blocks_of(copy, limit)
+            clipped = None if blocks is None else _with_blocks(copy, blocks)
+            if clipped and has_content(clipped):
+                return clipped
+            empty = empty or clipped
+        return empty if may_be_empty else None
+
+    def _clipped_blocks(self, message: ChatMessage, limit: int) -> list[Any] | None:
+        """Returns the blocks with clipped texts, and None for each medium that does not fit; None if nothing fits."""
+        tokens = [self.counter.count(block.text) if isinstance(block, TextBlock) else 0 for block in message.blocks]
+
+        def clipped(room: int) -> list[Any]:
+            return list(map(self._clipped_block, message.blocks, share_out(tokens, room)))
+
+        blocks = self._most_text(clipped, min(limit, sum(tokens)), message, limit)
+        if blocks is None:
+            return None
+        for i, block in enumerate(message.blocks):
+            more = [*blocks[:i], block, *blocks[i + 1 :]]
+            if blocks[i] is None and self._excess(message, more, limit) <= 0:
+                blocks = more
+        return blocks
+
+    def _clipped_block(self, block: Any, limit: int) -> Any:
+        if isinstance(block, TextBlock):
+            return block.model_copy(update={"text": self.counter.clip(block.text, limit)})
+        # Thinking and cache points are not counted.
+        return block if isinstance(block, ToolCallBlock | ThinkingBlock | CachePoint) else None
+
+    def _last_blocks(self, message: ChatMessage, limit: int, text_splitter: Splitter | None) -> list[Any]:
+        """Returns the last blocks that fit, and in front of them the end of a text."""
+        first = len(message.blocks)
+        while first and self._excess(message, message.blocks[first - 1 :], limit) <= 0:
+            first -= 1
+        end, block = message.blocks[first:], message.blocks[first - 1] if first else None
+        if not isinstance(block, TextBlock):
+            return end
+
+        def longer(room: int) -> list[Any]:
+            text = clip_start(block.text, room, self.counter, text_splitter)
+            return [block.model_copy(update={"text": text}) if text else None, *end]
+
+        return self._most_text(longer, limit, message, limit) or end
+
+    def _most_text(
+        self, blocks_of: Callable[[int], list[Any]], room: int, message: ChatMessage, limit: int
+    ) -> list[Any] | None:
+        """Returns the blocks with the most tokens of text that fit into the limit; None if none fit."""
+        while (over := self._excess(message, blocks := blocks_of(room), limit)) > 0:
+            if room <= 0:
+                return None
+            room = max(room - over, 0)
+        return blocks
+
+    def _excess(self, message: ChatMessage, blocks: Sequence[Any], limit: int) -> int:
+        return self.tokens(_with_blocks(message, blocks)) - limit
 
 
-def _ending_on(units: list[Unit], roles: frozenset[MessageRole]) -> list[Unit]:
-    """The units up to the last one that ends with one of the roles; all of them if no role is asked for."""
-    ends = [i for i, unit in enumerate(units, start=1) if not roles or unit[-1].role in roles]
-    return units[: ends[-1]] if ends else []
+def _copies(message: ChatMessage) -> Iterator[ChatMessage]:
+    """Yields a copy of the message, and one without what its provider has added to it."""
+    # Pydantic would add these images to the blocks, where they are already.
+    kwargs = {key: value for key, value in message.additional_kwargs.items() if key != "images"}
+    yield message.model_copy(update={"additional_kwargs": kwargs})
+    needed = {key: value for key, value in kwargs.items() if key in _NEEDED_KWARGS}
+    yield message.model_copy(update={"additional_kwargs": needed})
 
 
-def _starting_on(units: list[Unit], roles: frozenset[MessageRole]) -> list[Unit]:
-    """The units from the first one on that begins with one of the roles."""
-    starts = [i for i, unit in enumerate(units) if unit[0].role in roles]
-    return units[starts[0] :] if starts else []
+def _with_blocks(message: ChatMessage, blocks: Iterable[Any]) -> ChatMessage:
+    return message.model_copy(update={"blocks": [block for block in blocks if block is not None]})

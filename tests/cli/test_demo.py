@@ -15,7 +15,7 @@ from llama_index_memory_ext.cli.offline_model import NOT_SEEN, OfflineModel, Rep
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts.prompt import ask_for_facts, extraction_prompt
 from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply
-from llama_index_memory_ext.text.messages import Line
+from llama_index_memory_ext.text.messages import Utterance
 from tests.cli.terminal import Here, path_without_extra, run
 from tests.conftest import OpenMemory
 from tests.openai_server import Message, call, say, serve
@@ -132,7 +132,7 @@ def test_the_offline_model_speaks_every_dialect_of_the_host() -> None:
 async def extracted(*said: str, known: tuple[str, ...] = ()) -> ValidatedReply:
     """What of the offline model's report passes the gates; new facts have the ids f1, f2, ..."""
     now, numbers = datetime(2026, 11, 20, tzinfo=timezone.utc), iter(range(1, 99))
-    lines = [Line(i, "user", text) for i, text in enumerate(said, 1)]
+    lines = [Utterance(i, "user", text) for i, text in enumerate(said, 1)]
     facts = [Fact(id=content, content=content) for content in known]
     report = await ask_for_facts(OfflineModel(), extraction_prompt(lines, facts, today=now.date()))
     return validate_reply(report, lines, facts, now=now, new_id=lambda: f"f{next(numbers)}")

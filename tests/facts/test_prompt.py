@@ -27,15 +27,15 @@ from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts.prompt import ask_for_facts, extraction_prompt
 from llama_index_memory_ext.facts.reply import ExtractionReply
-from llama_index_memory_ext.text.messages import Line
+from llama_index_memory_ext.text.messages import Utterance
 from tests.conftest import StartModel
 from tests.openai_server import Message, call, say
 
 TODAY = date(2025, 11, 20)
 LINES = [
-    Line(1, "user", "I prefer pytest."),
-    Line(2, "assistant", "Noted."),
-    Line(3, "user", "Tomorrow I fly to Rome."),
+    Utterance(1, "user", "I prefer pytest."),
+    Utterance(2, "assistant", "Noted."),
+    Utterance(3, "user", "Tomorrow I fly to Rome."),
 ]
 KNOWN = [Fact(content="Works on FastAPI services"), Fact(content="Lives in Berlin")]
 PROMPT = extraction_prompt(LINES, KNOWN, today=TODAY)
@@ -54,7 +54,7 @@ ARGUMENTS = {
 }
 
 
-def shown(lines: list[Line], known: list[Fact] | None = None) -> str:
+def shown(lines: list[Utterance], known: list[Fact] | None = None) -> str:
     return str(extraction_prompt(lines, known or [], today=TODAY)[-1].content)
 
 
@@ -109,7 +109,7 @@ def test_the_instructions_are_the_same_for_every_conversation() -> None:
 
 
 def test_lines_without_words_are_left_out() -> None:
-    assert shown([Line(1, "assistant", ""), Line(2, "user", " \n")]).count("<message") == 0
+    assert shown([Utterance(1, "assistant", ""), Utterance(2, "user", " \n")]).count("<message") == 0
 
 
 def test_a_known_fact_stays_on_its_line() -> None:
@@ -126,7 +126,7 @@ def test_a_known_fact_stays_on_its_line() -> None:
     ],
 )  # fmt: skip
 def test_a_message_can_close_or_forge_nothing(attack: str) -> None:
-    text = shown([Line(1, "user", attack)])
+    text = shown([Utterance(1, "user", attack)])
     assert len(re.findall(r"<\s*/?\s*(?:transcript|known_facts|message|memory|fact)\b", text, re.IGNORECASE)) == 6
 
 
@@ -140,7 +140,7 @@ hostile = st.lists(WORDS | st.text(max_size=3), max_size=12).map("".join)
     st.lists(hostile, max_size=4), st.lists(hostile.filter(str.strip), max_size=3), st.sampled_from(["user", '"><x'])
 )
 def test_no_text_closes_the_transcript_or_the_known_facts(said: list[str], facts: list[str], role: str) -> None:
-    lines = [Line(i, role, text) for i, text in enumerate(said)]
+    lines = [Utterance(i, role, text) for i, text in enumerate(said)]
     text = shown(lines, [Fact(content=fact) for fact in facts])
     opened = len([line for line in lines if line.text.strip()])
     for tag, times in (("transcript", 1), ("known_facts", 1), ("message", opened)):

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import TokenCounter
-from llama_index_memory_ext.record.selection import Kept, VerbatimLimits, units_of
+from llama_index_memory_ext.record.selection import Kept, Selection
+from llama_index_memory_ext.text.cutting import Limits
 from llama_index_memory_ext.text.messages import Entry, entry_of
 from llama_index_memory_ext.text.tokens import as_counter
+from llama_index_memory_ext.text.tool_calls import tool_call_groups
 
 COUNTER = TokenCounter()
 # Each word is a token, and so is each tag: an entry has three tokens more than words.
@@ -43,12 +45,14 @@ def places(kept: Sequence[Entry]) -> str:
     return " ".join(f"{LETTERS[entry.role]}{entry.row_id}" for entry in kept)
 
 
-def limits(tokens: int = 10_000, **options: Any) -> VerbatimLimits:
-    return VerbatimLimits(**{"tokens": tokens, "counter": WORDS, **options})
+def limits(
+    tokens: int = 10_000, *, message_ratio: float = 0.5, counter: TokenCounter = WORDS, **options: Any
+) -> Selection:
+    return Selection(Limits.checked(token_limit=tokens, **{"keep_ratio": 0.75, **options}), counter, message_ratio)
 
 
 def cut(notation: str, tokens: int = 10_000, **options: Any) -> Kept:
-    return limits(tokens, **options).cut(Kept(None, tuple(entries(notation))))
+    return limits(tokens, **options).evict(Kept(None, tuple(entries(notation))))
 
 
 def test_the_notation_is_counted_as_it_says() -> None:
@@ -106,7 +110,7 @@ def test_the_end_of_a_message_is_kept_that_fits_partly(
     notation: str, options: dict[str, Any], end: str | None, left: str
 ) -> None:
     kept = cut(notation, allow_partial=True, **options)
-    assert (kept.end.body.strip() if kept.end else None) == end
+    assert (kept.partial.body.strip() if kept.partial else None) == end
     assert places(kept.all) == left
 
 
@@ -116,17 +120,17 @@ def test_an_end_begins_where_a_piece_of_the_splitter_begins() -> None:
         return [" ".join(words[i : i + 10]) for i in range(0, len(words), 10)]
 
     kept = cut("u40 a5", 44, allow_partial=True, text_splitter=by_tens)
-    assert kept.end is not None
-    assert kept.end.body.split() == [f"w1.{i}" for i in range(20, 40)]
-    assert cut("u40 a25", 44, allow_partial=True, text_splitter=by_tens).end is None
+    assert kept.partial is not None
+    assert kept.partial.body.split() == [f"w1.{i}" for i in range(20, 40)]
+    assert cut("u40 a25", 44, allow_partial=True, text_splitter=by_tens).partial is None
 
 
 def test_a_cut_can_be_asked_for_before_the_limit_is_reached() -> None:
     """What is summarised goes down to what is kept, at once."""
     before = Kept(None, tuple(entries("u a u a u a")))
-    assert limits(24, keep_ratio=0.5).cut(before) == before
-    assert places(limits(24, keep_ratio=0.5).cut(before, low=True).all) == "u5 a6"
-    assert limits(12, keep_ratio=0.5).cut(Kept(None, tuple(entries("u")))) == Kept(None, tuple(entries("u")))
+    assert limits(24, keep_ratio=0.5).evict(before) == before
+    assert places(limits(24, keep_ratio=0.5).evict(before, low=True).all) == "u5 a6"
+    assert limits(12, keep_ratio=0.5).evict(Kept(None, tuple(entries("u")))) == Kept(None, tuple(entries("u")))
 
 
 def test_a_position_is_the_last_row_that_is_left_behind_or_partly_shown() -> None:
@@ -151,7 +155,7 @@ def test_a_position_is_the_last_row_that_is_left_behind_or_partly_shown() -> Non
     ],
 )
 def test_a_cap_leaves_as_much_as_there_can_be(notation: str, options: dict[str, Any], left: str) -> None:
-    assert places(limits(**options).cap(entries(notation))) == left
+    assert places(limits(**options).fit(entries(notation))) == left
 
 
 # ---- showing -------------------------------------------------------------------------------------------
@@ -242,7 +246,7 @@ notations = st.lists(st.tuples(st.sampled_from("uatats"), st.integers(1, 60)), m
 )
 role_sets = st.frozensets(st.sampled_from(["user", "assistant", "tool"]), max_size=2)
 any_limits = st.builds(
-    VerbatimLimits,
+    limits,
     tokens=st.integers(60, 300),
     counter=st.sampled_from([WORDS, COUNTER]),
     keep_ratio=st.floats(0.3, 1),
@@ -254,26 +258,29 @@ any_limits = st.builds(
     end_on=role_sets,
 ).flatmap(
     lambda rules: (
-        st.builds(replace, st.just(rules), keep_messages=st.none() | st.integers(1, rules.max_messages or 1))
-        if rules.max_messages
+        st.builds(
+            lambda keep: replace(rules, limits=replace(rules.limits, keep_messages=keep)),
+            st.just(rules.limits.keep_messages) | st.integers(1, rules.limits.max_messages),
+        )
+        if rules.limits.max_messages <= 10
         else st.just(rules)
     )
 )
 
 
-def given_to(rules: VerbatimLimits, notation: str) -> list[Entry]:
+def given_to(rules: Selection, notation: str) -> list[Entry]:
     return entries(notation, rules.counter)
 
 
 @given(rules=any_limits, notation=notations)
-def test_shares_keep_every_unit_within_what_a_cut_leaves(rules: VerbatimLimits, notation: str) -> None:
+def test_shares_keep_every_unit_within_what_a_cut_leaves(rules: Selection, notation: str) -> None:
     """And no message is lost where its tags have room."""
     given_entries = given_to(rules, notation)
     shown = rules.within_shares(given_entries)
-    for unit in units_of(shown):
-        assert sum(entry.tokens for entry in unit) <= int(rules.tokens * rules.keep_ratio)
+    for unit in tool_call_groups(shown):
+        assert sum(entry.tokens for entry in unit) <= int(rules.limits.tokens * rules.limits.keep_ratio)
     rows = {entry.row_id for entry in shown}
-    for unit in units_of(given_entries):
+    for unit in tool_call_groups(given_entries):
         ids = {entry.row_id for entry in unit}
         assert ids <= rows or not ids & rows
         if len(unit) == 1:
@@ -282,38 +289,36 @@ def test_shares_keep_every_unit_within_what_a_cut_leaves(rules: VerbatimLimits, 
 
 
 @given(rules=any_limits, notation=notations, low=st.booleans())
-def test_a_cut_keeps_the_newest_within_the_limits_and_parts_no_unit(
-    rules: VerbatimLimits, notation: str, low: bool
-) -> None:
+def test_a_cut_keeps_the_newest_within_the_limits_and_parts_no_unit(rules: Selection, notation: str, low: bool) -> None:
     before = tuple(rules.within_shares(given_to(rules, notation)))
-    kept = rules.cut(Kept(None, before), low=low)
+    kept = rules.evict(Kept(None, before), low=low)
     assert bool(kept.entries) == bool(before)
     assert before[len(before) - len(kept.entries) :] == kept.entries
-    assert sum(entry.tokens for entry in kept.all) <= rules.tokens
-    only_unit = len(units_of(kept.all)) == 1
+    assert sum(entry.tokens for entry in kept.all) <= rules.limits.tokens
+    only_unit = len(tool_call_groups(kept.all)) == 1
     assert not rules.is_over(kept.all) or only_unit
     if kept.entries and kept.entries != before:
         assert not kept.entries[0].is_result
-    assert rules.cut(kept, low=low) == kept
+    assert rules.evict(kept, low=low) == kept
 
 
 @given(rules=any_limits, notation=notations)
-def test_the_end_of_a_message_is_a_true_end_of_its_text(rules: VerbatimLimits, notation: str) -> None:
+def test_the_end_of_a_message_is_a_true_end_of_its_text(rules: Selection, notation: str) -> None:
     before = {entry.row_id: entry for entry in rules.within_shares(given_to(rules, notation))}
-    kept = rules.cut(Kept(None, tuple(before.values())))
-    if kept.end:
-        whole = before[kept.end.row_id]
-        assert rules.allow_partial
-        assert not kept.end.is_result
-        assert whole.body.endswith(kept.end.body)
-        assert kept.end.body.strip()
-        assert kept.end.opening == whole.opening
-        assert kept.entries[0] == list(before.values())[list(before).index(kept.end.row_id) + 1]
+    kept = rules.evict(Kept(None, tuple(before.values())))
+    if kept.partial:
+        whole = before[kept.partial.row_id]
+        assert rules.limits.allow_partial
+        assert not kept.partial.is_result
+        assert whole.body.endswith(kept.partial.body)
+        assert kept.partial.body.strip()
+        assert kept.partial.opening == whole.opening
+        assert kept.entries[0] == list(before.values())[list(before).index(kept.partial.row_id) + 1]
 
 
 @given(rules=any_limits, talk=st.lists(notations, min_size=1, max_size=6))
 @example(rules=limits(60, allow_partial=True), talk=["u50", "a40", "u60", "a3", "u9", "u60"])
-def test_a_position_never_goes_back(rules: VerbatimLimits, talk: list[str]) -> None:
+def test_a_position_never_goes_back(rules: Selection, talk: list[str]) -> None:
     """However the conversation goes on behind what was kept."""
     kept, position = Kept(), 0
     for entry_ids, notation in enumerate(talk):
@@ -324,7 +329,7 @@ def test_a_position_never_goes_back(rules: VerbatimLimits, talk: list[str]) -> N
         new = rules.within_shares([entry for entry in more if entry])
         if kept.all and new and new[0].is_result:
             continue
-        kept = rules.cut(Kept(kept.end, (*kept.entries, *new)))
+        kept = rules.evict(Kept(kept.partial, (*kept.entries, *new)))
         if kept.all:
             assert kept.position >= position
             position = kept.position
@@ -332,27 +337,33 @@ def test_a_position_never_goes_back(rules: VerbatimLimits, talk: list[str]) -> N
 
 
 @given(rules=any_limits, notation=notations)
-def test_a_cap_is_within_the_limits_and_leaves_nothing_out_that_has_room(rules: VerbatimLimits, notation: str) -> None:
+def test_a_cap_is_within_the_limits_and_leaves_nothing_out_that_has_room(rules: Selection, notation: str) -> None:
     before = rules.within_shares(given_to(rules, notation))
-    kept = rules.cap(before)
+    kept = rules.fit(before)
     assert bool(kept) == bool(before)
     assert tuple(before[len(before) - len(kept) :]) == kept
-    assert not rules.is_over(kept) or len(units_of(kept)) == 1
-    units = units_of(before)
-    gone = units[: len(units) - len(units_of(kept))]
-    turns_matter = rules.start_on or (not rules.allow_partial and any(entry.starts_turn for entry in before))
+    assert not rules.is_over(kept) or len(tool_call_groups(kept)) == 1
+    units = tool_call_groups(before)
+    gone = units[: len(units) - len(tool_call_groups(kept))]
+    turns_matter = rules.limits.start_on or (
+        not rules.limits.allow_partial and any(entry.role == "user" for entry in before)
+    )
     if gone and not turns_matter:
         assert rules.is_over([*gone[-1], *kept])
 
 
 @given(rules=any_limits, notation=notations)
-def test_what_is_shown_is_whole_units_side_by_side(rules: VerbatimLimits, notation: str) -> None:
+def test_what_is_shown_is_whole_units_side_by_side(rules: Selection, notation: str) -> None:
     before = given_to(rules, notation)
     shown = list(rules.shown(before))
-    assert all(unit in units_of(before) for unit in units_of(shown))
+    assert all(unit in tool_call_groups(before) for unit in tool_call_groups(shown))
     rows = [entry.row_id for entry in shown]
-    assert rows == list(range(rows[0], rows[0] + len(rows))) if rows else rules.end_on or not before
-    if shown and rules.end_on:
-        assert shown[-1].role in rules.end_on
-    if shown and rules.start_on and any(entry.role in rules.start_on and not entry.is_result for entry in before):
-        assert shown[0].role in rules.start_on or shown[0].is_result
+    assert rows == list(range(rows[0], rows[0] + len(rows))) if rows else rules.limits.end_on or not before
+    if shown and rules.limits.end_on:
+        assert shown[-1].role in rules.limits.end_on
+    if (
+        shown
+        and rules.limits.start_on
+        and any(entry.role in rules.limits.start_on and not entry.is_result for entry in before)
+    ):
+        assert shown[0].role in rules.limits.start_on or shown[0].is_result

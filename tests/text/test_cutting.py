@@ -1,25 +1,37 @@
-"""Where the record and short-term memory are cut."""
+"""Where the record, short-term memory and texts are cut."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llama_index.core.node_parser import SentenceSplitter, TokenTextSplitter
 
-from llama_index_memory_ext.text.cutting import plan_cut, plan_flush, share_out
+from llama_index_memory_ext import TokenCounter
+from llama_index_memory_ext.search.tfidf import terms_of
+from llama_index_memory_ext.text.cutting import Group, Limits, clip_start, excerpt, plan_cut, plan_flush, share_out
+from llama_index_memory_ext.text.tokens import as_counter
+from llama_index_memory_ext.text.tool_calls import tool_call_groups
 
-KINDS = st.lists(st.tuples(st.sampled_from("uart"), st.integers(1, 30)), max_size=25)
+COUNTER = TokenCounter()
+WORDS = as_counter(str.split)
+ROLES = {"u": "user", "a": "assistant", "t": "tool"}
+KINDS = st.lists(st.tuples(st.sampled_from("uaat"), st.integers(1, 30)), max_size=25)
 
 
-def cut(kinds: str, tokens: list[int], **limits: Any) -> int:
-    """u: a user's message, a: an assistant's, t: a tool's result."""
-    return plan_cut(
-        tokens,
-        turn_starts=[kind == "u" for kind in kinds],
-        results=[kind == "t" for kind in kinds],
-        **{"token_limit": 100, "keep_tokens": 75, **limits},
-    )
+class Message(NamedTuple):
+    role: str
+    tokens: int
+
+
+def cut(kinds: str, counts: list[int], **limits: Any) -> int:
+    """The first message that is kept. u: a user's message, a: an assistant's, t: a tool's result."""
+    messages = [Message(ROLES[kind], count) for kind, count in zip(kinds, counts, strict=True)]
+    groups = [Group(group, lambda message: message.tokens) for group in tool_call_groups(messages)]
+    first = plan_cut(groups, Limits(**{"tokens": 100, "keep_ratio": 0.75, **limits}), turn_starts=["user"])
+    return sum(len(group.messages) for group in groups[:first])
 
 
 def test_nothing_is_cut_within_the_limit() -> None:
@@ -40,9 +52,9 @@ def test_a_cut_in_front_of_a_turn_is_preferred_unless_it_costs_too_much() -> Non
 
 def test_a_cut_can_be_made_at_starts_only() -> None:
     """Whatever that costs; where none of them fits, the limit still holds."""
-    limits = {"token_limit": 100, "keep_tokens": 100}
-    assert cut("uaua", [90, 70, 5, 5], **limits, only_at_starts=True) == 2
-    assert cut("uaua", [90, 70, 50, 60], **limits, only_at_starts=True) == 3
+    limits = {"keep_ratio": 1.0, "start_on": frozenset({"user"})}
+    assert cut("uaua", [90, 70, 5, 5], **limits) == 2
+    assert cut("uaua", [90, 70, 50, 60], **limits) == 3
 
 
 def test_a_result_is_never_parted_from_its_call() -> None:
@@ -65,8 +77,8 @@ def test_a_cut_keeps_the_newest_within_the_limits(kinds: list[tuple[str, int]], 
     """Whatever the messages: no result first, nothing lost without need, not over the limit but for one unit."""
     names = "".join(kind for kind, _ in kinds)
     tokens = [count for _, count in kinds]
-    keep = limit * 3 // 4
-    start = cut(names, tokens, token_limit=limit, keep_tokens=keep)
+    keep = max(limit * 3 // 4, 1)
+    start = cut(names, tokens, tokens=limit)
     if sum(tokens) <= limit:
         assert start == 0
         return
@@ -76,19 +88,20 @@ def test_a_cut_keeps_the_newest_within_the_limits(kinds: list[tuple[str, int]], 
         assert not any(name != "t" for name in names[start + 1 :])
 
 
-@given(kinds=KINDS, limit=st.integers(0, 100), flush_size=st.integers(0, 50))
-def test_a_flush_takes_whole_turns_and_never_the_newest(
-    kinds: list[tuple[str, int]], limit: int, flush_size: int
-) -> None:
+@given(kinds=KINDS, limit=st.integers(0, 100))
+def test_a_flush_takes_whole_turns_and_never_the_newest(kinds: list[tuple[str, int]], limit: int) -> None:
+    """And no more of them than it must."""
     names = "".join(kind for kind, _ in kinds)
     tokens = [count for _, count in kinds]
     starts = [name == "u" for name in names]
-    flushed = plan_flush(tokens, turn_starts=starts, limit=limit, flush_size=flush_size)
+    flushed = plan_flush(tokens, turn_starts=starts, limit=limit)
     if sum(tokens) <= limit or "u" not in names:
         assert flushed == 0
         return
     assert names[flushed] == "u"
     assert sum(tokens[flushed:]) <= limit or flushed == names.rindex("u")
+    before = names[:flushed].rfind("u")
+    assert before < 0 or sum(tokens[before:]) > limit
 
 
 def test_short_turns_are_flushed_at_a_limit_of_nothing() -> None:
@@ -102,3 +115,123 @@ def test_shares_keep_to_the_common_limit(tokens: list[int], limit: int) -> None:
     assert all(0 <= share <= wanted for share, wanted in zip(shares, tokens, strict=True))
     if sum(tokens) <= limit:
         assert shares == tokens
+
+
+# ---- the end of a text ---------------------------------------------------------------------------------
+
+TEXT = "One is here. Two is here.  Three is there.\n\nFour was it. " * 3
+
+
+def overlapping(text: str) -> list[str]:
+    """Ten characters each, four of them shared with the next."""
+    return [text[start : start + 10] for start in range(0, len(text), 6)]
+
+
+SPLITTERS: dict[str, Any] = {
+    "lines with their ends": lambda text: text.splitlines(keepends=True),
+    "lines without their ends": str.splitlines,
+    "words": str.split,
+    "a separator that is lost": lambda text: text.split(". "),
+    "overlapping": overlapping,
+    "LlamaIndex's sentences": SentenceSplitter(chunk_size=12, chunk_overlap=0),
+    "LlamaIndex's sentences, overlapping": SentenceSplitter(chunk_size=30, chunk_overlap=12),
+    "LlamaIndex's tokens, overlapping": TokenTextSplitter(chunk_size=12, chunk_overlap=4),
+    "another text": lambda text: [text.upper()],
+    "nothing": lambda text: [],
+}
+
+
+def test_without_a_splitter_the_tokens_decide() -> None:
+    assert clip_start("one two three four", 2, COUNTER) == " three four"
+
+
+@pytest.mark.parametrize(
+    ("splitter", "limit", "end"),
+    [
+        ("lines with their ends", 5, "Four was it. "),
+        ("lines without their ends", 5, "Four was it. "),
+        ("words", 2, "was it. "),
+        ("a separator that is lost", 8, " Three is there.\n\nFour was it. "),
+        ("LlamaIndex's sentences", 6, "Three is there.\n\nFour was it. "),
+        ("LlamaIndex's tokens, overlapping", 4, "was it. "),
+        ("another text", 50, ""),
+        ("nothing", 50, ""),
+    ],
+)
+def test_the_end_begins_where_a_piece_begins(splitter: str, limit: int, end: str) -> None:
+    """Also if the splitter strips white space or overlaps."""
+    text = TEXT if limit < 50 else TEXT * 20
+    assert clip_start(text, limit, WORDS, SPLITTERS[splitter]) == end
+
+
+def test_equal_pieces_are_told_apart() -> None:
+    assert clip_start("aa\naa\naa\naa", 2, WORDS, str.splitlines) == "aa\naa"
+    assert clip_start("aaaaaaaa", 5, as_counter(list), lambda _: ["aa", "aa", "aa", "aa"]) == "aaaa"
+
+
+def test_a_piece_that_does_not_fit_leaves_nothing() -> None:
+    assert clip_start("a long line of words", 3, WORDS, str.splitlines) == ""
+
+
+@pytest.mark.parametrize("splitter", SPLITTERS)
+@given(text=st.text(alphabet="ab .\n\t日", max_size=80) | st.sampled_from([TEXT, TEXT * 4]), limit=st.integers(-1, 80))
+def test_the_end_is_the_texts_own_and_within_the_limit(splitter: str, text: str, limit: int) -> None:
+    """Whatever the splitter; a text that fits is whole."""
+    end = clip_start(text, limit, COUNTER, SPLITTERS[splitter])
+    assert text.endswith(end)
+    assert COUNTER.count(end) <= max(limit, 0)
+    if COUNTER.count(text) <= limit:
+        assert end == text
+
+
+# ---- the part of a text that has the words of a question -----------------------------------------------
+
+DULL = " ".join(f"Sentence {i} is about nothing much." for i in range(300))
+LONG = f"{DULL} The order number is 4711. {DULL}"
+
+
+def asked(text: str, question: str, limit: int = 60) -> str:
+    return excerpt(text, limit, COUNTER, set(terms_of(question)), terms_of)
+
+
+def test_a_short_text_comes_back_whole() -> None:
+    assert asked("The order number is 4711.", "anything") == "The order number is 4711."
+
+
+def test_the_sentences_with_the_words_of_the_question_are_shown() -> None:
+    """Wherever they stand; marks say where the text goes on."""
+    shown = asked(LONG, "What was my order number?")
+    assert "The order number is 4711." in shown
+    assert shown.startswith("[...] ")
+    assert shown.endswith(" [...]")
+    assert asked(f"The order number is 4711. {DULL}", "order").startswith("The order number is 4711.")
+    assert asked(f"{DULL} The order number is 4711.", "order").endswith("The order number is 4711.")
+
+
+def test_more_words_of_the_question_are_better() -> None:
+    text = f"An order came. {DULL} The order number is 4711. {DULL} A number was called."
+    assert "4711" in asked(text, "order number")
+
+
+def test_lines_and_chinese_sentences_are_parts_too() -> None:
+    code = "\n".join(f"def function_{i}(): pass" for i in range(200))
+    assert "def function_77(): pass" in asked(code, "what does function_77 do? 77")
+    chinese = "这句话没有意思。" * 300 + "护照在蓝色的抽屉里。" + "这句话没有意思。" * 300
+    assert "护照在蓝色的抽屉里。" in asked(chinese, "护照在哪里?")
+
+
+def test_without_a_word_in_common_the_two_ends_are_shown() -> None:
+    assert "tokens left out" in asked(LONG, "sunshine")
+    assert "tokens left out" in asked("x" * 9_000, "")
+
+
+@given(
+    parts=st.lists(st.sampled_from(["tea. ", "milk\n", "coffee ", "x" * 900, "日本。", " ", "a\n\n"]), max_size=40),
+    limit=st.integers(-3, 120),
+    question=st.sampled_from(["tea", "milk coffee", "日本", "", "nothing"]),
+    per_character=st.booleans(),
+)
+def test_it_never_exceeds_the_limit(parts: list[str], limit: int, question: str, per_character: bool) -> None:
+    counter = as_counter(lambda text: [0, *map(ord, text)]) if per_character else COUNTER
+    shown = excerpt("".join(parts), limit, counter, set(terms_of(question)), terms_of)
+    assert not shown or counter.count(shown) <= limit

@@ -1,4 +1,4 @@
-"""Exact counts, and texts clipped to them."""
+"""Exact counts, texts clipped to them, and what fits into a number of tokens."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import logging
 import os
 import pickle
 import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import tiktoken
@@ -15,8 +17,9 @@ from hypothesis import strategies as st
 
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.text.messages import CLOSING
-from llama_index_memory_ext.text.tokens import as_counter
+from llama_index_memory_ext.text.tokens import FIRST_SHARE, Recent, as_counter, fit, put_first
 
+COUNTER = TokenCounter()
 MEGABYTE = 1_000_000
 
 
@@ -153,3 +156,105 @@ def test_a_counter_can_be_copied_and_pickled() -> None:
     for twin in (copy.deepcopy(TokenCounter("gpt-4")), pickle.loads(pickle.dumps(TokenCounter("gpt-4")))):
         assert repr(twin) == "TokenCounter('gpt-4')"
         assert twin.count("Hello, world") == 3
+
+
+# ---- what fits -----------------------------------------------------------------------------------------
+
+LINES = st.lists(st.text(alphabet=st.sampled_from("ab \t<>/=.1\u00a0日"), max_size=20).map("<f>{}</f>\n".format))
+
+
+@given(lines=LINES, limit=st.integers(-5, 120))
+def test_the_whole_text_is_within_the_limit(lines: list[str], limit: int) -> None:
+    """And nothing that was skipped would have fitted at its turn."""
+    kept = fit(lines, limit, COUNTER)
+    assert COUNTER.count("".join(lines[i] for i in kept)) <= max(limit, 0)
+    for i in set(range(len(lines))) - set(kept):
+        before = sum(COUNTER.count(lines[j]) for j in kept if j < i)
+        assert before + COUNTER.count(lines[i]) > limit
+
+
+@given(lines=LINES, limit=st.integers(-5, 120))
+def test_a_tokenizer_whose_counts_do_not_add_up_keeps_to_the_limit_too(lines: list[str], limit: int) -> None:
+    counter = as_counter(lambda text: [0, 0, 0, *text.replace("\n<", "")])
+    kept = fit(lines, limit, counter)
+    assert not kept or counter.count("".join(lines[i] for i in kept)) <= limit
+
+
+def test_what_does_not_fit_is_skipped_and_the_next_is_tried() -> None:
+    lines = ["<f>one</f>\n", "<f>" + "long " * 50 + "</f>\n", "<f>two</f>\n"]
+    assert fit(lines, 20, COUNTER) == [0, 2]
+
+
+def test_nothing_is_counted_once_no_line_can_fit() -> None:
+    counted: list[str] = []
+
+    def tokenizer(text: str) -> list[int]:
+        counted.append(text)
+        return [0] * len(text)
+
+    counter = as_counter(tokenizer)
+    counted.clear()
+    assert (fit(["<aaaaaaa>\n"] * 100, 25, counter, least=6), len(counted)) == ([0, 1], 2)
+
+
+def test_marked_entries_come_first_up_to_their_share() -> None:
+    """One that is too large for what is left of the share keeps its place."""
+    assert put_first([10] * 5, [False, False, True, False, True], limit=80) == [2, 4, 0, 1, 3]
+    assert put_first([10, 30, 10], [False, True, True], limit=80) == [2, 0, 1]
+    assert put_first([10, 10], [False, True], limit=0) == [0, 1]
+    assert put_first([], [], limit=80) == []
+
+
+@given(entries=st.lists(st.tuples(st.integers(1, 30), st.booleans())), limit=st.integers(0, 200))
+def test_the_order_is_otherwise_kept(entries: list[tuple[int, bool]], limit: int) -> None:
+    """Whatever overtakes an unmarked entry is marked, and all that do are within the share."""
+    order = put_first([tokens for tokens, _ in entries], [marked for _, marked in entries], limit)
+    place = {i: at for at, i in enumerate(order)}
+    assert sorted(order) == list(range(len(entries)))
+    unmarked = [i for i, (_, marked) in enumerate(entries) if not marked]
+    assert unmarked == sorted(unmarked, key=place.__getitem__)
+    moved = [i for i in range(len(entries)) if any(j < i and place[j] > place[i] for j in unmarked)]
+    assert sum(entries[i][0] for i in moved) <= FIRST_SHARE * limit
+
+
+# ---- the cache -----------------------------------------------------------------------------------------
+
+
+def test_the_least_recently_used_entry_is_evicted() -> None:
+    """Reading an entry is a use of it, looking whether it is there is none."""
+    recent: Recent[str, int] = Recent(2)
+    recent.put("a", 1)
+    recent.put("b", 2)
+    assert (recent.get("a"), "b" in recent) == (1, True)
+    recent.put("c", 3)
+    assert ("a" in recent, "b" in recent, "c" in recent, len(recent)) == (True, False, True, 2)
+    assert recent.values() == [1, 3]
+    recent.put("a", 4)
+    assert (recent.get("a"), len(recent)) == (4, 2)
+
+
+def test_an_entry_that_is_not_there_has_a_default() -> None:
+    recent: Recent[str, int] = Recent()
+    assert (recent.get("a"), recent.get("a", 0), recent.pop("a"), len(recent)) == (None, 0, None, 0)
+    recent.put("a", 1)
+    assert (recent.pop("a"), len(recent)) == (1, 0)
+
+
+@pytest.mark.parametrize("twin_of", [copy.copy, copy.deepcopy, lambda recent: pickle.loads(pickle.dumps(recent))])
+def test_a_copy_of_a_cache_begins_empty(twin_of: Any) -> None:
+    recent: Recent[str, int] = Recent(3)
+    recent.put("a", 1)
+    twin = twin_of(recent)
+    assert (len(twin), twin.size, len(recent)) == (0, 3, 1)
+
+
+def test_threads_can_share_a_cache() -> None:
+    recent: Recent[int, int] = Recent(10)
+
+    def use(number: int) -> bool:
+        recent.put(number, number)
+        return recent.get(number, number) == number
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(use, range(2_000)))
+    assert len(recent) == 10

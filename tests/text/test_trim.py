@@ -15,9 +15,9 @@ from llama_index.core.node_parser import SentenceSplitter
 from llama_index.llms.openai.utils import to_openai_message_dicts
 
 from llama_index_memory_ext import LimitError, MessageError, RoleError, TokenCounter, trim
-from llama_index_memory_ext.text.clipping import tokens_of
-from llama_index_memory_ext.text.messages import RESULT_ROLES, calls_of
+from llama_index_memory_ext.text.messages import message_tokens
 from llama_index_memory_ext.text.tokens import as_counter
+from llama_index_memory_ext.text.tool_calls import RESULT_ROLES, calls_of
 from tests.conversation import assistant, calling, result, user
 from tests.memory.test_limits import PIXEL, messages
 from tests.openai_server import why_refused
@@ -134,7 +134,7 @@ def test_the_results_of_several_calls_share_the_room() -> None:
     trimmed = trim(chat, token_limit=100)
     assert trimmed[:2] == chat[:2]
     assert all("tokens left out" in str(message.content) for message in trimmed[2:])
-    assert 90 <= sum(tokens_of(message, COUNTER) for message in trimmed) <= 100
+    assert 90 <= sum(message_tokens(message, COUNTER) for message in trimmed) <= 100
 
 
 def test_media_that_do_not_fit_are_left_out() -> None:
@@ -318,7 +318,7 @@ def test_what_comes_back_is_within_the_limits_and_whole(chat: list[ChatMessage],
     before = copy.deepcopy(chat)
     trimmed = trim(chat, **options)
     counter = as_counter(options.get("tokenizer_fn") or COUNTER)
-    assert sum(tokens_of(message, counter) for message in trimmed) <= options.get("token_limit", 1_000_000)
+    assert sum(message_tokens(message, counter) for message in trimmed) <= options.get("token_limit", 1_000_000)
     assert is_whole(trimmed)
     assert places(trimmed, chat) == sorted(places(trimmed, chat))
     again = trim(trimmed, **{**options, "keep_ratio": 1.0})
@@ -329,7 +329,7 @@ def test_what_comes_back_is_within_the_limits_and_whole(chat: list[ChatMessage],
 def test_what_a_provider_has_added_goes_before_the_last_word() -> None:
     """Here the text has four tokens, and three would be left for it."""
     message = ChatMessage(role="user", content="\U00010000", additional_kwargs={"mood": "0\x1f" * 17})
-    limit = tokens_of(message, COUNTER) - 1
+    limit = message_tokens(message, COUNTER) - 1
     (clipped,) = trim([message], token_limit=limit)
     assert clipped.content == "\U00010000"
     assert not clipped.additional_kwargs
@@ -358,7 +358,7 @@ def test_of_plain_messages_as_many_of_the_newest_stay_as_fit(lengths: list[int],
     counter = as_counter(str.split)
     partly = trim(chat, **options, allow_partial=True)
     if len(partly) < min(len(chat), most):
-        assert sum(tokens_of(message, counter) for message in partly) == limit
+        assert sum(message_tokens(message, counter) for message in partly) == limit
 
 
 openai_calls = st.lists(st.sampled_from(["1", "2", "3"]), min_size=1, max_size=3, unique=True)
