@@ -26,6 +26,7 @@ _ROLES = [role.value for role in MessageRole]
 # More than any program writes, and far less than Python and databases can handle.
 _MAX_LEVELS = 100
 _LONGEST_ROLE = 20
+_FILE_HINT = "To read a file, pass its bytes: Path(...).read_bytes()."
 
 
 def messages_from_json(source: str | bytes | Iterable[Any], *, show_progress: bool = False) -> list[ChatMessage]:
@@ -104,10 +105,7 @@ def _values(source: Any) -> list[Any]:
             raise MessageError(f"Expected a list of messages, or an object with 'messages'; saw {described(value)}.")
         value = value.get("messages", [value])
     if isinstance(value, str | Mapping | BaseModel) or not isinstance(value, Iterable):
-        raise MessageError(
-            f"Expected a list of messages, or a JSON text of one; saw {described(value)}. "
-            "To read a file, pass its bytes: Path(...).read_bytes()."
-        )
+        raise MessageError(f"Expected a list of messages, or a JSON text of one; saw {described(value)}. {_FILE_HINT}")
     return list(value)
 
 
@@ -129,7 +127,7 @@ def _loaded(source: str | bytes | bytearray) -> Any:
     # Raised here, because the error above carries the whole text.
     if not is_lines:
         # A text that is no JSON may be the name of a file.
-        hint = " To read a file, pass its bytes: Path(...).read_bytes()." if isinstance(source, str) else ""
+        hint = f" {_FILE_HINT}" if isinstance(source, str) else ""
         raise MessageError(f"Expected JSON; saw {len(text)} characters that are none: {problem}.{hint}")
     return [_line(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
 

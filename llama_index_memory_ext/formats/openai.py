@@ -50,21 +50,20 @@ def from_openai(message: dict[str, Any]) -> ChatMessage:
     if not any(key in message for key in _CONTENT_KEYS):
         expected = f"'content' or another of {', '.join(_CONTENT_KEYS[1:])}"
         raise MessageError(f"Expected {expected}; saw {described(message)}.")
-    audio = message["audio"] if isinstance(message.get("audio"), dict) else {}
     calls = _call_blocks(message)
-    blocks = _content_blocks(message, audio) + calls
+    audio = message["audio"] if isinstance(message.get("audio"), dict) else {}
+    blocks = _content_blocks(message, audio) + calls or [TextBlock(text="")]
     kwargs = {key: _text(message[key], repr(key)) for key in _NAMES if message.get(key) is not None}
     if audio.get("id"):
         # LlamaIndex's own name for it.
         kwargs["reference_audio_id"] = _text(audio["id"], "the id of 'audio'")
-    return ChatMessage(role=message["role"], blocks=blocks or [TextBlock(text="")], additional_kwargs=kwargs)
+    return ChatMessage(role=message["role"], blocks=blocks, additional_kwargs=kwargs)
 
 
 def to_openai(message: ChatMessage) -> dict[str, Any]:
     """Returns a message as OpenAI's API takes it. What the API has no place for is named in a text, or left out."""
     role = MessageRole.ASSISTANT if message.role in ASSISTANT_ROLES else message.role
-    found = (_part(block, with_media=role == MessageRole.USER) for block in message.blocks)
-    parts = list(filter(None, found))
+    parts = list(filter(None, (_part(block, with_media=role == MessageRole.USER) for block in message.blocks)))
     is_text = len(parts) == 1 and parts[0]["type"] == "text"
     calls, kwargs = _written_calls(message), message.additional_kwargs
     audio = kwargs.get("reference_audio_id")
@@ -202,17 +201,21 @@ def _part(block: Any, *, with_media: bool) -> dict[str, Any] | None:
 
 def _media(block: Any) -> dict[str, Any] | None:
     if isinstance(block, types.ImageBlock):
-        url = _data_url(block.image_mimetype, block.image) or str(block.url or "")
+        url = _address(block.image_mimetype, block.image, block.url)
         image = {"url": url, "detail": block.detail} if block.detail else {"url": url}
         return {"type": "image_url", "image_url": image} if url else None
     if isinstance(block, types.AudioBlock) and isinstance(block.audio, bytes) and block.format:
         return {"type": "input_audio", "input_audio": {"data": block.audio.decode(), "format": block.format}}
-    file_data = _data_url(block.document_mimetype, block.data) if isinstance(block, types.DocumentBlock) else ""
-    return {"type": "file", "file": {"filename": block.title, "file_data": file_data}} if file_data else None
+    if isinstance(block, types.DocumentBlock) and isinstance(block.data, bytes):
+        file_data = _address(block.document_mimetype, block.data)
+        return {"type": "file", "file": {"filename": block.title, "file_data": file_data}}
+    return None
 
 
-def _data_url(mimetype: str | None, content: object) -> str:
-    return f"data:{mimetype or ''};base64,{content.decode()}" if isinstance(content, bytes) else ""
+def _address(mimetype: str | None, content: object, url: object = None) -> str:
+    if isinstance(content, bytes):
+        return f"data:{mimetype or ''};base64,{content.decode()}"
+    return str(url) if url else ""
 
 
 def _written_calls(message: ChatMessage) -> dict[str, Any]:

@@ -58,10 +58,7 @@ def clip_entries(
 
 
 def split_record(text: str) -> list[str]:
-    """Returns the parts of a record: each entry, the summary, and the tags around earlier messages.
-
-    No message can forge the start of a part, so these are exactly the parts that were put together.
-    """
+    """Returns the parts of a record: entries, the summary, and the tags around earlier messages; none can be forged."""
     return [part for part in _ELEMENT_START.split(text) if part]
 
 
@@ -73,8 +70,8 @@ def is_result(part: str) -> bool:
 def truncated(text: str, tokens_to_truncate: int, counter: TokenCounter) -> str:
     """Returns the record without its least important parts, at least so many tokens shorter; "" if nothing is left.
 
-    First the earlier messages are left out, then the messages of the record, the oldest first and no call without its
-    results, then the summary, and at last the instructions at the beginning.
+    First go the earlier messages, then the messages of the record (the oldest first, a call with its results), then the
+    summary, and at last the instructions at the beginning.
     """
     parts, wanted = split_record(text), tokens_to_truncate
     while True:

@@ -41,11 +41,8 @@ class Kept(NamedTuple):
 class Selection:
     """How much of the messages is shown word for word. Entries are passed and returned oldest first.
 
-    Attributes:
-        limits: Most tokens and messages, and how many are kept when there are more.
-        counter: Counts the tokens.
-        message_ratio: Share of the tokens that a message (a tool call and its results count as one) may have. A longer
-            one is clipped in its middle, or to its end if the limits ``allow_partial``.
+    A message, or a call with its results, may have ``message_ratio`` of all tokens. A longer one is clipped in its
+    middle, or to its end if the limits ``allow_partial``.
     """
 
     limits: Limits
@@ -72,10 +69,7 @@ class Selection:
         return shown
 
     def evict(self, before: Kept, *, low: bool = False) -> Kept:
-        """Returns all that was kept if it is within the limits, else the newest of it.
-
-        With ``low`` the limits are what is kept at a cut.
-        """
+        """Returns all that was kept if it is within the limits (``low``: of what a cut keeps), else the newest."""
         groups = _groups(before.all)
         cut = self._plan_cut(groups, self.limits.kept if low else self.limits)
         if not cut:

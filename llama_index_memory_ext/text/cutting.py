@@ -34,17 +34,9 @@ _BEFORE, _AFTER = "[...] ", " [...]"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many tokens and messages there may be, and how many are kept when there are more.
+    """Most tokens and messages, and how many of them are kept when there are more; ``trim`` documents the options.
 
-    Attributes:
-        tokens: Most tokens.
-        keep_ratio: Share of ``tokens`` that is kept when a limit is passed, above 0, at most 1.
-        max_messages: Most messages.
-        keep_messages: Messages that are kept when a limit is passed.
-        allow_partial: Whether the end of a message is kept that does not fit whole.
-        text_splitter: Gives the pieces of which such an end consists; None for as many tokens as fit.
-        start_on: The roles of which one comes first; any if empty.
-        end_on: The roles of which one comes last; any if empty.
+    An empty ``start_on`` or ``end_on`` stands for any role.
     """
 
     tokens: int = sys.maxsize
@@ -70,13 +62,7 @@ class Limits:
         end_on: str | Sequence[str] | None = None,
         include_system: bool = False,
     ) -> Limits:
-        """Returns the limits of ``trim`` and of the record from their options, which both document.
-
-        Raises:
-            LimitError: A limit is below 1, or limits contradict each other.
-            RoleError: ``start_on`` or ``end_on`` names a role that does not exist.
-            SplitterError: ``text_splitter`` cannot split a text.
-        """
+        """Returns the limits that the options ask for; raises LimitError, RoleError and SplitterError as ``trim``."""
         _check_numbers(keep_ratio, token_limit=token_limit, max_messages=max_messages, keep_messages=keep_messages)
         if include_system and max_messages == 1:
             raise LimitError(
@@ -88,17 +74,10 @@ class Limits:
                 "text_splitter must be a function from a text to its pieces, or one of LlamaIndex's text splitters; "
                 f"this is a {type(text_splitter).__name__}. str.splitlines keeps whole lines."
             )
-        most = max_messages or sys.maxsize
-        return cls(
-            tokens=token_limit or sys.maxsize,
-            keep_ratio=keep_ratio,
-            max_messages=most,
-            keep_messages=keep_messages or max(1, int(most * keep_ratio)),
-            allow_partial=allow_partial,
-            text_splitter=text_splitter,
-            start_on=_checked_roles("start_on", start_on),
-            end_on=_checked_roles("end_on", end_on),
-        )
+        tokens, most = token_limit or sys.maxsize, max_messages or sys.maxsize
+        keep = keep_messages or max(1, int(most * keep_ratio))
+        starts, ends = _checked_roles("start_on", start_on), _checked_roles("end_on", end_on)
+        return cls(tokens, keep_ratio, most, keep, allow_partial, text_splitter, starts, ends)
 
     @property
     def keep_tokens(self) -> int:
@@ -116,12 +95,8 @@ class Limits:
 
     def remaining(self, tokens: int, messages: int) -> Limits:
         """Returns the limits of what comes with so many tokens and messages; they leave room for one message."""
-        return replace(
-            self,
-            tokens=self.tokens - tokens,
-            max_messages=max(self.max_messages - messages, 1),
-            keep_messages=max(self.keep_messages - messages, 1),
-        )
+        most, keep = max(self.max_messages - messages, 1), max(self.keep_messages - messages, 1)
+        return replace(self, tokens=self.tokens - tokens, max_messages=most, keep_messages=keep)
 
     def starting_on(self, groups: Sequence[Group[M]]) -> Sequence[Group[M]]:
         """Returns the groups from the first one of ``start_on``; [] if there is none. No result comes first."""
@@ -161,12 +136,7 @@ def _checked_roles(option: str, roles: str | Sequence[str] | None) -> frozenset[
 
 
 class Group(Generic[M]):
-    """A message, or a tool call with its results, which is kept or left out as a whole.
-
-    Args:
-        messages: At least one.
-        count: Gives the tokens of a message.
-    """
+    """A message, or a tool call with its results, which is kept or left out as a whole."""
 
     def __init__(self, messages: Sequence[M], count: Callable[[M], int]) -> None:
         self.messages = messages
@@ -185,11 +155,8 @@ def plan_cut(groups: Sequence[Group[M]], limits: Limits, *, turn_starts: Collect
     once, so that the text in front of the next messages stays the same for many turns and a provider's prompt cache
     can serve it.
 
-    Args:
-        groups: Oldest first. The newest always stays, even if it does not fit.
-        limits: If they have roles to ``start_on``, a cut is made in front of a turn whenever a whole turn fits.
-        turn_starts: The roles of messages that begin a turn. A cut in front of a turn is preferred unless it would
-            keep less than half of what could be kept.
+    The newest group always stays. A cut in front of a turn, which begins with a role of ``turn_starts``, is preferred
+    unless it keeps less than half of what could be kept. With roles to ``start_on`` it is preferred in any case.
     """
     tokens = messages = 0
     keep, kept = limits.kept, dict[int, int]()
@@ -230,8 +197,7 @@ def share_out(tokens: Sequence[int], limit: int) -> list[int]:
     >>> share_out([10, 20], 100)
     [10, 20]
     """
-    shares = [0] * len(tokens)
-    left = limit
+    shares, left = [0] * len(tokens), limit
     for done, i in enumerate(sorted(range(len(tokens)), key=lambda i: tokens[i])):
         shares[i] = min(tokens[i], max(left, 0) // (len(tokens) - done))
         left -= shares[i]
@@ -239,15 +205,10 @@ def share_out(tokens: Sequence[int], limit: int) -> list[int]:
 
 
 def clip_start(text: str, limit: int, counter: TokenCounter, text_splitter: Splitter | None = None) -> str:
-    """Returns the end of the text with at most ``limit`` tokens; the whole text if it fits.
+    """Returns the end of the text with at most ``limit`` tokens; "" for a limit of 0 or less.
 
-    Args:
-        text: Any text.
-        limit: Most tokens; 0 or less gives "".
-        counter: Counts them.
-        text_splitter: The end then begins where a piece begins, and is "" if not even the last piece fits. Pieces may
-            overlap and may lack the white space between them: they are looked up in the text, and pieces that are not
-            found there are ignored.
+    With a ``text_splitter`` the end begins where a piece begins; "" if not even the last piece fits. Pieces are looked
+    up in the text, because they may overlap and may lack the white space between them.
 
     >>> from llama_index_memory_ext import TokenCounter
     >>> clip_start("one two. three four. five", 4, TokenCounter())
@@ -283,14 +244,8 @@ def excerpt(
 ) -> str:
     """Returns the run of sentences with most of the wanted terms, with "[...]" where text is left out.
 
-    A text that fits is returned whole. The middle of one without any of the terms is clipped.
-
-    Args:
-        text: Any text.
-        limit: Most tokens of the result; 0 or less gives "".
-        counter: Counts them.
-        wanted: The terms of the question.
-        terms: Gives the terms of a text.
+    It has at most ``limit`` tokens. A text that fits is returned whole, the middle of one without any of the terms is
+    clipped. ``terms`` gives the terms of a text.
     """
     if counter.count(text) <= limit:
         return text

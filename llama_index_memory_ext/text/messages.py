@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
 
 from llama_index_memory_ext.errors import MessageError
-from llama_index_memory_ext.text.tool_calls import (
-    ASSISTANT_ROLES,
-    INVISIBLE_BLOCKS,
-    RESULT_ROLES,
-    calls_of,
-    compact_json,
-)
+from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, HIDDEN_BLOCKS, RESULT_ROLES, calls_of, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,14 +51,7 @@ class Utterance(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One message as the record shows it: ``<message role="user">the text</message>`` and a newline.
-
-    Attributes:
-        row_id: Its row in the log.
-        opening: The opening tag.
-        text: All of it.
-        tokens: The tokens of ``text``.
-    """
+    """One message as the record shows it: ``<message role="user">the text</message>`` and a newline."""
 
     row_id: int
     opening: str
@@ -90,9 +77,9 @@ class Entry:
 def entry_of(
     row_id: int, message: ChatMessage, counter: TokenCounter, tags: Iterable[str] = (), day: str = ""
 ) -> Entry | None:
-    """Returns the entry of a message, or None if there is nothing to show (an empty or a thinking-only message).
+    """Returns the entry of a message with the date ``day``, None if there is nothing to show (no text but thinking).
 
-    ``tags`` are element names, besides our own, that no text can forge. ``day`` is shown as the message's date.
+    ``tags`` are element names, besides our own, that no text can forge.
     """
     body = escape_tags(body_of(message), tags)
     if not body.strip():
@@ -103,10 +90,9 @@ def entry_of(
 
 
 def clip_entry(entry: Entry, limit: int, counter: TokenCounter, clip: Callable[[str, int], str] | None = None) -> Entry:
-    """Returns the entry with its body clipped so that all of it has at most ``limit`` tokens.
+    """Returns the entry with its body clipped, by default in the middle, so that it has at most ``limit`` tokens.
 
-    ``clip`` shortens a text to a number of tokens; by default ``counter.clip``, which leaves out the middle.
-    If not even the tags fit, the entry has no body and more tokens than the limit.
+    If not even the tags fit, it has no body and more tokens.
     """
     if entry.tokens <= limit:
         return entry
@@ -139,10 +125,7 @@ def unescape_tags(text: str, tags: Iterable[str] = ()) -> str:
 
 
 def body_of(message: ChatMessage) -> str:
-    """Returns the texts of a message, its tool calls and a mark for each picture, sound or file; not escaped.
-
-    Thinking is left out.
-    """
+    """Returns the texts of a message, its tool calls and a mark for each medium; not escaped, without thinking."""
     calls = iter(calls_of(message))
     lines: list[str] = []
     for block in message.blocks:
@@ -150,14 +133,13 @@ def body_of(message: ChatMessage) -> str:
     lines += map(_call_line, calls)
     kwargs = message.additional_kwargs.items()
     extra = {key: value for key, value in kwargs if key not in _SHOWN_ELSEWHERE and value not in (None, "", [], {})}
-    return "\n".join([*lines, f"[{compact_json(extra)}]"] if extra else lines)
+    return "\n".join([*lines, f"[{to_json(extra)}]"] if extra else lines)
 
 
 def spoken(message: ChatMessage) -> str:
-    """Returns the text of a user's message or of a final answer, not escaped; "" for all other messages.
+    """Returns the text of a user's message or a final answer, not escaped; "" for tool calls, results, instructions.
 
-    Of a ReAct answer only what follows the last ``Answer:``. Messages with tool calls, results, and instructions
-    (system, developer) have no spoken text.
+    Of a ReAct answer only what follows the last ``Answer:``.
     """
     text: str = cleaned("\n".join(block.text for block in message.blocks if isinstance(block, TextBlock))).strip()
     if message.role == MessageRole.USER:
@@ -171,11 +153,7 @@ def spoken(message: ChatMessage) -> str:
 
 
 def checked_messages(messages: Any) -> list[ChatMessage]:
-    """Returns the messages of any iterable as a list.
-
-    Raises:
-        MessageError: It is no iterable of chat messages.
-    """
+    """Returns the messages of any iterable as a list; raises a MessageError if it is none of chat messages."""
     if isinstance(messages, ChatMessage | str | dict) or not isinstance(messages, Iterable):
         raise MessageError(f"Expected a list of ChatMessage objects; this is a {type(messages).__name__}.")
     found = list(messages)
@@ -189,10 +167,7 @@ def checked_messages(messages: Any) -> list[ChatMessage]:
 
 
 def message_tokens(message: ChatMessage, counter: TokenCounter, media_tokens: Mapping[str, int] = MEDIA_TOKENS) -> int:
-    """Returns the tokens that a model is sent for a message: exact for text and tool calls, else estimated.
-
-    ``media_tokens`` is the estimate for each block type that is not text.
-    """
+    """Returns the tokens of a message: exact for text and tool calls, ``media_tokens`` for blocks of other types."""
     media = sum(media_tokens.get(block.block_type, 0) for block in message.blocks)
     return counter.count(body_of(message)) + media
 
@@ -204,9 +179,9 @@ def storable(message: ChatMessage) -> dict[str, Any]:
 
 
 def cleaned(value: Any) -> Any:
-    """Returns a JSON value with texts that every database and every model's API accepts.
+    """Returns a JSON value that every database and every model's API accepts.
 
-    Lone surrogates and NUL become U+FFFD. A pair of surrogates becomes its character.
+    In its texts, lone surrogates and NUL become U+FFFD, and a pair of surrogates becomes its character.
     """
     if isinstance(value, str):
         if not _UNSTORABLE.search(value):
@@ -232,12 +207,9 @@ def turns_in(messages: Iterable[ChatMessage]) -> list[list[str]]:
 def question_in(
     messages: Sequence[ChatMessage], turns_before: Sequence[list[str]], max_turns: int
 ) -> tuple[str, list[str]]:
-    """Returns the question that messages end with, and the text of each of the turns before it, oldest first.
+    """Returns the question of the current turn, or else of the last one before it, and the texts of the turns before.
 
-    Args:
-        messages: The current turn. If it has no user's message, the last turn before it is the one in question.
-        turns_before: The spoken texts of the turns before them, oldest first.
-        max_turns: Most turns, the one of the question included.
+    Turns are oldest first, at most ``max_turns`` with that of the question.
     """
     last = max((i for i, message in enumerate(messages) if message.role == MessageRole.USER), default=-1)
     question = spoken(messages[last]) if last >= 0 else ""
@@ -269,12 +241,9 @@ def _opening(message: ChatMessage, day: str) -> str:
     attributes = {"role": message.role.value, "date": day}
     if message.role in RESULT_ROLES:
         attributes.update({key: message.additional_kwargs.get(key) or "" for key in ("tool_call_id", "name")})
-    pairs = (f'{key}="{_attribute(str(value))}"' for key, value in attributes.items() if value)
-    return f"<message {' '.join(pairs)}>"
-
-
-def _attribute(value: str) -> str:
-    return escape(" ".join(value.split())[:200], quote=True)
+    values = {key: escape(" ".join(str(value).split())[:200], quote=True) for key, value in attributes.items() if value}
+    pairs = " ".join(f'{key}="{value}"' for key, value in values.items())
+    return f"<message {pairs}>"
 
 
 def _block_lines(block: Any) -> Iterator[str]:
@@ -286,7 +255,7 @@ def _block_lines(block: Any) -> Iterator[str]:
         yield f"[{block.block_type}: {block.title}]"
         for part in block.content if block.block_type == "citable" else [block.cited_content]:
             yield from _block_lines(part)
-    elif block.block_type not in INVISIBLE_BLOCKS:
+    elif block.block_type not in HIDDEN_BLOCKS:
         yield _media_line(block)
 
 

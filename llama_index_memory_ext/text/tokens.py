@@ -32,6 +32,9 @@ _SHIPPED = {
     "cl100k_base": "9b5ad71b2ce5302211f9c61530b329a4922fc6a4",
     "o200k_base": "fb374d419588a4632f3f557e76b4b70aebbca790",
 }
+_NOT_LOADED = (
+    "No tokenizer could be loaded for %r (%s). Tokens are estimated. Name an encoding that needs no network: %s."
+)
 # tiktoken's regular expression overflows its stack on white space of about a million characters.
 _PIECE_CHARACTERS = 100_000
 # Every encoding of tiktoken starts a new token at a single space and after the end of a line.
@@ -43,11 +46,7 @@ _environment = threading.Lock()
 
 
 class Recent(Generic[K, V]):
-    """A cache of the entries that were used last. Threads may share it. A copy or a pickle of it is empty.
-
-    Args:
-        size: Most entries. When there are more, the least recently used one is evicted.
-    """
+    """A cache of the ``size`` entries that were used last. Threads may share it. A copy or a pickle of it is empty."""
 
     def __init__(self, size: int = 128) -> None:
         self.size = size
@@ -97,19 +96,19 @@ class Recent(Generic[K, V]):
 class TokenCounter:
     """Exact token counts by tiktoken; callable, so that it serves as ``Memory(tokenizer_fn=...)``.
 
-    No ``str`` raises an error: special tokens are counted as plain text, lone surrogates as U+FFFD. A run
-    of over 100,000 characters without a word boundary is counted in pieces.
+    No ``str`` raises an error: special tokens are counted as plain text, lone surrogates as U+FFFD. A run of over
+    100,000 characters without a word boundary is counted in pieces.
 
     Args:
-        name: An encoding (``"o200k_base"``) or an OpenAI model (``"gpt-4o"``). ``o200k_base`` and
-            ``cl100k_base`` are read from files that llama-index-core ships, never from the network.
-            tiktoken loads any other encoding. If it cannot, one warning is logged and every
-            count is an estimate: a token for three ASCII characters, one for any other character.
-        tokenizer_fn: Turns a text into a list of its tokens, in place of an encoding; ``name`` is only shown then.
+        name: An encoding (``"o200k_base"``) or an OpenAI model (``"gpt-4o"``). ``o200k_base`` and ``cl100k_base`` are
+            read from files that llama-index-core ships, never from the network. tiktoken loads any other encoding. If
+            it cannot, one warning is logged and every count is an estimate: a token for three ASCII characters, one
+            for any other character.
+        tokenizer_fn: Turns a text into a list of its tokens, in place of an encoding.
 
     Attributes:
         adds_up: Whether the tokens of lines that begin with "<" and end with ">" and a newline add up to those of the
-            whole text. False with a ``tokenizer_fn``.
+            whole text: not with a ``tokenizer_fn``.
 
     Examples:
         >>> TokenCounter().count("Hello, world")
@@ -151,8 +150,8 @@ class TokenCounter:
     def clip(self, text: str, limit: int) -> str:
         """Returns the text if it has at most ``limit`` tokens, else its beginning and its end around a mark.
 
-        The mark gives the number of tokens that were left out. The result never has more than ``limit`` tokens. If
-        the limit is too small for the mark, only the beginning is returned, and "" for a limit of 0 or less.
+        The mark gives the number of tokens that were left out; too small a limit leaves only the beginning. The result
+        never has more than ``limit`` tokens, and is "" for a limit of 0 or less.
         """
         if limit <= 0:
             return ""
@@ -163,10 +162,9 @@ class TokenCounter:
         while kept > 0:
             mark = f"\n[... {total - kept} tokens left out ...]\n"
             room = kept - self.count(mark)
+            clipped = self._cut(text, ids, room - room // 2) + mark + self._cut(text, ids, -(room // 2))
             if room < limit // 2:
                 clipped = self._cut(text, ids, kept)
-            else:
-                clipped = self._cut(text, ids, room - room // 2) + mark + self._cut(text, ids, -(room // 2))
             excess = self.count(clipped) - limit
             if excess <= 0:
                 return clipped
@@ -174,10 +172,7 @@ class TokenCounter:
         return ""
 
     def tail(self, text: str, limit: int) -> str:
-        """Returns the longest end of the text that has at most ``limit`` tokens, without any mark.
-
-        "" for a limit of 0 or less, and if not even the last character fits.
-        """
+        """Returns the longest end of the text that has at most ``limit`` tokens, "" if not even a character fits."""
         if limit <= 0:
             return ""
         if self.count(text) <= limit:
@@ -241,18 +236,14 @@ def estimate(text: str) -> int:
 
 
 def fit(lines: Sequence[str], limit: int, counter: TokenCounter, *, least: int = 1) -> list[int]:
-    """Returns the places of the lines that fit into ``limit`` tokens. A line that does not fit is skipped.
+    """Returns the places of the lines that fit into ``limit`` tokens, best line first; other lines are skipped.
 
-    Args:
-        lines: Best first. Each begins with "<" and ends with ">" and a newline, so that their tokens add up.
-        limit: Most tokens of all chosen lines together; 0 or less chooses none.
-        counter: Counts the tokens. If its counts do not add up, the chosen lines are counted as one text.
-        least: The tokens of the shortest possible line. No more lines are counted once less is left.
+    Each line must begin with "<" and end with ">" and a newline, so that their tokens add up. If the counter's do not,
+    the chosen lines are counted as one text. No line is counted once less than ``least`` tokens are left.
     """
     if counter.adds_up:
         return fit_tokens(map(counter.count, lines), limit, least=least)
-    kept: list[int] = []
-    text, used = "", 0
+    kept, text, used = list[int](), "", 0
     for i, line in enumerate(lines):
         if limit - used < least:
             break
@@ -264,9 +255,9 @@ def fit(lines: Sequence[str], limit: int, counter: TokenCounter, *, least: int =
 
 
 def fit_tokens(tokens: Iterable[int], limit: int, *, least: int = 1) -> list[int]:
-    """Returns the places of the lines that fit into ``limit``, given the tokens of each line, best first.
+    """Returns the places of the lines that fit into ``limit``, given the tokens of each line, best line first.
 
-    ``least`` is the tokens of the shortest possible line. No more lines are asked for once less is left.
+    No more lines are asked for once less than ``least`` tokens are left.
 
     >>> fit_tokens([5, 9, 4, 1], 10)
     [0, 2, 3]
@@ -282,27 +273,20 @@ def fit_tokens(tokens: Iterable[int], limit: int, *, least: int = 1) -> list[int
 
 
 def put_first(tokens: Sequence[int], first: Sequence[bool], limit: int) -> list[int]:
-    """Returns the order in which marked entries (pinned facts, corrections) come before all others.
+    """Returns the order in which entries marked ``first`` (pinned facts, corrections) come before all others.
 
-    Marked entries move to the front while together they fit into a quarter of ``limit``. One that does
-    not fit keeps its place, and the next is tried. Otherwise the order stays.
-
-    Args:
-        tokens: The tokens of each entry, best first. Those of unmarked entries are not looked at.
-        first: True for each marked entry.
-        limit: Most tokens of all entries together.
+    They move to the front while together they fit into a quarter of ``limit``. One that does not fit keeps its place,
+    and the next is tried. Otherwise the order stays. The tokens of unmarked entries are not looked at.
 
     >>> put_first([10, 20, 10], first=[False, True, True], limit=50)
     [2, 0, 1]
     """
-    room = FIRST_SHARE * limit
-    front = []
+    room, front = FIRST_SHARE * limit, set()
     for i, marked in enumerate(first):
         if marked and tokens[i] <= room:
-            front.append(i)
+            front.add(i)
             room -= tokens[i]
-    moved = set(front)
-    return front + [i for i in range(len(first)) if i not in moved]
+    return sorted(range(len(first)), key=lambda i: i not in front)
 
 
 def is_shipped(name: str) -> bool:
@@ -335,13 +319,7 @@ def _encoding(name: str) -> tiktoken.Encoding | None:
     try:
         return _shipped_encoding(encoding) or tiktoken.get_encoding(encoding)
     except Exception as error:  # noqa: BLE001 - whatever stops the download, counting must go on
-        logger.warning(
-            "No tokenizer could be loaded for %r (%s). Tokens are estimated. Name an encoding that needs "
-            "no network: %s.",
-            name,
-            type(error).__name__,
-            " or ".join(sorted(_SHIPPED)),
-        )
+        logger.warning(_NOT_LOADED, name, type(error).__name__, " or ".join(sorted(_SHIPPED)))
         return None
 
 

@@ -16,7 +16,7 @@ ASSISTANT_ROLES: frozenset[str] = frozenset({MessageRole.ASSISTANT, MessageRole.
 RESULT_ROLES: frozenset[str] = frozenset({MessageRole.TOOL, MessageRole.FUNCTION})
 CALL_KEYS = ("tool_calls", "function_call")
 # Blocks that are never shown.
-INVISIBLE_BLOCKS = frozenset({"thinking", "cache"})
+HIDDEN_BLOCKS = frozenset({"thinking", "cache"})
 
 
 class HasRole(Protocol):
@@ -24,7 +24,7 @@ class HasRole(Protocol):
 
     @property
     def role(self) -> str:
-        """The name of its role, as in ``MessageRole``."""
+        """Its role."""
 
 
 M = TypeVar("M", bound=HasRole)
@@ -39,17 +39,13 @@ class ToolCall(NamedTuple):
 
 
 def calls_of(message: ChatMessage) -> list[ToolCall]:
-    """Returns the tool calls of a message.
-
-    They are read from ``ToolCallBlock``s, and from ``additional_kwargs`` only if there is no such block,
-    because some LLM classes fill both.
-    """
+    """Returns the calls in the blocks of a message, else those in ``additional_kwargs``: some LLM classes fill both."""
     blocks = [block for block in message.blocks if isinstance(block, ToolCallBlock)]
     calls = [ToolCall(block.tool_call_id or "", block.tool_name, _arguments(block.tool_kwargs)) for block in blocks]
     return calls or [_call(value) for _, value in _calls_in_kwargs(message)]
 
 
-def compact_json(value: Any) -> str:
+def to_json(value: Any) -> str:
     """Returns the JSON of a value on one line. Pydantic's models are dumped, other objects become their ``str``."""
     return json.dumps(value, ensure_ascii=False, default=_plain)
 
@@ -57,7 +53,7 @@ def compact_json(value: Any) -> str:
 def has_content(message: ChatMessage) -> bool:
     """Returns whether a message has any block but thinking and blank texts."""
     return any(
-        block.text.strip() if isinstance(block, TextBlock) else block.block_type not in INVISIBLE_BLOCKS
+        block.text.strip() if isinstance(block, TextBlock) else block.block_type not in HIDDEN_BLOCKS
         for block in message.blocks
     )
 
@@ -76,9 +72,8 @@ def tool_call_groups(messages: Iterable[M]) -> list[list[M]]:
 def complete_groups(messages: Iterable[ChatMessage]) -> list[list[ChatMessage]]:
     """Returns the ``tool_call_groups`` without orphaned results and unanswered calls.
 
-    A result is left out if it answers no call of the message in front of it. A call is removed from a copy of its
-    message if it has no result or its message is not an assistant's; a message that is then empty is left out.
-    All other messages are the same objects. Calls and results are paired by id, and by order where an id is missing.
+    A call without a result, or by another role than an assistant's, is removed from a copy of its message. A message
+    that is then empty is left out. All other messages are the same objects.
 
     >>> [[message.role.value for message in group] for group in complete_groups([
     ...     ChatMessage(role="tool", content="of a call that is not here"),
@@ -108,7 +103,7 @@ def _complete(caller: ChatMessage, results: Sequence[ChatMessage]) -> list[ChatM
 
 
 def _pairs(calls: Sequence[ToolCall], results: Sequence[ChatMessage]) -> dict[int, int]:
-    """Returns the place of its call for the place of each result."""
+    """Returns the place of its call for the place of each result: first by equal ids, then where one has no id."""
     waiting = list(range(len(calls)))
     pairs: dict[int, int] = {}
     ids = [str(result.additional_kwargs.get("tool_call_id") or "") for result in results]
@@ -127,18 +122,22 @@ def _fits(call_id: str, result_id: str, *, by_id: bool) -> bool:
 
 def _with_calls(message: ChatMessage, kept: set[int]) -> ChatMessage:
     """Returns a copy with no other calls than those at these places of ``calls_of(message)``."""
-    calls, places = calls_of(message), count()
+    places, in_kwargs = count(), _places_in_kwargs(message, kept)
     blocks = [block for block in message.blocks if not isinstance(block, ToolCallBlock) or next(places) in kept]
-    in_blocks = any(isinstance(block, ToolCallBlock) for block in message.blocks)
-    ids, names = {calls[i].id for i in kept}, {calls[i].name for i in kept}
     kwargs = {key: value for key, value in message.additional_kwargs.items() if key not in CALL_KEYS}
     for i, (key, value) in enumerate(_calls_in_kwargs(message)):
-        call = _call(value)
-        # Those in additional_kwargs repeat those in blocks.
-        repeats_kept = call.id in ids if call.id else call.name in names
-        if repeats_kept if in_blocks else i in kept:
+        if i in in_kwargs:
             kwargs[key] = [*kwargs.get(key, []), value] if key == "tool_calls" else value
     return message.model_copy(update={"blocks": blocks, "additional_kwargs": kwargs})
+
+
+def _places_in_kwargs(message: ChatMessage, kept: set[int]) -> set[int]:
+    if not any(isinstance(block, ToolCallBlock) for block in message.blocks):
+        return kept
+    # The calls are in blocks, and additional_kwargs repeats them.
+    calls, repeated = calls_of(message), [_call(value) for _, value in _calls_in_kwargs(message)]
+    ids, names = {calls[i].id for i in kept}, {calls[i].name for i in kept}
+    return {i for i, call in enumerate(repeated) if (call.id in ids if call.id else call.name in names)}
 
 
 def _calls_in_kwargs(message: ChatMessage) -> Iterator[tuple[str, Any]]:
@@ -165,7 +164,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def _arguments(value: Any) -> str:
-    return value if isinstance(value, str) else compact_json(value)
+    return value if isinstance(value, str) else to_json(value)
 
 
 def _plain(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.cutting import Splitter
 
     Groups: TypeAlias = Sequence[Group[ChatMessage]]
+    BlocksOf: TypeAlias = Callable[[ChatMessage, int], list[Any] | None]
 
 # Without these a message is no call or no result. All else that a provider has added may be left out.
 _NEEDED_KWARGS = frozenset({*CALL_KEYS, "tool_call_id", "name"})
@@ -43,32 +44,32 @@ def trim(
 ) -> list[ChatMessage]:
     """Returns the newest of the messages that fit, oldest first; [] for none.
 
-    LangChain's ``trim_messages(strategy="last")`` does the same with these differences. Here no result is kept without
-    its call and no call without its result. A newest message that is too large alone is clipped rather than lost: to
-    its head and tail, or to its end with ``allow_partial``. Neither a large system message nor a part of a
-    message breaks the limit. A long turn of tool calls keeps the question that it began with.
+    It differs from LangChain's ``trim_messages(strategy="last")`` in this: no result is kept without its call and no
+    call without its result; a newest message that is too large alone is clipped (to its head and tail, or to its end
+    with ``allow_partial``) rather than lost; neither a large system message nor a part of a message exceeds the limit;
+    and a long turn of tool calls keeps the question that it began with.
 
     Args:
         messages: A conversation, oldest first. Neither the list nor a message is changed. Messages that stay
             whole are the same objects, shortened ones are copies.
         token_limit: Most tokens of the result, never exceeded; None for any number. Text and tool calls are counted
-            exactly, an image, a sound or a film as 256, a document as 2,048. Thinking, and the few
-            tokens that a provider adds to each message, are not counted.
+            exactly, an image, a sound or a film as 256, a document as 2,048. Thinking, and the few tokens that a
+            provider adds to each message, are not counted.
         max_messages: Most messages; None for any number. Only a tool call with its results may exceed it.
         keep_messages: Messages that are kept if there are more than ``max_messages``; default: ``keep_ratio`` of
             them, at least 1.
-        keep_ratio: Share of ``token_limit`` that is kept if there is more, above 0, at most 1. Below 1 the
-            beginning stays the same for several turns if the next messages are added to the result.
-        allow_partial: Whether the end of a message is kept that does not fit whole. A tool call and its results
-            are never split.
+        keep_ratio: Share of ``token_limit`` that is kept if there is more, above 0, at most 1. Below 1 the beginning
+            stays the same for several turns if the next messages are added to the result.
+        allow_partial: Whether the end of a message is kept that does not fit whole. A tool call and its results are
+            never split.
         text_splitter: A function from a text to its pieces, or one of LlamaIndex's text splitters. Only whole pieces
             of such a message are kept.
-        start_on: One or more roles. Messages before the first one with such a role are left out. If none of
-            them fits, the newest one is kept, clipped if necessary, and then the newest messages.
+        start_on: One or more roles. Messages before the first one with such a role are left out. If none of them
+            fits, the newest one is kept, clipped if necessary, and then the newest messages.
         end_on: One or more roles. Messages after the last one with such a role are left out first.
         include_system: Whether the first message is kept if it is the system's or the developer's. It counts towards
-            both limits, and it is clipped to half of ``token_limit`` if it
-            would leave no room for another. ``start_on`` and ``end_on`` ignore it.
+            both limits, and is clipped to half of ``token_limit`` if it would leave no room for another. ``start_on``
+            and ``end_on`` ignore it.
         tokenizer_fn: Turns a text into a list of tokens; default: o200k_base, exact and offline.
 
     Raises:
@@ -99,13 +100,11 @@ def trim(
     )
     trimmer = _Trimmer(as_counter(tokenizer_fn) if tokenizer_fn is not None else TokenCounter())
     head = messages[:1] if include_system and messages and messages[0].role in INSTRUCTION_ROLES else []
-    groups = limits.ending_on(list(map(trimmer.group, complete_groups(messages[len(head) :]))))
+    groups = limits.ending_on([trimmer.group(found) for found in complete_groups(messages[len(head) :])])
     if head:
         head = trimmer.head(without_calls(head[0]), limits.tokens, alone=not groups)
         limits = limits.remaining(trimmer.group(head).tokens, len(head))
-    kept = trimmer.newest(groups, limits)
-    if limits.start_on:
-        kept = limits.starting_on(kept) or trimmer.newest_from_start(groups, limits.kept)
+    kept = limits.starting_on(trimmer.newest(groups, limits)) or trimmer.newest_from_start(groups, limits.kept)
     return head + [message for group in kept for message in group.messages]
 
 
@@ -124,7 +123,7 @@ class _Trimmer:
     def head(self, message: ChatMessage, limit: int, *, alone: bool) -> list[ChatMessage]:
         """Returns a message that always stays, clipped if it leaves no room for others; [] if nothing is left of it."""
         fits = self.tokens(message) <= limit - (not alone)
-        head = message if fits else self.clip(message, limit // 2)
+        head = message if fits else self.clip(message, limit // 2, self.clipped_blocks)
         return [head] if head else []
 
     def newest(self, groups: Groups, limits: Limits) -> Groups:
@@ -135,12 +134,11 @@ class _Trimmer:
             groups = [*groups[:-1], shortened] if shortened else limits.ending_on(groups[:-1])
         cut = plan_cut(groups, limits)
         kept = groups[cut:]
-        may_be_part = limits.allow_partial and cut and len(groups[cut - 1].messages) == 1
-        if may_be_part and sum(len(group.messages) for group in kept) < limits.keep_messages:
-            room = limits.keep_tokens - sum(group.tokens for group in kept)
-            end = self.clip_start(groups[cut - 1].messages[0], room, limits.text_splitter)
-            kept = [self.group([end]), *kept] if end else kept
-        return kept
+        room = limits.keep_tokens - sum(group.tokens for group in kept)
+        if not cut or sum(len(group.messages) for group in kept) >= limits.keep_messages:
+            return kept
+        end = self.end_of(groups[cut - 1], room, limits)
+        return [end, *kept] if end else kept
 
     def newest_from_start(self, groups: Groups, limits: Limits) -> Groups:
         """Returns the newest group of ``start_on``, shortened if necessary, and the newest after it that fit."""
@@ -162,13 +160,19 @@ class _Trimmer:
         """Returns the group if it has at most ``limit`` tokens, else a shortened one; None if nothing is left."""
         if group.tokens <= limit:
             return group
-        message, *results = group.messages
-        if results:
+        if len(group.messages) > 1:
             return self.clip_results(group, limit)
-        splitters = (limits.text_splitter, None) if limits.allow_partial else ()
-        ends = (self.clip_start(message, limit, splitter) for splitter in splitters)
-        shorter = next(filter(None, ends), None) or self.clip(message, limit)
-        return self.group([shorter]) if shorter else None
+        whole_pieces = self.end_of(group, limit, limits)
+        end = whole_pieces or self.end_of(group, limit, replace(limits, text_splitter=None))
+        clipped = None if end else self.clip(group.messages[0], limit, self.clipped_blocks)
+        return self.group([clipped]) if clipped else end
+
+    def end_of(self, group: Group[ChatMessage], limit: int, limits: Limits) -> Group[ChatMessage] | None:
+        """Returns the end of a message; None if no part of it may be kept or nothing is left."""
+        message, *results = group.messages
+        blocks_of = partial(self.last_blocks, text_splitter=limits.text_splitter)
+        end = self.clip(message, limit, blocks_of) if limits.allow_partial and not results else None
+        return self.group([end]) if end else None
 
     def clip_results(self, group: Group[ChatMessage], limit: int) -> Group[ChatMessage] | None:
         """Returns a call and its results with at most ``limit`` tokens; None if the calls alone have more.
@@ -177,35 +181,17 @@ class _Trimmer:
         """
         *_, call = _copies(group.messages[0])
         needed = self.tokens(_with_blocks(call, [block for block in call.blocks if isinstance(block, ToolCallBlock)]))
-        wanted = list(map(self.tokens, group.messages))
+        wanted = [self.tokens(message) for message in group.messages]
         shares = share_out([max(wanted[0] - needed, 0), *wanted[1:]], limit - needed)
         shares[0] += min(needed, limit)
-        parts = map(partial(self.clip, may_be_empty=True), group.messages, shares)
-        kept = [part for part in parts if part is not None]
+        clip = partial(self.clip, blocks_of=self.clipped_blocks, may_be_empty=True)
+        kept = [part for part in map(clip, group.messages, shares) if part]
         return self.group(kept) if len(kept) == len(shares) else None
 
-    def clip(self, message: ChatMessage, limit: int, *, may_be_empty: bool = False) -> ChatMessage | None:
-        """Returns the message if it fits, else a copy with clipped texts and as much of its media as then fits.
-
-        Its calls stay. None if they do not fit or, unless it ``may_be_empty``, if nothing is left.
-        """
-        return self._clip(message, limit, self._clipped_blocks, may_be_empty=may_be_empty)
-
-    def clip_start(self, message: ChatMessage, limit: int, text_splitter: Splitter | None) -> ChatMessage | None:
-        """Returns the message if it fits, else a copy with its last blocks, the first of them clipped.
-
-        None if nothing is left.
-        """
-        return self._clip(message, limit, partial(self._last_blocks, text_splitter=text_splitter))
-
-    def _clip(
-        self,
-        message: ChatMessage,
-        limit: int,
-        blocks_of: Callable[[ChatMessage, int], list[Any] | None],
-        *,
-        may_be_empty: bool = False,
+    def clip(
+        self, message: ChatMessage, limit: int, blocks_of: BlocksOf, *, may_be_empty: bool = False
     ) -> ChatMessage | None:
+        """Returns the message if it fits, else a copy with ``blocks_of`` it; None if these do not fit or are empty."""
         if self.tokens(message) <= limit:
             return message
         empty = None
@@ -218,8 +204,8 @@ class _Trimmer:
             empty = empty or clipped
         return empty if may_be_empty else None
 
-    def _clipped_blocks(self, message: ChatMessage, limit: int) -> list[Any] | None:
-        """Returns the blocks with clipped texts, and None for each medium that does not fit; None if nothing fits."""
+    def clipped_blocks(self, message: ChatMessage, limit: int) -> list[Any] | None:
+        """Returns the blocks with clipped texts, and as many media as then fit; None if the calls alone do not fit."""
         tokens = [self.counter.count(block.text) if isinstance(block, TextBlock) else 0 for block in message.blocks]
 
         def clipped(room: int) -> list[Any]:
@@ -240,7 +226,7 @@ class _Trimmer:
         # Thinking and cache points are not counted.
         return block if isinstance(block, ToolCallBlock | ThinkingBlock | CachePoint) else None
 
-    def _last_blocks(self, message: ChatMessage, limit: int, text_splitter: Splitter | None) -> list[Any]:
+    def last_blocks(self, message: ChatMessage, limit: int, text_splitter: Splitter | None) -> list[Any]:
         """Returns the last blocks that fit, and in front of them the end of a text."""
         first = len(message.blocks)
         while first and self._excess(message, message.blocks[first - 1 :], limit) <= 0:
