@@ -75,7 +75,7 @@ class Selection:
         if not cut:
             return before
         kept = _entries(groups[cut:])
-        return Kept(self._end_of(groups[cut - 1].messages[-1], kept), tuple(kept))
+        return Kept(self._partial(groups[cut - 1].messages[-1], kept), tuple(kept))
 
     def fit(self, entries: Sequence[Entry]) -> tuple[Entry, ...]:
         """Returns the newest entries within the limits, as many as possible."""
@@ -95,7 +95,7 @@ class Selection:
         turn_starts = limits.start_on or (() if limits.allow_partial else (MessageRole.USER,))
         return plan_cut(groups, limits, turn_starts=turn_starts)
 
-    def _end_of(self, entry: Entry, kept: Sequence[Entry]) -> Entry | None:
+    def _partial(self, entry: Entry, kept: Sequence[Entry]) -> Entry | None:
         """Returns the end of the message in front of those that are kept, if there may be one and there is room."""
         limits = self.limits
         if not limits.allow_partial or entry.is_result or len(kept) >= limits.keep_messages:

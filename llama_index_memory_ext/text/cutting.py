@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Generic
 
@@ -140,12 +139,14 @@ class Group(Generic[M]):
 
     def __init__(self, messages: Sequence[M], count: Callable[[M], int]) -> None:
         self.messages = messages
-        self._count = count
+        self._count, self._tokens = count, -1
 
-    @cached_property
+    @property
     def tokens(self) -> int:
         """The tokens of all its messages, counted once and not before they are asked for."""
-        return sum(map(self._count, self.messages))
+        if self._tokens < 0:
+            self._tokens = sum(map(self._count, self.messages))
+        return self._tokens
 
 
 def plan_cut(groups: Sequence[Group[M]], limits: Limits, *, turn_starts: Collection[str] = ()) -> int:

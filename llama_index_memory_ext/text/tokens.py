@@ -130,6 +130,8 @@ class TokenCounter:
         encoding = _encoding(self.name)
         if encoding is None:
             return [0] * estimate(text)
+        if len(text) <= _PIECE_CHARACTERS:
+            return encoding.encode_ordinary(text)
         return [token for piece in _pieces(text) for token in encoding.encode_ordinary(piece)]
 
     def count(self, text: str) -> int:

@@ -137,7 +137,7 @@ class _Trimmer:
         room = limits.keep_tokens - sum(group.tokens for group in kept)
         if not cut or sum(len(group.messages) for group in kept) >= limits.keep_messages:
             return kept
-        end = self.end_of(groups[cut - 1], room, limits)
+        end = self.clip_start(groups[cut - 1], room, limits)
         return [end, *kept] if end else kept
 
     def newest_from_start(self, groups: Groups, limits: Limits) -> Groups:
@@ -162,12 +162,12 @@ class _Trimmer:
             return group
         if len(group.messages) > 1:
             return self.clip_results(group, limit)
-        whole_pieces = self.end_of(group, limit, limits)
-        end = whole_pieces or self.end_of(group, limit, replace(limits, text_splitter=None))
+        whole_pieces = self.clip_start(group, limit, limits)
+        end = whole_pieces or self.clip_start(group, limit, replace(limits, text_splitter=None))
         clipped = None if end else self.clip(group.messages[0], limit, self.clipped_blocks)
         return self.group([clipped]) if clipped else end
 
-    def end_of(self, group: Group[ChatMessage], limit: int, limits: Limits) -> Group[ChatMessage] | None:
+    def clip_start(self, group: Group[ChatMessage], limit: int, limits: Limits) -> Group[ChatMessage] | None:
         """Returns the end of a message; None if no part of it may be kept or nothing is left."""
         message, *results = group.messages
         blocks_of = partial(self.last_blocks, text_splitter=limits.text_splitter)
@@ -257,7 +257,7 @@ class _Trimmer:
 
 def _copies(message: ChatMessage) -> Iterator[ChatMessage]:
     """Yields a copy of the message, and one without what its provider has added to it."""
-    # Pydantic would add these images to the blocks, where they are already.
+    # Validating the message again would add these images to the blocks, where they are already.
     kwargs = {key: value for key, value in message.additional_kwargs.items() if key != "images"}
     yield message.model_copy(update={"additional_kwargs": kwargs})
     needed = {key: value for key, value in kwargs.items() if key in _NEEDED_KWARGS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import pytest
@@ -10,7 +11,6 @@ from hypothesis import strategies as st
 from llama_index.core.node_parser import SentenceSplitter, TokenTextSplitter
 
 from llama_index_memory_ext import TokenCounter
-from llama_index_memory_ext.search.tfidf import terms_of
 from llama_index_memory_ext.text.cutting import Group, Limits, clip_start, excerpt, plan_cut, plan_flush, share_out
 from llama_index_memory_ext.text.tokens import as_counter
 from llama_index_memory_ext.text.tool_calls import tool_call_groups
@@ -122,6 +122,11 @@ def test_shares_keep_to_the_common_limit(tokens: list[int], limit: int) -> None:
 TEXT = "One is here. Two is here.  Three is there.\n\nFour was it. " * 3
 
 
+def sentences(text: str) -> list[str]:
+    """In place of LlamaIndex's own, for which NLTK is loaded."""
+    return re.findall(r"[^.]+\.?\s*|\.", text)
+
+
 def overlapping(text: str) -> list[str]:
     """Ten characters each, four of them shared with the next."""
     return [text[start : start + 10] for start in range(0, len(text), 6)]
@@ -133,8 +138,10 @@ SPLITTERS: dict[str, Any] = {
     "words": str.split,
     "a separator that is lost": lambda text: text.split(". "),
     "overlapping": overlapping,
-    "LlamaIndex's sentences": SentenceSplitter(chunk_size=12, chunk_overlap=0),
-    "LlamaIndex's sentences, overlapping": SentenceSplitter(chunk_size=30, chunk_overlap=12),
+    "LlamaIndex's sentences": SentenceSplitter(chunk_size=12, chunk_overlap=0, chunking_tokenizer_fn=sentences),
+    "LlamaIndex's sentences, overlapping": SentenceSplitter(
+        chunk_size=30, chunk_overlap=12, chunking_tokenizer_fn=sentences
+    ),
     "LlamaIndex's tokens, overlapping": TokenTextSplitter(chunk_size=12, chunk_overlap=4),
     "another text": lambda text: [text.upper()],
     "nothing": lambda text: [],
@@ -188,6 +195,11 @@ def test_the_end_is_the_texts_own_and_within_the_limit(splitter: str, text: str,
 
 DULL = " ".join(f"Sentence {i} is about nothing much." for i in range(300))
 LONG = f"{DULL} The order number is 4711. {DULL}"
+
+
+def terms_of(text: str) -> list[str]:
+    """Words, and each Chinese character."""
+    return re.findall(r"[a-z0-9_]+|[^\W\da-z_]", text.lower())
 
 
 def asked(text: str, question: str, limit: int = 60) -> str:
