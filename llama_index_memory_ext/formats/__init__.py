@@ -200,7 +200,7 @@ def _own(value: dict[str, Any]) -> ChatMessage:
     foreign = [key for key in ("tool_calls", "function_call", "tool_call_id") if value.get(key)]
     if foreign:
         raise MessageError(f"Expected the keys of one format; saw {foreign[0]!r} of OpenAI's in {described(value)}.")
-    # Besides a content, LlamaIndex would ignore the blocks, and with them the pictures.
+    # If there is a content too, LlamaIndex would ignore the blocks, and with them the pictures.
     fields = {key: entry for key, entry in value.items() if key != "content" or not value.get("blocks")}
     try:
         return ChatMessage.model_validate(fields)

@@ -1,1 +1,1 @@
-"""Messages as text: what was said, how many tokens it has, and how it is cut."""
+"""Messages as text: rendered, counted, cut and trimmed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -263,15 +264,10 @@ def excerpt(
     return counter.clip(text, limit)
 
 
-def _densest(tokens: Sequence[int], hits: Sequence[Collection[str]], limit: int) -> tuple[int, int]:
+def _densest(tokens: Sequence[int], hits: Sequence[frozenset[str]], limit: int) -> tuple[int, int]:
     """Returns the run of pieces within the limit that has most different terms, then most tokens; (0, 0) for none."""
-    best, run, first, used = (0, 0), (0, 0), 0, 0
-    for last, cost in enumerate(tokens, start=1):
-        used += cost
-        while first < last and used > limit:
-            used -= tokens[first]
-            first += 1
-        found = len({term for piece in hits[first:last] for term in piece})
-        if found and (found, used) > best:
-            best, run = (found, used), (first, last)
-    return run
+    before = list(accumulate(tokens, initial=0))
+    longest = [(bisect_left(before, before[last] - limit, 0, last), last) for last in range(1, len(before))]
+    scores = [(len(frozenset().union(*hits[first:last])), before[last] - before[first]) for first, last in longest]
+    best = max(range(len(longest)), key=scores.__getitem__, default=None)
+    return longest[best] if best is not None and scores[best][0] else (0, 0)

@@ -141,7 +141,7 @@ def test_a_position_is_the_last_row_that_is_left_behind_or_partly_shown() -> Non
     assert Kept(None, (third,)).position == 2
 
 
-# ---- capping -------------------------------------------------------------------------------------------
+# ---- fitting -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_position_is_the_last_row_that_is_left_behind_or_partly_shown() -> Non
         ("u a t t", {"max_messages": 2}, "a2 t3 t4"),
     ],
 )
-def test_a_cap_leaves_as_much_as_there_can_be(notation: str, options: dict[str, Any], left: str) -> None:
+def test_as_much_is_kept_as_fits(notation: str, options: dict[str, Any], left: str) -> None:
     assert places(limits(**options).fit(entries(notation))) == left
 
 
@@ -337,7 +337,7 @@ def test_a_position_never_goes_back(rules: Selection, talk: list[str]) -> None:
 
 
 @given(rules=any_limits, notation=notations)
-def test_a_cap_is_within_the_limits_and_leaves_nothing_out_that_has_room(rules: Selection, notation: str) -> None:
+def test_what_fits_is_within_the_limits_and_leaves_nothing_out_that_has_room(rules: Selection, notation: str) -> None:
     before = rules.within_shares(given_to(rules, notation))
     kept = rules.fit(before)
     assert bool(kept) == bool(before)
