@@ -1,31 +1,94 @@
-"""Runs work beside the conversation: one job at a time per session, again with growing pauses after a failure."""
+"""Runs work in the background: one job at a time for each key, again with growing pauses after a failure."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from weakref import WeakSet
 
 from llama_index_memory_ext.events import JobFailedEvent, send, span
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection
+    from collections.abc import Collection
 
 logger = logging.getLogger(__name__)
 
 LONGEST_PAUSE_SECONDS = 300.0
 # The pause is at its longest long before; 2 to the power of some days' failures is no float any more.
 _MOST_DOUBLINGS = 30
+# Failures are remembered for so many keys.
+_MOST_FAILURES = 1_000
+
+Work: TypeAlias = Callable[[], Awaitable[None]]
+
+
+class JobKey(NamedTuple):
+    """What a job belongs to: a session, and the reader of its log that the job works for."""
+
+    session_id: str
+    reader: str = ""
+
+
+class Stoppable(Protocol):
+    """Something that has work under way in an event loop."""
+
+    async def stop(self, names: Collection[str] | None = None) -> None:
+        """Cancel the work of these sessions or users in this event loop; None: all of it."""
+
+
+class BackOff:
+    """Counts failures in a row, and says how long to pause after each.
+
+    Args:
+        first_pause_seconds: The pause after the first failure. Each further one is twice as long, up to 300 seconds.
+        now: A monotonic clock, in seconds.
+    """
+
+    def __init__(self, first_pause_seconds: float, now: Callable[[], float] = time.monotonic) -> None:
+        self.failures = 0
+        self._first_pause_seconds = first_pause_seconds
+        self._now = now
+        self._resume_at = 0.0
+
+    @property
+    def pausing(self) -> bool:
+        """Whether a pause is under way."""
+        return self.failures > 0 and self._now() < self._resume_at
+
+    def failed(self) -> float:
+        """Count a failure and return its pause in seconds; within a pause, only the rest of that."""
+        if self.pausing:
+            return self._resume_at - self._now()
+        pause = pause_seconds(self._first_pause_seconds, self.failures)
+        self.failures += 1
+        self._resume_at = self._now() + pause
+        return pause
+
+    def succeeded(self) -> None:
+        """Let the next pause be a short one again; within a pause nothing changes."""
+        if not self.pausing:
+            self.failures = 0
+
+
+def pause_seconds(first: float, failures: int) -> float:
+    """The pause after a failure, where there were ``failures`` in a row before it: at most 300 seconds.
+
+    >>> [pause_seconds(2.0, failures) for failures in (0, 1, 2, 5_000)]
+    [2.0, 4.0, 8.0, 300.0]
+    """
+    return min(first * 2.0 ** min(failures, _MOST_DOUBLINGS), LONGEST_PAUSE_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How a job has failed: how often in a row, the type of the last error, and when that was (UTC).
+    """The last failure of a job: how many there were in a row, the type of the error, and when it was (UTC).
 
-    It is not tried again before ``retry_at``; None: whoever comes next tries again.
+    The job is not tried again before ``retry_at``; None: the next start tries again.
     """
 
     failures: int
@@ -40,12 +103,12 @@ _under_way: set[asyncio.Task[None]] = set()
 
 @dataclass
 class _Job:
-    """What is under way for one session, as whoever came last does it: a model that fails may have been replaced.
+    """A job under way, with the work of the last start: an earlier one may have had a model that fails.
 
-    ``again``: the log has grown meanwhile. ``awaited``: somebody waits.
+    ``again``: there was another start meanwhile. ``awaited``: a caller waits for the end.
     """
 
-    work: Callable[[str], Awaitable[None]]
+    work: Work
     pause_seconds: float
     task: asyncio.Task[None]
     again: bool = False
@@ -53,139 +116,172 @@ class _Job:
     awaited: bool = False
 
 
-@dataclass(eq=False)
 class Jobs:
-    """The jobs of blocks that do the same, and how each session has failed of late. A copy of it begins without any.
+    """Jobs of one kind, at most one for each key and event loop, and the last failures of each key.
 
-    ``failed`` is what the log says of a failure: "Facts were not extracted". ``event`` is sent then. ``name`` is in the
-    names of the spans around the work.
+    Args:
+        kind: Names the spans around the work, and the failures in ``astats``: "facts".
+        failed: What the log says of a failure: "Facts were not extracted".
+        event: Sent with each failure; None: no event.
     """
 
-    failed: str
-    name: str = "job"
-    event: type[JobFailedEvent] | None = None
-    jobs: dict[tuple[int, str], _Job] = field(default_factory=dict)
-    failures: dict[str, tuple[Failure, float]] = field(default_factory=dict)
+    def __init__(self, kind: str, failed: str, event: type[JobFailedEvent] | None = None) -> None:
+        self.kind = kind
+        self._failed = failed
+        self._event = event
+        self._jobs: dict[tuple[int, JobKey], _Job] = {}
+        self._failures: dict[JobKey, tuple[Failure, float]] = {}
 
-    def start(self, session_id: str, work: Callable[[str], Awaitable[None]], pause_seconds: float) -> None:
-        """Work in the background; if that is under way already, once more afterwards."""
-        job = self._running(session_id)
+    def start(self, key: JobKey, work: Work, pause_seconds: float) -> None:
+        """Run the work in the background; if a job of this key is under way, once more after it.
+
+        Args:
+            key: What the job belongs to.
+            work: Called without arguments.
+            pause_seconds: The pause after a first failure.
+        """
+        job = self._running(key)
         if job is not None:
             job.work, job.pause_seconds, job.again = work, pause_seconds, True
             return
-        task = asyncio.ensure_future(self._run(session_id))
+        task = asyncio.ensure_future(self._run(key))
         _under_way.add(task)
         task.add_done_callback(_under_way.discard)
-        here = _here(session_id)
-        job = self.jobs[here] = _Job(work, pause_seconds, task)
-        task.add_done_callback(lambda _: self._forget(here, job))
+        place = id(asyncio.get_running_loop()), key
+        job = self._jobs[place] = _Job(work, pause_seconds, task)
+        task.add_done_callback(lambda _: self._remove(place, job))
 
-    def failure_of(self, session_id: str) -> Failure | None:
-        """How the work for this session has failed since it last succeeded; None if it has not."""
-        failure, _ = self.failures.get(session_id, (None, 0.0))
+    def failure_of(self, key: JobKey) -> Failure | None:
+        """The last failure since the last success; None if there is none."""
+        failure, _ = self._failures.get(key, (None, 0.0))
         return failure
 
-    def failures_of(self, session_id: str) -> int:
-        """How often the work for this session has failed since it last succeeded."""
-        failure = self.failure_of(session_id)
+    def failures_of(self, key: JobKey) -> int:
+        """The number of failures since the last success."""
+        failure = self.failure_of(key)
         return failure.failures if failure else 0
 
-    async def wait(self, session_id: str) -> None:
-        """Wait until the job of a session has ended; one that pauses after a failure is ended."""
-        job = self._running(session_id)
+    def is_running(self, key: JobKey) -> bool:
+        """Whether a job of this key is under way in this event loop."""
+        return self._running(key) is not None
+
+    async def wait(self, key: JobKey) -> None:
+        """Wait until the job of a key has ended; a job that pauses after a failure is cancelled instead."""
+        job = self._running(key)
         if job is not None:
             job.awaited = True
             if job.pausing:
                 job.task.cancel()
             await asyncio.wait([job.task])
 
-    async def wait_for_all(self) -> None:
-        """Wait likewise until all jobs of this event loop have ended."""
-        await asyncio.gather(*map(self.wait, self._sessions()))
+    async def finish(self, key: JobKey, work: Work) -> None:
+        """Run the work now, after the job that is under way; a failure is logged, and the next start tries again."""
+        await self.wait(key)
+        await self._attempt(key, work, None)
 
-    async def finish(self, session_id: str, work: Callable[[str], Awaitable[None]]) -> None:
-        """Work to the end now, behind what is under way; a failure is logged, and left to whoever comes next."""
-        await self.wait(session_id)
-        await self._attempt(session_id, work, None)
-
-    async def stop(self, session_ids: Collection[str] | None = None) -> None:
-        """End all jobs of this event loop, or those of some sessions."""
-        chosen = self._sessions() if session_ids is None else session_ids
-        jobs = [job for job in map(self._running, chosen) if job is not None]
+    async def stop(self, names: Collection[str] | None = None) -> None:
+        """Cancel the jobs of these sessions in this event loop; None: all."""
+        jobs = [job for key, job in self._here() if names is None or key.session_id in names]
         for job in jobs:
             job.task.cancel()
         if jobs:
             await asyncio.wait([job.task for job in jobs])
 
-    def _sessions(self) -> set[str]:
-        """Those that may have a job in this event loop."""
-        return {session_id for _, session_id in list(self.jobs)}
+    async def wait_for_all(self) -> None:
+        """Wait until all jobs of this event loop have ended; those that pause are cancelled."""
+        await asyncio.gather(*(self.wait(key) for key, _ in self._here()))
 
-    def _forget(self, here: tuple[int, str], job: _Job) -> None:
+    def _here(self) -> list[tuple[JobKey, _Job]]:
+        keys = {key for _, key in list(self._jobs)}
+        return [(key, job) for key in keys if (job := self._running(key)) is not None]
+
+    def _running(self, key: JobKey) -> _Job | None:
+        # A job belongs to its event loop: no other could wait for it. A closed loop may have had the same id.
+        loop = asyncio.get_running_loop()
+        job = self._jobs.get((id(loop), key))
+        return job if job is not None and job.task.get_loop() is loop and not job.task.done() else None
+
+    def _remove(self, place: tuple[int, JobKey], job: _Job) -> None:
         # A task keeps its event loop alive.
-        if self.jobs.get(here) is job:
-            del self.jobs[here]
+        if self._jobs.get(place) is job:
+            del self._jobs[place]
 
-    def _running(self, session_id: str) -> _Job | None:
-        job = self.jobs.get(_here(session_id))
-        return job if job is not None and not job.task.done() else None
-
-    async def _run(self, session_id: str) -> None:
-        job = self.jobs[_here(session_id)]
+    async def _run(self, key: JobKey) -> None:
+        job = self._jobs[id(asyncio.get_running_loop()), key]
         while True:
-            _, not_before = self.failures.get(session_id, (None, 0.0))
+            _, not_before = self._failures.get(key, (None, 0.0))
             if time.monotonic() < not_before:
                 if job.awaited:
                     return
                 job.pausing = True
                 await asyncio.sleep(not_before - time.monotonic())
             job.pausing = job.again = False
-            succeeded = await self._attempt(session_id, job.work, job.pause_seconds)
+            succeeded = await self._attempt(key, job.work, job.pause_seconds)
             if job.awaited and not succeeded:
                 return
             if succeeded and not job.again:
                 return
 
-    async def _attempt(
-        self, session_id: str, work: Callable[[str], Awaitable[None]], pause_seconds: float | None
-    ) -> bool:
-        """Work once, and remember whether it has failed; without ``pause_seconds`` nobody is about to try again."""
-        with span(f"memory {self.name}"):
+    async def _attempt(self, key: JobKey, work: Work, pause: float | None) -> bool:
+        """Run the work once, and remember a failure; without a ``pause`` nothing is about to try again."""
+        with span(f"memory {self.kind}"):
             try:
-                await work(session_id)
+                await work()
             except Exception as error:  # noqa: BLE001 - a model may fail in any way, and no turn may suffer from it
-                self._fail(session_id, error, pause_seconds)
+                self._remember(key, error, pause)
                 return False
-        self.failures.pop(session_id, None)
+        self._failures.pop(key, None)
         return True
 
-    def _fail(self, session_id: str, error: Exception, pause_seconds: float | None) -> None:
-        earlier, not_before = self.failures.get(session_id, (None, 0.0))
-        count, kind, at = self.failures_of(session_id) + 1, type(error).__name__, datetime.now(timezone.utc)
-        if pause_seconds is None:
+    def _remember(self, key: JobKey, error: Exception, first_pause: float | None) -> None:
+        earlier, not_before = self._failures.pop(key, (None, 0.0))
+        failures = earlier.failures if earlier else 0
+        at = datetime.now(timezone.utc)
+        if first_pause is None:
             pause, retry_at = None, earlier.retry_at if earlier else None
             outcome = "the next start of this session's memory tries again"
         else:
-            pause = min(pause_seconds * 2 ** min(count - 1, _MOST_DOUBLINGS), LONGEST_PAUSE_SECONDS)
+            pause = pause_seconds(first_pause, failures)
             retry_at, not_before = at + timedelta(seconds=pause), time.monotonic() + pause
             outcome = f"trying again in {pause:g} s"
-        self.failures[session_id] = Failure(count, kind, at, retry_at), not_before
-        log_failure(self.failed, session_id, error, outcome)
-        if self.event is not None:
-            send(self.event(session_id=session_id, error=kind, failures=count, retry_seconds=pause))
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Jobs:
-        return Jobs(self.failed, self.name, self.event)
-
-    def __reduce__(self) -> tuple[type[Jobs], tuple[str, str, type[JobFailedEvent] | None]]:
-        return Jobs, (self.failed, self.name, self.event)
+        self._failures[key] = Failure(failures + 1, type(error).__name__, at, retry_at), not_before
+        while len(self._failures) > _MOST_FAILURES:
+            del self._failures[next(iter(self._failures))]
+        log_failure(self._failed, key.session_id, error, outcome)
+        if self._event is not None:
+            kind = type(error).__name__
+            send(self._event(session_id=key.session_id, error=kind, failures=failures + 1, retry_seconds=pause))
 
 
-def _here(session_id: str) -> tuple[int, str]:
-    """A job belongs to its event loop: no other could wait for it."""
-    return id(asyncio.get_running_loop()), session_id
+class JobRegistry:
+    """The jobs of all memories on one store, so that work is done once, and can be cancelled together.
+
+    A web application makes a memory for each request. With jobs of its own each would call a failing model again.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Jobs] = {}
+        self._watched: WeakSet[Stoppable] = WeakSet()
+
+    def jobs(self, kind: str, failed: str, event: type[JobFailedEvent] | None = None) -> Jobs:
+        """The jobs of a kind, the same object in each call."""
+        return self._jobs.setdefault(kind, Jobs(kind, failed, event))
+
+    def watch(self, work: Stoppable) -> None:
+        """Let ``stop`` cancel this too, as long as it exists."""
+        self._watched.add(work)
+
+    async def wait_for_all(self) -> None:
+        """Wait until all jobs of this event loop have ended; those that pause after a failure are cancelled."""
+        for jobs in list(self._jobs.values()):
+            await jobs.wait_for_all()
+
+    async def stop(self, names: Collection[str] | None = None) -> None:
+        """Cancel what is under way in this event loop for these sessions and users; None: all of it."""
+        for work in [*self._jobs.values(), *self._watched]:
+            await work.stop(names)
 
 
 def log_failure(failed: str, session_id: str, error: Exception, outcome: str) -> None:
-    """One line; what the model or the user said is not in it."""
+    """Log a failure in one line, without anything that the model or the user said."""
     logger.warning("%s (session %r, %s); nothing is lost, %s.", failed, session_id, type(error).__name__, outcome)

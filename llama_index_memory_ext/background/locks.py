@@ -1,4 +1,4 @@
-"""Lets one task at a time through a door that tasks, event loops and threads of this process share."""
+"""Locks that tasks, event loops and threads of this process share."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import logging
 import threading
 from collections import deque
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Hashable
+    from collections.abc import Hashable
     from types import TracebackType
 
 logger = logging.getLogger(__name__)
@@ -23,8 +23,8 @@ T = TypeVar("T")
 class SharedLock:
     """A first-come, first-served lock for tasks of any event loop in any thread.
 
-    ``asyncio.Lock`` belongs to one event loop, and a blocked ``threading.Lock`` stops a whole loop;
-    here a waiter is a future that the releasing thread completes.
+    ``asyncio.Lock`` belongs to one event loop, and a ``threading.Lock`` that waits blocks its whole loop.
+    Here a waiter is a future that the releasing thread completes.
     """
 
     def __init__(self) -> None:
@@ -93,35 +93,10 @@ _locks: WeakValueDictionary[Hashable, SharedLock] = WeakValueDictionary()
 _locks_guard = threading.Lock()
 
 
-def lock_for(*door: Hashable) -> SharedLock:
-    """The lock of this door, the same object for everyone who holds or awaits it at this time."""
+def lock_for(*name: Hashable) -> SharedLock:
+    """The lock of this name: the same object for all tasks that hold it or wait for it at this time."""
     with _locks_guard:
-        lock = _locks.get(door)
+        lock = _locks.get(name)
         if lock is None:
-            lock = _locks[door] = SharedLock()
+            lock = _locks[name] = SharedLock()
         return lock
-
-
-def uninterrupted(
-    function: Callable[P, Coroutine[Any, Any, T]],
-) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Run a coroutine function to its end even if its caller is cancelled; the caller is cancelled then.
-
-    SQLAlchemy throws a connection away when a statement on it is cancelled. With an in-memory database
-    that is the whole database, and with any other it is unknown what was stored.
-    """
-
-    async def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        task = asyncio.ensure_future(function(*args, **kwargs))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if not task.done():
-                await asyncio.wait([task])
-            if not task.cancelled() and task.exception() is not None:
-                logger.warning("%s failed after its caller was cancelled: %r", run.__name__, type(task.exception()))
-            raise
-
-    run.__doc__ = function.__doc__
-    run.__name__ = getattr(function, "__name__", "run")
-    return run

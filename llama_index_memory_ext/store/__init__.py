@@ -1,21 +1,266 @@
-"""Keeps the log of each session and the cursors of its readers in one SQL database."""
+"""The store: messages, cursors, facts and embeddings in one SQL database."""
 
-from llama_index_memory_ext.store.failures import telling_failures
-from llama_index_memory_ext.store.log_rows import LogPage, LogRow, Seen, Unread
-from llama_index_memory_ext.store.memory_store import DEFAULT_TABLE_NAME, MemoryStore
-from llama_index_memory_ext.store.schema import SCHEMA_VERSION
-from llama_index_memory_ext.store.sessions import SessionInfo
-from llama_index_memory_ext.store.tables import owner
+from __future__ import annotations
 
-__all__ = [
-    "DEFAULT_TABLE_NAME",
-    "SCHEMA_VERSION",
-    "LogPage",
-    "LogRow",
-    "MemoryStore",
-    "Seen",
-    "SessionInfo",
-    "Unread",
-    "owner",
-    "telling_failures",
-]
+from typing import TYPE_CHECKING, Any
+
+from llama_index.core.async_utils import asyncio_run
+from llama_index.core.bridge.pydantic import ConfigDict, Field, model_serializer
+from llama_index.core.storage.chat_store.base_db import MessageStatus
+from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI, SQLAlchemyChatStore
+from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
+
+from llama_index_memory_ext.background.jobs import JobRegistry
+from llama_index_memory_ext.store.database import Database
+from llama_index_memory_ext.store.embeddings import Embeddings
+from llama_index_memory_ext.store.facts import Facts
+from llama_index_memory_ext.store.forgetting import Forgetting
+from llama_index_memory_ext.store.log import Log
+from llama_index_memory_ext.store.readers import Readers
+from llama_index_memory_ext.store.users import SessionInfo, Users
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from llama_index.core.base.llms.types import ChatMessage
+    from sqlalchemy import Table
+    from typing_extensions import Self
+
+__all__ = ["DEFAULT_TABLE_NAME", "MemoryStore", "SessionInfo"]
+
+DEFAULT_TABLE_NAME = "llama_index_memory"
+
+
+def _part(description: str) -> Any:
+    return Field(default=None, exclude=True, repr=False, description=description)
+
+
+class MemoryStore(SQLAlchemyChatStore):
+    """LlamaIndex's SQL chat store, with a log of each session that blocks read by cursors, and with facts.
+
+    The chat table is the host's own, with the same columns, so an existing database keeps working; rows
+    with the status ``archived`` are the log. Rows of a session are written, archived and read in the order of their
+    ids.
+
+    Args:
+        async_database_uri: A SQLAlchemy address with an async driver: SQLite by aiosqlite (the default is
+            a private in-memory database) or PostgreSQL by asyncpg, with a new connection per transaction.
+        table_name: The host's chat table, with whose name those of all other tables begin.
+        async_engine: An engine of your own instead of an address, with a pool as you like it. It is used as
+            it is and never closed.
+        db_schema: The schema of the tables, where the database has schemas.
+
+    Raises:
+        StoreError: The address cannot be read, or names a database or a driver that cannot keep the log.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    async_database_uri: str = Field(
+        default=DEFAULT_ASYNC_DATABASE_URI, repr=False, description="SQLAlchemy async connection URI"
+    )
+    database: Database = _part("Connections and transactions.")
+    log: Log = _part("Writes the messages of each session.")
+    readers: Readers = _part("Reads them for readers with cursors.")
+    users: Users = _part("The sessions of each user.")
+    facts: Facts = _part("The facts of each user.")
+    embeddings: Embeddings = _part("The embeddings of the facts.")
+    forgetting: Forgetting = _part("Deletes sessions and persons.")
+    jobs: JobRegistry = _part("What memories on this store have under way in the background.")
+
+    def __init__(
+        self,
+        async_database_uri: str | None = DEFAULT_ASYNC_DATABASE_URI,
+        table_name: str = DEFAULT_TABLE_NAME,
+        async_engine: AsyncEngine | None = None,
+        db_data: list[dict[str, Any]] | None = None,
+        db_schema: str | None = None,
+    ) -> None:
+        database = Database(async_database_uri, table_name, db_schema, async_engine, db_data)
+        # Only people and dumps read this address, and they need not see the password.
+        super().__init__(table_name=table_name, async_database_uri=database.shown_uri, db_schema=db_schema)
+        self.database = database
+        self.readers = Readers(database)
+        self.users = Users(database, self.readers)
+        self.log = Log(database, self.users)
+        self.facts = Facts(database, self.readers)
+        self.embeddings = Embeddings(database)
+        self.forgetting = Forgetting(database, self.users)
+        self.jobs = JobRegistry()
+
+    @classmethod
+    def class_name(cls) -> str:
+        """The name under which LlamaIndex serialises this store."""
+        return "MemoryStore"
+
+    # ---- what it is --------------------------------------------------------------------------------
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether everything is gone when this store is."""
+        return self.database.in_memory
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """Equal for two stores of one process that keep their rows in the same table."""
+        return self.database.identity
+
+    @property
+    def address(self) -> str:
+        """The address of the database without the password and the options, which may hold one."""
+        return self.database.shown_uri.partition("?")[0]
+
+    def __repr_args__(self) -> list[tuple[str | None, Any]]:
+        return [("async_database_uri", self.database.shown_uri), ("table_name", self.table_name)]
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An engine cannot travel and a password must not: the copy opens its own connections.
+        return type(self), (self.database.shown_uri, self.table_name, None, None, self.db_schema)
+
+    @model_serializer()
+    def dump_store(self) -> dict[str, Any]:
+        """The settings without the password, and the rows if they are kept in memory only."""
+        dump: dict[str, Any] = {
+            "table_name": self.table_name,
+            "async_database_uri": self.database.shown_uri,
+            "db_schema": self.db_schema,
+        }
+        if self.is_in_memory:
+            dump["db_data"] = asyncio_run(self._dump_db_data())
+        return dump
+
+    async def read_schema_version(self) -> int | None:
+        """The version of the tables in the database, ``SCHEMA_VERSION`` once this store has used it.
+
+        Nothing is made or changed by asking, and a version that is too new to be opened comes back too. None if
+        there is no database file, or none of the tables of this package exist, as in a database of the plain host.
+        """
+        return await self.database.read_version()
+
+    async def aclose(self) -> None:
+        """Close the engine if this store has opened it; a later call opens it again.
+
+        First, what memories on this store have under way in the background, in this event loop, is cancelled; the next
+        memory of that session or user takes it up. An in-memory database is gone then.
+        """
+        await self.jobs.stop()
+        await self.database.aclose()
+
+    # ---- what LlamaIndex asks of a chat store ------------------------------------------------------
+
+    async def get_messages(
+        self,
+        key: str,
+        status: MessageStatus | None = MessageStatus.ACTIVE,
+        limit: int | None = None,
+        offset: int | None = None,
+    ) -> list[ChatMessage]:
+        """The messages of a session, in the order in which they were written."""
+        return await self.log.messages(key, _value(status), limit, offset)
+
+    async def count_messages(self, key: str, status: MessageStatus | None = MessageStatus.ACTIVE) -> int:
+        """The number of messages of a session."""
+        return await self.log.count(key, _value(status))
+
+    async def add_message(self, key: str, message: ChatMessage, status: MessageStatus = MessageStatus.ACTIVE) -> None:
+        """Write one message."""
+        await self.add_messages(key, [message], status)
+
+    async def add_messages(
+        self, key: str, messages: Sequence[ChatMessage], status: MessageStatus = MessageStatus.ACTIVE
+    ) -> None:
+        """Write messages in one transaction; none is fine."""
+        await self.log.add(key, messages, archived=status == MessageStatus.ARCHIVED)
+
+    async def set_messages(
+        self, key: str, messages: Sequence[ChatMessage], status: MessageStatus = MessageStatus.ACTIVE
+    ) -> None:
+        """Replace all messages of a session, the log's too."""
+        archived = len(messages) if status == MessageStatus.ARCHIVED else 0
+        await self.log.append(key, messages, lambda _: archived, replace=True)
+
+    async def delete_message(self, key: str, idx: int) -> ChatMessage | None:
+        """Delete the message with this row id and return it, or None if the session has none such."""
+        return await self.log.delete_row(key, idx)
+
+    async def delete_messages(self, key: str, status: MessageStatus | None = None) -> None:
+        """Delete the messages of a session."""
+        await self.log.delete(key, _value(status))
+
+    async def delete_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:
+        """Delete the oldest n active messages and return them."""
+        return await self.log.take_oldest(key, n, archive=False)
+
+    async def archive_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:
+        """Move the oldest n active messages into the log and return them."""
+        return await self.log.take_oldest(key, n, archive=True)
+
+    async def get_keys(self) -> list[str]:
+        """The ids of all sessions."""
+        return await self.log.keys()
+
+    async def _dump_db_data(self) -> list[dict[str, Any]]:
+        return await self.log.dump()
+
+    async def _initialize(self) -> tuple[Any, Table]:
+        """The host's own way to the table, for its code that uses none of the methods above."""
+        engine = await self.database.opened()
+        return async_sessionmaker(bind=engine, expire_on_commit=False), self.database.tables.rows
+
+    # ---- sessions and persons ----------------------------------------------------------------------
+
+    async def sessions(self, user_id: str | None = None, *, session_ids: Collection[str] = ()) -> list[SessionInfo]:
+        """The sessions that have messages, the one that was written to last first; [] if there is none.
+
+        With a ``user_id``, only those of this user, and those of the ``session_ids``.
+        """
+        return await self.users.sessions(user_id, session_ids)
+
+    async def forget(self, key: str) -> dict[str, int]:
+        """Delete a session: its messages and the cursors of its readers. Returns the number of rows by kind."""
+        counts = await self.forgetting.delete_sessions([key])
+        return {kind: counts[kind] for kind in ("messages", "cursors")}
+
+    async def forget_user(
+        self, user_id: str, *, session_ids: Collection[str] = (), vacuum: bool = True
+    ) -> dict[str, int]:
+        """Delete a person: the facts, retired ones too, their embeddings, and all of the person's sessions.
+
+        A session is theirs if a memory with their ``user_id`` has ever written to it or has extracted their facts from
+        it. If another user has talked in it too, it is deleted all the same, and the other user's facts stay.
+
+        Args:
+            user_id: Whose. A session to which a memory without a ``user_id`` has written is its own user.
+            session_ids: Further sessions that are theirs, such as those of a plain ``Memory``.
+            vacuum: Whether ``vacuum`` follows, without which deleted words may still be in the file.
+
+        Returns:
+            The number of deleted rows of ``"messages"``, ``"cursors"`` (those of readers, and those that say whose a
+            session is), ``"facts"`` and ``"embeddings"``; 0 each if nothing is known.
+
+        Raises:
+            StoreError: The arguments are no ids; nothing is deleted then.
+        """
+        counts = await self.forgetting.delete_person(user_id, session_ids)
+        if vacuum:
+            await self.vacuum()
+        return counts
+
+    async def vacuum(self) -> bool:
+        """Rewrite the database, so that what was deleted is not in its files any more.
+
+        SQLite rewrites the whole file, for which nobody else may read or write, and which takes up to twice its size
+        on the disk. A PostgreSQL server frees the space of the rows for new ones; its write-ahead log, replicas and
+        backups are its operator's. A database in memory has no files.
+
+        Returns:
+            False if that could not be done; a warning in the log says why. Call it again then.
+        """
+        return await self.forgetting.vacuum()
+
+
+def _value(status: MessageStatus | None) -> str | None:
+    return None if status is None else status.value

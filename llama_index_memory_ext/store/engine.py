@@ -1,13 +1,11 @@
-"""Reads the address of a database, and opens it."""
+"""Reads the address of a database, and opens an engine for it."""
 
 from __future__ import annotations
 
 import os
-import sqlite3
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
-from uuid import uuid4
 
 from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI
 from sqlalchemy import event
@@ -17,15 +15,16 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool, NullPool, StaticPool
 
 from llama_index_memory_ext.errors import StoreError
-from llama_index_memory_ext.store.connections import LEVELS
 
 BUSY_SECONDS = 30
 
-_ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
+_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
+# In AUTOCOMMIT a failure would leave half of a change; a writer in an old snapshot would fail once it has its lock.
+LEVELS = {"sqlite": "SERIALIZABLE", "postgresql": "READ COMMITTED"}
 
 
 def checked_url(uri: str | None) -> URL:
-    """The address, read; the default is a private database in memory.
+    """Parse an address; None is a private database in memory.
 
     Raises:
         StoreError: It cannot be read, or names a database or a driver that cannot keep the log.
@@ -34,7 +33,7 @@ def checked_url(uri: str | None) -> URL:
         url = make_url(uri or DEFAULT_ASYNC_DATABASE_URI)
         is_async = url.get_dialect().is_async
     except (ArgumentError, NoSuchModuleError, ValueError):
-        # The text of the error, and what was given, may hold a password.
+        # The text of the error, and the address, may hold a password.
         raise StoreError(
             "async_database_uri must be a SQLAlchemy address such as 'sqlite+aiosqlite:///memory.db'; "
             "what was given cannot be read as one."
@@ -44,7 +43,7 @@ def checked_url(uri: str | None) -> URL:
         raise StoreError("There are two '@' in async_database_uri: in a user's name or a password, write '%40' for it.")
     check_backend(url)
     if not is_async:
-        wanted = _ASYNC_DRIVERS[url.get_backend_name()]
+        wanted = _DRIVERS[url.get_backend_name()]
         raise StoreError(
             f"The database needs an async driver; {url.drivername!r} names none. "
             f"Write {wanted + '://'!r} instead of {url.drivername + '://'!r}."
@@ -54,15 +53,15 @@ def checked_url(uri: str | None) -> URL:
 
 def check_backend(url: URL) -> None:
     """Refuse, by a StoreError, a database whose locks the log does not know."""
-    if url.get_backend_name() not in _ASYNC_DRIVERS:
+    if url.get_backend_name() not in _DRIVERS:
         raise StoreError(
             f"MemoryStore keeps its log in SQLite or PostgreSQL; the address names {url.get_backend_name()!r}. "
-            f"Use one of {', '.join(_ASYNC_DRIVERS.values())}."
+            f"Use one of {', '.join(_DRIVERS.values())}."
         )
 
 
-def shown(url: URL) -> str:
-    """The address as it may be shown: ``***`` for a password; one that is an option behind the ``?`` is left out."""
+def without_password(url: URL) -> str:
+    """The address as text: ``***`` for a password; one that is an option after the ``?`` is left out."""
     secret = [name for name in url.query if "password" in name.lower()]
     return url.difference_update_query(secret).render_as_string()
 
@@ -74,7 +73,7 @@ def is_in_memory(url: URL) -> bool:
 
 
 def is_missing(url: URL) -> bool:
-    """Whether nothing is there to be opened: no file yet, or a database in memory that would begin empty."""
+    """Whether opening the address would begin an empty database: no file yet, or one in memory."""
     if url.get_backend_name() != "sqlite" or is_in_memory(url):
         return is_in_memory(url)
     name = str(url.database)
@@ -82,17 +81,8 @@ def is_missing(url: URL) -> bool:
 
 
 def place_of(url: URL) -> str:
-    """What addresses of the same database have in common."""
-    return os.path.realpath(url.database or "") if url.get_backend_name() == "sqlite" else shown(url)
-
-
-def open_anchor() -> tuple[URL, sqlite3.Connection]:
-    """A private database in memory, and a connection that keeps it: it is gone when the last one is closed.
-
-    SQLAlchemy throws a connection away when a statement on it is cancelled, as the end of ``asyncio.run`` does.
-    """
-    name = f"file:{uuid4().hex}?mode=memory&cache=shared"
-    return make_url(f"sqlite+aiosqlite:///{name}&uri=true"), sqlite3.connect(name, uri=True, check_same_thread=False)
+    """Equal for addresses of the same database."""
+    return os.path.realpath(url.database or "") if url.get_backend_name() == "sqlite" else without_password(url)
 
 
 def open_engine(url: URL) -> AsyncEngine:
@@ -101,26 +91,24 @@ def open_engine(url: URL) -> AsyncEngine:
     Raises:
         StoreError: The folder of a SQLite file does not exist.
     """
-    if is_in_memory(url):
-        engine = create_async_engine(
-            url, hide_parameters=True, connect_args={"timeout": BUSY_SECONDS}, poolclass=StaticPool
-        )
-        event.listen(engine.sync_engine, "connect", _read_without_locks)
-        return engine
-    if url.get_backend_name() == "sqlite":
-        folder = Path(url.database or "").expanduser().parent
-        if not folder.is_dir() and "uri" not in url.query:
-            raise StoreError(f"The database file {url.database!r} needs a folder {str(folder)!r}: create it first.")
-        # A pool of limited size would have to wait in one event loop for a connection of another.
-        pool: dict[str, Any] = {"poolclass": AsyncAdaptedQueuePool, "max_overflow": -1}
-    else:
+    if url.get_backend_name() == "postgresql":
         # A connection of asyncpg works in one event loop only, and each synchronous call has its own.
         return create_async_engine(url, hide_parameters=True, poolclass=NullPool, isolation_level=LEVELS["postgresql"])
-    return create_async_engine(url, hide_parameters=True, connect_args={"timeout": BUSY_SECONDS}, **pool)
+    folder = Path(url.database or "").expanduser().parent
+    if not is_in_memory(url) and not folder.is_dir() and "uri" not in url.query:
+        raise StoreError(f"The database file {url.database!r} needs a folder {str(folder)!r}: create it first.")
+    # A pool of limited size would have to wait in one event loop for a connection of another.
+    pool: dict[str, Any] = {"poolclass": AsyncAdaptedQueuePool, "max_overflow": -1}
+    if is_in_memory(url):
+        pool = {"poolclass": StaticPool}
+    engine = create_async_engine(url, hide_parameters=True, connect_args={"timeout": BUSY_SECONDS}, **pool)
+    if is_in_memory(url):
+        event.listen(engine.sync_engine, "connect", _read_without_locks)
+    return engine
 
 
 def _read_without_locks(connection: Any, _record: Any) -> None:
-    """A statement of a connection that was thrown away may not have ended: its locks must not stop the next one."""
+    """A statement of a discarded connection may not have ended: its locks must not stop the next one."""
     cursor = connection.cursor()
     cursor.execute("PRAGMA read_uncommitted = 1")
     cursor.close()

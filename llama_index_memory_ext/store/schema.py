@@ -1,154 +1,147 @@
-"""Knows which version the tables of a database have, and brings older ones up to date."""
+"""Defines the tables of a store, and makes those that are missing."""
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Column, Integer, MetaData, Table, delete, func, insert, inspect, select, update
-from sqlalchemy.exc import DBAPIError
+from llama_index.core.storage.chat_store.base_db import MessageStatus
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    delete,
+    func,
+    insert,
+    inspect,
+    select,
+)
 from sqlalchemy.schema import CreateIndex, CreateSchema, CreateTable
 
 from llama_index_memory_ext.errors import StoreError
-from llama_index_memory_ext.store.embedding_table import define_embeddings
-from llama_index_memory_ext.store.fact_table import define_facts
-from llama_index_memory_ext.store.tables import LOG, define_cursors, define_rows
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from sqlalchemy import Connection
-    from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from llama_index_memory_ext.store.connections import Connections
+SCHEMA_VERSION = 1
 
-# 1: messages and cursors, without a table that says so. 2: facts, embeddings, and the version.
-SCHEMA_VERSION = 2
-
-# Any number that no other program takes for its own lock.
-_POSTGRES_LOCK = 7_453_010_323_281_277_817
-_MAY_NOT = "42501"
+ACTIVE, ARCHIVED = MessageStatus.ACTIVE.value, MessageStatus.ARCHIVED.value
+# The largest id that a 64-bit column can hold.
+LAST_ID = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """All tables of a store."""
+    """The tables of a store.
+
+    But for ``rows``, which is LlamaIndex's, and ``schema``, which has one row, each primary key begins with the key of
+    a session or the namespace of a user. So each table can be partitioned by that.
+    """
 
     metadata: MetaData
     rows: Table
+    sessions: Table
+    owners: Table
     cursors: Table
+    users: Table
     facts: Table
     embeddings: Table
     schema: Table
 
     @property
     def name(self) -> str:
-        """The chat table's name, with which all the others begin."""
+        """The name of the chat table, with which the names of all others begin."""
         return self.rows.fullname
 
 
 def define_tables(table_name: str, db_schema: str | None) -> Tables:
-    """The tables of the version that this package knows."""
+    """The tables of ``SCHEMA_VERSION``."""
     metadata = MetaData(schema=db_schema)
-    return Tables(
+
+    def table(name: str, *columns: Column[Any]) -> Table:
+        return Table(f"{table_name}{name}", metadata, *columns)
+
+    tables = Tables(
         metadata=metadata,
-        rows=define_rows(table_name, metadata),
-        cursors=define_cursors(table_name, metadata),
-        facts=define_facts(table_name, metadata),
-        embeddings=define_embeddings(table_name, metadata),
-        # One row.
-        schema=Table(f"{table_name}_schema", metadata, Column("version", Integer, primary_key=True)),
+        # LlamaIndex's own table, but for the size of its ids on a server.
+        rows=table(
+            "",
+            Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+            Column("key", String, nullable=False, index=True),
+            Column("timestamp", BigInteger, nullable=False, index=True),
+            Column("role", String, nullable=False),
+            Column("status", String, nullable=False, default=ACTIVE, index=True),
+            Column("data", JSON, nullable=False),
+        ),
+        # A writer of a session locks its row. The epoch tells readers that rows were deleted.
+        sessions=table("_sessions", _key("key"), Column("epoch", BigInteger, nullable=False)),
+        # The users who have written to a session.
+        owners=table("_owners", _key("key"), _key("user_id")),
+        # How far each reader of a session has come, and what it has made of the rows before that.
+        cursors=table(
+            "_cursors",
+            _key("key"),
+            _key("reader"),
+            Column("position", BigInteger, nullable=False),
+            Column("state", JSON(none_as_null=True), nullable=True),
+        ),
+        # A writer of a user's facts locks the user's row, and counts the changes there. The epoch is as in sessions.
+        users=table(
+            "_users",
+            _key("namespace"),
+            Column("epoch", BigInteger, nullable=False),
+            Column("change", BigInteger, nullable=False),
+        ),
+        # A fact as JSON, with the number of its last change. What one user imports cannot replace another's fact.
+        facts=table(
+            "_facts",
+            _key("namespace"),
+            _key("id"),
+            Column("change", BigInteger, nullable=False),
+            Column("data", JSON, nullable=False),
+        ),
+        # The vector that a model gave for the content of a fact, and a digest of that content.
+        embeddings=table(
+            "_embeddings",
+            _key("namespace"),
+            _key("id"),
+            _key("model"),
+            Column("digest", String, nullable=False),
+            Column("vector", LargeBinary, nullable=False),
+        ),
+        schema=table("_schema", Column("version", Integer, primary_key=True)),
     )
+    # The host's own indexes find a session's active rows only by reading all of its rows.
+    Index(f"ix_{table_name}_log", tables.rows.c.key, tables.rows.c.status, tables.rows.c.id)
+    Index(f"ix_{table_name}_owners_user", tables.owners.c.user_id, tables.owners.c.key)
+    Index(f"ix_{table_name}_cursors_reader", tables.cursors.c.reader, tables.cursors.c.key)
+    Index(f"ix_{table_name}_facts_change", tables.facts.c.namespace, tables.facts.c.change)
+    return tables
 
 
-async def make_ready(connections: Connections, tables: Tables) -> None:
-    """Make what is missing and change what is old, in one transaction; nothing is written if all is up to date.
-
-    Raises:
-        StoreError: The tables are those of a newer package, or may not be made or changed.
-    """
-    # Looking comes first: most openings find all there, and a database user need not be allowed more.
-    async with connections.connect() as connection:
-        version = await connection.run_sync(version_of, tables)
-    if version == SCHEMA_VERSION:
-        return
-    _refuse_newer(version, tables)
-    try:
-        async with _alone(connections) as connection:
-            await connection.run_sync(_bring_up_to_date, tables)
-    except DBAPIError as error:
-        if not _is_refusal(error):
-            raise
-        raise StoreError(
-            f"The tables of {tables.name!r} have schema version {version} (None: there are none) and version "
-            f"{SCHEMA_VERSION} is needed, but this database user may not make or change tables. Open the database once "
-            "as a user who may; afterwards reading and writing rows is all that is needed."
-        ) from None
+def upsert(table: Table, backend: str) -> Any:
+    """An INSERT with SQLAlchemy's ``on_conflict_do_update`` of this backend."""
+    # Only the dialect that is used: importing each takes a while.
+    return import_module(f"sqlalchemy.dialects.{backend}").insert(table)
 
 
 def version_of(connection: Connection, tables: Tables) -> int | None:
-    """The version of the tables that are there; None for a database without ours, such as the plain host's."""
-    inspector = inspect(connection)
-    if inspector.has_table(tables.schema.name, tables.schema.schema):
-        version: int | None = connection.execute(select(func.max(tables.schema.c.version))).scalar()
-        return version
-    return 1 if inspector.has_table(tables.cursors.name, tables.cursors.schema) else None
+    """The version of the tables that exist; None for a database without them, such as one of the plain host."""
+    if not inspect(connection).has_table(tables.schema.name, tables.schema.schema):
+        return None
+    version: int | None = connection.execute(select(func.max(tables.schema.c.version))).scalar()
+    return version
 
 
-@asynccontextmanager
-async def _alone(connections: Connections) -> AsyncIterator[AsyncConnection]:
-    """A transaction in which no other process changes tables."""
-    if connections.backend == "postgresql":
-        # "if not exists" is not safe against itself there. Any other level than READ COMMITTED would not see what the
-        # one before has made while this one was waiting.
-        async with connections.begin() as connection:
-            await connection.execute(select(func.pg_advisory_xact_lock(_POSTGRES_LOCK)))
-            yield connection
-        return
-    async with connections.begin() as connection:
-        driver: Any = (await connection.get_raw_connection()).driver_connection
-        if not driver.in_transaction:
-            # The driver begins one before it changes rows, but not before it changes tables.
-            await connection.exec_driver_sql("BEGIN IMMEDIATE")
-        yield connection
-
-
-def _bring_up_to_date(connection: Connection, tables: Tables) -> None:
-    # Somebody else may have done it meanwhile.
-    version = version_of(connection, tables)
-    _refuse_newer(version, tables)
-    if version == SCHEMA_VERSION:
-        return
-    for number in range((version or SCHEMA_VERSION) + 1, SCHEMA_VERSION + 1):
-        _STEPS[number](connection, tables)
-    _create_missing(connection, tables)
-    connection.execute(delete(tables.schema))
-    connection.execute(insert(tables.schema).values(version=SCHEMA_VERSION))
-
-
-def _create_missing(connection: Connection, tables: Tables) -> None:
-    schema = tables.metadata.schema
-    if schema is not None and not inspect(connection).has_schema(schema):
-        connection.execute(CreateSchema(schema, if_not_exists=True))
-    for table in tables.metadata.sorted_tables:
-        connection.execute(CreateTable(table, if_not_exists=True))
-        for index in sorted(table.indexes, key=lambda index: str(index.name)):
-            connection.execute(CreateIndex(index, if_not_exists=True))
-
-
-def _from_1_to_2(connection: Connection, tables: Tables) -> None:
-    """The row that a session's writers lock was called "log" at first, which a reader may be called too."""
-    cursors, other = tables.cursors, tables.cursors.alias()
-    has_new = select(other.c.key).where(other.c.key == cursors.c.key, other.c.reader == LOG).exists()
-    connection.execute(update(cursors).where(cursors.c.reader == "log", ~has_new).values(reader=LOG))
-
-
-# What changes tables that are there, by the version that it leads to; missing tables and indexes are made afterwards.
-_STEPS = {2: _from_1_to_2}
-
-
-def _refuse_newer(version: int | None, tables: Tables) -> None:
+def refuse_newer(version: int | None, tables: Tables) -> None:
+    """Raise a StoreError for tables of a version that this package does not know."""
     if version is not None and version > SCHEMA_VERSION:
         raise StoreError(
             f"The tables of {tables.name!r} have schema version {version}, and this package knows version "
@@ -157,5 +150,23 @@ def _refuse_newer(version: int | None, tables: Tables) -> None:
         )
 
 
-def _is_refusal(error: DBAPIError) -> bool:
-    return getattr(error.orig, "sqlstate", None) == _MAY_NOT or "readonly" in str(error.orig)
+def create_missing(connection: Connection, tables: Tables) -> None:
+    """Create the tables and indexes that do not exist, and note the version."""
+    # Another process may have created them since.
+    version = version_of(connection, tables)
+    refuse_newer(version, tables)
+    if version == SCHEMA_VERSION:
+        return
+    schema = tables.metadata.schema
+    if schema is not None and not inspect(connection).has_schema(schema):
+        connection.execute(CreateSchema(schema, if_not_exists=True))
+    for table in tables.metadata.sorted_tables:
+        connection.execute(CreateTable(table, if_not_exists=True))
+        for index in sorted(table.indexes, key=lambda index: str(index.name)):
+            connection.execute(CreateIndex(index, if_not_exists=True))
+    connection.execute(delete(tables.schema))
+    connection.execute(insert(tables.schema).values(version=SCHEMA_VERSION))
+
+
+def _key(name: str) -> Column[Any]:
+    return Column(name, String, primary_key=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llama_index_memory_ext.background.backoff import BackOff
+from llama_index_memory_ext.background.jobs import BackOff
 
 
 def test_each_pause_is_twice_as_long_until_it_works_again() -> None:

@@ -3,101 +3,94 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import gc
-import pickle
-import time
 from datetime import datetime, timedelta, timezone
-from functools import partial
-from typing import Any
 
 import pytest
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
-from llama_index_memory_ext.background.job_board import JobBoard
-from llama_index_memory_ext.background.jobs import LONGEST_PAUSE_SECONDS, Failure, Jobs
-from llama_index_memory_ext.events import SummaryFailedEvent
+from llama_index_memory_ext.background.jobs import (
+    LONGEST_PAUSE_SECONDS,
+    Failure,
+    JobKey,
+    JobRegistry,
+    Jobs,
+    pause_seconds,
+)
 from tests.conftest import StartModel
 from tests.conversation import assistant, user
 from tests.openai_server import Message, say
 from tests.openai_server import fail as failure
 
+CHAT = JobKey("chat", "reader")
 
-async def fail(session_id: str) -> None:
-    raise ConnectionError(session_id)
+
+def new_jobs() -> Jobs:
+    return Jobs("work", "It was not done")
+
+
+async def fail() -> None:
+    raise ConnectionError
 
 
 async def test_nobody_waits_for_the_pause_after_a_failure() -> None:
     """Not even who begins to wait before the job has begun to pause: a synchronous put does that."""
-    jobs = Jobs("It was not done")
+    jobs = new_jobs()
     for _ in range(3):
-        jobs.start("chat", fail, 3600.0)
-        await asyncio.wait_for(jobs.wait("chat"), 5)
-    assert jobs.failures_of("chat") == 1
+        jobs.start(CHAT, fail, 3600.0)
+        await asyncio.wait_for(jobs.wait(CHAT), 5)
+    assert jobs.failures_of(CHAT) == 1
 
 
 async def test_a_failure_is_one_line_without_words(caplog: pytest.LogCaptureFixture) -> None:
-    jobs = Jobs("It was not done")
-    jobs.start("chat", fail, 3600.0)
-    await jobs.wait("chat")
+    jobs = new_jobs()
+    jobs.start(CHAT, fail, 3600.0)
+    await jobs.wait(CHAT)
     lines = [record.getMessage() for record in caplog.records]
     assert lines == ["It was not done (session 'chat', ConnectionError); nothing is lost, trying again in 300 s."]
 
 
-async def succeed(session_id: str) -> None:
+async def succeed() -> None:
     """Nothing to do."""
 
 
 async def test_the_last_failure_is_known_until_the_next_success() -> None:
     """Each session's own: its number, the type of its error, when it was, and when it is tried again."""
-    jobs, start = Jobs("It was not done"), datetime.now(timezone.utc)
-    await jobs.finish("chat", fail)
-    failure = jobs.failure_of("chat")
+    jobs, start = new_jobs(), datetime.now(timezone.utc)
+    await jobs.finish(CHAT, fail)
+    failure = jobs.failure_of(CHAT)
     assert failure == Failure(1, "ConnectionError", failure.at if failure else start, None)
     assert failure
     assert start <= failure.at <= datetime.now(timezone.utc)
-    jobs.start("chat", fail, 60.0)
-    await jobs.wait("chat")
-    failure = jobs.failure_of("chat")
+    jobs.start(CHAT, fail, 60.0)
+    await jobs.wait(CHAT)
+    failure = jobs.failure_of(CHAT)
     assert failure
     assert failure.failures == 2
     assert failure.retry_at == failure.at + timedelta(seconds=120)
-    assert jobs.failure_of("another") is None
-    await jobs.finish("chat", succeed)
-    assert jobs.failure_of("chat") is None
-    assert jobs.failures_of("chat") == 0
+    assert jobs.failure_of(JobKey("another")) is None
+    await jobs.finish(CHAT, succeed)
+    assert jobs.failure_of(CHAT) is None
+    assert jobs.failures_of(CHAT) == 0
 
 
 async def test_whoever_waits_does_not_shorten_the_pause_for_the_others() -> None:
-    jobs = Jobs("It was not done")
-    jobs.start("chat", fail, 3600.0)
-    await jobs.wait("chat")
-    before = jobs.failure_of("chat")
-    await jobs.finish("chat", fail)
-    after = jobs.failure_of("chat")
+    jobs = new_jobs()
+    jobs.start(CHAT, fail, 3600.0)
+    await jobs.wait(CHAT)
+    before = jobs.failure_of(CHAT)
+    await jobs.finish(CHAT, fail)
+    after = jobs.failure_of(CHAT)
     assert before
     assert after
     assert (after.failures, after.retry_at) == (2, before.retry_at)
-    jobs.start("chat", succeed, 3600.0)
-    await jobs.wait("chat")
-    assert jobs.failures_of("chat") == 2
+    jobs.start(CHAT, succeed, 3600.0)
+    await jobs.wait(CHAT)
+    assert jobs.failures_of(CHAT) == 2
 
 
-async def test_a_model_that_is_gone_for_a_week_is_still_tried_again(caplog: pytest.LogCaptureFixture) -> None:
-    jobs = Jobs("It was not done")
-    jobs.failures["chat"] = Failure(5_000, "ConnectionError", datetime.now(timezone.utc)), time.monotonic()
-    jobs.start("chat", fail, 2.0)
-    await jobs.wait("chat")
-    assert jobs.failures_of("chat") == 5_001
-    assert f"trying again in {LONGEST_PAUSE_SECONDS:g} s" in caplog.text
-
-
-async def test_a_copy_of_jobs_begins_without_any_and_fails_in_the_same_words() -> None:
-    jobs = Jobs("It was not done", "summary", SummaryFailedEvent)
-    await jobs.finish("chat", fail)
-    for copied in (copy.deepcopy(jobs), pickle.loads(pickle.dumps(jobs))):
-        assert (copied.failed, copied.name, copied.event) == (jobs.failed, jobs.name, jobs.event)
-        assert copied.failures_of("chat") == 0
+def test_a_model_that_is_gone_for_a_week_is_still_tried_again() -> None:
+    assert pause_seconds(2.0, 5_000) == LONGEST_PAUSE_SECONDS
 
 
 async def test_memories_that_come_and_go_do_not_ask_a_failing_model_each_for_itself(
@@ -146,7 +139,7 @@ async def test_the_work_of_whoever_came_last_is_what_is_tried_again(start_model:
         await memory.aput_messages([user("Hello."), assistant("Hello."), user("And?")])
         await asyncio.wait_for(done.wait(), 30)
     await memory.facts_block.await_jobs("chat")
-    assert await memory.facts_block.acount_unread("chat") == 1
+    assert await store.users.count_unread("chat", memory.facts_block.reader_of("chat")) == 1
     await store.aclose()
 
 
@@ -170,23 +163,27 @@ async def test_closing_a_store_ends_what_its_memories_have_under_way(
     await asked.wait()
     other = CondensedMemory.from_defaults("other", user_id="bob", chat_store=store, extract_facts=False)
     await other.aclose()
-    jobs: Any = memory.facts_block._jobs
-    assert len(jobs.jobs) == 1
+    key = memory.facts_block.job_key("chat")
+    assert memory.facts_block.jobs.is_running(key)
     await store.aclose()
-    assert jobs.jobs == {}
+    assert not memory.facts_block.jobs.is_running(key)
     release.set()
-    assert await store.pending(memory.facts_block.reader_of("chat")) == ["chat"]
+    assert await store.users.pending(memory.facts_block.reader_of("chat")) == ["chat"]
     await store.aclose()
 
 
-async def test_jobs_of_a_name_are_the_same_as_long_as_somebody_holds_them() -> None:
-    """What is forgotten takes no room."""
-    board = JobBoard()
-    jobs = board.jobs("facts of ann", partial(Jobs, "Not done"))
-    assert board.jobs("facts of ann", partial(Jobs, "Not done")) is jobs
-    assert board.jobs("facts of bob", partial(Jobs, "Not done")) is not jobs
-    jobs.failures["chat"] = Failure(3, "ConnectionError", datetime.now(timezone.utc)), 0.0
-    del jobs
-    gc.collect()
-    assert board.jobs("facts of ann", partial(Jobs, "Not done")).failures == {}
-    await board.stop()
+async def test_jobs_of_a_kind_are_the_same_for_all_on_a_store() -> None:
+    registry = JobRegistry()
+    jobs = registry.jobs("facts", "Not done")
+    assert registry.jobs("facts", "Not done") is jobs
+    assert registry.jobs("summary", "Not done") is not jobs
+    await registry.stop()
+
+
+async def test_failures_of_many_sessions_take_no_more_room_than_those_of_a_thousand() -> None:
+    """The oldest are forgotten."""
+    jobs = new_jobs()
+    for i in range(1_100):
+        await jobs.finish(JobKey(f"chat {i}"), fail)
+    known = [jobs.failures_of(JobKey(f"chat {i}")) for i in range(1_100)]
+    assert known == [0] * 100 + [1] * 1_000

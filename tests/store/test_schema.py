@@ -1,8 +1,7 @@
-"""The database knows which version its tables have; older ones are brought up to date, newer ones are refused."""
+"""The database knows which version its tables have: missing ones are made, newer ones are refused."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sqlite3
@@ -23,37 +22,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore, StoreError
-from llama_index_memory_ext.store import SCHEMA_VERSION
+from llama_index_memory_ext.store.schema import SCHEMA_VERSION
 from tests.conftest import ENGINES_AT, close_plain_memory, engine_at
 from tests.conversation import assistant, record, sent_text, user
 
-# What the first release has made, word for word; it kept no version.
-FIRST_RELEASE = """
-CREATE TABLE llama_index_memory (
-    id {id},
-    "key" VARCHAR NOT NULL,
-    timestamp BIGINT NOT NULL,
-    role VARCHAR NOT NULL,
-    status VARCHAR NOT NULL,
-    data JSON NOT NULL,
-    PRIMARY KEY (id)
-);
-CREATE INDEX ix_llama_index_memory_key ON llama_index_memory ("key");
-CREATE INDEX ix_llama_index_memory_log ON llama_index_memory ("key", status, id);
-CREATE INDEX ix_llama_index_memory_status ON llama_index_memory (status);
-CREATE INDEX ix_llama_index_memory_timestamp ON llama_index_memory (timestamp);
-CREATE TABLE llama_index_memory_cursors (
-    "key" VARCHAR NOT NULL,
-    reader VARCHAR NOT NULL,
-    position BIGINT NOT NULL,
-    epoch BIGINT NOT NULL,
-    state JSON,
-    PRIMARY KEY ("key", reader)
-);
-INSERT INTO llama_index_memory_cursors VALUES ('chat', 'log', 0, 1700000000000000000, NULL);
-INSERT INTO llama_index_memory_cursors VALUES ('chat', 'condensed_memory', 12, 1700000000000000000, NULL)
-"""
-TABLES = {f"llama_index_memory{end}" for end in ("", "_cursors", "_facts", "_embeddings", "_schema")}
+ENDINGS = ("", "_sessions", "_owners", "_cursors", "_users", "_facts", "_embeddings", "_schema")
+TABLES = {f"llama_index_memory{ending}" for ending in ENDINGS}
 LIMITS: dict[str, Any] = {"condensed_token_limit": 200, "extract_facts": False}
 
 
@@ -75,19 +49,6 @@ async def run(engine: AsyncEngine, statements: str) -> None:
     async with engine.begin() as connection:
         for statement in statements.split(";\n"):
             await connection.execute(text(statement))
-
-
-async def make_first_release(engine: AsyncEngine) -> None:
-    """Its tables, with a conversation of twelve turns whose first six have been cut off the record."""
-    ids = "INTEGER NOT NULL" if engine.dialect.name == "sqlite" else "SERIAL NOT NULL"
-    await run(engine, FIRST_RELEASE.strip().format(id=ids))
-    query = text("INSERT INTO llama_index_memory (key, timestamp, role, status, data) VALUES ('chat', :at, :r, :s, :d)")
-    async with engine.begin() as connection:
-        for i in range(12):
-            for role, words in (("user", f"The question number {i}."), ("assistant", f"The answer number {i}.")):
-                message = {"role": role, "blocks": [{"block_type": "text", "text": words}], "additional_kwargs": {}}
-                row = {"at": 1700000000000000000 + i, "r": role, "s": "active" if i == 11 else "archived"}
-                await connection.execute(query, {**row, "d": json.dumps(message)})
 
 
 async def tables_of(engine: AsyncEngine) -> set[str]:
@@ -126,6 +87,13 @@ async def open_and_close(uri: str) -> None:
         await store.aclose()
 
 
+async def write_as_host(uri: str) -> None:
+    """A turn by LlamaIndex's own ``Memory``."""
+    host = Memory.from_defaults(session_id="chat", async_database_uri=uri)
+    await host.aput_messages([user("one"), assistant("two")])
+    await close_plain_memory(host)
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
@@ -147,54 +115,8 @@ async def test_a_new_database_says_its_version(uri: str, engine: AsyncEngine) ->
     assert await asked(uri) == SCHEMA_VERSION
 
 
-async def test_the_conversation_of_the_first_release_goes_on(uri: str, engine: AsyncEngine) -> None:
-    """With the record that it showed, which begins where its cursor stood; and with facts from now on."""
-    await make_first_release(engine)
-    assert await asked(uri) == 1
-    async with CondensedMemory.from_defaults("chat", user_id="ann", async_database_uri=uri, **LIMITS) as memory:
-        prompt = sent_text(await memory.aget())
-        said = [text for role, text in record(prompt) if role == "user"]
-        assert said == [f"The question number {i}." for i in range(6, 11)]
-        assert prompt.endswith("The question number 11.The answer number 11.")
-        assert await memory.sql_store.read_state("chat", "condensed_memory") == (12, None)
-        await memory.facts.aadd("Likes tea")
-        await memory.aput(user("What do I like?"))
-        assert "Likes tea" in sent_text(await memory.aget())
-        assert [session.user_ids for session in await memory.sql_store.sessions()] == [("ann",)]
-        counts = await memory.aforget()
-        assert counts["messages"] == 25
-        assert await memory.aget() == []
-    assert await version_in(engine) == [SCHEMA_VERSION]
-
-
-async def test_an_upgraded_database_is_like_a_new_one(uri: str, engine: AsyncEngine, tmp_path: Path) -> None:
-    await open_and_close(uri)
-    new = await structure(engine)
-    await run(engine, ";\n".join(f"DROP TABLE {name}" for name in TABLES))
-    await make_first_release(engine)
-    await open_and_close(uri)
-    assert await structure(engine) == new
-
-
-async def test_a_session_of_the_first_release_keeps_its_epoch(uri: str, engine: AsyncEngine) -> None:
-    """The lock of a session had another name; where both names are there, the old one is a reader's."""
-    await make_first_release(engine)
-    await run(
-        engine,
-        "INSERT INTO llama_index_memory_cursors VALUES ('b', '<log>', 0, 7, NULL);\n"
-        "INSERT INTO llama_index_memory_cursors VALUES ('b', 'log', 5, 7, NULL)",
-    )
-    await open_and_close(uri)
-    async with engine.connect() as connection:
-        found = await connection.execute(text("SELECT key, reader FROM llama_index_memory_cursors ORDER BY 1, 2"))
-        rows = sorted(tuple(row) for row in found)
-    assert rows == [("b", "<log>"), ("b", "log"), ("chat", "<log>"), ("chat", "condensed_memory")]
-
-
 async def test_a_database_of_the_plain_host_gets_what_is_missing(uri: str, engine: AsyncEngine) -> None:
-    host = Memory.from_defaults(session_id="chat", async_database_uri=uri)
-    await host.aput_messages([user("one"), assistant("two")])
-    await close_plain_memory(host)
+    await write_as_host(uri)
     assert await asked(uri) is None
     assert await tables_of(engine) == {"llama_index_memory"}
     async with CondensedMemory.from_defaults("chat", async_database_uri=uri, **LIMITS) as memory:
@@ -203,24 +125,6 @@ async def test_a_database_of_the_plain_host_gets_what_is_missing(uri: str, engin
     assert await tables_of(engine) == TABLES
     indexes = (await structure(engine))["llama_index_memory"][1]
     assert ("ix_llama_index_memory_log", ["key", "status", "id"]) in indexes
-
-
-async def test_a_database_from_before_there_were_versions_keeps_its_facts(uri: str, engine: AsyncEngine) -> None:
-    """It has all tables but the one with the version, and sessions are known by the reader of facts alone."""
-    async with CondensedMemory.from_defaults("chat", user_id="ann", async_database_uri=uri, **LIMITS) as memory:
-        await memory.aput_messages([user("one"), assistant("two")])
-        await memory.facts.aadd("Likes tea")
-        await memory.sql_store.register("chat", memory.facts_block.reader_of("chat"))
-    await run(
-        engine,
-        "DROP TABLE llama_index_memory_schema;\nDELETE FROM llama_index_memory_cursors WHERE reader = '<user> ann'",
-    )
-    assert await asked(uri) == 1
-    async with CondensedMemory.from_defaults("new", user_id="ann", async_database_uri=uri, **LIMITS) as memory:
-        assert [fact.content for fact in await memory.facts.alist()] == ["Likes tea"]
-        assert [session.user_ids for session in await memory.sql_store.sessions()] == [("ann",)]
-        assert (await memory.aforget())["messages"] == 2
-    assert await version_in(engine) == [SCHEMA_VERSION]
 
 
 async def test_a_newer_database_is_refused_and_left_as_it_is(uri: str, engine: AsyncEngine, tmp_path: Path) -> None:
@@ -237,7 +141,7 @@ async def test_a_newer_database_is_refused_and_left_as_it_is(uri: str, engine: A
     for call in (memory.aput(user("one")), memory.aget(), memory.sql_store.sessions()):
         with pytest.raises(StoreError, match=rf"version {newer}, and .* version {SCHEMA_VERSION}\. Use .* at least as"):
             await call
-    assert memory.sql_store._async_engine is None
+    assert not memory.sql_store.database.is_open
     assert await tables_of(engine) == {"llama_index_memory_schema"}
     assert contents(tmp_path) == files
 
@@ -274,11 +178,11 @@ async def test_each_table_name_and_each_schema_has_a_version_of_its_own(postgres
 
 @pytest.mark.parametrize("way", ENGINES_AT)
 @pytest.mark.parametrize("level", ["AUTOCOMMIT", "SERIALIZABLE"])
-async def test_an_engine_with_an_isolation_level_of_its_own_is_upgraded(uri: str, way: str, level: str) -> None:
+async def test_tables_are_made_on_an_engine_with_an_isolation_level_of_its_own(uri: str, way: str, level: str) -> None:
     async with engine_at(way, uri, level) as engine:
-        await make_first_release(engine)
         store = MemoryStore(async_engine=engine)
-        assert (await store.sessions())[0].messages == 24
+        await store.add_message("chat", user("one"))
+        assert (await store.sessions())[0].messages == 1
         assert await version_in(engine) == [SCHEMA_VERSION]
 
 
@@ -299,31 +203,27 @@ asyncio.run(MemoryStore(sys.argv[1]).get_keys())
 """
 
 
-@pytest.mark.parametrize(
-    "killed_after", [["UPDATE", "_cursors"], ["CREATE TABLE", "_embeddings"], ["INSERT INTO", "_schema"]], ids=" ".join
-)
-async def test_an_upgrade_that_was_killed_has_changed_nothing(
+@pytest.mark.parametrize("killed_after", [["CREATE TABLE", "_embeddings"], ["INSERT INTO", "_schema"]], ids=" ".join)
+async def test_an_opening_that_was_killed_has_changed_nothing(
     uri: str, engine: AsyncEngine, killed_after: list[str]
 ) -> None:
-    """And is done by whoever comes next."""
-    await make_first_release(engine)
+    """And the next one makes all tables."""
+    await write_as_host(uri)
     before = await structure(engine)
     done = subprocess.run([sys.executable, "-c", KILLED, uri, *killed_after], capture_output=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert await structure(engine) == before
-    assert await asked(uri) == 1
+    assert await asked(uri) is None
     await open_and_close(uri)
     assert await version_in(engine) == [SCHEMA_VERSION]
 
 
-async def test_an_upgrade_that_fails_is_rolled_back(uri: str, engine: AsyncEngine) -> None:
+async def test_an_opening_that_fails_is_rolled_back(uri: str, engine: AsyncEngine) -> None:
     """Something else has the name of a table that is to be made."""
-    await make_first_release(engine)
     await run(engine, "CREATE VIEW llama_index_memory_facts AS SELECT 1 AS one")
-    before = await structure(engine)
     with pytest.raises(SQLAlchemyError, match="llama_index_memory_facts"):
         await open_and_close(uri)
-    assert await structure(engine) == before
+    assert await tables_of(engine) == set()
     await run(engine, "DROP VIEW llama_index_memory_facts")
     await open_and_close(uri)
     assert await tables_of(engine) == TABLES
@@ -356,7 +256,7 @@ for uri in sys.argv[1:]:
 
 
 async def test_eight_processes_open_the_same_database_at_once(tmp_path: Path, postgres_uri: str) -> None:
-    """A new one and one of the first release, in a file and on a server."""
+    """A new one and one of the plain host, in a file and on a server."""
     server = make_url(postgres_uri)
     other = f"test_{uuid4().hex}"
     admin = create_async_engine(server, isolation_level="AUTOCOMMIT", poolclass=NullPool)
@@ -365,9 +265,7 @@ async def test_eight_processes_open_the_same_database_at_once(tmp_path: Path, po
     await admin.dispose()
     old = [f"sqlite+aiosqlite:///{tmp_path}/old.db", server.set(database=other).render_as_string(hide_password=False)]
     for uri in old:
-        engine = create_async_engine(uri, poolclass=NullPool)
-        await make_first_release(engine)
-        await engine.dispose()
+        await write_as_host(uri)
     uris = [f"sqlite+aiosqlite:///{tmp_path}/new.db", postgres_uri, *old]
     done = subprocess.run([sys.executable, "-c", CROWD, *uris], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -405,12 +303,12 @@ async def test_a_database_user_who_may_only_change_rows_finds_all_there(postgres
 
 
 async def test_a_database_user_who_may_not_make_what_is_missing_is_told_so(postgres_uri: str) -> None:
-    engine = create_async_engine(postgres_uri, poolclass=NullPool)
-    await make_first_release(engine)
+    await write_as_host(postgres_uri)
     uri = await role_of(postgres_uri)
-    with pytest.raises(StoreError, match=r"have schema version 1 .* may not make or change tables\. Open .* as a user"):
+    with pytest.raises(StoreError, match=r"schema version None .* may not make or change tables\. Open .* as a user"):
         await open_and_close(uri)
-    assert await tables_of(engine) == {"llama_index_memory", "llama_index_memory_cursors"}
+    engine = create_async_engine(postgres_uri, poolclass=NullPool)
+    assert await tables_of(engine) == {"llama_index_memory"}
     await engine.dispose()
 
 

@@ -19,7 +19,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import MemoryStore, StoreError
-from llama_index_memory_ext.store import Seen
+from llama_index_memory_ext.store.readers import Seen
 from tests.conftest import ENGINES_AT, engine_at
 from tests.conversation import assistant, user
 
@@ -36,7 +36,7 @@ def said(messages: list[ChatMessage]) -> list[str | None]:
 
 
 async def read(store: MemoryStore, seen: Seen | None = None, **options: int) -> list[str | None]:
-    page = await store.read_log("chat", "reader", seen or Seen(), **{"limit": 10, **options})  # type: ignore[arg-type]
+    page = await store.readers.page("chat", "reader", seen or Seen(), **{"limit": 10, **options})  # type: ignore[arg-type]
     return said([row.message for row in page.rows])
 
 
@@ -65,7 +65,7 @@ async def test_it_keeps_messages_as_the_host_store_does(store: MemoryStore) -> N
 
 async def test_one_message_can_be_deleted_by_its_row(store: MemoryStore) -> None:
     await store.add_messages("chat", [user("one"), user("two")], MessageStatus.ARCHIVED)
-    page = await store.read_log("chat", "reader", Seen(), limit=10)
+    page = await store.readers.page("chat", "reader", Seen(), limit=10)
     deleted = await store.delete_message("chat", page.rows[0].id)
     assert deleted is not None
     assert deleted.content == "one"
@@ -96,7 +96,7 @@ async def test_appending_moves_the_planned_messages_into_the_log(store: MemorySt
         queues.append(said(list(queue)))  # type: ignore[call-overload]
         return 3
 
-    flushed = await store.append("chat", [user("three"), user("four")], all_but_the_last)
+    flushed = await store.log.append("chat", [user("three"), user("four")], all_but_the_last)
     assert queues == [["one", "two", "three", "four"]]
     assert said(flushed) == ["one", "two", "three"]
     assert said(await store.get_messages("chat")) == ["four"]
@@ -106,13 +106,13 @@ async def test_appending_moves_the_planned_messages_into_the_log(store: MemorySt
 async def test_a_failing_plan_writes_nothing(store: MemoryStore) -> None:
     await store.add_message("chat", user("one"))
     with pytest.raises(ZeroDivisionError):
-        await store.append("chat", [user("two")], lambda queue: 1 // 0)
+        await store.log.append("chat", [user("two")], lambda queue: 1 // 0)
     assert said(await store.get_messages("chat", status=None)) == ["one"]
 
 
 async def test_a_reader_is_given_what_it_has_not_seen(store: MemoryStore) -> None:
     await store.add_messages("chat", [user("one"), user("two")], MessageStatus.ARCHIVED)
-    page = await store.read_log("chat", "reader", Seen(), limit=10)
+    page = await store.readers.page("chat", "reader", Seen(), limit=10)
     assert (said([row.message for row in page.rows]), page.fresh, page.more) == (["one", "two"], True, False)
     seen = Seen(page.epoch, page.position, page.rows[-1].id)
     assert await read(store, seen) == []
@@ -124,70 +124,70 @@ async def test_a_reader_is_given_what_it_has_not_seen(store: MemoryStore) -> Non
 
 async def test_pages_go_backwards_from_the_newest_row(store: MemoryStore) -> None:
     await store.add_messages("chat", [user(str(i)) for i in range(5)], MessageStatus.ARCHIVED)
-    page = await store.read_log("chat", "reader", Seen(), limit=2)
+    page = await store.readers.page("chat", "reader", Seen(), limit=2)
     assert (said([row.message for row in page.rows]), page.more) == (["3", "4"], True)
     assert await read(store, limit=2, before=page.rows[0].id) == ["1", "2"]
     seen = Seen(page.epoch, 0, page.rows[0].id - 1)
-    page = await store.read_log("chat", "reader", seen, limit=2)
+    page = await store.readers.page("chat", "reader", seen, limit=2)
     assert (said([row.message for row in page.rows]), page.more) == (["3", "4"], False)
 
 
 async def test_a_moved_cursor_hides_what_is_behind_it_from_its_reader_only(store: MemoryStore) -> None:
     await store.add_messages("chat", [user("one"), user("two")], MessageStatus.ARCHIVED)
-    page = await store.read_log("chat", "reader", Seen(), limit=10)
+    page = await store.readers.page("chat", "reader", Seen(), limit=10)
     first = page.rows[0].id
-    assert await store.move_cursor("chat", "reader", epoch=page.epoch, old=0, new=first)
+    assert await store.readers.move("chat", "reader", epoch=page.epoch, old=0, new=first)
     assert await read(store) == ["two"]
-    other = await store.read_log("chat", "another reader", Seen(), limit=10)
+    other = await store.readers.page("chat", "another reader", Seen(), limit=10)
     assert len(other.rows) == 2
 
 
 async def test_a_reader_may_have_any_name(store: MemoryStore) -> None:
     """The log's own row is none of theirs."""
     await store.add_messages("chat", [user("one"), user("two")], MessageStatus.ARCHIVED)
-    assert await store.move_cursor("chat", "log", epoch=0, old=0, new=1)
+    assert await store.readers.move("chat", "log", epoch=0, old=0, new=1)
     await store.add_message("chat", user("three"))
-    assert (await store.read_log("chat", "log", Seen(), limit=10)).position == 1
+    assert (await store.readers.page("chat", "log", Seen(), limit=10)).position == 1
 
 
 async def test_of_two_workers_only_one_moves_the_cursor(store: MemoryStore) -> None:
     await store.add_messages("chat", [user("one"), user("two")], MessageStatus.ARCHIVED)
-    epoch = (await store.read_log("chat", "reader", Seen(), limit=10)).epoch
-    moves = [store.move_cursor("chat", "reader", epoch=epoch, old=0, new=new) for new in (1, 2)]
+    epoch = (await store.readers.page("chat", "reader", Seen(), limit=10)).epoch
+    moves = [store.readers.move("chat", "reader", epoch=epoch, old=0, new=new) for new in (1, 2)]
     assert sorted(await asyncio.gather(*moves)) == [False, True]
 
 
 async def test_what_was_made_of_the_rows_behind_a_cursor_moves_with_it(store: MemoryStore) -> None:
     """Another state, or none, comes with another move; a move that fails changes nothing."""
-    await store.append("chat", [user(f"message {i}") for i in range(6)], len)
-    page = await store.read_log("chat", "reader", Seen(), limit=10)
+    await store.log.append("chat", [user(f"message {i}") for i in range(6)], len)
+    page = await store.readers.page("chat", "reader", Seen(), limit=10)
     ids = [row.id for row in page.rows]
-    assert await store.read_state("chat", "reader") == (0, None)
+    assert await store.readers.state("chat", "reader") == (0, None)
     state = {"summary": "They said \u65e5\u672c \U0001f600.", "partial": ""}
-    assert await store.move_cursor("chat", "reader", epoch=page.epoch, old=0, new=ids[1], state=state)
-    assert not await store.move_cursor("chat", "reader", epoch=page.epoch, old=0, new=ids[2], state={"summary": "x"})
-    assert await store.read_state("chat", "reader") == (ids[1], state)
-    assert await store.read_state("chat", "another") == await store.read_state("other", "reader") == (0, None)
-    assert await store.move_cursor("chat", "reader", epoch=page.epoch, old=ids[1], new=ids[1])
-    assert await store.read_state("chat", "reader") == (ids[1], None)
+    assert await store.readers.move("chat", "reader", epoch=page.epoch, old=0, new=ids[1], state=state)
+    assert not await store.readers.move("chat", "reader", epoch=page.epoch, old=0, new=ids[2], state={"summary": "x"})
+    assert await store.readers.state("chat", "reader") == (ids[1], state)
+    assert await store.readers.state("chat", "another") == await store.readers.state("other", "reader") == (0, None)
+    assert await store.readers.move("chat", "reader", epoch=page.epoch, old=ids[1], new=ids[1])
+    assert await store.readers.state("chat", "reader") == (ids[1], None)
     await store.delete_messages("chat")
-    assert await store.read_state("chat", "reader") == (0, None)
+    assert await store.readers.state("chat", "reader") == (0, None)
 
 
 async def test_rows_of_the_log_can_be_asked_for_by_id_and_from_any_place_on(store: MemoryStore) -> None:
     """In their order, each with the time of its writing, active ones only on request; those of others never."""
-    await store.append("chat", [user(f"message {i}") for i in range(6)], lambda messages: 5)
-    await store.append("other", [user("not yours")], len)
-    rows = (await store.read_unread("chat", "reader", after=0, limit=10)).rows
+    await store.log.append("chat", [user(f"message {i}") for i in range(6)], lambda messages: 5)
+    await store.log.append("other", [user("not yours")], len)
+    rows = (await store.readers.unread("chat", "reader", after=0, limit=10)).rows
     assert said([row.message for row in rows]) == [f"message {i}" for i in range(5)]
     asked = [rows[3].id, rows[1].id, rows[4].id + 1, rows[4].id + 2, 10**6]
-    found = await store.read_rows("chat", asked)
+    found = await store.readers.rows("chat", asked)
     assert said([row.message for row in found]) == ["message 1", "message 3"]
-    found = await store.read_rows("chat", asked, with_active=True)
+    found = await store.readers.rows("chat", asked, with_active=True)
     assert said([row.message for row in found]) == ["message 1", "message 3", "message 5"]
     assert all(1e18 < row.timestamp < 1e19 for row in found)
-    assert await store.read_rows("chat", []) == []
-    behind = (await store.read_unread("chat", "reader", after=rows[2].id, limit=1)).rows
+    assert await store.readers.rows("chat", []) == []
+    behind = (await store.readers.unread("chat", "reader", after=rows[2].id, limit=1)).rows
     assert said([row.message for row in behind]) == ["message 3"]
 
 
@@ -195,12 +195,12 @@ async def test_rows_of_the_log_can_be_asked_for_by_id_and_from_any_place_on(stor
 async def test_a_reader_learns_that_rows_it_has_seen_are_gone(store: MemoryStore, change: str) -> None:
     """And its cursor starts again."""
     await store.add_messages("chat", [user("one"), user("two")], MessageStatus.ARCHIVED)
-    page = await store.read_log("chat", "reader", Seen(), limit=10)
+    page = await store.readers.page("chat", "reader", Seen(), limit=10)
     seen = Seen(page.epoch, 0, page.rows[-1].id)
-    await store.move_cursor("chat", "reader", epoch=page.epoch, old=0, new=page.rows[0].id)
+    await store.readers.move("chat", "reader", epoch=page.epoch, old=0, new=page.rows[0].id)
     arguments: Any = {"set_messages": [[user("new")]], "delete_message": [page.rows[0].id]}.get(change, [])
     await getattr(store, change)("chat", *arguments)
-    page = await store.read_log("chat", "reader", seen, limit=10)
+    page = await store.readers.page("chat", "reader", seen, limit=10)
     assert (page.fresh, page.position, page.rows) == (False, 0, [])
 
 
@@ -208,11 +208,11 @@ async def test_a_reader_notices_rows_that_the_plain_host_has_deleted(database_ur
     """The host knows nothing of epochs, and SQLite gives the ids of deleted rows away again."""
     ours = MemoryStore(database_uri)
     await ours.add_messages("chat", [user("one"), user("two")], MessageStatus.ARCHIVED)
-    page = await ours.read_log("chat", "reader", Seen(), limit=10)
+    page = await ours.readers.page("chat", "reader", Seen(), limit=10)
     seen = Seen(page.epoch, 0, page.rows[-1].id)
     host = SQLAlchemyChatStore(table_name="llama_index_memory", async_database_uri=database_uri)
     await host.delete_messages("chat")
-    assert not (await ours.read_log("chat", "reader", seen, limit=10)).fresh
+    assert not (await ours.readers.page("chat", "reader", seen, limit=10)).fresh
     await ours.aclose()
     assert host._async_engine is not None
     await host._async_engine.dispose()
@@ -249,12 +249,12 @@ async def test_a_cancelled_write_is_finished_and_the_database_stays(store: Memor
 
 async def test_a_session_can_be_forgotten(store: MemoryStore) -> None:
     await store.add_messages("chat", [user("one"), user("two")], MessageStatus.ARCHIVED)
-    await store.move_cursor("chat", "reader", epoch=0, old=0, new=1)
+    await store.readers.move("chat", "reader", epoch=0, old=0, new=1)
     await store.add_message("other", user("elsewhere"))
     assert await store.forget("chat") == {"messages": 2, "cursors": 1}
     assert await store.forget("chat") == {"messages": 0, "cursors": 0}
-    assert await store.knows("other")
-    assert not await store.knows("chat")
+    assert await store.users.knows("other")
+    assert not await store.users.knows("chat")
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_no_password_leaves_the_store() -> None:
     store = MemoryStore("postgresql+asyncpg://me:hunter2@host/db")
     for shown in (repr(store), str(store), json.dumps(store.model_dump()), str(pickle.dumps(store))):
         assert "hunter2" not in shown
-    assert str(store._url.password) == "hunter2"
+    assert str(store.database.url.password) == "hunter2"
 
 
 async def test_a_store_can_be_copied_and_pickled(database_uri: str) -> None:
@@ -330,7 +330,7 @@ async def test_a_lent_engine_without_transactions_leaves_nothing_half_done(
         store = MemoryStore(async_engine=engine)
         await store.add_message("chat", user("one"))
         with pytest.raises(ZeroDivisionError):
-            await store.append("chat", [user("half")], lambda queue: 1 // 0, replace=True)
+            await store.log.append("chat", [user("half")], lambda queue: 1 // 0, replace=True)
         assert said(await store.get_messages("chat")) == ["one"]
         assert await store.vacuum()
         async with engine.connect() as connection:
@@ -351,7 +351,7 @@ async def test_a_store_that_is_dropped_open_says_how_to_close_it(database_uri: s
     store = MemoryStore(database_uri)
     await store.add_message("chat", user("one"))
     with pytest.warns(ResourceWarning, match=r"await store.aclose\(\)"):
-        store.__del__()
+        store.database.__del__()
     await store.aclose()
 
 
@@ -359,7 +359,7 @@ async def test_a_store_that_is_dropped_open_says_how_to_close_it(database_uri: s
     ("query", "index"),
     [
         ("llama_index_memory WHERE key='chat' AND status='archived' AND id > 5", "ix_llama_index_memory_log"),
-        ("llama_index_memory_cursors WHERE reader='<user> ann'", "ix_llama_index_memory_cursors_reader"),
+        ("llama_index_memory_owners WHERE user_id='ann'", "ix_llama_index_memory_owners_user"),
     ],
 )
 async def test_the_log_of_a_session_and_the_sessions_of_a_user_are_found_by_an_index(
