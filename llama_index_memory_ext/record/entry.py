@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.text.cutting import share_out
 from llama_index_memory_ext.text.messages import Entry, clip_entry, escape_tags
+from llama_index_memory_ext.text.tokens import CountedText
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -38,10 +39,16 @@ def summary_element(summary: str, limit: int, counter: TokenCounter, tags: Itera
     return ""
 
 
-def earlier_element(entries: Sequence[Entry]) -> str:
+def earlier_element(entries: Sequence[Entry], counter: TokenCounter) -> CountedText:
     """Returns messages from before the record under a heading; "" if there are none."""
     text = "".join(entry.text for entry in entries)
-    return f"{EARLIER_OPENING}{text}{EARLIER_CLOSING}" if text else ""
+    if not text:
+        return CountedText("", 0)
+    element = f"{EARLIER_OPENING}{text}{EARLIER_CLOSING}"
+    if not counter.adds_up:
+        return CountedText(element, counter.count(element))
+    tags = counter.count(EARLIER_OPENING + EARLIER_CLOSING)
+    return CountedText(element, tags + sum(entry.tokens for entry in entries))
 
 
 def entry_from(row_id: int, text: str, counter: TokenCounter) -> Entry:

@@ -1,4 +1,4 @@
-"""Follows the logs of sessions with an index each, and shows what is found in them for a question."""
+"""Finds messages of a session again by the words of a question: for the record, and for a search."""
 
 from __future__ import annotations
 
@@ -6,126 +6,195 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.background.jobs import Jobs
-from llama_index_memory_ext.log_block import Remembered
+from llama_index.core.base.llms.types import MessageRole
+
+from llama_index_memory_ext.background.jobs import JobKey
+from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.record.entry import EARLIER_CLOSING, EARLIER_OPENING, earlier_element
-from llama_index_memory_ext.record.message_index import RecallIndex
+from llama_index_memory_ext.record.message_index import CONTEXT_TURNS, MessageIndex, shown_day
 from llama_index_memory_ext.text.messages import question_in
+from llama_index_memory_ext.text.tokens import CountedText, Recent
+from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, calls_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from llama_index.core.base.llms.types import ChatMessage
 
-    from llama_index_memory_ext.store import MemoryStore, Seen
+    from llama_index_memory_ext.background.jobs import Jobs
+    from llama_index_memory_ext.store import MemoryStore
+    from llama_index_memory_ext.store.readers import LogRow, Seen
     from llama_index_memory_ext.text.tokens import TokenCounter
 
+LONGEST_MESSAGE_TOKENS = 500
+
+# The share of the limit that one recalled message may have.
+_MESSAGE_SHARE = 0.25
 _INDEXED_ROWS = 500
-# How long a question waits for messages to be indexed, which takes longer than this only after a restart.
+# How long a question waits for messages to be indexed; indexing takes longer than this only after a restart.
 _INDEX_SECONDS = 1.0
 _RETRY_SECONDS = 2.0
-# The share of the limit that one message may have.
-_MESSAGE_SHARE = 0.25
-_CONTEXT_TURNS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMessage:
+    """A message, or a call with its results, that is similar to a question.
+
+    ``similarity`` is 0..1, and 1 for the best message of a question. ``day`` is 2026-11-20, or "" where it is unknown.
+    In ``text`` our own tags are escaped.
+    """
+
+    similarity: float
+    row_ids: tuple[int, ...]
+    role: str
+    day: str
+    text: str = field(repr=False)
 
 
 @dataclass
-class LogRecall:
-    """The indexes of the sessions that were asked for last; a copy begins without any."""
+class IndexCache:
+    """The indexes of the sessions that were asked for last, and what was found; a copy begins empty."""
 
-    indexes: Remembered[str, RecallIndex] = field(default_factory=lambda: Remembered(32))
-    shown: Remembered[Any, str] = field(default_factory=Remembered)
-    jobs: Jobs = field(default_factory=lambda: Jobs("Earlier messages were not indexed", "recall index"))
+    indexes: Recent[str, MessageIndex] = field(default_factory=lambda: Recent(32))
+    found: Recent[tuple[object, ...], CountedText] = field(default_factory=Recent)
 
-    async def find(
-        self,
-        log: MemoryStore,
-        session_id: str,
-        messages: Sequence[ChatMessage],
-        *,
-        seen: Seen,
-        before: int,
-        limit: int,
-        counter: TokenCounter,
-        tags: tuple[str, ...],
-    ) -> str:
-        """The messages in front of the row ``before`` that matter for a question, within ``limit`` tokens.
+
+@dataclass(frozen=True)
+class MessageSearch:
+    """Finds messages of the sessions of a store. ``reader`` names the block, and its element."""
+
+    store: MemoryStore
+    reader: str
+    counter: TokenCounter
+    cache: IndexCache
+
+    @property
+    def jobs(self) -> Jobs:
+        """The jobs that index sessions."""
+        return self.store.jobs.jobs("recall index", "Earlier messages were not indexed")
+
+    async def recall(
+        self, session_id: str, messages: Sequence[ChatMessage], *, seen: Seen, before: int, limit: int
+    ) -> CountedText:
+        """The messages before the row ``before`` that matter for a question, as an element of the record.
 
         They stand in the order in which they were said, each with its date; "" if nothing is found. After a restart a
-        long log is indexed from its beginning on, beside the questions that come meanwhile.
+        long log is indexed in the background, and a question is answered by what has been indexed by then.
 
         Args:
-            log: Where the session's log is.
             session_id: The session.
             messages: The turn that is going on; its last message of a user is the question.
-            seen: How far the caller has read the log, which is how far it must be indexed.
+            seen: How far the caller has read the log: so far it must be indexed.
             before: The first row that is shown anyway.
-            limit: Most tokens of all that comes back, tags included.
-            counter: Counts them.
-            tags: Element names, besides our own, that no text must be able to forge.
+            limit: Most tokens of the element.
         """
-        room = limit - counter.count(EARLIER_OPENING + EARLIER_CLOSING)
-        if room <= 0:
-            return ""
-        make = partial(RecallIndex, counter=counter, unit_limit=int(room * _MESSAGE_SHARE), tags=tags)
-        index = await self._index(log, session_id, seen, make)
+        room = limit - self.counter.count(EARLIER_OPENING + EARLIER_CLOSING)
+        index = await self._indexed(session_id, seen) if room > 0 else None
         if index is None:
-            return ""
-        question, context = question_in(messages, index.turns, _CONTEXT_TURNS)
-        key = (session_id, index.epoch, index.newest, before, question, tuple(context))
-        text = self.shown.get(key)
-        if text is None:
-            # A long log takes longer than an event loop should stand still.
-            found = await asyncio.to_thread(index.search, question, context, before=before, limit=room)
-            rows = await log.read_rows(session_id, [row_id for ids in found for row_id in ids])
-            by_id = {row.id: row for row in rows}
-            units = [[by_id[row_id] for row_id in ids if row_id in by_id] for ids in sorted(found)]
-            # So do the words of a long message.
-            entries = await asyncio.to_thread(lambda: [one for unit in units for one in index.entries(unit, question)])
-            text = earlier_element(entries)
-            self.shown.put(key, text)
-        return text
+            return CountedText("", 0)
+        question, context = question_in(messages, index.turns, CONTEXT_TURNS)
+        key = (session_id, index.epoch, index.newest, before, limit, question, *context)
+        known = self.cache.found.get(key)
+        if known is not None:
+            return known
+        most = int(room * _MESSAGE_SHARE)
+        # A long log, and the words of a long message, take longer than an event loop should be blocked.
+        search = partial(index.search, question, context, before=before, limit=room, message_limit=most)
+        units = sorted(await asyncio.to_thread(search))
+        rows = await self._rows(session_id, units)
+        entries = await asyncio.to_thread(lambda: [one for unit in rows for one in index.entries(unit, question, most)])
+        element = earlier_element(entries, self.counter)
+        self.cache.found.put(key, element)
+        return element
 
-    async def stop(self, session_ids: Collection[str] | None = None) -> None:
-        """End what is under way, of some sessions or of all."""
-        await self.jobs.stop(session_ids)
+    async def search(self, session_id: str, question: str, *, most: int, message_limit: int) -> list[FoundMessage]:
+        """The messages most similar to a question, best first; [] if none has a word in common with it.
 
-    async def _index(
-        self, log: MemoryStore, session_id: str, seen: Seen, make: Callable[[int], RecallIndex]
-    ) -> RecallIndex | None:
-        """What has been indexed of the session: all of it, unless that takes too long."""
-        index = self.indexes.get(session_id)
-        if index is None or (index.epoch, index.newest) != (seen.epoch, seen.last_id):
-            log.board.watch(self.jobs)
-            self.jobs.start(session_id, partial(self._follow, log, make), _RETRY_SECONDS)
+        All of the log is searched, and the active messages but for a question that was not answered yet. It waits until
+        all of it is indexed, which takes time only for the first search of a session.
+
+        Args:
+            session_id: The session.
+            question: Any words.
+            most: Most messages.
+            message_limit: Most tokens of a message, at most 500; of a longer one the part with the words of the
+                question is shown.
+        """
+        index = await self._fully_indexed(session_id)
+        # A long log, and the words of a long message, take longer than an event loop should be blocked.
+        nearest = await asyncio.to_thread(index.nearest, question, most)
+        units = await self._rows(session_id, [ids for ids, _ in nearest])
+        found, limit = [], min(message_limit, LONGEST_MESSAGE_TOKENS)
+        for (ids, similarity), unit in zip(nearest, units, strict=True):
+            entries = await asyncio.to_thread(index.entries, unit, question, limit)
+            text = "\n".join(entry.body for entry in entries)
+            if text:
+                found.append(FoundMessage(similarity, ids, unit[0].role, shown_day(unit[0]), text))
+        return found
+
+    async def _rows(self, session_id: str, units: Sequence[tuple[int, ...]]) -> list[list[LogRow]]:
+        """The rows of each message; those that were deleted meanwhile are left out."""
+        row_ids = [row_id for unit in units for row_id in unit]
+        found = await self.store.readers.rows(session_id, row_ids, with_active=True)
+        rows = {row.id: row for row in found}
+        return [[rows[row_id] for row_id in unit if row_id in rows] for unit in units]
+
+    async def _indexed(self, session_id: str, seen: Seen) -> MessageIndex | None:
+        """The index of a session with all that was seen, or with less if that takes too long; None: none yet."""
+        index = self.cache.indexes.get(session_id)
+        if index is None or index.epoch != seen.epoch or index.newest < seen.last_id:
+            key = JobKey(session_id, self.reader)
+            self.jobs.start(key, partial(self._index_log, session_id), _RETRY_SECONDS)
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self.jobs.wait(session_id), _INDEX_SECONDS)
-            index = self.indexes.get(session_id)
+                await asyncio.wait_for(self.jobs.wait(key), _INDEX_SECONDS)
+            index = self.cache.indexes.get(session_id)
         # What was indexed before rows were deleted may name other rows by now.
         return index if index is not None and index.epoch == seen.epoch else None
 
-    async def _follow(self, log: MemoryStore, make: Callable[[int], RecallIndex], session_id: str) -> None:
-        """Index what the log has gained, from its beginning on if rows were deleted."""
-        async for index in follow_log(log, session_id, self.indexes.get(session_id), make):
-            self.indexes.put(session_id, index)
+    async def _index_log(self, session_id: str) -> None:
+        async for _ in self._followed(session_id):
+            pass
+
+    async def _followed(self, session_id: str) -> AsyncIterator[MessageIndex]:
+        """The index of a session, each time that it has gained a page of the log; a new one if rows were deleted."""
+        # One task at a time, or each would index what the others do.
+        async with lock_for("index", id(asyncio.get_running_loop()), id(self.cache), session_id):
+            while True:
+                index = self.cache.indexes.get(session_id)
+                after = index.newest if index else 0
+                page = await self.store.readers.unread(session_id, "", after=after, limit=_INDEXED_ROWS)
+                if index is None or index.epoch != page.epoch:
+                    index = MessageIndex(page.epoch, self.counter, (self.reader,))
+                    self.cache.indexes.put(session_id, index)
+                    yield index
+                    if after:
+                        continue
+                if not page.rows:
+                    return
+                # Many rows take their time.
+                await asyncio.to_thread(index.take, page.rows)
+                yield index
+
+    async def _fully_indexed(self, session_id: str) -> MessageIndex:
+        """The index of a session with all that was said up to now."""
+        while True:
+            # First the log, a page at a time, and then the active messages.
+            async for _ in self._followed(session_id):
+                pass
+            index = self.cache.indexes.get(session_id)
+            after = index.newest if index else 0
+            page = await self.store.readers.unread(session_id, "", with_active=True, after=after)
+            if index is not None and page.epoch == index.epoch:
+                rows = without_open_turn(page.rows)
+                await asyncio.to_thread(partial(index.take, rows, with_newest=True))
+                return index
 
 
-async def follow_log(
-    log: MemoryStore, session_id: str, index: RecallIndex | None, make: Callable[[int], RecallIndex]
-) -> AsyncIterator[RecallIndex]:
-    """The index of a session, each time that it has gained a page of the log; a new one if rows were deleted."""
-    while True:
-        after = index.newest if index else 0
-        page = await log.read_unread(session_id, "", after=after, limit=_INDEXED_ROWS)
-        if index is None or index.epoch != page.epoch:
-            index = make(page.epoch)
-            yield index
-            if after:
-                continue
-        if not page.rows:
-            return
-        # Many rows take their time.
-        await asyncio.to_thread(index.take, page.rows)
-        yield index
+def without_open_turn(rows: Sequence[LogRow]) -> list[LogRow]:
+    """The rows before the last question, unless it was answered; a question must not find itself."""
+    if not rows or (rows[-1].role in ASSISTANT_ROLES and not calls_of(rows[-1].message)):
+        return list(rows)
+    questions = [i for i, row in enumerate(rows) if row.role == MessageRole.USER.value]
+    return list(rows[: questions[-1]]) if questions else []

@@ -41,13 +41,13 @@ class Kept(NamedTuple):
 class Selection:
     """How much of the messages is shown word for word. Entries are passed and returned oldest first.
 
-    A message, or a call with its results, may have ``message_ratio`` of all tokens. A longer one is clipped in its
-    middle, or to its end if the limits ``allow_partial``.
+    A message, or a call with its results, may have ``message_limit`` tokens. A longer one is clipped in its middle, or
+    to its end if the limits ``allow_partial``.
     """
 
     limits: Limits
     counter: TokenCounter
-    message_ratio: float = 0.5
+    message_limit: int
 
     def is_over(self, entries: Sequence[Entry]) -> bool:
         """Returns whether the entries exceed one of the limits."""
@@ -59,7 +59,7 @@ class Selection:
 
     def within_shares(self, entries: Sequence[Entry]) -> list[Entry]:
         """Returns the entries, those over their share clipped. A call and its results have one share together."""
-        limit = int(self.limits.tokens * min(self.message_ratio, self.limits.keep_ratio))
+        limit = self.message_limit
         clip = self._end_of_text if self.limits.allow_partial else None
         shown: list[Entry] = []
         for group in tool_call_groups(entries):

@@ -95,11 +95,11 @@ def test_an_entry_is_read_back_from_its_text(message: ChatMessage, row_id: int, 
 
 def test_earlier_messages_stand_under_a_heading() -> None:
     entries = entries_of([user("one"), assistant("two")])
-    assert earlier_element(entries) == EARLIER_OPENING + entries[0].text + entries[1].text + EARLIER_CLOSING
+    assert earlier_element(entries, COUNTER) == EARLIER_OPENING + entries[0].text + entries[1].text + EARLIER_CLOSING
 
 
 def test_without_earlier_messages_there_is_no_heading() -> None:
-    assert earlier_element([]) == ""
+    assert earlier_element([], COUNTER) == ""
 
 
 # ---- the summary ---------------------------------------------------------------------------------------

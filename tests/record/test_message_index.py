@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import MemoryStore, TokenCounter
-from llama_index_memory_ext.record.message_index import RecallIndex
-from llama_index_memory_ext.store import LogRow
+from llama_index_memory_ext.record.message_index import MessageIndex
+from llama_index_memory_ext.store.readers import LogRow
 from tests.conversation import assistant, calling, result, user
 
 COUNTER = TokenCounter()
@@ -33,18 +33,25 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[MemoryStore]:
 async def rows_of(store: MemoryStore, *messages: ChatMessage) -> list[LogRow]:
     """The log of a session that has these messages, and nothing before."""
     await store.set_messages("chat", [])
-    await store.append("chat", messages, len)
-    return (await store.read_unread("chat", "", limit=EVERYTHING)).rows
+    await store.log.append("chat", messages, len)
+    return (await store.readers.unread("chat", "", limit=EVERYTHING)).rows
 
 
-def index_of(rows: Sequence[LogRow], *, unit_limit: int = 500, **options: Any) -> RecallIndex:
-    index = RecallIndex(1, COUNTER, unit_limit, **options)
-    index.take(rows)
+def index_of(rows: Sequence[LogRow], *, with_newest: bool = False) -> MessageIndex:
+    index = MessageIndex(1, COUNTER)
+    index.take(rows, with_newest=with_newest)
     return index
 
 
-def found(index: RecallIndex, question: str, *context: str, before: int = EVERYTHING, limit: int = EVERYTHING) -> Any:
-    return index.search(question, context, before=before, limit=limit)
+def found(
+    index: MessageIndex,
+    question: str,
+    *context: str,
+    before: int = EVERYTHING,
+    limit: int = EVERYTHING,
+    message_limit: int = 500,
+) -> Any:
+    return index.search(question, context, before=before, limit=limit, message_limit=message_limit)
 
 
 async def places(store: MemoryStore, messages: Sequence[ChatMessage], question: str, *context: str) -> Any:
@@ -106,9 +113,9 @@ async def test_a_long_message_is_clipped_and_found_by_the_words_in_its_middle(st
     rows = await rows_of(
         store, user("first " * 2_000 + "zebra " + "last " * 2_000), assistant("I see."), user("Go on.")
     )
-    index = index_of(rows, unit_limit=60)
-    assert found(index, "zebra", limit=60)[0] == (rows[0].id,)
-    (entry,) = index.entries(rows[:1])
+    index = index_of(rows)
+    assert found(index, "zebra", limit=60, message_limit=60)[0] == (rows[0].id,)
+    (entry,) = index.entries(rows[:1], "", 60)
     assert entry.tokens <= 60
     assert "tokens left out" in entry.text
     assert "zebra" not in entry.text
@@ -167,7 +174,7 @@ async def test_a_call_is_found_with_its_results_by_the_words_of_each(store: Memo
 
 async def test_a_call_and_its_results_have_the_room_of_one_message(store: MemoryStore) -> None:
     rows = await rows_of(store, *LOOKED_UP[:2], result("call_1", "sun " * 900), result("call_2", "hail " * 900))
-    entries = index_of(rows, unit_limit=200).entries(rows[1:])
+    entries = index_of(rows).entries(rows[1:], "", 200)
     assert [entry.role for entry in entries] == ["assistant", "tool", "tool"]
     assert sum(entry.tokens for entry in entries) <= 200
     assert all("tokens left out" in entry.text for entry in entries[1:])
@@ -186,10 +193,10 @@ async def test_a_result_without_a_call_is_not_found(store: MemoryStore) -> None:
 @pytest.mark.parametrize("unit_limit", [1, 5, 15, 20, 30])
 async def test_a_message_of_which_no_word_could_be_shown_is_not_found(store: MemoryStore, unit_limit: int) -> None:
     rows = await rows_of(store, *LOOKED_UP, user("sunshine " * 50), user("Bye."))
-    index = index_of(rows, unit_limit=unit_limit)
+    index = index_of(rows)
     by_id = {row.id: row for row in rows}
-    for ids in found(index, "sunshine in Lisbon"):
-        entries = index.entries([by_id[row_id] for row_id in ids])
+    for ids in found(index, "sunshine in Lisbon", message_limit=unit_limit):
+        entries = index.entries([by_id[row_id] for row_id in ids], "", unit_limit)
         assert all(entry.body.strip() for entry in entries)
         assert sum(entry.tokens for entry in entries) <= unit_limit
 
@@ -199,7 +206,7 @@ async def test_a_message_of_which_no_word_could_be_shown_is_not_found(store: Mem
 
 async def test_a_message_is_shown_with_its_date(store: MemoryStore) -> None:
     rows = await rows_of(store, user("tea"), assistant("Noted."))
-    (entry,) = index_of(rows).entries([replace(rows[0], timestamp=MAY_8)])
+    (entry,) = index_of(rows).entries([replace(rows[0], timestamp=MAY_8)], "", 500)
     assert entry.text == '<message role="user" date="2023-05-08">tea</message>\n'
 
 
@@ -209,7 +216,7 @@ async def test_a_time_that_cannot_be_is_no_date(store: MemoryStore, timestamp: i
     index = index_of(rows)
     assert found(index, "tea")[0] == (rows[0].id,)
     assert found(index, "1970 floor")[0] == (rows[2].id,)
-    (entry,) = index.entries(rows[:1])
+    (entry,) = index.entries(rows[:1], "", 500)
     assert entry.text == '<message role="user">I drink green tea in the morning.</message>\n'
 
 
@@ -262,14 +269,15 @@ async def test_what_is_found_fits_as_it_is_shown(
     store = MemoryStore()
     rows = await rows_of(store, *talk)
     await store.aclose()
-    index = index_of(rows, unit_limit=unit_limit)
+    index = index_of(rows)
     by_id = {row.id: row for row in rows}
-    shown = [index.entries([by_id[row_id] for row_id in ids]) for ids in found(index, question, limit=limit)]
+    units = found(index, question, limit=limit, message_limit=unit_limit)
+    shown = [index.entries([by_id[row_id] for row_id in ids], "", unit_limit) for ids in units]
     text = "".join(entry.text for entries in shown for entry in entries)
     assert COUNTER.count(text) == sum(entry.tokens for entries in shown for entry in entries) <= limit
     assert all(sum(entry.tokens for entry in entries) <= unit_limit for entries in shown)
-    some, all_of_it = found(index, question, limit=limit), iter(found(index, question))
-    assert all(ids in all_of_it for ids in some)
+    all_of_it = iter(found(index, question, message_limit=unit_limit))
+    assert all(ids in all_of_it for ids in units)
 
 
 async def test_the_best_comes_first_and_of_two_alike_the_newer(store: MemoryStore) -> None:

@@ -43,7 +43,7 @@ async def ask(memory: Memory, question: str) -> str:
     # On a busy machine a question does not wait until all is indexed.
     for block in memory.memory_blocks:
         if isinstance(block, CondensedMemoryBlock):
-            await block._recall.jobs.wait(memory.session_id)
+            await block.await_jobs(memory.session_id)
     return sent_text(await memory.aget())
 
 
@@ -56,7 +56,7 @@ def recalled(prompt: str) -> list[tuple[str, str]]:
 
 
 async def days_of(memory: CondensedMemory) -> set[str]:
-    rows = (await memory.sql_store.read_unread("chat", "", with_active=True, limit=1_000)).rows
+    rows = (await memory.sql_store.readers.unread("chat", "", with_active=True, limit=1_000)).rows
     return {datetime.fromtimestamp(row.timestamp // 10**9, tz=timezone.utc).date().isoformat() for row in rows}
 
 
@@ -240,7 +240,7 @@ async def test_a_message_that_was_deleted_does_not_come_back(open_memory: OpenMe
     await say(memory, user("Caroline breeds alpacas."), assistant("How nice."), user("Caroline plays chess."))
     await say(memory, assistant("Fine."))
     await fill(memory)
-    rows = (await memory.sql_store.read_unread("chat", "", limit=1)).rows
+    rows = (await memory.sql_store.readers.unread("chat", "", limit=1)).rows
     assert ("user", "Caroline breeds alpacas.") in recalled(await ask(memory, "What about Caroline?"))
     await memory.sql_store.delete_message("chat", rows[0].id)
     shown = recalled(sent_text(await memory.aget()))
@@ -305,7 +305,7 @@ async def test_a_long_log_is_found_whole_after_a_restart(open_memory: OpenMemory
     memory = open_memory(**SMALL)
     await memory.aput(user("What does Caroline breed?"))
     await memory.aget()
-    await memory.condensed_block._recall.jobs.wait("chat")
+    await memory.condensed_block.await_jobs("chat")
     assert ("user", "Caroline breeds alpacas.") in recalled(sent_text(await memory.aget()))
     assert ("tool", "a hailstorm") in recalled(sent_text(await memory.aget(input="Was there a hailstorm?")))
 

@@ -382,7 +382,7 @@ async def test_the_state_is_kept_per_session(start_model: StartModel, database_u
     store = MemoryStore(database_uri)
     block = CondensedMemoryBlock(llm=llm, store=store, **SIX_KEEP_TWO)
     for session_id in ("ann", "bob"):
-        await store.append(session_id, [user(f"I am {session_id}"), *turns(1, 4)], len)
+        await store.log.append(session_id, [user(f"I am {session_id}"), *turns(1, 4)], len)
         await block.aput([user("x")], session_id=session_id)
     for session_id, other in (("ann", "bob"), ("bob", "ann")):
         await block.await_jobs(session_id)
@@ -418,7 +418,7 @@ async def test_a_batch_that_is_refused_is_made_smaller(start_model: StartModel) 
     for _ in range(16):
         await shown(block)
         await block.aflush("chat")
-        block._jobs.start("chat", block._summarise, block.retry_seconds)
+        await block.anotice("chat")
     assert "question 28" in await block.asummary("chat")
     assert "question 30" not in await block.asummary("chat")
     assert len(server.requests) < 80

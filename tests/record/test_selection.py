@@ -48,7 +48,8 @@ def places(kept: Sequence[Entry]) -> str:
 def limits(
     tokens: int = 10_000, *, message_ratio: float = 0.5, counter: TokenCounter = WORDS, **options: Any
 ) -> Selection:
-    return Selection(Limits.checked(token_limit=tokens, **{"keep_ratio": 0.75, **options}), counter, message_ratio)
+    limits = Limits.checked(token_limit=tokens, **{"keep_ratio": 0.75, **options})
+    return Selection(limits, counter, int(tokens * min(message_ratio, limits.keep_ratio)))
 
 
 def cut(notation: str, tokens: int = 10_000, **options: Any) -> Kept:

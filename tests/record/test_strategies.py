@@ -98,7 +98,7 @@ async def test_what_is_kept_partly_is_the_same_for_every_worker_and_after_a_rest
     partly = 0
     for i in range(30):
         said = [user(f"question {i}: " + " ".join(f"q{i}x{j}" for j in range(i % 7 * 6))), assistant(f"answer {i}")]
-        await store.append("chat", said, len)
+        await store.log.append("chat", said, len)
         one = await shown(first if i % 2 else second)
         two = await shown(second if i % 2 else first)
         assert one == two == await shown(CondensedMemoryBlock(**options))
