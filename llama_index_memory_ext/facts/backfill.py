@@ -6,7 +6,10 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING
+
+from llama_index.core.settings import Settings
 
 from llama_index_memory_ext.background.jobs import log_failure
 from llama_index_memory_ext.background.locks import lock_for
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from llama_index_memory_ext.facts.block import RelevantFactsBlock
+    from llama_index_memory_ext.store import MemoryStore
 
 # A model without a key or a network fails with every session; a thousand of them need not be tried.
 _MAX_FAILURES_IN_A_ROW = 3
@@ -40,11 +44,17 @@ class Backfilled:
 
 
 async def backfill(
-    block: RelevantFactsBlock, session_id: str, session_ids: Sequence[str] | None = None, *, show_progress: bool = False
+    store: MemoryStore,
+    block: RelevantFactsBlock,
+    session_id: str,
+    session_ids: Sequence[str] | None = None,
+    *,
+    show_progress: bool = False,
 ) -> Backfilled:
     """Extract what is unread of sessions, one after the other, so that a later one can correct an earlier one.
 
     Args:
+        store: Where the sessions are.
         block: The block whose model is asked, and whose user the facts are of.
         session_id: If ``session_ids`` is None, this session is read, and all others of its user.
         session_ids: The sessions to read, in this order.
@@ -53,12 +63,17 @@ async def backfill(
     Raises:
         StoreError: One of the sessions does not exist. No model was asked then.
     """
-    chosen = await block.asessions(session_id) if session_ids is None else await _checked(block, session_ids)
+    namespace = block.namespace_of(session_id)
+    if session_ids is None:
+        chosen = await _sessions_of(store, namespace, session_id)
+    else:
+        chosen = await _checked(store, session_ids)
     # Two backfills at once would ask for everything twice, and store only one of the results.
-    async with lock_for("backfill", id(asyncio.get_running_loop()), *block.door_of(session_id)):
-        unread = {one: await block.acount_unread(one) for one in chosen}
-        if any(unread.values()):
-            block.require_model()
+    async with lock_for("backfill", id(asyncio.get_running_loop()), *store.identity, namespace):
+        unread = {one: await store.users.count_unread(one, block.reader_of(one)) for one in chosen}
+        if any(unread.values()) and block.llm is None:
+            # Raises what LlamaIndex raises where there is no model.
+            _ = Settings.llm
         if not show_progress:
             return await _backfill(block, chosen, lambda _: None)
         # Imported here, because it looks for a notebook around it, which takes a while.
@@ -78,7 +93,9 @@ async def _backfill(block: RelevantFactsBlock, session_ids: Sequence[str], step:
             not_tried = session_ids[i:]
             break
         try:
-            while (batch := await block.aextract_next(session_id)) is not None:
+            await block.jobs.wait(block.job_key(session_id))
+            extractor = block.extractor(session_id)
+            while (batch := await extractor.extract_next()) is not None:
                 step(batch.messages)
                 done.update(messages=batch.messages, new=batch.new, confirmed=batch.confirmed, retired=batch.retired)
                 failures_in_a_row = 0 if batch.asked else failures_in_a_row
@@ -91,7 +108,15 @@ async def _backfill(block: RelevantFactsBlock, session_ids: Sequence[str], step:
     return Backfilled(*counts, failed=failed, not_tried=tuple(not_tried))
 
 
-async def _checked(block: RelevantFactsBlock, session_ids: Sequence[str]) -> list[str]:
+async def _sessions_of(store: MemoryStore, namespace: str, session_id: str) -> list[str]:
+    """This session, and all that are known as the user's; the one that began first comes first."""
+    never = datetime.min.replace(tzinfo=timezone.utc)
+    infos = await store.sessions(namespace, session_ids=[session_id])
+    began = {session_id: never, **{info.session_id: info.first_at or never for info in infos}}
+    return sorted(began, key=lambda one: (began[one], one))
+
+
+async def _checked(store: MemoryStore, session_ids: Sequence[str]) -> list[str]:
     """The ids, each once.
 
     Raises:
@@ -101,7 +126,7 @@ async def _checked(block: RelevantFactsBlock, session_ids: Sequence[str]) -> lis
         raise StoreError(f"Expected session_ids to be a list of session ids; this is a {type(session_ids).__name__}.")
     chosen = list(dict.fromkeys(session_ids))
     for session_id in chosen:
-        if not isinstance(session_id, str) or not await block.aknows(session_id):
+        if not isinstance(session_id, str) or not await store.users.knows(session_id):
             raise StoreError(
                 f"There is no session {session_id!r} in this database, so nothing was read. "
                 "`await memory.sql_store.get_keys()` lists those that there are."

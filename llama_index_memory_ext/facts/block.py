@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from llama_index.core.base.embeddings.base import BaseEmbedding  # noqa: TC002 - pydantic reads the annotations of fields
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 
-from llama_index_memory_ext.events import FactsInjectedEvent, is_heard, send
+from llama_index_memory_ext.background.jobs import JobKey
+from llama_index_memory_ext.events import ExtractionFailedEvent, FactsInjectedEvent, is_heard, send
+from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE
+from llama_index_memory_ext.facts.book import FactBook
+from llama_index_memory_ext.facts.cache import FactCache, UserFacts
 from llama_index_memory_ext.facts.explanation import Explanation, explain
-from llama_index_memory_ext.facts.learning import FactLearning
-from llama_index_memory_ext.facts.ranking import fit_facts, split_lines
-from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, Remembered
-from llama_index_memory_ext.store import Seen
+from llama_index_memory_ext.facts.extractor import Extractor, ExtractorState
+from llama_index_memory_ext.facts.ranking import (
+    CONFIDENCE_WEIGHT,
+    SIMILARITY_WEIGHT,
+    RankedFact,
+    fit_facts,
+    split_lines,
+)
+from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, LogBlock
+from llama_index_memory_ext.search.tfidf import TfidfRanker
+from llama_index_memory_ext.store.readers import Seen
 from llama_index_memory_ext.text.messages import question_in, spoken, turns_in
+from llama_index_memory_ext.text.tokens import CountedText, Recent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from llama_index.core.base.llms.types import ChatMessage
 
-    from llama_index_memory_ext.facts.known_facts import Known
-    from llama_index_memory_ext.store import LogPage
+    from llama_index_memory_ext.background.jobs import Jobs
+    from llama_index_memory_ext.store.readers import LogPage
 
 _CONTEXT_ROWS = 40
 
@@ -38,17 +53,16 @@ class _Talk:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """The facts as they are shown for a question: their text with its tokens, and their ids in that order."""
+    """The facts as they are shown for a question, and their ids in that order."""
 
-    text: str
-    tokens: int
+    text: CountedText
     fact_ids: tuple[str, ...]
 
 
-class RelevantFactsBlock(FactLearning):
+class RelevantFactsBlock(LogBlock):
     """What is known about the user and matters for the question, best first, within a token limit.
 
-    Facts are extracted by a model from the log of a ``MemoryStore``, beside the conversation, and belong to a
+    Facts are extracted by a model from the log of a ``MemoryStore``, in the background, and belong to a
     ``user_id``, or to the session if there is none. They are ranked by
     ``similarity_weight * similarity + confidence_weight * confidence``.
 
@@ -61,9 +75,29 @@ class RelevantFactsBlock(FactLearning):
         default=2_000, ge=0, description="Most tokens of the facts, all tags included; never exceeded."
     )
     context_turns: int = Field(default=3, ge=1, description="Turns that are looked at, the current one included.")
+    user_id: str | None = Field(default=None, description="Whose facts these are; None: those of each session.")
+    similarity_weight: float = Field(default=SIMILARITY_WEIGHT, ge=0, description="Divided by the sum of both.")
+    confidence_weight: float = Field(default=CONFIDENCE_WEIGHT, ge=0, description="Divided by the sum of both.")
+    embed_model: BaseEmbedding | None = Field(
+        default=None, exclude=True, repr=False, description="Ranks facts together with their words; None: words alone."
+    )
+    ranker_factory: Any = Field(default=TfidfRanker, exclude=True, repr=False, description="Makes a FactRanker.")
+    max_facts: int | None = Field(
+        default=None, ge=1, description="Facts over it are retired, the least confident ones first."
+    )
+    min_confidence: float = Field(default=DEFAULT_MIN_CONFIDENCE, ge=0, le=1)
+    extract_facts: bool = Field(default=True, description="Whether new facts are extracted.")
+    extract_every_turns: int = Field(default=1, ge=1, description="Finished turns that wait for one extraction.")
 
-    _talks: Remembered[str, _Talk] = PrivateAttr(default_factory=Remembered)
-    _shown: Remembered[Any, _Shown] = PrivateAttr(default_factory=Remembered)
+    _users: Recent[str, UserFacts] = PrivateAttr(default_factory=Recent)
+    _talks: Recent[str, _Talk] = PrivateAttr(default_factory=Recent)
+    _shown: Recent[tuple[object, ...], _Shown] = PrivateAttr(default_factory=Recent)
+    _state: ExtractorState = PrivateAttr(default_factory=lambda: ExtractorState(Recent(), Counter()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        state["__dict__"] = {**state["__dict__"], "embed_model": None}
+        return state
 
     @classmethod
     def class_name(cls) -> str:
@@ -78,21 +112,23 @@ class RelevantFactsBlock(FactLearning):
         """The facts as text, one line-ended element per fact; empty if none is known."""
         session_id, started = session_id or DEFAULT_SESSION_ID, perf_counter()
         namespace = self.namespace_of(session_id)
-        talk, now = await self._read_talk(session_id)
-        known = await self._read_known(namespace, now)
+        talk, now = await self._read_talk(session_id, namespace)
+        cache = self._cache
+        known = await cache.read(namespace, now)
         if not known.active:
             return ""
         question, context = question_in(messages or [], talk.turns, self.context_turns)
-        key = (known.changes.epoch, known.changes.change, namespace, question, tuple(context))
+        key = (known.changes.epoch, known.changes.change, namespace, question, *context)
         cached = self._shown.get(key)
         shown = cached
         if shown is None:
-            prepared = await self._prepare(known, [question, *context])
-            shown = self._show(known, question, context)
+            prepared = await cache.prepare(known, [question, *context])
+            shown = self._show(cache, known, question, context)
             if prepared:
                 self._shown.put(key, shown)
         if shown.text and is_heard():
-            self._tell_shown(session_id, shown, len(known.active), perf_counter() - started, cached=cached is not None)
+            seconds = perf_counter() - started
+            self._tell(session_id, namespace, shown, len(known.active), seconds, cached=cached is not None)
         return shown.text
 
     async def atruncate(self, content: Any, tokens_to_truncate: int) -> str | None:
@@ -103,67 +139,149 @@ class RelevantFactsBlock(FactLearning):
             gone += self.tokenizer_fn.count(lines.pop())
         return "".join(lines) or None
 
+    # ---- looking -----------------------------------------------------------------------------------
+
+    def namespace_of(self, session_id: str) -> str:
+        """Whose facts a session's are."""
+        return self.user_id if self.user_id is not None else session_id
+
+    def book(self, session_id: str = DEFAULT_SESSION_ID) -> FactBook:
+        """The facts of a session's user, to look at and to change."""
+        return FactBook(self._store, self.namespace_of(session_id))
+
+    async def asearch(self, question: str, *, session_id: str = DEFAULT_SESSION_ID) -> list[RankedFact]:
+        """The facts that have something in common with a question, best first; [] if none has.
+
+        With an ``embed_model`` nearly every fact has. The turns before the question are not looked at.
+        """
+        known = await self._prepared(session_id, [question])
+        return [entry for entry in self._cache.ranked(known, question) if entry.similarity > 0]
+
     async def aexplain(
-        self,
-        question: str,
-        *,
-        session_id: str = DEFAULT_SESSION_ID,
-        context: Sequence[str] = (),
+        self, question: str, *, session_id: str = DEFAULT_SESSION_ID, context: Sequence[str] = ()
     ) -> Explanation:
         """Why each fact is shown for a question, or not; prints as a table, and shows as one in a notebook.
 
         ``session_id`` is needed only by a block without a ``user_id``; ``context`` is what was said in the turns
         before, oldest first.
         """
-        known = await self._read_known(self.namespace_of(session_id))
-        await self._prepare(known, [question, *context])
-        return explain(self._ranked(known, question, context), self._room, self.tokenizer_fn)
+        known = await self._prepared(session_id, [question, *context])
+        return explain(self._cache.ranked(known, question, context), self._room, self.tokenizer_fn)
+
+    # ---- extracting --------------------------------------------------------------------------------
+
+    @property
+    def rejections(self) -> dict[str, int]:
+        """How many entries of the model's replies were not stored by this block, for each reason."""
+        return dict(self._state.rejections)
+
+    @property
+    def jobs(self) -> Jobs:
+        """The jobs that extract facts."""
+        return self._store.jobs.jobs("facts", "Facts were not extracted", ExtractionFailedEvent)
+
+    def reader_of(self, session_id: str) -> str:
+        """The name of this block's cursor in a session."""
+        return f"{self.name} of {self.namespace_of(session_id)}"
+
+    def job_key(self, session_id: str) -> JobKey:
+        """The key of this block's job of a session."""
+        return JobKey(session_id, self.reader_of(session_id))
+
+    def owners_of(self, session_id: str) -> tuple[str, ...]:
+        """The user whose session it is."""
+        return (self.namespace_of(session_id),)
+
+    def readers_of(self, session_id: str) -> tuple[str, ...]:
+        """This block's cursor, if it extracts facts."""
+        return (self.reader_of(session_id),) if self.extract_facts else ()
+
+    def extractor(self, session_id: str) -> Extractor:
+        """What extracts facts from a session."""
+        namespace, reader = self.namespace_of(session_id), self.reader_of(session_id)
+        return Extractor(session_id, namespace, reader, self._store, self, self._cache, self._state)
+
+    async def aopen(self, session_id: str) -> None:
+        """Begin with a session: what other sessions of this user have left unread is extracted, too."""
+        if self.extract_facts:
+            reader = self.reader_of(session_id)
+            for other in await self._store.users.pending(reader):
+                if other != session_id:
+                    work = partial(self.extractor(other).extract, with_active=True)
+                    self.jobs.start(JobKey(other, reader), work, self.retry_seconds)
+
+    async def anotice(self, session_id: str) -> None:
+        """The log of a session has grown: extract facts from it in the background."""
+        if self.extract_facts:
+            work = partial(self.extractor(session_id).extract, least_turns=self.extract_every_turns)
+            self.jobs.start(self.job_key(session_id), work, self.retry_seconds)
+
+    async def aflush(self, session_id: str = DEFAULT_SESSION_ID) -> None:
+        """Extract what is left of the session; a failure is logged, and the next start tries again."""
+        if self.extract_facts:
+            await self.jobs.finish(self.job_key(session_id), self.extractor(session_id).extract)
+
+    async def aclose(self) -> None:
+        """Close a private store, and cancel what is being embedded; what was not extracted stays unread."""
+        await self._cache.stop()
+        await super().aclose()
 
     # ---- showing -----------------------------------------------------------------------------------
 
     @property
-    def _room(self) -> int:
-        return self._room_within(self.token_limit)
+    def _cache(self) -> FactCache:
+        return FactCache(self._store, self, self._users)
 
-    def _show(self, known: Known, question: str, context: Sequence[str]) -> _Shown:
-        """What there is room for of the facts, best first."""
-        facts = self._best_first(known, question, context)
+    @property
+    def _room(self) -> int:
+        """Tokens for all facts: the limit without the element around them."""
+        return max(0, self.token_limit - self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n"))
+
+    async def _prepared(self, session_id: str, queries: Sequence[str]) -> UserFacts:
+        known = await self._cache.read(self.namespace_of(session_id))
+        await self._cache.prepare(known, queries)
+        return known
+
+    def _show(self, cache: FactCache, known: UserFacts, question: str, context: Sequence[str]) -> _Shown:
+        """The facts that there is room for, best first."""
+        facts = cache.best_first(known, question, context)
         shown = fit_facts(facts, self._room, self.tokenizer_fn, known.rendered)
         text = "".join(entry.line for entry in shown)
-        if self.tokenizer_fn.adds_up:
-            self.tokenizer_fn.remember(text, sum(entry.tokens for entry in shown))
-        return _Shown(text, self.tokenizer_fn.count(text), tuple(entry.fact.id for entry in shown))
+        counter = self.tokenizer_fn
+        tokens = sum(entry.tokens for entry in shown) if counter.adds_up else counter.count(text)
+        return _Shown(CountedText(text, tokens), tuple(entry.fact.id for entry in shown))
 
-    def _tell_shown(self, session_id: str, shown: _Shown, known: int, seconds: float, *, cached: bool) -> None:
+    def _tell(
+        self, session_id: str, namespace: str, shown: _Shown, known: int, seconds: float, *, cached: bool
+    ) -> None:
         send(
             FactsInjectedEvent(
                 session_id=session_id,
-                user_id=self.namespace_of(session_id),
+                user_id=namespace,
                 fact_ids=list(shown.fact_ids),
                 known=known,
-                tokens=shown.tokens,
+                tokens=shown.text.tokens,
                 token_limit=self.token_limit,
                 cached=cached,
                 seconds=seconds,
             )
         )
 
-    async def _read_talk(self, session_id: str) -> tuple[_Talk, tuple[int, int] | None]:
+    async def _read_talk(self, session_id: str, namespace: str) -> tuple[_Talk, tuple[int, int] | None]:
         """The last turns in the log, and how far the changes of the facts have come."""
         talk = self._talks.get(session_id, _Talk())
-        page = await self._context_page(session_id, talk.seen)
+        page = await self._context_page(session_id, talk.seen, namespace)
         if not page.fresh:
             talk = _Talk()
-            page = await self._context_page(session_id, talk.seen)
+            page = await self._context_page(session_id, talk.seen, namespace)
         if page.rows:
-            said = [row.message for row in page.rows]
-            new = [message for message in said if spoken(message)]
+            new = [message for message in (row.message for row in page.rows) if spoken(message)]
             kept = (*talk.messages, *new)[-_CONTEXT_ROWS:]
             seen = Seen(page.epoch, page.position, page.rows[-1].id)
             talk = _Talk(seen, kept, tuple(turns_in(kept)[-self.context_turns :]))
             self._talks.put(session_id, talk)
         return talk, page.facts
 
-    async def _context_page(self, session_id: str, seen: Seen) -> LogPage:
-        watched = self.namespace_of(session_id)
-        return await self._log.read_log(session_id, f"{self.name} context", seen, limit=_CONTEXT_ROWS, watch=watched)
+    async def _context_page(self, session_id: str, seen: Seen, namespace: str) -> LogPage:
+        reader = f"{self.name} context"
+        return await self._store.readers.page(session_id, reader, seen, limit=_CONTEXT_ROWS, watch=namespace)

@@ -21,8 +21,8 @@ from llama_index.core.llms import ChatMessage, ChatResponse, MockLLM
 from llama_index.core.settings import Settings
 
 from llama_index_memory_ext import Backfilled, CondensedMemory, MemoryStore, RelevantFactsBlock, StoreError
-from llama_index_memory_ext.facts.batches import batch_end, said_at
-from llama_index_memory_ext.store.timestamps import written_at
+from llama_index_memory_ext.facts.extractor import batch_end, said_at
+from llama_index_memory_ext.store.readers import written_at
 from tests.conftest import OpenMemory, OpenPlainMemory, StartModel
 from tests.conversation import assistant, user
 from tests.facts.test_block import contents, extractions, learner
@@ -340,7 +340,7 @@ async def test_an_interrupted_program_keeps_what_it_has(
     assert out == "interrupted ['Likes tea']\n"
     assert "Traceback" not in err
     assert err.endswith("\n")
-    assert await memory.facts_block.acount_unread("b") == 2
+    assert await memory.sql_store.users.count_unread("b", memory.facts_block.reader_of("b")) == 2
 
 
 async def test_two_at_once_ask_once(open_memory: OpenMemory, start_model: StartModel) -> None:
@@ -511,10 +511,9 @@ async def test_a_block_without_a_user_keeps_facts_by_session(start_model: StartM
     llm, _ = start_model(learner)
     block = RelevantFactsBlock(llm=llm, extract_facts=False)
     await block.aput(talk("tea"), session_id="chat")
-    assert await block.asessions("chat") == ["chat"]
-    batch = await block.aextract_next("chat")
+    batch = await block.extractor("chat").extract_next()
     assert batch is not None
     assert (batch.messages, batch.new) == (2, 1)
-    assert await block.aextract_next("chat") is None
+    assert await block.extractor("chat").extract_next() is None
     assert [fact.content for fact in await block.book("chat").alist()] == ["Likes tea"]
     await block.aclose()

@@ -1,0 +1,349 @@
+"""Extracts facts from what the log of a session has gained: batch by batch, each stored and left behind in one step."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from datetime import date, datetime, timezone
+from time import perf_counter
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+from uuid import uuid4
+
+from llama_index.core.settings import Settings
+
+from llama_index_memory_ext.errors import StoreError
+from llama_index_memory_ext.events import FactsExtractedEvent, is_heard, send
+from llama_index_memory_ext.fact import raised, retire
+from llama_index_memory_ext.facts.prompt import ask_for_facts, extraction_prompt
+from llama_index_memory_ext.facts.validation import validate_reply
+from llama_index_memory_ext.store.readers import Seen, written_at
+from llama_index_memory_ext.text.messages import Utterance, spoken
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Mapping, Sequence
+
+    from llama_index.core.llms.llm import LLM
+
+    from llama_index_memory_ext.fact import Fact
+    from llama_index_memory_ext.facts.cache import FactCache, UserFacts
+    from llama_index_memory_ext.facts.reply import ExtractionReply
+    from llama_index_memory_ext.facts.validation import ValidatedReply
+    from llama_index_memory_ext.store import MemoryStore
+    from llama_index_memory_ext.store.readers import LogRow, Unread
+    from llama_index_memory_ext.text.tokens import Recent, TokenCounter
+
+_BATCH_ROWS, _BATCH_TOKENS = 200, 8_000
+_RELATED_FACTS = 10
+# What an agent's tool stores: so many of a fact's keywords the user must have used.
+_TOOL_KEYWORD_SHARE = 0.4
+_TRIES = 3
+
+
+class ExtractionSettings(Protocol):
+    """What the extractor reads of a ``RelevantFactsBlock``'s fields."""
+
+    tokenizer_fn: TokenCounter
+    llm: LLM | None
+    max_facts: int | None
+    min_confidence: float
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """What one batch of the log has given: how many messages were left behind, and how many facts changed.
+
+    ``asked`` is whether a model was. All counts are 0 if another process was faster, and nothing was stored.
+    """
+
+    messages: int = 0
+    new: int = 0
+    confirmed: int = 0
+    retired: int = 0
+    asked: bool = False
+
+
+@dataclass(frozen=True)
+class ExtractorState:
+    """What extractors of a block remember: the epochs in which sessions were registered, and counts of rejections."""
+
+    registered: Recent[str, int]
+    rejections: Counter[str]
+
+
+class _Learned(NamedTuple):
+    """The facts that a part of the conversation changes, the validated reply, and the model's seconds."""
+
+    changed: list[Fact]
+    reply: ValidatedReply | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Extractor:
+    """Extracts the facts of one user (``namespace``) from the log of one session, as this ``reader`` of it."""
+
+    session_id: str
+    namespace: str
+    reader: str
+    store: MemoryStore
+    settings: ExtractionSettings
+    cache: FactCache
+    state: ExtractorState
+
+    async def extract(self, *, least_turns: int = 1, with_active: bool = False) -> None:
+        """Extract batches until fewer than ``least_turns`` turns are left."""
+        while await self.extract_next(least_turns=least_turns, with_active=with_active):
+            pass
+
+    async def extract_next(self, *, least_turns: int = 0, with_active: bool = True) -> Extracted | None:
+        """Extract one batch; None if fewer than ``least_turns`` turns are left, or nothing.
+
+        Errors of the model are not caught; the batch stays unread then.
+        """
+        unread = await self._unread(with_active=with_active)
+        utterances = await self._utterances(unread.rows)
+        turns = sum(one.is_users for one in utterances)
+        # A full batch is extracted in any case: a turn of very many tool calls must not stand in the way for ever.
+        if not unread.rows or (turns < least_turns and len(unread.rows) < _BATCH_ROWS):
+            return None
+        days = [row.written_at.date() if row.written_at else None for row in unread.rows]
+        starts = [one.is_users for one in utterances]
+        end = batch_end(starts, self._tokens(utterances), days, token_limit=_BATCH_TOKENS)
+        return await self._extract_batch(replace(unread, rows=unread.rows[:end]), utterances[:end])
+
+    async def recent_lines(self) -> list[Utterance]:
+        """What was said last in the session, the turn that is going on included, oldest first."""
+        readers = self.store.readers
+        page = await readers.page(self.session_id, "", Seen(), limit=_BATCH_ROWS)
+        after = page.rows[-1].id if page.rows else 0
+        unread = await readers.unread(self.session_id, "", with_active=True, after=after)
+        rows = [*page.rows, *unread.rows][-_BATCH_ROWS:]
+        return [one for one in await self._utterances(rows) if one.text]
+
+    async def apply(
+        self, reply: ExtractionReply, lines: Sequence[Utterance], about: Sequence[Fact] = ()
+    ) -> tuple[ValidatedReply, list[Fact]]:
+        """Store a reply that comes from a tool rather than from an extraction, with one more check.
+
+        A model that reads more than the conversation may be told by a web page what to store: of what is new, two
+        keywords in five must be the user's.
+
+        Args:
+            reply: New facts, and retired ones.
+            lines: What was said, on which the reply must stand.
+            about: The facts that the reply names by their places, from 1.
+
+        Returns:
+            The validated reply, and all facts that it has changed, as they are now.
+        """
+        for _ in range(_TRIES):
+            known = await self.cache.read(self.namespace)
+            # A fact that was deleted since must not come back by being retired.
+            still = [known.facts.get(fact.id) or retire(fact, "deleted", fact.updated_at) for fact in about]
+            now = datetime.now(timezone.utc)
+            valid = self._validated(reply, lines, still, known, now, min_keyword_share=_TOOL_KEYWORD_SHARE)
+            changed = self._within_number(known, changes_of(valid, known.facts, now), now)
+            if not changed or await self.store.facts.write(self.namespace, changed, known.changes):
+                break
+        else:
+            raise StoreError("Facts of this user are being deleted at the same time. Try it again.")
+        if changed:
+            await self._tell(0, _Learned(changed, valid), known.facts)
+            await self.cache.prepare(await self.cache.read(self.namespace))
+        return valid, changed
+
+    # ---- one batch ---------------------------------------------------------------------------------
+
+    async def _unread(self, *, with_active: bool) -> Unread:
+        """The oldest unread rows; the session is registered as the user's before anything is made of them."""
+        store = self.store
+        while True:
+            unread = await store.readers.unread(
+                self.session_id, self.reader, with_active=with_active, limit=_BATCH_ROWS
+            )
+            if not unread.rows or self.state.registered.get(self.session_id) == unread.epoch:
+                return unread
+            # The session may be one that a plain Memory has written.
+            if await store.users.register(
+                self.session_id, owners=[self.namespace], readers=[self.reader], epoch=unread.epoch
+            ):
+                self.state.registered.put(self.session_id, unread.epoch)
+
+    async def _utterances(self, rows: Sequence[LogRow]) -> list[Utterance]:
+        # Counting some megabytes takes a second, for which the event loop must not be blocked.
+        return await asyncio.to_thread(lambda: [self._utterance(row) for row in rows])
+
+    def _utterance(self, row: LogRow) -> Utterance:
+        text, limit = spoken(row.message), _BATCH_TOKENS // 2
+        # No token is shorter than a byte.
+        if len(text.encode()) > limit:
+            text = self.settings.tokenizer_fn.clip(text, limit)
+        return Utterance(row.id, row.role, text)
+
+    def _tokens(self, utterances: Sequence[Utterance]) -> list[int]:
+        """The tokens of each text, or its bytes where all of them fit into a batch: no token is shorter than one."""
+        sizes = [len(one.text.encode()) for one in utterances]
+        if sum(sizes) <= _BATCH_TOKENS:
+            return sizes
+        return [self.settings.tokenizer_fn.count(one.text) for one in utterances]
+
+    async def _extract_batch(self, unread: Unread, utterances: Sequence[Utterance]) -> Extracted:
+        known = await self.cache.read(self.namespace)
+        before = known.facts
+        timestamps = [row.timestamp for row in unread.rows]
+        then = said_at([one.is_users for one in utterances], timestamps, datetime.now(timezone.utc))
+        learned = await self._learn(known, [one for one in utterances if one.text], then)
+        stored = await self.store.facts.write_extracted(
+            self.namespace,
+            learned.changed,
+            known.changes,
+            session_id=self.session_id,
+            reader=self.reader,
+            unread=unread,
+        )
+        if stored:
+            await self._tell(len(unread.rows), learned, before)
+        if learned.changed:
+            # Embedded now rather than when the next question is waiting for it.
+            await self.cache.prepare(await self.cache.read(self.namespace))
+        messages, reply = len(unread.rows) if stored else 0, learned.reply
+        if not stored or reply is None:
+            return Extracted(messages, asked=reply is not None)
+        return Extracted(messages, len(reply.accepted), len(reply.confirmed), len(reply.retired), asked=True)
+
+    async def _learn(self, known: UserFacts, lines: Sequence[Utterance], then: datetime) -> _Learned:
+        """What changes by a part of the conversation; no model is asked where the user has said nothing."""
+        users = [line.text for line in lines if line.is_users]
+        if not users:
+            return _Learned([])
+        related = self._related(known, "\n".join(users), then.date())
+        now, started = datetime.now(timezone.utc), perf_counter()
+        prompt = extraction_prompt(lines, related, today=now.date(), said_on=then.date())
+        reply = await ask_for_facts(self.settings.llm or Settings.llm, prompt)
+        seconds = perf_counter() - started
+        valid = self._validated(reply, lines, related, known, then)
+        changed = self._within_number(known, changes_of(valid, known.facts, then), now)
+        return _Learned(changed, valid, seconds)
+
+    def _related(self, known: UserFacts, text: str, day: date) -> list[Fact]:
+        """The known facts that the reply may confirm or retire, best first where there are more than a few.
+
+        A fact that was learned on a later day is none: an old conversation would be taken for a correction of it.
+        """
+        facts = known.active
+        if len(facts) > _RELATED_FACTS:
+            facts = tuple(self.cache.best_first(known, text, []))
+        return [fact for fact in facts if fact.created_at.date() <= day][:_RELATED_FACTS]
+
+    def _validated(
+        self,
+        reply: ExtractionReply,
+        lines: Sequence[Utterance],
+        related: Sequence[Fact],
+        known: UserFacts,
+        now: datetime,
+        *,
+        min_keyword_share: float = 0.0,
+    ) -> ValidatedReply:
+        valid = validate_reply(
+            reply,
+            lines,
+            related,
+            now=now,
+            new_id=lambda: uuid4().hex,
+            active=known.active,
+            namespace=self.namespace,
+            session_id=self.session_id,
+            min_confidence=self.settings.min_confidence,
+            min_keyword_share=min_keyword_share,
+        )
+        self.state.rejections.update(valid.rejections)
+        return valid
+
+    def _within_number(self, known: UserFacts, changed: list[Fact], now: datetime) -> list[Fact]:
+        """The changed facts, and over ``max_facts`` the least confident ones as retired."""
+        if self.settings.max_facts is None:
+            return changed
+        after = {**known.facts, **{fact.id: fact for fact in changed}}
+        active = sorted(
+            (fact for fact in after.values() if not fact.retired),
+            key=lambda fact: (fact.pinned, fact.confidence, fact.updated_at),
+        )
+        over = [retire(fact, "over max_facts", now) for fact in active[: max(len(active) - self.settings.max_facts, 0)]]
+        return list({fact.id: fact for fact in [*changed, *over]}.values())
+
+    async def _tell(self, messages: int, learned: _Learned, before: Mapping[str, Fact]) -> None:
+        if not is_heard():
+            return
+        # What another process has stored meanwhile was left out.
+        facts = (await self.cache.read(self.namespace)).facts
+        new, confirmed, retired = ids_by_change([fact for fact in learned.changed if fact.id in facts], before)
+        rejections = learned.reply.rejections if learned.reply else {}
+        send(
+            FactsExtractedEvent(
+                session_id=self.session_id,
+                user_id=self.namespace,
+                messages=messages,
+                new=new,
+                confirmed=confirmed,
+                retired=retired,
+                rejections={str(reason): count for reason, count in rejections.items()},
+                seconds=learned.seconds,
+            )
+        )
+
+
+def batch_end(
+    starts_turn: Sequence[bool], tokens: Sequence[int], days: Sequence[date | None], *, token_limit: int
+) -> int:
+    """How many of the messages, oldest first, go into one request: at least one if there is any, else 0.
+
+    A batch ends before a turn, if it can: before what would make it longer than ``token_limit``, and before the first
+    turn of another day than its own first turn's, because a relative date ("tomorrow") counts from one day.
+    """
+    total, turns, last_start = 0, 0, 0
+    first_day = None
+    for i, starts in enumerate(starts_turn):
+        total += tokens[i]
+        if starts and turns and days[i] != first_day:
+            return i
+        if starts:
+            first_day = first_day if turns else days[i]
+            turns, last_start = turns + 1, i
+        if i and total > token_limit:
+            return last_start or i
+    return len(starts_turn)
+
+
+def said_at(starts_turn: Sequence[bool], timestamps: Sequence[int], now: datetime) -> datetime:
+    """When a batch was said: when its last question was written, but never after ``now``, the default."""
+    asked = [written_at(timestamp) for timestamp, starts in zip(timestamps, starts_turn, strict=True) if starts]
+    return min(asked[-1] or now, now) if asked else now
+
+
+def changes_of(reply: ValidatedReply, facts: Mapping[str, Fact], then: datetime) -> list[Fact]:
+    """The facts as they are after a reply: new ones, confirmed ones and retired ones.
+
+    ``then`` is when it was said. No fact becomes older by it than it was.
+    """
+    confirmed = [
+        fact.model_copy(update={"confidence": raised(fact.confidence), "updated_at": max(fact.updated_at, then)})
+        for fact in (facts[fact_id] for fact_id in reply.confirmed if fact_id in facts)
+    ]
+    retired = [
+        retire(facts[entry.fact_id], entry.reason, max(facts[entry.fact_id].updated_at, then), entry.replaced_by)
+        for entry in reply.retired
+        if entry.fact_id in facts
+    ]
+    return [*reply.accepted, *confirmed, *retired]
+
+
+def ids_by_change(changed: Sequence[Fact], before: Mapping[str, Fact]) -> tuple[list[str], list[str], list[str]]:
+    """The ids of changed facts, apart: new ones, confirmed ones, retired ones.
+
+    One that was over ``max_facts`` as soon as it came is among the first and the last.
+    """
+    new = [fact.id for fact in changed if fact.id not in before]
+    confirmed = [fact.id for fact in changed if fact.id in before and not fact.retired]
+    return new, confirmed, [fact.id for fact in changed if fact.retired]
