@@ -1,4 +1,4 @@
-"""Puts a store and the blocks together as one LlamaIndex Memory that flushes every turn."""
+"""Puts a store and the blocks together as a LlamaIndex Memory that shows the model one message."""
 
 from __future__ import annotations
 
@@ -6,59 +6,49 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from llama_index.core.bridge.pydantic import PrivateAttr, model_validator
-from llama_index.core.memory import BaseMemoryBlock, InsertMethod
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
+from llama_index.core.memory import BaseMemoryBlock, InsertMethod, Memory
 from llama_index.core.memory.memory import generate_chat_store_key
-from typing_extensions import Self, TypedDict, Unpack
+from llama_index.core.prompts import RichPromptTemplate  # noqa: TC002 - pydantic reads the annotations of fields
+from typing_extensions import Self, Unpack
 
-from llama_index_memory_ext.background.locks import lock_for
-from llama_index_memory_ext.errors import LimitError, StoreError, TurnError
+from llama_index_memory_ext.background.locks import SharedLock, lock_for
+from llama_index_memory_ext.errors import TurnError
+from llama_index_memory_ext.facts.backfill import Backfilled, backfill
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
-from llama_index_memory_ext.memory.flushing_memory import DEFAULT_TOKEN_LIMIT, FLUSH_EVERY_TURN, FlushedMemory
-from llama_index_memory_ext.memory.template import MemoryBlocksTemplate
+from llama_index_memory_ext.formats import messages_from_json, messages_to_json
+from llama_index_memory_ext.memory.flushing import FLUSH_EVERY_TURN, Flusher, FlushPlan, check_store, run_alone
+from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
+from llama_index_memory_ext.memory.template import (
+    BlockFormatter,
+    MemoryBlocksTemplate,
+    is_last_question,
+    without_our_tags,
+)
 from llama_index_memory_ext.record.block import CondensedMemoryBlock
+from llama_index_memory_ext.record.options import CondensedOptions, check_limits, check_option_names
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
+from llama_index_memory_ext.text.messages import checked_messages, message_tokens
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-    from types import TracebackType
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
-    from llama_index.core.base.llms.types import ChatMessage
     from llama_index.core.llms.llm import LLM
-    from llama_index.core.prompts import RichPromptTemplate
+    from llama_index.core.storage.chat_store.base_db import MessageStatus
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from llama_index_memory_ext.facts.backfill import Backfilled
     from llama_index_memory_ext.facts.book import FactBook
     from llama_index_memory_ext.formats import Layout
-    from llama_index_memory_ext.memory.stats import MemoryStats
-    from llama_index_memory_ext.text.cutting import Splitter
 
-
+DEFAULT_TOKEN_LIMIT = 60_000
 DEFAULT_CONDENSED_TOKEN_LIMIT = 50_000
 DEFAULT_FACTS_TOKEN_LIMIT = 2_000
 
 
-class CondensedOptions(TypedDict, total=False):
-    """Settings that the preset hands on to its ``CondensedMemoryBlock``, whose fields say what they mean."""
-
-    keep_ratio: float
-    message_ratio: float | None
-    max_messages: int | None
-    keep_messages: int | None
-    allow_partial: bool
-    text_splitter: Splitter | None
-    start_on: str | Sequence[str]
-    end_on: str | Sequence[str]
-    include_system: bool
-    summarize: bool
-    summary_token_limit: int | None
-    recall_token_limit: int
-
-
-class CondensedMemory(FlushedMemory):
+class CondensedMemory(Memory):
     """A LlamaIndex ``Memory`` that shows the model one message: what was said before, and the question.
 
     Build it with ``from_defaults`` and pass it to every run: ``agent.run(question, memory=memory)``.
@@ -69,7 +59,34 @@ class CondensedMemory(FlushedMemory):
     Close it with ``await memory.aclose()``, or use it as ``async with CondensedMemory.from_defaults(...)``.
     """
 
+    token_limit: int = Field(default=DEFAULT_TOKEN_LIMIT, description="The overall token limit of the memory.")
+    chat_history_token_ratio: float = Field(
+        default=FLUSH_EVERY_TURN, description="Share of the token limit for turns that are not flushed yet."
+    )
+    memory_blocks_template: RichPromptTemplate = Field(
+        default_factory=MemoryBlocksTemplate, description="Joins the texts of the blocks."
+    )
+    insert_method: InsertMethod = Field(default=InsertMethod.USER, description="Where the blocks' text goes.")
+    tokenizer_fn: TokenCounter = Field(
+        default_factory=TokenCounter, exclude=True, repr=False, description="Counts the tokens."
+    )
+    sql_store: MemoryStore = Field(
+        default_factory=MemoryStore, exclude=True, repr=False, description="Keeps the log and the cursors."
+    )
+
     _owns_store: bool = PrivateAttr(default=False)
+    _opened: bool = PrivateAttr(default=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, values: dict[str, Any]) -> dict[str, Any]:
+        # Memory's own validators run after this one and would take a tokenizer of another model.
+        counter = values.get("tokenizer_fn")
+        return {
+            "token_limit": DEFAULT_TOKEN_LIMIT,
+            **values,
+            "tokenizer_fn": as_counter(counter) if counter is not None else TokenCounter(),
+        }
 
     @model_validator(mode="after")
     def _check_blocks(self) -> CondensedMemory:
@@ -87,7 +104,7 @@ class CondensedMemory(FlushedMemory):
         return "CondensedMemory"
 
     @classmethod
-    def from_defaults(  # type: ignore[override]
+    def from_defaults(  # type: ignore[override]  # more arguments than the host's, and no agent_id
         cls,
         session_id: str | None = None,
         chat_history: list[ChatMessage] | None = None,
@@ -152,21 +169,12 @@ class CondensedMemory(FlushedMemory):
             TypeError: There is no option of such a name.
             StoreError: The database cannot be used, or would outlive a session without a ``session_id``.
         """
-        _check_limits(token_limit, condensed_token_limit, facts_token_limit)
-        _check_options(condensed)
+        check_limits(token_limit, condensed_token_limit, facts_token_limit)
+        check_option_names(condensed)
         store = chat_store or MemoryStore(
             async_database_uri, table_name=table_name, async_engine=async_engine, db_schema=db_schema
         )
-        if not isinstance(store, MemoryStore):
-            raise StoreError(
-                f"chat_store must be a MemoryStore, which keeps the cursors of the blocks; it is a "
-                f"{type(store).__name__}. Use MemoryStore(async_database_uri)."
-            )
-        if not (session_id or store.is_in_memory):
-            raise StoreError(
-                f"{store!r} outlives this process, but without a session_id nobody could find the conversation "
-                "again. Give it one: CondensedMemory.from_defaults(session_id=...)."
-            )
+        check_store(store, session_id)
         session_id = session_id or generate_chat_store_key()
         counter = as_counter(tokenizer_fn) if tokenizer_fn is not None else TokenCounter()
         options: dict[str, Any] = {**condensed}
@@ -201,20 +209,95 @@ class CondensedMemory(FlushedMemory):
             memory.set(chat_history)
         return memory
 
-    # ---- turns and life ------------------------------------------------------------------------------
+    # ---- writing -------------------------------------------------------------------------------------
 
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[CondensedMemory]:
-        """Let one run at a time through per session, in every task and thread of this process.
+    async def aput(self, message: ChatMessage) -> None:
+        """Add a message; a user's message moves the turns before it into the record."""
+        await self.aput_messages([message])
+
+    async def aput_messages(self, messages: list[ChatMessage]) -> None:
+        """Add messages in one step; none is fine.
 
         Raises:
-            TurnError: The task that holds the turn asks for it again.
+            MessageError: Something else than a ``ChatMessage`` is among them; nothing is written then.
         """
-        lock = lock_for("turn", self.session_id, *self.sql_store.identity)
-        if lock.holder is not None and lock.holder is asyncio.current_task():
-            raise TurnError("This task is within memory.turn() already; run the agent without opening another.")
-        async with lock:
-            yield self
+        messages = checked_messages(messages)
+        # Only a new question ends the turn before it.
+        starts_turn = any(message.role == MessageRole.USER for message in messages)
+        if messages:
+            await self._append(messages, self._flush_plan if starts_turn else None)
+
+    async def aset(self, messages: list[ChatMessage]) -> None:
+        """Replace the whole conversation, the record included."""
+        await self._append(checked_messages(messages), self._flush_plan, replace=True)
+
+    async def areset(self, status: MessageStatus | None = None) -> None:
+        """Delete the conversation: the messages, and what the blocks of this package show of them."""
+        async with self._calls():
+            await self.sql_store.delete_messages(self.session_id, status)
+
+    async def aflush(self) -> None:
+        """Move the last turn into the record too, as the next question would; extract its facts, and sum up."""
+        async with self._calls():
+            await self._flusher.append([], len)
+        await self._flusher.finish()
+
+    def put(self, message: ChatMessage) -> None:
+        """Add a message, and wait for what is extracted or summarised meanwhile."""
+        self.put_messages([message])
+
+    def put_messages(self, messages: list[ChatMessage]) -> None:
+        """Add messages in one step, and wait for what is extracted or summarised meanwhile."""
+        run_alone(self.sql_store, self.aput_messages(messages), with_jobs=True)
+
+    def set(self, messages: list[ChatMessage]) -> None:
+        """Replace the whole conversation, the record included."""
+        run_alone(self.sql_store, self.aset(messages))
+
+    def flush(self) -> None:
+        """Move the last turn into the record too, as the next question would."""
+        run_alone(self.sql_store, self.aflush())
+
+    # ---- reading -------------------------------------------------------------------------------------
+
+    async def aget(
+        self, input: str | ChatMessage | None = None, initial_token_count: int = 0, **block_kwargs: Any
+    ) -> list[ChatMessage]:
+        """The messages for the model: the current turn, with the record in front of its question.
+
+        Args:
+            input: What the blocks should take for the question, if it is not among the messages.
+            initial_token_count: Tokens of the limit that the caller needs for something else.
+            block_kwargs: Passed on to each block.
+        """
+        async with self._calls():
+            turn = await self.sql_store.readers.active(self.session_id)
+            question = ChatMessage(content=input) if isinstance(input, str) else input
+            asked = [question] if question is not None and not is_last_question(question, turn) else []
+            contents = await self._get_memory_blocks_content([*turn, *asked], **block_kwargs)
+            room = self.token_limit - initial_token_count - sum(map(self._tokens, turn))
+            formatter = BlockFormatter(self.memory_blocks_template, self.memory_blocks, self.tokenizer_fn, self._tokens)
+            content, messages = await formatter.fit(contents, room)
+        return self._insert_memory_content([without_our_tags(message) for message in turn], content, messages)
+
+    def get(
+        self, input: str | ChatMessage | None = None, initial_token_count: int = 0, **block_kwargs: Any
+    ) -> list[ChatMessage]:
+        """The messages for the model, as ``aget`` gives them."""
+        return run_alone(self.sql_store, self.aget(input, initial_token_count, **block_kwargs))
+
+    async def astats(self) -> MemoryStats:
+        """How much the session holds and shows, and what has failed; all zero where nothing was said yet.
+
+        Some counts by index, and as much of the log as the next question would be shown. Nothing is written.
+        """
+        return await read_stats(self.sql_store, self.condensed_block, self.facts_block, self.session_id)
+
+    def stats(self) -> MemoryStats:
+        """As ``astats``."""
+        return run_alone(self.sql_store, self.astats())
+
+    # ---- its parts and its life ----------------------------------------------------------------------
 
     @property
     def condensed_block(self) -> CondensedMemoryBlock:
@@ -231,41 +314,18 @@ class CondensedMemory(FlushedMemory):
         """What is known about the user: to list, add, change, retire, restore, forget, export and import."""
         return self.facts_block.book(self.session_id)
 
-    async def astats(self) -> MemoryStats:
-        """How much the session holds and shows, and what has failed; all zero where nothing was said yet.
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[CondensedMemory]:
+        """Let one run at a time through per session, in every task and thread of this process.
 
-        Some counts by index, and as much of the log as the next question would be shown. Nothing is written.
+        Raises:
+            TurnError: The task that holds the turn asks for it again.
         """
-        # Imported here, as what moves conversations below: most programs start without.
-        from llama_index_memory_ext.memory.stats import MemoryStats
-
-        record, facts, session_id = self.condensed_block, self.facts_block, self.session_id
-        namespace = facts.namespace_of(session_id)
-        size = await record.ameasure(session_id)
-        counts = await self.sql_store.counts.read(
-            session_id, record=record.name, extraction=facts.reader_of(session_id), namespace=namespace
-        )
-        return MemoryStats(
-            session_id=session_id,
-            user_id=namespace,
-            database=self.sql_store.address,
-            messages=counts.messages,
-            active=counts.active,
-            verbatim=size.verbatim,
-            left=counts.left,
-            summarised=size.summarised,
-            record_tokens=size.tokens,
-            summary_tokens=size.summary_tokens,
-            facts=counts.facts,
-            retired=counts.retired,
-            pending=counts.unread if facts.extract_facts else None,
-            failures={**facts.failures_of(session_id), **record.failures_of(session_id)},
-            rejections=facts.rejections,
-        )
-
-    def stats(self) -> MemoryStats:
-        """As ``astats``."""
-        return self._run(self.astats())
+        lock = lock_for("turn", self.session_id, *self.sql_store.identity)
+        if lock.holder is not None and lock.holder is asyncio.current_task():
+            raise TurnError("This task is within memory.turn() already; run the agent without opening another.")
+        async with lock:
+            yield self
 
     async def aclose(self) -> None:
         """Flush, and close the database connections that this memory has opened."""
@@ -277,28 +337,26 @@ class CondensedMemory(FlushedMemory):
 
     def close(self) -> None:
         """Flush, and close the database connections that this memory has opened."""
-        self._run(self.aclose())
+        run_alone(self.sql_store, self.aclose())
 
-    # ---- moving in -----------------------------------------------------------------------------------
+    # ---- moving in, and forgetting -------------------------------------------------------------------
 
     async def aimport(self, source: str | bytes | Iterable[Any], *, show_progress: bool = False) -> int:
         """Add a conversation that was written as JSON behind what the session holds, as if it were put now.
 
         All of it is stored in one transaction, or nothing. Importing twice stores it twice. With ``extract_facts``
-        its facts are extracted beside it, as of any messages.
+        its facts are extracted in the background, as of any messages.
 
         Args:
             source: Whatever ``messages_from_json`` reads: LlamaIndex's format or OpenAI's.
             show_progress: Whether a bar is shown.
 
         Returns:
-            How many messages these are.
+            The number of messages.
 
         Raises:
             MessageError: This is no JSON of messages. It says where and what was expected; nothing is stored.
         """
-        from llama_index_memory_ext.formats import messages_from_json
-
         # A long history takes seconds to read, in which nobody else should have to wait.
         messages = await asyncio.to_thread(messages_from_json, source, show_progress=show_progress)
         await self.aput_messages(messages)
@@ -306,20 +364,18 @@ class CondensedMemory(FlushedMemory):
 
     def import_(self, source: str | bytes | Iterable[Any], *, show_progress: bool = False) -> int:
         """As ``aimport``; the underscore is Python's. It waits for what is extracted or summarised meanwhile."""
-        return self._run(self._and_jobs(self.aimport(source, show_progress=show_progress)))
+        return run_alone(self.sql_store, self.aimport(source, show_progress=show_progress), with_jobs=True)
 
     async def aexport(self, *, layout: Layout = "llama_index") -> str:
         """All messages of the session, oldest first, as a JSON list; "[]" if there are none.
 
         ``layout="openai"`` is the format of OpenAI's Chat Completions; ``messages_to_json`` says what that leaves out.
         """
-        from llama_index_memory_ext.formats import messages_to_json
-
         return messages_to_json(await self.aget_all(), layout=layout)
 
     def export(self, *, layout: Layout = "llama_index") -> str:
         """As ``aexport``."""
-        return self._run(self.aexport(layout=layout))
+        return run_alone(self.sql_store, self.aexport(layout=layout))
 
     async def abackfill(self, session_ids: Sequence[str] | None = None, *, show_progress: bool = False) -> Backfilled:
         """Extract facts from messages that nobody has extracted facts from, the newest turn's too.
@@ -342,68 +398,81 @@ class CondensedMemory(FlushedMemory):
             StoreError: One of ``session_ids`` does not exist; no model was asked then. Besides, whatever LlamaIndex
                 raises where there is no model at all.
         """
-        from llama_index_memory_ext.facts.backfill import backfill
-
-        return await backfill(self.facts_block, self.session_id, session_ids, show_progress=show_progress)
+        return await backfill(
+            self.sql_store, self.facts_block, self.session_id, session_ids, show_progress=show_progress
+        )
 
     def backfill(self, session_ids: Sequence[str] | None = None, *, show_progress: bool = False) -> Backfilled:
         """As ``abackfill``."""
-        return self._run(self.abackfill(session_ids, show_progress=show_progress))
+        return run_alone(self.sql_store, self.abackfill(session_ids, show_progress=show_progress))
 
     async def aforget(self, *, vacuum: bool = True) -> dict[str, int]:
         """Delete for good all that is stored about the user of this memory, in all of their sessions, and this session.
 
-        What is under way for them is stopped here, and stores nothing elsewhere. The memory can be used on, as a new
-        one. Messages of a session that somebody else has talked in too are deleted with it; the other's facts stay.
-        What further ``memory_blocks`` keep elsewhere is theirs.
+        What is under way for them is cancelled here, and stores nothing elsewhere. The memory can be used on, as a new
+        one. Messages of a session that another user has talked in too are deleted with it; the other's facts stay.
+        What further ``memory_blocks`` keep elsewhere is not deleted.
 
         Args:
             vacuum: Whether the database is rewritten afterwards, without which deleted words may still be in its
                 file; see ``MemoryStore.vacuum`` for what that takes.
 
         Returns:
-            How many rows were deleted of ``"messages"``, ``"cursors"``, ``"facts"`` and ``"embeddings"``.
+            The number of deleted rows of ``"messages"``, ``"cursors"``, ``"facts"`` and ``"embeddings"``.
         """
         async with self._calls():
-            # Others have work under way in the same place.
-            sessions = await self.facts_block.asessions(self.session_id)
-            for block in self._log_blocks():
-                await block.stop_jobs(sessions)
-            await self.facts_block.stop_embedding()
-            user_id = self.facts_block.namespace_of(self.session_id)
-            return await self.sql_store.forget_user(user_id, session_ids=[self.session_id], vacuum=vacuum)
+            store, user_id = self.sql_store, self.facts_block.namespace_of(self.session_id)
+            sessions = await store.users.sessions(user_id, [self.session_id])
+            await store.jobs.stop({user_id, self.session_id, *(info.session_id for info in sessions)})
+            return await store.forget_user(user_id, session_ids=[self.session_id], vacuum=vacuum)
 
     def forget(self, *, vacuum: bool = True) -> dict[str, int]:
         """Delete for good all that is stored about the user of this memory, as ``aforget`` does."""
-        return self._run(self.aforget(vacuum=vacuum))
+        return run_alone(self.sql_store, self.aforget(vacuum=vacuum))
+
+    # ---- inside --------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        # A workflow that copies its start event must go on writing to this conversation.
+        return self
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
         super().__setstate__(state)
         # The store of a memory that was pickled has opened the database anew, for this memory alone.
         self._owns_store = True
 
+    @property
+    def _flusher(self) -> Flusher:
+        return Flusher(self.sql_store, self.session_id, self.memory_blocks)
 
-def _check_limits(token_limit: int, condensed: int, facts: int) -> None:
-    if condensed < 1 or facts < 0 or condensed + facts > token_limit:
-        raise LimitError(
-            f"The blocks' limits must be at least 1 (0 for no facts) and fit into token_limit={token_limit}; "
-            f"condensed_token_limit={condensed} and facts_token_limit={facts} make {condensed + facts}. "
-            "Lower them, or raise token_limit."
-        )
+    @property
+    def _flush_plan(self) -> FlushPlan:
+        ratio = self.chat_history_token_ratio
+        return FlushPlan(int(self.token_limit * ratio), None if ratio <= FLUSH_EVERY_TURN else self._tokens)
 
+    async def _append(self, messages: list[ChatMessage], plan: FlushPlan | None, *, replace: bool = False) -> None:
+        self._opened = self._opened or await self._flusher.open()
+        async with self._calls():
+            await self._flusher.append(messages, plan, replace=replace)
 
-def _check_options(options: CondensedOptions) -> None:
-    unknown = sorted(options.keys() - CondensedOptions.__annotations__.keys())
-    if unknown:
-        raise TypeError(
-            f"CondensedMemory.from_defaults() has no argument {unknown[0]!r}. Those of the record are "
-            f"{', '.join(sorted(CondensedOptions.__annotations__))}."
-        )
+    def _tokens(self, message: ChatMessage) -> int:
+        estimates = {
+            "image": self.image_token_size_estimate,
+            "audio": self.audio_token_size_estimate,
+            "video": self.video_token_size_estimate,
+            "document": self.document_token_size_estimate,
+        }
+        return message_tokens(message, self.tokenizer_fn, estimates)
+
+    def _calls(self) -> SharedLock:
+        """One call at a time per session and event loop, so that a turn is read as it was written.
+
+        Not across loops: a synchronous call inside a running loop would wait for the loop that it blocks.
+        """
+        return lock_for("calls", id(asyncio.get_running_loop()), self.session_id, *self.sql_store.identity)

@@ -11,6 +11,10 @@ from llama_index_memory_ext.background.jobs import Failure  # noqa: TC001 - pyda
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from llama_index_memory_ext.facts.block import RelevantFactsBlock
+    from llama_index_memory_ext.record.block import CondensedMemoryBlock
+    from llama_index_memory_ext.store import MemoryStore
+
 
 class MemoryStats(BaseModel):
     """How much a session holds and shows. Prints as a few lines; ``model_dump(mode="json")`` is for programs.
@@ -57,6 +61,33 @@ class MemoryStats(BaseModel):
         yield "facts", f"{self.facts} that hold, {self.retired} retired; {pending}{_rejected(self.rejections)}"
         for name, failure in self.failures.items():
             yield "failed", f"{name}: {_told(failure)}"
+
+
+async def read_stats(
+    store: MemoryStore, record: CondensedMemoryBlock, facts: RelevantFactsBlock, session_id: str
+) -> MemoryStats:
+    """The numbers of a session, from its two blocks and their store."""
+    namespace, size = facts.namespace_of(session_id), await record.ameasure(session_id)
+    counts = await store.users.counts(
+        session_id, record=record.name, extraction=facts.reader_of(session_id), namespace=namespace
+    )
+    return MemoryStats(
+        session_id=session_id,
+        user_id=namespace,
+        database=store.address,
+        messages=counts.messages,
+        active=counts.active,
+        verbatim=size.verbatim,
+        left=counts.left,
+        summarised=size.summarised,
+        record_tokens=size.tokens,
+        summary_tokens=size.summary_tokens,
+        facts=counts.facts,
+        retired=counts.retired,
+        pending=counts.unread if facts.extract_facts else None,
+        failures={**facts.failures_of(session_id), **record.failures_of(session_id)},
+        rejections=facts.rejections,
+    )
 
 
 def _rejected(rejections: Mapping[str, int]) -> str:

@@ -14,7 +14,7 @@ from llama_index.core.agent.workflow import FunctionAgent
 
 from llama_index_memory_ext import CondensedMemory, StoreError, TurnError
 from llama_index_memory_ext.background.locks import SharedLock, lock_for
-from llama_index_memory_ext.store import connected_store
+from llama_index_memory_ext.store import database
 from tests.conftest import OpenMemory, StartModel
 from tests.conversation import assistant, record, sent_text, user
 from tests.openai_server import Message, call, say
@@ -186,7 +186,7 @@ async def test_a_synchronous_call_that_blocks_the_writing_loop_is_told_so(
     open_memory: OpenMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It could wait for ever: the task that it waits for needs the loop that it blocks."""
-    monkeypatch.setattr(connected_store, "BUSY_SECONDS", 0.2)
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.2)
     memory = open_memory()
     lock = lock_for("database", *memory.sql_store.identity)
     async with lock:

@@ -29,7 +29,7 @@ from llama_index_memory_ext.events import (
     send,
 )
 from llama_index_memory_ext.fact import Fact, retire
-from llama_index_memory_ext.facts.learning import ids_by_change
+from llama_index_memory_ext.facts.extractor import ids_by_change
 from tests.conftest import OpenMemory, StartModel
 from tests.conversation import assistant, record, user
 from tests.openai_server import Message, call, fail, say
@@ -175,7 +175,7 @@ async def test_only_what_is_stored_is_told(open_memory: OpenMemory, start_model:
     """Two workers read the same messages at the same time, and one of them stores what it has found."""
     llm, server = start_model(learner)
     first, second = open_memory(user_id="ann", llm=llm), open_memory(user_id="ann", llm=llm)
-    await first.sql_store.append("chat", [user("I like tea."), assistant("Fine.")], len)
+    await first.sql_store.log.append("chat", [user("I like tea."), assistant("Fine.")], len)
     await asyncio.gather(first.facts_block.aflush("chat"), second.facts_block.aflush("chat"))
     assert [len(event.new) for event in heard.of(FactsExtractedEvent)] == [1]
     assert len(server.requests) in (1, 2)
@@ -183,7 +183,7 @@ async def test_only_what_is_stored_is_told(open_memory: OpenMemory, start_model:
 
 async def test_of_what_nobody_has_said_no_model_is_asked(open_memory: OpenMemory, heard: Listener) -> None:
     memory = open_memory(llm=None, extract_facts=True)
-    await memory.sql_store.append("chat", [user(""), assistant("Hello.")], len)
+    await memory.sql_store.log.append("chat", [user(""), assistant("Hello.")], len)
     await memory.facts_block.aflush("chat")
     (event,) = heard.of(FactsExtractedEvent)
     assert (event.messages, event.new, event.seconds) == (2, [], 0)

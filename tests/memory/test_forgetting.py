@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, RelevantFactsBlock, StoreError
 from llama_index_memory_ext.facts.book import FactBook
-from llama_index_memory_ext.store import Seen, owner
+from llama_index_memory_ext.store.readers import Seen
 from tests.conftest import OpenMemory, OpenPlainMemory, StartModel
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.facts.test_block import learner, shown
@@ -58,7 +58,7 @@ def on(store: MemoryStore, session_id: str = "chat", user_id: str | None = "ann"
 
 async def rows_in(store: MemoryStore) -> dict[str, int | None]:
     """How many rows there are in each table."""
-    async with store.reading() as connection:
+    async with store.database.reading() as connection:
         return {
             kind: (
                 await connection.execute(select(func.count()).select_from(table(f"llama_index_memory{kind}")))
@@ -173,7 +173,7 @@ async def test_sessions_of_a_plain_memory_are_found_by_their_facts_or_by_name(
         "plain": ("ann",),
         "unknown": (),
     }
-    await block.stop_jobs()
+    await store.jobs.stop()
     assert (await store.forget_user("ann", session_ids=["unknown"]))["messages"] == 4
     assert await is_empty(store)
     await block.aclose()
@@ -210,8 +210,8 @@ async def test_many_sessions_are_deleted_at_once(store: MemoryStore) -> None:
     """More than a statement takes parameters."""
     await store.add_message("s7", user("Hello."))
     sessions = [f"s{i}" for i in range(1_200)]
-    async with store.locking(*((session_id, owner("ann")) for session_id in sessions)):
-        pass
+    for session_id in sessions:
+        await store.users.register(session_id, owners=["ann"])
     assert await store.forget_user("ann", vacuum=False) == {**NOTHING, "messages": 1, "cursors": 1_200}
     assert await is_empty(store)
 
@@ -228,9 +228,9 @@ async def fill(memory: CondensedMemory, old: CondensedMemory) -> None:
     await memory.aput_messages([user("My secret is quagmire. " * 300), assistant("I see.")])
     await memory.aput_messages([calling(("call_1", "look", {"for": "xylophone"})), result("call_1", "obelisk " * 500)])
     await memory.aput(user("And?"))
-    page = await memory.sql_store.read_log("chat", "condensed_memory", Seen(), limit=10)
+    page = await memory.sql_store.readers.page("chat", "condensed_memory", Seen(), limit=10)
     state = {"summary": "It was about marzipan.", "partial": ""}
-    await memory.sql_store.move_cursor("chat", "condensed_memory", epoch=page.epoch, old=0, new=1, state=state)
+    await memory.sql_store.readers.move("chat", "condensed_memory", epoch=page.epoch, old=0, new=1, state=state)
     fact = Fact(content="Likes nutmeg", quote="I like nutmeg", source="turmeric, I said. " * 100)
     await memory.facts.aadd(fact)
     await memory.facts.aadd("Likes the ocelot")
@@ -310,7 +310,7 @@ async def test_in_a_write_ahead_log_a_reader_keeps_the_words_and_the_log_says_so
         await reader.exec_driver_sql("BEGIN")
         await reader.exec_driver_sql("SELECT count(*) FROM llama_index_memory")
         assert (await memory.aforget())["messages"] == 1
-    assert "somebody is reading" in caplog.text
+    assert "another connection is reading" in caplog.text
     assert await store.vacuum()
     assert words_in(tmp_path) == set()
     await engine.dispose()
@@ -347,7 +347,7 @@ async def test_a_failure_is_rolled_back_after_a_vacuum_too(store: MemoryStore) -
     await store.add_message("chat", user("one"))
     assert await store.vacuum()
     with pytest.raises(ZeroDivisionError):
-        await store.append("chat", [user("two")], lambda queue: 1 // 0, replace=True)
+        await store.log.append("chat", [user("two")], lambda queue: 1 // 0, replace=True)
     assert await store.count_messages("chat") == 1
 
 
@@ -497,7 +497,7 @@ async def test_embeddings_that_come_later_are_not_stored(store: MemoryStore) -> 
     await store.forget_user("ann")
     may_answer.set()
     await prompt
-    await memory.facts_block.stop_embedding()
+    await store.jobs.stop()
     assert await is_empty(store)
     await memory.facts_block.aclose()
 

@@ -98,7 +98,7 @@ async def main(uri, api_base, name, killed_at):
         await memory.aput(ChatMessage(role="user", content=f"I like {what}. I use {name}{i}."))
         await memory.aget()
         await memory.aput(ChatMessage(role="assistant", content=f"So {name}{i} it is."))
-        print((await memory.sql_store.read_state("chat", "condensed_memory"))[0], flush=True)
+        print((await memory.sql_store.readers.state("chat", "condensed_memory"))[0], flush=True)
     await memory.aclose()
     await engine.dispose()
 
@@ -152,7 +152,7 @@ async def test_processes_share_a_session_and_a_user(postgres_uri: str) -> None:
     assert sorted(fact.content for fact in facts) == sorted(f"{verb.title()}s {what}" for verb, what in [*uses, *likes])
     reader = one.facts_block.reader_of("chat")
     # An answer that comes behind the words of others waits for the next words of the user's.
-    unread = (await store.read_unread("chat", reader, with_active=True, limit=9)).rows
+    unread = (await store.readers.unread("chat", reader, with_active=True, limit=9)).rows
     assert "user" not in [row.role for row in unread]
     assert server.refusals == []
     await store.aclose()
@@ -200,11 +200,11 @@ async def test_the_isolation_of_an_engine_that_was_lent_does_no_harm(postgres_ur
         stores = [MemoryStore(async_engine=engine) for _ in range(3)]
         await stores[0].add_message("chat", user("first"))
         for i in range(5):
-            writing = (store.append("chat", [user(f"{name} {i}")], len) for name, store in enumerate(stores))
+            writing = (store.log.append("chat", [user(f"{name} {i}")], len) for name, store in enumerate(stores))
             await asyncio.gather(*writing)
         assert await stores[0].count_messages("chat", None) == 16
         with pytest.raises(ZeroDivisionError):
-            await stores[0].append("chat", [user("half")], lambda queue: 1 // 0, replace=True)
+            await stores[0].log.append("chat", [user("half")], lambda queue: 1 // 0, replace=True)
         assert await stores[0].count_messages("chat", None) == 16
         async with engine.connect() as connection:
             # Of a connection without transactions SQLAlchemy says what the server would do.
@@ -266,7 +266,7 @@ async def test_an_impatient_server_costs_a_call_and_no_row(open_engine: OpenEngi
     impatient = open_engine(connect_args={"server_settings": {setting: "200"}})
     memory = CondensedMemory.from_defaults("chat", async_engine=impatient, **NO_FACTS)
     await memory.aput(user("one"))
-    async with holder.writing("chat"):
+    async with holder.database.writing(sessions=["chat"]):
         with pytest.raises(DBAPIError, match="timeout"):
             await memory.aput(user("two"))
     await memory.aput(user("two"))
@@ -288,7 +288,8 @@ async def test_a_background_job_outlives_a_lost_connection(open_engine: OpenEngi
     memory.facts_block.retry_seconds = 0.05
     await memory.aput_messages([user("I like tea."), assistant("Fine."), user("And now?")])
     while not (await memory.facts.alist()):
-        await memory.facts_block._jobs.jobs[next(iter(memory.facts_block._jobs.jobs))].task
+        await memory.facts_block.await_jobs("chat")
+        await memory.facts_block.anotice("chat")
     assert [fact.content for fact in await memory.facts.alist()] == ["Likes tea"]
     await memory.aclose()
 

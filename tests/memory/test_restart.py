@@ -100,6 +100,6 @@ async def test_only_the_rows_that_are_shown_are_read_again(open_memory: OpenMemo
     again = open_memory(**LIMITS)
     await again.aget()
     block = again.memory_blocks[0]
-    page = await again.sql_store.read_log("chat", block.name, block._windows["chat"].seen, limit=1_000)  # type: ignore[attr-defined]
+    page = await again.sql_store.readers.page("chat", block.name, block._windows.get("chat").seen, limit=1_000)  # type: ignore[attr-defined]
     assert page.rows == []
     assert page.position > 20

@@ -216,7 +216,7 @@ async def test_the_warning_about_a_store_that_was_not_closed_does_not_carry_the_
     store = MemoryStore(uri)
     await store.add_message("chat", user("Hello"))
     with pytest.warns(ResourceWarning, match="was not closed") as warned:
-        store.__del__()
+        store.database.__del__()
     await store.aclose()
     assert not any(has_secret(str(warning.message)) for warning in warned)
 

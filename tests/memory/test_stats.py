@@ -59,7 +59,7 @@ async def test_before_anything_is_said_all_is_zero_and_nothing_is_made(any_datab
         failures={},
         rejections={},
     )
-    assert not await memory.sql_store.knows("chat")
+    assert not await memory.sql_store.users.knows("chat")
     assert await memory.sql_store.get_keys() == []
     await memory.sql_store.aclose()
 
@@ -209,7 +209,7 @@ async def test_a_long_log_is_counted_and_not_read(open_memory: OpenMemory) -> No
     await memory.aput_messages([*talk(2_000), user("And?")])
     await memory.aget()
     fetched: list[str] = []
-    engine = (await memory.sql_store._connections()).engine
+    engine = await memory.sql_store.database.opened()
     event.listen(engine.sync_engine, "before_cursor_execute", lambda *args: fetched.append(args[2]))
     stats = await memory.astats()
     assert (stats.messages, stats.left, stats.verbatim) == (4_001, 3_998, 2)
