@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from uuid import NAMESPACE_OID, uuid5
 
 from llama_index.core.async_utils import asyncio_run
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
+from pydantic import ValidationError
 
-from llama_index_memory_ext.errors import LimitError
+from llama_index_memory_ext.errors import LimitError, MemoryExtError, StoreError
 from llama_index_memory_ext.facts.ranking import shares_of
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
-from llama_index_memory_ext.record.log_search import LONGEST_MESSAGE_TOKENS
-from llama_index_memory_ext.store import telling_failures
+from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS
 from llama_index_memory_ext.text.messages import escape_tags
 from llama_index_memory_ext.text.tokens import fit_tokens
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from llama_index.core.callbacks import CallbackManager
     from llama_index.core.schema import QueryBundle
 
     from llama_index_memory_ext.facts.ranking import RankedFact
-    from llama_index_memory_ext.record.log_search import FoundMessage
+    from llama_index_memory_ext.record.recall import FoundMessage
 
 NOTHING_FOLLOWS = "That does not mean that nothing is known: say that the memory cannot be reached, or try again later."
 
+# The network and the disk, and rows that cannot be read.
+_DATABASE_ERRORS = (OSError, asyncio.TimeoutError, ValidationError, json.JSONDecodeError, UnicodeError)
+# SQLAlchemy, and the drivers whose errors it hands on as they are while a connection is made.
+_DATABASE_LIBRARIES = frozenset({"sqlalchemy", "aiosqlite", "asyncpg", "sqlite3"})
 # On LoCoMo, ten nodes hold 72.6 % of the evidence for a question so, and 70.5 % with 0.7 for messages.
 _MESSAGE_CONFIDENCE = 1.0
 # The share of the limit that one node may have.
@@ -33,6 +42,24 @@ _NODE_SHARE = 0.25
 # What stands between nodes when they are shown one after the other.
 _BETWEEN = "\n\n"
 _SHOWN = frozenset({"kind", "role", "date"})
+
+
+@contextmanager
+def store_errors(what: str, so: str) -> Iterator[None]:
+    """Within the block, a failure of the database is a StoreError that says ``what`` did not happen, and what to do.
+
+    The original error may quote what was stored, so only the name of its type is given. This package's own errors,
+    and errors that have nothing to do with a database, are raised as they are.
+    """
+    try:
+        yield
+    except MemoryExtError:
+        raise
+    except Exception as error:
+        modules = {base.__module__.partition(".")[0] for base in type(error).__mro__}
+        if not isinstance(error, _DATABASE_ERRORS) and _DATABASE_LIBRARIES.isdisjoint(modules):
+            raise
+        raise StoreError(f"{what} (database failed: {type(error).__name__}). {so}") from None
 
 
 class MemoryRetriever(BaseRetriever):
@@ -100,7 +127,7 @@ class MemoryRetriever(BaseRetriever):
         question = query_bundle.query_str
         if not question.strip():
             return []
-        with telling_failures("The memory could not be searched", NOTHING_FOLLOWS):
+        with store_errors("The memory could not be searched", NOTHING_FOLLOWS):
             nodes = [*await self._found_facts(question), *await self._found_messages(question)]
         best = sorted(nodes, key=lambda node: -(node.score or 0.0))[: self.similarity_top_k]
         return self._within_limit(best)

@@ -11,12 +11,12 @@ from llama_index.core.async_utils import asyncio_run
 from llama_index.core.schema import NodeWithScore
 from llama_index.core.tools.tool_spec.base import BaseToolSpec
 
-from llama_index_memory_ext.agents.retriever import NOTHING_FOLLOWS, MemoryRetriever, check_memory
+from llama_index_memory_ext.agents.retriever import NOTHING_FOLLOWS, MemoryRetriever, check_memory, store_errors
 from llama_index_memory_ext.errors import FactError, LimitError, StoreError
 from llama_index_memory_ext.fact import Category, Fact, normalised
+from llama_index_memory_ext.facts.reply import ExtractionReply
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.record.message_index import SEARCH_TOOL
-from llama_index_memory_ext.store import telling_failures
 from llama_index_memory_ext.text.messages import escape_tags
 from llama_index_memory_ext.text.tokens import fit
 
@@ -112,7 +112,7 @@ class MemoryToolSpec(BaseToolSpec):
 
     async def asearch_memory(self, query: str) -> str:
         """As ``search_memory``."""
-        with self._telling_failures("The memory could not be searched"):
+        with self._store_errors("The memory could not be searched"):
             nodes = await self._retriever.aretrieve(str(query))
         lines = [_line_of(node) for node in nodes]
         counter = self.memory.tokenizer_fn
@@ -121,9 +121,6 @@ class MemoryToolSpec(BaseToolSpec):
 
     async def aremember(self, content: str, quote: str, category: Category = "knowledge") -> str:
         """As ``remember``."""
-        # Imported here: its patterns take a while to compile, and not every program uses these tools.
-        from llama_index_memory_ext.facts.reply import ExtractionReply
-
         self._check_may_write()
         block, session_id = self.memory.facts_block, self.memory.session_id
         fact = {
@@ -133,16 +130,16 @@ class MemoryToolSpec(BaseToolSpec):
             "confidence": max(_CONFIDENCE, block.min_confidence),
         }
         reply = ExtractionReply.model_validate({"new_facts": [fact]})
-        with self._telling_failures("Nothing was remembered"):
-            said = await block.aheard(session_id)
-            gated, changed = await block.aapply(reply, said, session_id=session_id)
-        if gated.accepted and any(entry.id == gated.accepted[0].id and entry.retired for entry in changed):
+        with self._store_errors("Nothing was remembered"):
+            extractor = block.extractor(session_id)
+            valid, changed = await extractor.apply(reply, await extractor.recent_lines())
+        if valid.accepted and any(entry.id == valid.accepted[0].id and entry.retired for entry in changed):
             return "Not remembered: there are as many facts as there may be, and all of them are surer."
-        if gated.accepted:
-            return f"Remembered: {self._named(gated.accepted[0])}"
-        if gated.confirmed:
+        if valid.accepted:
+            return f"Remembered: {self._named(valid.accepted[0])}"
+        if valid.confirmed:
             return "Known already; it is surer now."
-        rejection = gated.rejected[0]
+        rejection = valid.rejected[0]
         hint = f" {_HOW_TO_QUOTE}" if rejection.reason in _QUOTES else ""
         return f"Not remembered: {escape_tags(rejection.detail)}{hint}"
 
@@ -152,7 +149,7 @@ class MemoryToolSpec(BaseToolSpec):
         wanted = [facts] if isinstance(facts, str) else list(facts or [])
         if not str(quote).strip():
             return f"Nothing was forgotten: it needs a quote. {_HOW_TO_QUOTE}"
-        with self._telling_failures("Nothing was forgotten"):
+        with self._store_errors("Nothing was forgotten"):
             known = [(normalised(fact.content), fact) for fact in await self.memory.facts.alist()]
             meant = [await self._meant(str(words), known) for words in wanted]
             chosen = list({found[0].id: found[0] for found in meant if len(found) == 1}.values())
@@ -175,16 +172,15 @@ class MemoryToolSpec(BaseToolSpec):
         return [entry.fact for entry in ranked]
 
     async def _retire(self, chosen: Sequence[Fact], quote: str) -> list[str]:
-        from llama_index_memory_ext.facts.reply import ExtractionReply
-
         block, session_id = self.memory.facts_block, self.memory.session_id
         reason = "The user asked to forget it."
         retired = [{"number": i, "reason": reason, "quote": quote} for i in range(1, len(chosen) + 1)]
-        asking = [line for line in await block.aheard(session_id) if line.is_users][-_ASKING_MESSAGES:]
+        extractor = block.extractor(session_id)
+        asking = [line for line in await extractor.recent_lines() if line.is_users][-_ASKING_MESSAGES:]
         reply = ExtractionReply.model_validate({"retired": retired})
-        gated, _ = await block.aapply(reply, asking, chosen, session_id=session_id)
-        gone = {entry.fact_id for entry in gated.retired}
-        why = " ".join(dict.fromkeys(rejection.detail for rejection in gated.rejected))
+        valid, _ = await extractor.apply(reply, asking, chosen)
+        gone = {entry.fact_id for entry in valid.retired}
+        why = " ".join(dict.fromkeys(rejection.detail for rejection in valid.rejected))
         return [
             f"Forgotten: {self._named(fact)}" if fact.id in gone else f"Not forgotten: {self._named(fact)}: {why}"
             for fact in chosen
@@ -205,9 +201,9 @@ class MemoryToolSpec(BaseToolSpec):
             raise FactError("These tools are read_only=True: they search, and neither remember nor forget.")
 
     @contextmanager
-    def _telling_failures(self, what: str) -> Iterator[None]:
+    def _store_errors(self, what: str) -> Iterator[None]:
         try:
-            with telling_failures(what, NOTHING_FOLLOWS):
+            with store_errors(what, NOTHING_FOLLOWS):
                 yield
         except StoreError as error:
             logger.warning("%s (session %r): %s", what, self.memory.session_id, error)

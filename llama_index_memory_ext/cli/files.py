@@ -218,7 +218,7 @@ async def _check_database(place: cli.Place) -> list[Check]:
             seen = await store.read_schema_version()
             checks += [Check("database", "ok", place.name), _check_schema(seen)]
             if seen is not None and checks[-1].verdict == "ok":
-                async with store.writing("doctor") as connection:
+                async with store.database.writing(sessions=["doctor"]) as connection:
                     await connection.rollback()
                 checks.append(Check("writing", "ok", "rows can be written"))
     except Exception as error:  # noqa: BLE001 - whatever failed is what this command is to find

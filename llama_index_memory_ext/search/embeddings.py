@@ -12,13 +12,13 @@ import numpy as np
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from numpy.typing import NDArray
 
-from llama_index_memory_ext.background.backoff import BackOff
+from llama_index_memory_ext.background.jobs import BackOff
 from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.search.tfidf import Document, FactRanker, TfidfRanker, divided_by_best, values_of
 from llama_index_memory_ext.search.tokenization import terms_of
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Coroutine, Hashable, Iterable, Mapping, Sequence
 
 logger = logging.getLogger(__name__)
 Vector: TypeAlias = NDArray[np.float32]
@@ -33,7 +33,7 @@ class VectorKeeper(Protocol):
     """Stores vectors for all processes: by document id, the digest of the embedded text and the vector as bytes."""
 
     @property
-    def door(self) -> tuple[Hashable, ...]:
+    def identity(self) -> tuple[Hashable, ...]:
         """Identifies the storage; rankers with the same value embed one after the other."""
 
     async def read(self, ids: Sequence[str]) -> Mapping[str, tuple[str, bytes]]:
@@ -109,7 +109,7 @@ class EmbeddingRanker:
             await self._run(self._embed_documents(), of_documents)
         return self._index.is_complete
 
-    async def stop(self) -> None:
+    async def stop(self, names: Collection[str] | None = None) -> None:
         """Cancels what runs in the background on this event loop; finished vectors are kept."""
         tasks = self._tasks_here(self._query_back_off, self._document_back_off)
         for task in tasks:
@@ -156,7 +156,7 @@ class EmbeddingRanker:
     async def _embed_documents(self) -> None:
         """Reads the stored vectors, and embeds the other texts in batches, each of which is stored at once."""
         # Other rankers of the same documents in this process wait, and then find what is stored here.
-        async with lock_for("embeddings", *(self._keeper.door if self._keeper else (id(self),))):
+        async with lock_for("embeddings", *(self._keeper.identity if self._keeper else (id(self),))):
             if self._keeper is not None:
                 stored = await self._keeper.read(list(self._index.missing()))
                 await asyncio.to_thread(self._index.put, stored)

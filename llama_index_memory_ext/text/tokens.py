@@ -12,6 +12,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from typing_extensions import Self
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -93,6 +95,27 @@ class Recent(Generic[K, V]):
         return type(self), (self.size,)
 
 
+class CountedText(str):
+    """A text that knows its number of tokens.
+
+    >>> CountedText("Hello, world", 3).tokens
+    3
+    """
+
+    __slots__ = ("tokens",)
+
+    tokens: int
+
+    def __new__(cls, text: str, tokens: int) -> Self:
+        """Make it of a text and its number of tokens."""
+        counted = super().__new__(cls, text)
+        counted.tokens = tokens
+        return counted
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)
+
+
 class TokenCounter:
     """Exact token counts by tiktoken; callable, so that it serves as ``Memory(tokenizer_fn=...)``.
 
@@ -143,11 +166,6 @@ class TokenCounter:
             known = len(self(text))
             self._counts.put(text, known)
         return known
-
-    def remember(self, text: str, tokens: int) -> None:
-        """Caches the count of a text that is known from the counts of its parts."""
-        if len(text) >= _CACHED_CHARACTERS:
-            self._counts.put(text, tokens)
 
     def clip(self, text: str, limit: int) -> str:
         """Returns the text if it has at most ``limit`` tokens, else its beginning and its end around a mark.

@@ -268,7 +268,7 @@ async def test_it_works_synchronously_within_an_event_loop(open_memory: OpenMemo
 
 async def test_a_long_log_is_found_whole_and_a_search_may_be_given_up(open_memory: OpenMemory) -> None:
     memory = open_memory()
-    await memory.sql_store.append("chat", [user(f"Number {i} of many.") for i in range(1_203)], len)
+    await memory.sql_store.log.append("chat", [user(f"Number {i} of many.") for i in range(1_203)], len)
     given_up = asyncio.ensure_future(ask(memory, "many"))
     await asyncio.sleep(0)
     given_up.cancel()

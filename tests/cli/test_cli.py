@@ -405,7 +405,7 @@ def test_the_doctor_says_which_schema_there_is_and_whether_rows_can_be_written(c
     add(cli, "Likes tea")
     before = database.read_bytes()
     found = checks(cli("doctor", "--json"))
-    assert found["schema"] == ("ok", "version 2")
+    assert found["schema"] == ("ok", "version 1")
     assert found["writing"] == ("ok", "rows can be written")
     assert found["OPENAI_API_KEY"][0] == "warning"
     assert database.read_bytes() == before
