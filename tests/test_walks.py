@@ -1,0 +1,59 @@
+"""Three ways through the package are short, and no call comes back into the file that it came from."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from llama_index.core.llms import ChatMessage, ChatResponse, MockLLM
+
+from llama_index_memory_ext import CondensedMemory
+from tests.conversation import assistant, user
+from tests.walks import walking
+
+LONGEST_AGET, LONGEST_EXTRACTION, LONGEST_FORGETTING = 15, 14, 8
+
+
+class Reporter(MockLLM):
+    """Reports one fact."""
+
+    async def achat(self, messages: Any, **options: Any) -> ChatResponse:
+        fact = {"label": "n1", "content": "Likes tea", "confidence": 0.9, "quote": "I like tea"}
+        return ChatResponse(message=ChatMessage(role="assistant", content=json.dumps({"new_facts": [fact]})))
+
+
+async def test_reading_the_prompt_of_a_new_turn(database_uri: str) -> None:
+    options: Any = {"async_database_uri": database_uri, "extract_facts": False}
+    async with CondensedMemory.from_defaults("chat", user_id="ann", **options) as memory:
+        await memory.facts.aadd("Likes tea in the morning")
+        for i in range(2):
+            await memory.aput(user(f"Do I like tea {i}?"))
+            await memory.aget()
+            await memory.aput(assistant("Yes."))
+        await memory.aput(user("And in the morning?"))
+        with walking() as walk:
+            await memory.aget()
+    assert len(walk.files) <= LONGEST_AGET, "\n".join(sorted(walk.files))
+    assert not walk.returns, "\n".join(sorted(walk.returns))
+
+
+async def test_extracting_facts(database_uri: str) -> None:
+    async with CondensedMemory.from_defaults("chat", async_database_uri=database_uri, llm=Reporter()) as memory:
+        await memory.sql_store.log.append("chat", [user("I like tea."), assistant("Fine.")], len)
+        block = memory.facts_block
+        with walking() as walk:
+            await block.aflush("chat")
+        assert [fact.content for fact in await memory.facts.alist()] == ["Likes tea"]
+    assert len(walk.files) <= LONGEST_EXTRACTION, "\n".join(sorted(walk.files))
+    assert not walk.returns, "\n".join(sorted(walk.returns))
+
+
+async def test_forgetting_a_person(database_uri: str) -> None:
+    async with CondensedMemory.from_defaults("chat", async_database_uri=database_uri, llm=Reporter()) as memory:
+        await memory.aput_messages([user("I like tea."), assistant("Fine.")])
+        await memory.aflush()
+        with walking() as walk:
+            counts = await memory.aforget()
+    assert counts["facts"] == 1
+    assert len(walk.files) <= LONGEST_FORGETTING, "\n".join(sorted(walk.files))
+    assert not walk.returns, "\n".join(sorted(walk.returns))
