@@ -24,8 +24,9 @@ from llama_index.core.tools import RetrieverTool
 from sqlalchemy.engine import make_url
 
 from llama_index_memory_ext import CondensedMemory, LimitError, MemoryRetriever, StoreError, TokenCounter
-from tests.conftest import OpenMemory, StartModel
 from tests.conversation import assistant, calling, result, user
+from tests.memories import OpenMemory
+from tests.models import StartModel
 from tests.openai_server import say
 from tests.search.test_embeddings import Meanings
 

@@ -25,8 +25,9 @@ from llama_index_memory_ext import (
     TokenCounter,
 )
 from llama_index_memory_ext.record.message_index import SEARCH_TOOL
-from tests.conftest import OpenMemory, StartModel
 from tests.conversation import assistant, calling, result, user
+from tests.memories import OpenMemory
+from tests.models import StartModel
 from tests.openai_server import Message, Model, call, say
 from tests.search.test_embeddings import in_event_loop
 

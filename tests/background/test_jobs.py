@@ -17,8 +17,8 @@ from llama_index_memory_ext.background.jobs import (
     Jobs,
     pause_seconds,
 )
-from tests.conftest import StartModel
 from tests.conversation import assistant, user
+from tests.models import StartModel
 from tests.openai_server import Message, say
 from tests.openai_server import fail as failure
 

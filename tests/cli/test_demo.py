@@ -17,7 +17,7 @@ from llama_index_memory_ext.facts.prompt import ask_for_facts, extraction_prompt
 from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.text.messages import Utterance
 from tests.cli.terminal import Here, path_without_extra, run
-from tests.conftest import OpenMemory
+from tests.memories import OpenMemory
 from tests.openai_server import Message, call, say, serve
 
 

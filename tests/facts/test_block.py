@@ -34,8 +34,9 @@ from llama_index_memory_ext import (
 )
 from llama_index_memory_ext.fact import retire
 from llama_index_memory_ext.facts.book import FactBook
-from tests.conftest import OpenMemory, OpenPlainMemory, StartModel, client_without_connections
 from tests.conversation import assistant, calling, result, sent_text, user
+from tests.memories import OpenMemory, OpenPlainMemory
+from tests.models import StartModel, client_without_connections
 from tests.openai_server import Message, call, say, serve
 
 COUNTER = TokenCounter()

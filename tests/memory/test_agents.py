@@ -11,8 +11,9 @@ from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.tools import FunctionTool
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock
-from tests.conftest import OpenMemory, OpenPlainMemory, StartModel
 from tests.conversation import assistant, record, user
+from tests.memories import OpenMemory, OpenPlainMemory
+from tests.models import StartModel
 from tests.openai_server import Message, call, say
 
 

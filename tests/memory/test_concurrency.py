@@ -15,8 +15,9 @@ from llama_index.core.agent.workflow import FunctionAgent
 from llama_index_memory_ext import CondensedMemory, StoreError, TurnError
 from llama_index_memory_ext.background.locks import SharedLock, lock_for
 from llama_index_memory_ext.store import database
-from tests.conftest import OpenMemory, StartModel
 from tests.conversation import assistant, record, sent_text, user
+from tests.memories import OpenMemory
+from tests.models import StartModel
 from tests.openai_server import Message, call, say
 
 BIG: dict[str, Any] = {"token_limit": 100_000, "condensed_token_limit": 90_000, "extract_facts": False}

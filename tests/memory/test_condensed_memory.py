@@ -24,8 +24,8 @@ from llama_index_memory_ext import (
     MessageError,
     StoreError,
 )
-from tests.conftest import OpenMemory, OpenPlainMemory
 from tests.conversation import assistant, calling, record, result, sent_text, user
+from tests.memories import OpenMemory, OpenPlainMemory
 
 
 async def talk(memory: Memory, turns: int) -> str:

@@ -30,8 +30,9 @@ from llama_index_memory_ext.events import (
 )
 from llama_index_memory_ext.fact import Fact, retire
 from llama_index_memory_ext.facts.extractor import ids_by_change
-from tests.conftest import OpenMemory, StartModel
 from tests.conversation import assistant, record, user
+from tests.memories import OpenMemory
+from tests.models import StartModel
 from tests.openai_server import Message, call, fail, say
 
 OURS = "llama_index_memory_ext"

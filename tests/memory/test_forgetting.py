@@ -21,9 +21,10 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, RelevantFactsBlock, StoreError
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.store.readers import Seen
-from tests.conftest import OpenMemory, OpenPlainMemory, StartModel
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.facts.test_block import learner, shown
+from tests.memories import OpenMemory, OpenPlainMemory
+from tests.models import StartModel
 from tests.openai_server import Message, say
 from tests.search.test_embeddings import Awaited, Meanings
 from tests.store.test_schema import role_of

@@ -20,9 +20,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import QueuePool
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
-from tests.conftest import ENGINES_AT, StartModel, client_without_connections, close_plain_memory, engine_at
 from tests.conversation import assistant, record, sent_text, user
+from tests.databases import ENGINES_AT, engine_at
 from tests.facts.test_block import learner
+from tests.memories import close_plain_memory
+from tests.models import StartModel, client_without_connections
 from tests.openai_server import Message, serve
 from tests.record.test_running_summary import count_up, summary_in
 

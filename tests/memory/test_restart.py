@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
-from tests.conftest import OpenMemory
 from tests.conversation import assistant, calling, record, result, sent_text, user
+from tests.memories import OpenMemory
 
 LIMITS: dict[str, Any] = {
     "token_limit": 400,

@@ -35,8 +35,9 @@ from llama_index_memory_ext import (
     RelevantFactsBlock,
     StoreError,
 )
-from tests.conftest import OpenMemory, StartModel
 from tests.conversation import user
+from tests.memories import OpenMemory
+from tests.models import StartModel
 from tests.openai_server import Message, fail, say
 
 KEY = "sk-secret-key"

@@ -18,8 +18,9 @@ from sqlalchemy import event
 from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.background.jobs import Failure
 from llama_index_memory_ext.memory.stats import MemoryStats
-from tests.conftest import OpenMemory, StartModel
 from tests.conversation import assistant, calling, record, result, user
+from tests.memories import OpenMemory
+from tests.models import StartModel
 from tests.openai_server import Message, call, fail, say
 
 PASSWORD = "hunter2"  # noqa: S105 - what is looked for below

@@ -19,8 +19,8 @@ import pytest
 from llama_index.core.agent.workflow import FunctionAgent
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
-from tests.conftest import StartModel
 from tests.facts.test_block import learner
+from tests.models import StartModel
 from tests.openai_server import Message, OpenAIServer, say, serve
 from tests.test_readme import BLOCKS
 

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from llama_index_memory_ext import CondensedMemoryBlock, LimitError, MemoryStore, StoreError, TokenCounter
 from llama_index_memory_ext.text.tokens import as_counter
-from tests.conftest import OpenPlainMemory
 from tests.conversation import assistant, calling, record, result, sent_text, user
+from tests.memories import OpenPlainMemory
 
 COUNTER = TokenCounter()
 

@@ -15,8 +15,8 @@ from llama_index.core.memory import Memory
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, MemoryStore, TokenCounter
 from llama_index_memory_ext.record.entry import EARLIER_CLOSING, EARLIER_OPENING
-from tests.conftest import OpenMemory, OpenPlainMemory
 from tests.conversation import assistant, calling, record, result, sent_text, user
+from tests.memories import OpenMemory, OpenPlainMemory
 
 COUNTER = TokenCounter()
 SMALL: dict[str, Any] = {

@@ -13,8 +13,9 @@ from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, MemoryStore, TokenCounter
-from tests.conftest import OpenMemory, OpenPlainMemory, StartModel, client_without_connections
 from tests.conversation import assistant, calling, record, result, sent_text, user
+from tests.memories import OpenMemory, OpenPlainMemory
+from tests.models import StartModel, client_without_connections
 from tests.openai_server import Message, say, serve
 
 COUNTER = TokenCounter()

@@ -14,8 +14,8 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.node_parser import SentenceSplitter
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, MemoryStore, TokenCounter
-from tests.conftest import OpenMemory
 from tests.conversation import assistant, calling, record, result, sent_text, user
+from tests.memories import OpenMemory
 
 COUNTER = TokenCounter()
 LONG = " ".join(f"w{i}" for i in range(400))

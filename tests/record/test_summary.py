@@ -22,8 +22,8 @@ from llama_index_memory_ext.record.summary import ask_for_summary, batch_of, sum
 from llama_index_memory_ext.record.summary_replies import PROMPT_TAGS, checked_summary
 from llama_index_memory_ext.store.readers import LogRow
 from llama_index_memory_ext.text.messages import Entry, entry_of, escape_tags, storable
-from tests.conftest import StartModel
 from tests.conversation import assistant, calling, result, user
+from tests.models import StartModel
 from tests.openai_server import Message, fail, say, why_refused
 
 COUNTER = TokenCounter()

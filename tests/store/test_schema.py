@@ -23,8 +23,9 @@ from sqlalchemy.pool import NullPool
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore, StoreError
 from llama_index_memory_ext.store.schema import SCHEMA_VERSION
-from tests.conftest import ENGINES_AT, close_plain_memory, engine_at
 from tests.conversation import assistant, record, sent_text, user
+from tests.databases import ENGINES_AT, engine_at
+from tests.memories import close_plain_memory
 
 ENDINGS = ("", "_sessions", "_owners", "_cursors", "_users", "_facts", "_embeddings", "_schema")
 TABLES = {f"llama_index_memory{ending}" for ending in ENDINGS}

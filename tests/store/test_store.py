@@ -20,8 +20,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import MemoryStore, StoreError
 from llama_index_memory_ext.store.readers import Seen
-from tests.conftest import ENGINES_AT, engine_at
 from tests.conversation import assistant, user
+from tests.databases import ENGINES_AT, engine_at
 
 
 @pytest.fixture

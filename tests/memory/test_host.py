@@ -15,8 +15,9 @@ from llama_index.llms.openai.utils import to_openai_message_dict
 from sqlalchemy.exc import IntegrityError
 
 from llama_index_memory_ext import TokenCounter
-from tests.conftest import OpenPlainMemory, StartModel
 from tests.conversation import assistant, calling, sent_text, user
+from tests.memories import OpenPlainMemory
+from tests.models import StartModel
 from tests.openai_server import Message, call, say
 
 

@@ -15,9 +15,10 @@ import pytest
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import CondensedMemory, MessageError, messages_from_json
-from tests.conftest import OpenMemory, OpenPlainMemory, StartModel
 from tests.conversation import assistant, calling, record, result, sent_text, user
 from tests.facts.test_block import contents, learner
+from tests.memories import OpenMemory, OpenPlainMemory
+from tests.models import StartModel
 from tests.openai_server import Message, say, serve
 
 TURNS: list[dict[str, Any]] = [
@@ -140,7 +141,7 @@ async def test_a_bar_is_shown_on_request_and_closed_over_an_error(
 
 # ---- what the README shows -----------------------------------------------------------------------------
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 SECTION = README.split("\n## Moving in\n")[1].split("\n## ")[0]
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", SECTION, flags=re.DOTALL | re.MULTILINE)
 

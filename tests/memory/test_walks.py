@@ -7,9 +7,9 @@ from typing import Any
 
 from llama_index.core.llms import ChatMessage, ChatResponse, MockLLM
 
-from llama_index_memory_ext import CondensedMemory
 from tests.conversation import assistant, user
-from tests.walks import walking
+from tests.memories import OpenMemory
+from tests.memory.walks import walking
 
 LONGEST_AGET, LONGEST_EXTRACTION, LONGEST_FORGETTING = 15, 14, 8
 
@@ -22,9 +22,8 @@ class Reporter(MockLLM):
         return ChatResponse(message=ChatMessage(role="assistant", content=json.dumps({"new_facts": [fact]})))
 
 
-async def test_reading_the_prompt_of_a_new_turn(database_uri: str) -> None:
-    options: Any = {"async_database_uri": database_uri, "extract_facts": False}
-    async with CondensedMemory.from_defaults("chat", user_id="ann", **options) as memory:
+async def test_reading_the_prompt_of_a_new_turn(open_memory: OpenMemory) -> None:
+    async with open_memory(user_id="ann") as memory:
         await memory.facts.aadd("Likes tea in the morning")
         for i in range(2):
             await memory.aput(user(f"Do I like tea {i}?"))
@@ -37,8 +36,8 @@ async def test_reading_the_prompt_of_a_new_turn(database_uri: str) -> None:
     assert not walk.returns, "\n".join(sorted(walk.returns))
 
 
-async def test_extracting_facts(database_uri: str) -> None:
-    async with CondensedMemory.from_defaults("chat", async_database_uri=database_uri, llm=Reporter()) as memory:
+async def test_extracting_facts(open_memory: OpenMemory) -> None:
+    async with open_memory(llm=Reporter(max_tokens=None)) as memory:
         await memory.sql_store.log.append("chat", [user("I like tea."), assistant("Fine.")], len)
         block = memory.facts_block
         with walking() as walk:
@@ -48,8 +47,8 @@ async def test_extracting_facts(database_uri: str) -> None:
     assert not walk.returns, "\n".join(sorted(walk.returns))
 
 
-async def test_forgetting_a_person(database_uri: str) -> None:
-    async with CondensedMemory.from_defaults("chat", async_database_uri=database_uri, llm=Reporter()) as memory:
+async def test_forgetting_a_person(open_memory: OpenMemory) -> None:
+    async with open_memory(llm=Reporter(max_tokens=None)) as memory:
         await memory.aput_messages([user("I like tea."), assistant("Fine.")])
         await memory.aflush()
         with walking() as walk:

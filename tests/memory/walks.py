@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
@@ -16,6 +16,7 @@ import llama_index_memory_ext
 
 DATA = ("<module>", "<genexpr>")
 """Code that is no call: a module that is imported, and a generator that its maker handed over."""
+Work = Coroutine[Any, Any, Any] | Generator[Any, None, Any]
 PACKAGE = f"{Path(llama_index_memory_ext.__file__).parent}{os.sep}"
 
 
@@ -31,7 +32,7 @@ class Walk:
         self.returns: set[str] = set()
         self._started_in: dict[asyncio.Task[Any], tuple[str, ...]] = {}
 
-    def make_task(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any) -> Any:
+    def make_task(self, loop: asyncio.AbstractEventLoop, work: Work, /, **options: Any) -> asyncio.Task[Any]:
         task = asyncio.Task(work, loop=loop, **options)
         self._started_in[task] = self._path(sys._getframe(1))
         return task
@@ -67,7 +68,7 @@ def walking() -> Iterator[Walk]:
         yield walk
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]  # None is what ends it
+        threading.setprofile(None)
         loop.set_task_factory(None)
 
 

