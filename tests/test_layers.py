@@ -1,4 +1,4 @@
-"""Each module imports only from rows below its own."""
+"""Each file imports only from files below its own, and CONTRIBUTING.md shows the same picture."""
 
 from __future__ import annotations
 
@@ -12,19 +12,38 @@ import pytest
 import llama_index_memory_ext
 
 PACKAGE = Path(llama_index_memory_ext.__file__).parent
-# The rooms, the highest first. A room imports from those below, and each library has one door.
-ROWS = (
-    {"__main__", "__init__"},
-    {"cli", "agents"},
-    {"memory"},
-    {"record", "facts"},
-    {"log_block"},
-    {"store", "search", "formats"},
-    {"fact"},
-    {"text", "background"},
-    {"errors", "events"},
-)
-ROW_OF = {name: len(ROWS) - row for row, names in enumerate(ROWS) for name in names}
+ROOT = Path(__file__).parents[1]
+# A file imports from the levels below its own, and from files behind a ">" in its own folder; never from its neighbours.
+# "." is the package itself, and "---" divides the levels.
+PICTURE = """\
+.           __main__ > __init__                                           # the command, the public names
+---
+cli         chat > facts files forget > app > demo > offline_model        # the command line, and a model without a key
+agents      tools > retriever                                             # memory as tools and as a retriever
+---
+memory      condensed_memory > flushing stats template                    # the preset: when to flush, and the one message
+---
+record      block > summary > window > recall > message_index selection entry  # the conversation within its limit
+facts       backfill > block > extractor > cache validation > book grounding ranking reply  # facts: extract, check, rank
+---
+.           log_block                                                     # what both blocks share: reading one log
+---
+store       __init__ > forgetting log > facts users > readers > database > engine schema  # the tables
+search      embeddings > tfidf > tokenization                             # similarity of texts
+formats     __init__ > openai                                             # messages of other programs as JSON
+---
+.           fact                                                          # one fact, and the store of facts' contract
+---
+text        trim > cutting messages > tokens tool_calls                   # messages as text, counted, cut
+background  jobs > locks                                                  # work behind the answers
+---
+.           errors events
+"""
+FILES = {str(path.relative_to(PACKAGE)): path for path in PACKAGE.rglob("*.py")}
+MODULES = {
+    ".".join(("llama_index_memory_ext", *Path(name).with_suffix("").parts)).removesuffix(".__init__"): name
+    for name in FILES
+}
 DOORS: dict[str, set[str]] = {
     "sqlalchemy": {"store"},
     "tiktoken": {"text"},
@@ -35,59 +54,59 @@ DOORS: dict[str, set[str]] = {
 }
 
 
-def imported_modules(path: Path) -> set[str]:
-    """The names of all modules that a file imports at any place, but for type checking."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    typing_only = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if id(node) in typing_only:
-            continue
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+def places() -> dict[str, tuple[int, str, int]]:
+    """Of each file the level, counted from the top, the folder, and the place in the folder."""
+    found = {}
+    for level, rooms in enumerate(PICTURE.split("---\n")):
+        for line in rooms.splitlines():
+            folder, _, groups = line.split("#")[0].partition(" ")
+            for place, names in enumerate(groups.split(">")):
+                found.update({str(Path(folder, f"{name}.py")): (level, folder, place) for name in names.split()})
     return found
 
 
-def own_imports(path: Path) -> set[str]:
-    prefix = "llama_index_memory_ext."
-    names = {name.removeprefix(prefix).split(".")[0] for name in imported_modules(path) if name.startswith(prefix)}
-    return names & set(ROW_OF)
+def imported_modules(path: Path, *, for_types: bool = True) -> set[str]:
+    """The names of all modules that a file imports at any place; those for type checking alone can be left out."""
+    found: set[str] = set()
+    nodes: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not for_types:
+            continue
+        nodes += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module, f"{path}: expected absolute imports"
+            found.update({f"{node.module}.{alias.name}" for alias in node.names} & set(MODULES) or {node.module})
+    return found
 
 
-def modules() -> list[tuple[str, Path]]:
-    """Each file with the name of its module; a folder is one module."""
-    parts = [(path, path.relative_to(PACKAGE).parts) for path in PACKAGE.rglob("*.py")]
-    return [(part[0].removesuffix(".py"), path) for path, part in parts]
+def test_every_file_with_code_has_a_place() -> None:
+    with_code = {name for name, path in FILES.items() if len(ast.parse(path.read_text(encoding="utf-8")).body) > 1}
+    assert set(places()) == with_code
 
 
-def test_every_module_has_a_row() -> None:
-    assert {name for name, _ in modules()} == set(ROW_OF)
+def test_contributors_see_the_same_picture() -> None:
+    assert f"```text\n{PICTURE}```\n" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 def test_imports_point_down() -> None:
-    upward = {
-        (module, name)
-        for module, path in modules()
-        for name in own_imports(path) - {module}
-        if ROW_OF[name] >= ROW_OF[module]
-    }
-    assert upward == set()
+    place_of, wrong = places(), []
+    for name, path in FILES.items():
+        for other in {MODULES[module] for module in imported_modules(path) & set(MODULES)} & set(place_of):
+            (level, folder, place), (other_level, other_folder, other_place) = place_of[name], place_of[other]
+            if not (other_level > level or (folder == other_folder and other_place > place)):
+                wrong.append(f"{name} imports {other}")
+    assert wrong == []
 
 
 def test_each_library_has_one_door() -> None:
     passed_by = {
-        (module, library)
-        for module, path in modules()
-        for library, doors in DOORS.items()
-        if module not in doors and any(name.split(".")[0] == library for name in imported_modules(path))
+        (name, library)
+        for name, path in FILES.items()
+        for library in {module.split(".")[0] for module in imported_modules(path, for_types=False)} & set(DOORS)
+        if Path(name).parts[0] not in DOORS[library]
     }
     assert passed_by == set()
 

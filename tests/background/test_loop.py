@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from llama_index_memory_ext.background.loop import BackgroundLoop
+from tests.signals import interruptible
 
 
 def test_the_result_or_the_error_of_a_coroutine_comes_back() -> None:
@@ -35,7 +36,6 @@ def test_tasks_go_on_between_calls_and_are_cancelled_at_the_end() -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no signal reaches a waiting thread there")
 def test_ctrl_c_cancels_the_call_and_nothing_else() -> None:
-    """Also where the process was started with SIGINT ignored, as by nohup."""
     is_waiting, was_cancelled = threading.Event(), threading.Event()
 
     async def wait_for_ever() -> None:
@@ -50,15 +50,11 @@ def test_ctrl_c_cancels_the_call_and_nothing_else() -> None:
         is_waiting.wait(60)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with BackgroundLoop() as loop:
-            presser = threading.Thread(target=press)
-            presser.start()
-            with pytest.raises(KeyboardInterrupt):
-                loop.run(wait_for_ever())
-            assert was_cancelled.is_set()
-            assert loop.run(asyncio.sleep(0, "goes on")) == "goes on"
-            presser.join()
-    finally:
-        signal.signal(signal.SIGINT, earlier)
+    with interruptible(), BackgroundLoop() as loop:
+        presser = threading.Thread(target=press)
+        presser.start()
+        with pytest.raises(KeyboardInterrupt):
+            loop.run(wait_for_ever())
+        assert was_cancelled.is_set()
+        assert loop.run(asyncio.sleep(0, "goes on")) == "goes on"
+        presser.join()

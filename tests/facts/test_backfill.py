@@ -28,6 +28,7 @@ from tests.facts.test_block import contents, extractions, learner
 from tests.memories import OpenMemory, OpenPlainMemory
 from tests.models import StartModel
 from tests.openai_server import Message, Model, call, fail
+from tests.signals import interruptible
 
 
 def talk(*words: str) -> list[ChatMessage]:
@@ -336,7 +337,8 @@ async def test_an_interrupted_program_keeps_what_it_has(
     await tell(memory.sql_store, "a", "tea")
     await tell(memory.sql_store, "b", "rain")
     command = [sys.executable, "-c", INTERRUPTED, database_uri, server.api_base]
-    workers.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    with interruptible():
+        workers.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     out, err = await asyncio.to_thread(workers[0].communicate)
     assert out == "interrupted ['Likes tea']\n"
     assert "Traceback" not in err
