@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Ctrl-C reaches this process and those that it starts, even if the suite was started with SIGINT ignored (nohup)."""
+    """Ctrl-C reaches this process and those that it starts, also where SIGINT is ignored, as under nohup."""
     earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
