@@ -1,1 +1,1 @@
-"""Measures the package beside LlamaIndex as it is: ``python -m benchmarks.NAME`` from the repository root."""
+"""Measures the package and LlamaIndex side by side: ``python -m benchmarks.NAME`` from the repository root."""

@@ -136,7 +136,7 @@ def within(limit: int, **of_host: Any) -> dict[str, Open]:
 
 
 async def put(memory: BaseMemory, messages: Sequence[ChatMessage]) -> None:
-    """Put messages, and wait for what a model is asked for beside the conversation."""
+    """Put messages, and wait for the model calls in the background."""
     await memory.aput_messages(list(messages))
     if isinstance(memory, CondensedMemory):
         for block in (memory.condensed_block, memory.facts_block):

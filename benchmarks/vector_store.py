@@ -11,7 +11,7 @@ from llama_index.core.vector_stores import SimpleVectorStore, VectorStoreQuery, 
 
 
 class TextVectorStore(SimpleVectorStore):
-    """LlamaIndex's vector store in memory, with the nodes kept beside their vectors."""
+    """LlamaIndex's vector store in memory, with the nodes kept next to their vectors."""
 
     stores_text: bool = True
     nodes: dict[str, BaseNode] = Field(default_factory=dict)
