@@ -269,7 +269,7 @@ class RelevantFactsBlock(LogBlock):
 
     async def _read_talk(self, session_id: str, namespace: str) -> tuple[_Talk, tuple[int, int] | None]:
         """The last turns in the log, and how far the changes of the facts have come."""
-        talk = self._talks.get(session_id, _Talk())
+        talk = self._talks.get(session_id) or _Talk()
         page = await self._context_page(session_id, talk.seen, namespace)
         if not page.fresh:
             talk = _Talk()
