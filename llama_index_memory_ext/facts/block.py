@@ -12,6 +12,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding  # noqa: TC002 -
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 
 from llama_index_memory_ext.background.jobs import JobKey
+from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.events import ExtractionFailedEvent, FactsInjectedEvent, is_heard, send
 from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE
 from llama_index_memory_ext.facts.book import FactBook
@@ -29,7 +30,7 @@ from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, LogBlock
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 from llama_index_memory_ext.store.readers import Seen
 from llama_index_memory_ext.text.messages import question_in, spoken, turns_in
-from llama_index_memory_ext.text.tokens import CountedText, Recent
+from llama_index_memory_ext.text.tokens import CountedText
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -159,10 +159,9 @@ def plan_cut(messages: Sequence[Counted], limits: Limits, *, turn_starts: Collec
     ``turn_starts``, is preferred unless it keeps less than half of what could be kept. With roles to ``start_on`` it
     is preferred in any case. Tokens are asked for from the newest message on, until a limit is passed.
     """
-    newest = islice(reversed(messages), limits.max_messages)
+    newest = (message.tokens for message in islice(reversed(messages), limits.max_messages))
     # The tokens of the newest message, of the newest two, and so on.
-    sums = accumulate(message.tokens for message in newest)
-    sums = list(takewhile(lambda tokens: tokens <= limits.tokens, sums))
+    sums = list(takewhile(lambda tokens: tokens <= limits.tokens, accumulate(newest)))
     if len(sums) == len(messages):
         return 0
     fitting = min(bisect_right(sums, limits.keep_tokens), limits.keep_messages)

@@ -7,21 +7,20 @@ import os
 import re
 import threading
 from bisect import bisect_left
-from collections import OrderedDict
 from contextlib import suppress
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from typing_extensions import Self
+
+from llama_index_memory_ext.background.locks import Recent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     import tiktoken
 
-K = TypeVar("K")
-V = TypeVar("V")
 # What a token is, is the tokenizer's own business: a number, a text.
 Tokenizer: TypeAlias = "Callable[[str], list[Any]]"
 
@@ -46,41 +45,6 @@ _PIECE = re.compile(r".{1,100000}(?:(?<=\S)(?= \S)|(?<=\n)(?=[^\s/])|\Z)|.{1,100
 _CACHED_TEXTS, _CACHED_CHARACTERS = 16, 500
 
 _environment = threading.Lock()
-
-
-class Recent(Generic[K, V]):
-    """A cache of the ``size`` entries that were used last. Threads may share it. A copy or a pickle of it is empty."""
-
-    def __init__(self, size: int = 128) -> None:
-        self.size = size
-        self._entries: OrderedDict[K, V] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: K) -> V | None:
-        """Returns the value of a key, which counts as a use; None if there is none."""
-        with self._lock:
-            if key in self._entries:
-                self._entries.move_to_end(key)
-            return self._entries.get(key)
-
-    def put(self, key: K, value: V) -> None:
-        """Sets the value of a key."""
-        with self._lock:
-            self._entries[key] = value
-            self._entries.move_to_end(key)
-            if len(self._entries) > self.size:
-                self._entries.popitem(last=False)
-
-    def values(self) -> list[V]:
-        """Returns all values, the least recently used first."""
-        with self._lock:
-            return list(self._entries.values())
-
-    def __contains__(self, key: K) -> bool:
-        return key in self._entries
-
-    def __reduce__(self) -> tuple[type[Recent[K, V]], tuple[int]]:
-        return type(self), (self.size,)
 
 
 class CountedText(str):
