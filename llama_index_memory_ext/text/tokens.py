@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import tiktoken
 
-# What a token is, is the tokenizer's own business: a number, a text.
+# A tokenizer may return tokens of any type, such as ids or texts.
 Tokenizer: TypeAlias = "Callable[[str], list[Any]]"
 
 logger = logging.getLogger(__name__)
@@ -154,8 +154,13 @@ class TokenCounter:
         def fits(start: int) -> bool:
             return self.count(text[start:]) <= limit
 
-        at = len(text) - len(self._cut(text, self(text), -limit))
-        low, high = (0, at) if fits(at) else (at, len(text))
+        ids = self(text)
+        low, high = (len(text) - len(self._cut(text, ids, -tokens)) for tokens in (limit + 1, limit))
+        # The end of a text need not have as many tokens as it has within the whole text.
+        if not fits(high):
+            low, high = high, len(text)
+        elif fits(low):
+            low, high = 0, low
         return text[bisect_left(range(high), x=True, lo=low, key=fits) :]
 
     def _cut(self, text: str, ids: list[Any], tokens: int) -> str:
