@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import CachePoint, TextBlock, ThinkingBlock, ToolCallBlock
 
-from llama_index_memory_ext.text.cutting import Limits, clip_start, newest_group, plan_cut, share_out
+from llama_index_memory_ext.text.cutting import Limits, clip_start, group_start, plan_cut, share_out
 from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, checked_messages, message_tokens
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 from llama_index_memory_ext.text.tool_calls import CALL_KEYS, complete_calls, has_content, tool_call_groups
@@ -138,17 +138,17 @@ class _Trimmer:
 
     def newest(self, messages: Group, limits: Limits) -> Group:
         """Returns the newest messages within the limits, the newest group shortened if it is too large."""
-        start = newest_group(messages)
+        start = group_start(messages, len(messages))
         while _total(messages[start:]) > limits.tokens:
             limits = limits.kept
             shortened = self.shortened(messages[start:], limits.tokens, limits)
             messages = [*messages[:start], *shortened] if shortened else limits.ending_on(messages[:start])
-            start = newest_group(messages)
+            start = group_start(messages, len(messages))
         cut = plan_cut(messages, limits)
         kept = messages[cut:]
         if not cut or len(kept) >= limits.keep_messages:
             return kept
-        before = messages[newest_group(messages[:cut]) : cut]
+        before = messages[group_start(messages, cut) : cut]
         return [*self.clip_start(before, limits.keep_tokens - _total(kept), limits), *kept]
 
     def newest_from_start(self, messages: Group, limits: Limits) -> Group:
@@ -197,10 +197,11 @@ class _Trimmer:
         if message.tokens <= limit:
             return [message]
         # What a provider has added is left out before the last word is.
-        copies = (message.message, _without_extras(message.message))
-        found = ((copy, blocks_of(copy, limit)) for copy in copies)
-        clipped = (_with_blocks(copy, blocks) for copy, blocks in found if blocks is not None)
-        return list(map(self.counted, islice(filter(has_content, clipped), 1)))
+        for copy in (message.message, _without_extras(message.message)):
+            blocks = blocks_of(copy, limit)
+            if blocks is not None and has_content(clipped := _with_blocks(copy, blocks)):
+                return [self.counted(clipped)]
+        return []
 
     def clipped_blocks(self, message: ChatMessage, limit: int) -> Blocks | None:
         """Returns the blocks with clipped texts, and as many media as then fit; None if the calls alone do not fit."""
