@@ -8,12 +8,12 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice, takewhile
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_ext.errors import LimitError, RoleError, SplitterError
-from llama_index_memory_ext.text.tool_calls import RESULT_ROLES, HasRole, M
+from llama_index_memory_ext.text.tool_calls import RESULT_ROLES, Counted, M
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -30,14 +30,6 @@ _OTHER_ROLES = {"human": "user", "ai": "assistant"}
 # A sentence, a line, or 400 characters. Pieces put together are the text again.
 _PIECE = re.compile(r".{1,400}?(?:[.!?]\s+|[\u3002\uff01\uff1f]|\n+|\Z)|.{1,400}", re.DOTALL)
 _BEFORE, _AFTER = "[...] ", " [...]"
-
-
-class Counted(HasRole, Protocol):
-    """A message with its tokens."""
-
-    @property
-    def tokens(self) -> int:
-        """Its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +130,7 @@ def _checked_roles(option: str, roles: str | Sequence[str] | None) -> frozenset[
     return frozenset(names)
 
 
-def group_start(messages: Sequence[HasRole], end: int) -> int:
+def group_start(messages: Sequence[M], end: int) -> int:
     """Returns the index of the last message before ``end`` that is no tool's result; 0 if there is none."""
     return next((i for i in range(end - 1, 0, -1) if messages[i].role not in RESULT_ROLES), 0)
 
@@ -183,8 +175,6 @@ def share_out(tokens: Sequence[int], limit: int) -> list[int]:
 
     >>> share_out([10, 500, 900], 210)
     [10, 100, 100]
-    >>> share_out([10, 20], 100)
-    [10, 20]
     """
     shares, left = [0] * len(tokens), limit
     for done, i in enumerate(sorted(range(len(tokens)), key=lambda i: tokens[i])):
@@ -199,8 +189,6 @@ def clip_start(text: str, limit: int, counter: TokenCounter, text_splitter: Spli
     With a ``text_splitter`` it begins where a piece begins; "" if not even the last piece fits.
 
     >>> from llama_index_memory_ext import TokenCounter
-    >>> clip_start("one two. three four. five", 4, TokenCounter())
-    ' three four. five'
     >>> clip_start("one two. three four. five", 3, TokenCounter(), lambda text: text.split(". "))
     'five'
     """

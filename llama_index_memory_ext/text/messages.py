@@ -190,9 +190,7 @@ def cleaned(value: Json) -> Json:
 
     A pair of surrogates becomes its character; all others become U+FFFD.
     """
-    if isinstance(value, str):
-        if not _UNSTORABLE.search(value):
-            return value
+    if isinstance(value, str) and _UNSTORABLE.search(value):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\x00", "\ufffd")
     if isinstance(value, dict):
         return {cleaned(key): cleaned(entry) for key, entry in value.items()}
@@ -203,10 +201,9 @@ def turns_in(messages: Iterable[ChatMessage]) -> list[list[str]]:
     """Returns the spoken texts of each turn, oldest first. Texts before the first question are a turn of their own."""
     turns: list[list[str]] = []
     for message in messages:
-        text = spoken(message)
-        if text and (message.role == MessageRole.USER or not turns):
-            turns.append([])
-        if text:
+        if text := spoken(message):
+            if message.role == MessageRole.USER or not turns:
+                turns.append([])
             turns[-1].append(text)
     return turns
 

@@ -24,15 +24,19 @@ HIDDEN_BLOCKS = frozenset({"thinking", "cache"})
 _ARGUMENTS_KEYS = ("arguments", "args", "input", "parameters")
 
 
-class HasRole(Protocol):
-    """A message in any form."""
+class Counted(Protocol):
+    """A message with its tokens."""
 
     @property
     def role(self) -> str:
         """Its role."""
 
+    @property
+    def tokens(self) -> int:
+        """Its tokens."""
 
-M = TypeVar("M", bound=HasRole)
+
+M = TypeVar("M", bound=ChatMessage | Counted)
 
 
 class ToolCall(NamedTuple):
@@ -46,13 +50,13 @@ class ToolCall(NamedTuple):
 def calls_of(message: ChatMessage) -> list[ToolCall]:
     """Returns the calls in the blocks of a message, else those in ``additional_kwargs``: some LLM classes fill both."""
     blocks = [block for block in message.blocks if isinstance(block, ToolCallBlock)]
-    calls = [ToolCall(block.tool_call_id or "", block.tool_name, _arguments(block.tool_kwargs)) for block in blocks]
+    calls = [ToolCall(block.tool_call_id or "", block.tool_name, to_json(block.tool_kwargs)) for block in blocks]
     return calls or [_call(value) for _, value in _calls_in_kwargs(message)]
 
 
 def to_json(value: Json) -> str:
-    """Returns the JSON of a value on one line. Pydantic's models are dumped, other objects become their ``str``."""
-    return json.dumps(value, ensure_ascii=False, default=_plain)
+    """Returns a text as it is, any other value as JSON on one line. Objects that JSON does not know become texts."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain)
 
 
 def has_content(message: ChatMessage) -> bool:
@@ -79,12 +83,6 @@ def complete_calls(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
 
     A call is removed from a copy of its message, and a message that is then empty is left out. All other messages are
     the same objects. Only assistants make calls.
-
-    >>> [message.role.value for message in complete_calls([
-    ...     ChatMessage(role="tool", content="of a call that is not here"),
-    ...     ChatMessage(role="user", content="Hello"),
-    ... ])]
-    ['user']
     """
     return [message for group in tool_call_groups(messages) for message in _complete(*group)]
 
@@ -140,16 +138,12 @@ def _call(value: Json) -> ToolCall:
     function = _fields(fields.get("function") or fields.get("custom") or fields)
     arguments: Json = next((function[key] for key in _ARGUMENTS_KEYS if key in function), {})
     call_id, name = fields.get("id") or fields.get("call_id") or "", function.get("name") or ""
-    return ToolCall(str(call_id), str(name), _arguments(arguments))
+    return ToolCall(str(call_id), str(name), to_json(arguments))
 
 
 def _fields(value: Json) -> dict[str, Json]:
     plain = value if isinstance(value, dict) else _plain(value)
     return plain if isinstance(plain, dict) else {"name": value}
-
-
-def _arguments(value: Json) -> str:
-    return value if isinstance(value, str) else to_json(value)
 
 
 def _plain(value: Json) -> Json:
