@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
 
 from llama_index_memory_ext.errors import MessageError
-from llama_index_memory_ext.text.tool_calls import (
-    ASSISTANT_ROLES,
-    CALL_KEYS,
-    HIDDEN_BLOCKS,
-    RESULT_ROLES,
-    calls_of,
-    to_json,
-)
+from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, CALL_KEYS, HIDDEN, RESULT_ROLES, calls_of, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,7 +29,7 @@ CLOSING = "</message>\n"
 MEDIA_TOKENS = {"image": 256, "audio": 256, "video": 256, "document": 2048}
 
 # Shown by a block or by the tags of an entry, or added by LlamaIndex for its own use.
-_SHOWN_ELSEWHERE = frozenset({"session_id", "tool_calls", "function_call", "tool_call_id", "name", "images"})
+_SHOWN_ELSEWHERE = frozenset({*CALL_KEYS, "session_id", "tool_call_id", "name", "images"})
 _UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
 # A message of a ReActAgent, with its last answer if there is one.
 _REACT = re.compile(r"\s*(?:Thought|Action|Action Input|Observation):(?:.*\sAnswer:(?P<answer>.*))?", re.DOTALL)
@@ -83,10 +76,7 @@ class Entry:
 def entry_of(
     row_id: int, message: ChatMessage, counter: TokenCounter, tags: Iterable[str] = (), day: str = ""
 ) -> Entry | None:
-    """Returns the entry of a message with the date ``day``; None if there is no text to show.
-
-    No text can forge our own tags or those named by ``tags``.
-    """
+    """Returns the entry of a message; None if there is nothing to show. No text can forge our tags or ``tags``."""
     body = escape_tags(body_of(message), tags)
     if not body.strip():
         return None
@@ -217,7 +207,8 @@ def question_in(
     """
     last = max((i for i, message in enumerate(messages) if message.role == MessageRole.USER), default=-1)
     turns = [*turns_before, *turns_in(messages[: last + 1])]
-    return turns[-1][0] if turns else "", ["\n".join(turn) for turn in turns[-max_turns:-1]]
+    question = turns[-1][0] if turns else ""
+    return question, ["\n".join(turn) for turn in turns[-max_turns:-1]]
 
 
 def extract_conversation_context(messages: Iterable[ChatMessage], max_turns: int = 3) -> str:
@@ -253,7 +244,7 @@ def _block_lines(block: Json) -> Iterator[str]:
         yield f"[{block.block_type}: {block.title}]"
         for part in block.content if block.block_type == "citable" else [block.cited_content]:
             yield from _block_lines(part)
-    elif block.block_type not in HIDDEN_BLOCKS:
+    elif block.block_type not in HIDDEN:
         details = [str(getattr(block, key, None) or "") for key in ("title", "url")]
         shown = " ".join(" ".join(detail for detail in details if not detail.startswith("data:")).split())
         yield f"[{block.block_type}: {shown}]" if shown else f"[{block.block_type}]"

@@ -19,8 +19,8 @@ Json: TypeAlias = Any
 ASSISTANT_ROLES: frozenset[str] = frozenset({MessageRole.ASSISTANT, MessageRole.CHATBOT, MessageRole.MODEL})
 RESULT_ROLES: frozenset[str] = frozenset({MessageRole.TOOL, MessageRole.FUNCTION})
 CALL_KEYS = ("tool_calls", "function_call")
-# Blocks that are never shown.
-HIDDEN_BLOCKS = frozenset({"thinking", "cache"})
+# The kinds of blocks that are never shown.
+HIDDEN = frozenset({"thinking", "cache"})
 _ARGUMENTS_KEYS = ("arguments", "args", "input", "parameters")
 
 
@@ -62,7 +62,7 @@ def to_json(value: Json) -> str:
 def has_content(message: ChatMessage) -> bool:
     """Returns whether a message has a call or a block other than thinking and blank text."""
     return bool(calls_of(message)) or any(
-        block.text.strip() if isinstance(block, TextBlock) else block.block_type not in HIDDEN_BLOCKS
+        block.text.strip() if isinstance(block, TextBlock) else block.block_type not in HIDDEN
         for block in message.blocks
     )
 
