@@ -245,7 +245,7 @@ def _block_lines(block: Json) -> Iterator[str]:
         for part in block.content if block.block_type == "citable" else [block.cited_content]:
             yield from _block_lines(part)
     elif block.block_type not in HIDDEN:
-        details = [str(getattr(block, key, None) or "") for key in ("title", "url")]
+        details = map(str, filter(None, (getattr(block, "title", None), getattr(block, "url", None))))
         shown = " ".join(" ".join(detail for detail in details if not detail.startswith("data:")).split())
         yield f"[{block.block_type}: {shown}]" if shown else f"[{block.block_type}]"
 
