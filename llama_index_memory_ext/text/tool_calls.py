@@ -93,7 +93,7 @@ def _complete(caller: ChatMessage, *results: ChatMessage) -> list[ChatMessage]:
     pairs = _pairs(calls, results) if caller.role in ASSISTANT_ROLES else {}
     if len(pairs) < len(calls):
         caller = _with_calls(caller, pairs.values())
-        if not pairs and not has_content(caller):
+        if not has_content(caller):
             return []
     return [caller, *(result for i, result in enumerate(results) if i in pairs)]
 
