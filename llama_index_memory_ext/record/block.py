@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 
 from llama_index_memory_ext.background.jobs import JobKey
+from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.events import SummaryFailedEvent
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, LogBlock
@@ -17,7 +18,7 @@ from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS, FoundMe
 from llama_index_memory_ext.record.summary import Summarizer
 from llama_index_memory_ext.record.window import RecordReader, Window
 from llama_index_memory_ext.text.cutting import Limits
-from llama_index_memory_ext.text.tokens import CountedText, Recent
+from llama_index_memory_ext.text.tokens import CountedText
 
 if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatMessage

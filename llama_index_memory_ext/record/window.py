@@ -19,11 +19,11 @@ from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, Entry, clip_
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from llama_index_memory_ext.background.locks import Recent
     from llama_index_memory_ext.record.options import RecordSettings
     from llama_index_memory_ext.record.selection import Selection
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.readers import LogPage, LogRow
-    from llama_index_memory_ext.text.tokens import Recent
 
 _PAGE_ROWS, _CHUNK_ROWS = 256, 16
 _LONG_CHARACTERS = 50_000

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 import sys
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import accumulate
-from typing import TYPE_CHECKING, Generic
+from itertools import accumulate, chain, islice, takewhile
+from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_ext.errors import LimitError, RoleError, SplitterError
-from llama_index_memory_ext.text.tool_calls import RESULT_ROLES, M
+from llama_index_memory_ext.text.tool_calls import RESULT_ROLES, Counted, M
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -34,10 +34,7 @@ _BEFORE, _AFTER = "[...] ", " [...]"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Most tokens and messages, and how many of them are kept when there are more; ``trim`` documents the options.
-
-    An empty ``start_on`` or ``end_on`` stands for any role.
-    """
+    """Most tokens and messages, and how many are kept of more; no roles stand for any. See the options of ``trim``."""
 
     tokens: int = sys.maxsize
     keep_ratio: float = 1.0
@@ -62,7 +59,7 @@ class Limits:
         end_on: str | Sequence[str] | None = None,
         include_system: bool = False,
     ) -> Limits:
-        """Returns the limits that the options ask for; raises LimitError, RoleError and SplitterError as ``trim``."""
+        """Returns the limits for options of ``trim``; raises LimitError, RoleError or SplitterError as it does."""
         _check_numbers(keep_ratio, token_limit=token_limit, max_messages=max_messages, keep_messages=keep_messages)
         if include_system and max_messages == 1:
             raise LimitError(
@@ -75,39 +72,37 @@ class Limits:
                 f"this is a {type(text_splitter).__name__}. str.splitlines keeps whole lines."
             )
         tokens, most = token_limit or sys.maxsize, max_messages or sys.maxsize
-        keep = keep_messages or max(1, int(most * keep_ratio))
+        keep = keep_messages or max(1, min(most, int(most * keep_ratio)))
         starts, ends = _checked_roles("start_on", start_on), _checked_roles("end_on", end_on)
         return cls(tokens, keep_ratio, most, keep, allow_partial, text_splitter, starts, ends)
 
     @property
     def keep_tokens(self) -> int:
-        """Tokens that are kept when a limit is passed; at least one if there may be any."""
+        """Tokens that are kept when a limit is exceeded; at least one if there may be any."""
         return max(int(self.tokens * self.keep_ratio), min(self.tokens, 1))
 
     @property
     def kept(self) -> Limits:
-        """The limits of what is kept when these are passed."""
+        """The limits of what is kept when these limits are exceeded."""
         return replace(self, tokens=self.keep_tokens, keep_ratio=1.0, max_messages=self.keep_messages)
 
-    def hold(self, tokens: int, messages: int) -> bool:
-        """Returns whether so many tokens and messages are within the limits; at a limit they are."""
-        return tokens <= self.tokens and messages <= self.max_messages
-
     def remaining(self, tokens: int, messages: int) -> Limits:
-        """Returns the limits of what comes with so many tokens and messages; they leave room for one message."""
+        """Returns what these limits leave beside so many tokens and messages; always room for one message."""
         most, keep = max(self.max_messages - messages, 1), max(self.keep_messages - messages, 1)
         return replace(self, tokens=self.tokens - tokens, max_messages=most, keep_messages=keep)
 
-    def starting_on(self, groups: Sequence[Group[M]]) -> Sequence[Group[M]]:
-        """Returns the groups from the first one of ``start_on``; [] if there is none. No result comes first."""
+    def starting_on(self, messages: Sequence[M]) -> Sequence[M]:
+        """Returns the messages from the first one of ``start_on``, never a result; [] if there is none."""
         roles = self.start_on - RESULT_ROLES
-        starts = (i for i, group in enumerate(groups) if group.messages[0].role in roles)
-        return groups[next(starts, len(groups)) :] if self.start_on else groups
+        starts = (i for i, message in enumerate(messages) if message.role in roles)
+        return messages[next(starts, len(messages)) :] if self.start_on else messages
 
-    def ending_on(self, groups: Sequence[Group[M]]) -> Sequence[Group[M]]:
-        """Returns the groups up to the last one of ``end_on``; [] if there is none."""
-        ends = (i for i in range(len(groups), 0, -1) if groups[i - 1].messages[-1].role in self.end_on)
-        return groups[: next(ends, 0)] if self.end_on else groups
+    def ending_on(self, messages: Sequence[M]) -> Sequence[M]:
+        """Returns the messages up to the last one of ``end_on``, never a call with results; [] if there is none."""
+        end = len(messages)
+        while self.end_on and end and messages[end - 1].role not in self.end_on:
+            end = group_start(messages, end)
+        return messages[:end]
 
 
 def _check_numbers(keep_ratio: float, **limits: int | None) -> None:
@@ -135,54 +130,38 @@ def _checked_roles(option: str, roles: str | Sequence[str] | None) -> frozenset[
     return frozenset(names)
 
 
-class Group(Generic[M]):
-    """A message, or a tool call with its results, which is kept or left out as a whole."""
-
-    def __init__(self, messages: Sequence[M], count: Callable[[M], int]) -> None:
-        self.messages = messages
-        self._count, self._tokens = count, -1
-
-    @property
-    def tokens(self) -> int:
-        """The tokens of all its messages, counted once and not before they are asked for."""
-        if self._tokens < 0:
-            self._tokens = sum(map(self._count, self.messages))
-        return self._tokens
+def group_start(messages: Sequence[M], end: int) -> int:
+    """Returns the index of the last message before ``end`` that is no tool's result; 0 if there is none."""
+    return next((i for i in range(end - 1, 0, -1) if messages[i].role not in RESULT_ROLES), 0)
 
 
-def plan_cut(groups: Sequence[Group[M]], limits: Limits, *, turn_starts: Collection[str] = ()) -> int:
-    """Returns the index of the first group to keep; 0 if all of them are within the limits.
+def plan_cut(messages: Sequence[Counted], limits: Limits, *, turn_starts: Collection[str] = ()) -> int:
+    """Returns the index of the first message to keep, never that of a result; 0 if all are within the limits.
 
-    Nothing is cut before a limit is passed. Then the groups are cut down to ``keep_tokens`` and ``keep_messages`` at
-    once, so that the text in front of the next messages stays the same for many turns and a provider's prompt cache
-    can serve it.
+    Above a limit, the messages are cut down to ``keep_tokens`` and ``keep_messages`` at once. Then the beginning stays
+    the same for many turns, and a provider's prompt cache can serve it.
 
-    The newest group always stays. A cut in front of a turn, which begins with a role of ``turn_starts``, is preferred
-    unless it keeps less than half of what could be kept. With roles to ``start_on`` it is preferred in any case.
+    The newest message, or call with its results, always stays. A cut in front of a turn, which begins with a role of
+    ``turn_starts``, is preferred unless it keeps less than half of what could be kept; with ``start_on`` it is always
+    preferred. Messages are counted from the newest one on, until a limit is exceeded.
     """
-    tokens = messages = 0
-    keep, kept = limits.kept, dict[int, int]()
-    for i in reversed(range(len(groups))):
-        tokens += groups[i].tokens
-        messages += len(groups[i].messages)
-        if not limits.hold(tokens, messages):
-            break
-        if keep.hold(tokens, messages):
-            kept[i] = tokens
-    else:
+    newest = (message.tokens for message in islice(reversed(messages), limits.max_messages))
+    # The tokens of the newest message, of the newest two, and so on.
+    sums = list(takewhile(lambda tokens: tokens <= limits.tokens, accumulate(newest)))
+    if len(sums) == len(messages):
         return 0
-    first = min(kept, default=len(groups) - 1)
-    turn = min((i for i in kept if groups[i].messages[0].role in turn_starts), default=None)
-    if turn is not None and (limits.start_on or kept[turn] * 2 >= kept[first]):
-        return turn
-    return first
+    fitting = min(bisect_right(sums, limits.keep_tokens), limits.keep_messages)
+    cuts = (i for i in range(len(messages) - fitting, len(messages)) if messages[i].role not in RESULT_ROLES)
+    first = next(cuts, group_start(messages, len(messages)))
+    turn = next((i for i in chain([first], cuts) if messages[i].role in turn_starts), first)
+    keeps_half = turn == first or sums[len(messages) - turn - 1] * 2 >= sums[len(messages) - first - 1]
+    return turn if limits.start_on or keeps_half else first
 
 
 def plan_flush(tokens: Sequence[int], *, turn_starts: Sequence[bool], limit: int) -> int:
     """Returns how many of the oldest messages leave short-term memory: whole turns, never the newest turn.
 
-    None leaves while the messages have at most ``limit`` tokens. Otherwise as few turns leave as bring the rest
-    within the limit.
+    As few turns leave as bring the rest within ``limit`` tokens; 0 if all messages are within it.
     """
     from_there_on = list(accumulate(reversed(tokens), initial=0))[::-1]
     starts = [i for i, starts_turn in enumerate(turn_starts) if starts_turn]
@@ -196,8 +175,6 @@ def share_out(tokens: Sequence[int], limit: int) -> list[int]:
 
     >>> share_out([10, 500, 900], 210)
     [10, 100, 100]
-    >>> share_out([10, 20], 100)
-    [10, 20]
     """
     shares, left = [0] * len(tokens), limit
     for done, i in enumerate(sorted(range(len(tokens)), key=lambda i: tokens[i])):
@@ -209,12 +186,9 @@ def share_out(tokens: Sequence[int], limit: int) -> list[int]:
 def clip_start(text: str, limit: int, counter: TokenCounter, text_splitter: Splitter | None = None) -> str:
     """Returns the end of the text with at most ``limit`` tokens; "" for a limit of 0 or less.
 
-    With a ``text_splitter`` the end begins where a piece begins; "" if not even the last piece fits. Pieces are looked
-    up in the text, because they may overlap and may lack the white space between them.
+    With a ``text_splitter`` it begins where a piece begins; "" if not even the last piece fits.
 
     >>> from llama_index_memory_ext import TokenCounter
-    >>> clip_start("one two. three four. five", 4, TokenCounter())
-    ' three four. five'
     >>> clip_start("one two. three four. five", 3, TokenCounter(), lambda text: text.split(". "))
     'five'
     """
@@ -228,7 +202,10 @@ def clip_start(text: str, limit: int, counter: TokenCounter, text_splitter: Spli
 
 
 def _starts(text: str, pieces: Sequence[str], first: int) -> Iterator[int]:
-    """Yields where the pieces begin in the text, from the last one back to the position ``first``."""
+    """Yields where the pieces begin in the text, from the last one back to the position ``first``.
+
+    Pieces are searched for, because they may overlap and may lack the white space between them.
+    """
     start = len(text)
     for piece in filter(str.strip, reversed(pieces)):
         before = text.rfind(piece, 0, start)
@@ -246,8 +223,8 @@ def excerpt(
 ) -> str:
     """Returns the run of sentences with most of the wanted terms, with "[...]" where text is left out.
 
-    It has at most ``limit`` tokens. A text that fits is returned whole, the middle of one without any of the terms is
-    clipped. ``terms`` gives the terms of a text.
+    It has at most ``limit`` tokens. A text that fits is returned whole; one without any of the terms is clipped in its
+    middle. ``terms`` gives the terms of a text.
     """
     if counter.count(text) <= limit:
         return text
