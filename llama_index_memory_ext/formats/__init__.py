@@ -7,7 +7,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Literal, get_args
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
@@ -16,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from llama_index_memory_ext.errors import LayoutError, MessageError
 from llama_index_memory_ext.formats.openai import described, from_openai, to_openai
-from llama_index_memory_ext.text.messages import checked_messages, cleaned
+from llama_index_memory_ext.text.messages import checked_messages, cleaned, storable
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.text.tool_calls import Json
@@ -78,10 +77,10 @@ def messages_to_json(messages: Sequence[ChatMessage], *, layout: Layout = "llama
     """
     if layout not in get_args(Layout):
         raise LayoutError(f"Expected the layout to be one of {', '.join(get_args(Layout))}; saw {layout!r}.")
-    write = to_openai if layout == "openai" else partial(ChatMessage.model_dump, mode="json")
+    write = to_openai if layout == "openai" else storable
     try:
         written = list(map(write, checked_messages(messages)))
-        return json.dumps(cleaned(written), ensure_ascii=False, allow_nan=False, indent=indent)
+        return json.dumps(written, ensure_ascii=False, allow_nan=False, indent=indent)
     except (ValueError, RecursionError) as error:
         raise MessageError(
             f"A message holds something that JSON cannot ({type(error).__name__}), such as an object of a program in "
@@ -141,8 +140,7 @@ def _message(value: Json, place: int) -> ChatMessage:
 
 
 def _read(value: Json) -> ChatMessage:
-    if isinstance(value, BaseModel):
-        # A ChatMessage, or what a client of OpenAI's API returns.
+    if isinstance(value, BaseModel):  # A ChatMessage, or what a client of OpenAI's API returns.
         value = value.model_dump(mode="json")
     if not isinstance(value, dict) or value.get("role") is None:
         raise MessageError(f"Expected an object with a 'role'; saw {described(value)}.")

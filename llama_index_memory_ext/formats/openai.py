@@ -9,7 +9,7 @@ from llama_index.core.base.llms import types
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
 
 from llama_index_memory_ext.errors import MessageError
-from llama_index_memory_ext.text.messages import body_of
+from llama_index_memory_ext.text.messages import body_of, cleaned
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, Json, calls_of, to_json
 
 # LlamaIndex's own converters are not used: from_openai_message_dict ignores calls and raises KeyError for an image
@@ -57,7 +57,7 @@ def to_openai(message: ChatMessage) -> dict[str, Json]:
     content = parts[0]["text"] if is_text else parts or (None if calls else "")
     names = {key: str(kwargs[key]) for key in _NAMES if kwargs.get(key) is not None}
     audio = {"audio": {"id": str(kwargs["reference_audio_id"])}} if kwargs.get("reference_audio_id") else {}
-    return {"role": role.value, "content": content, **calls, **names, **audio}
+    return dict(cleaned({"role": role.value, "content": content, **calls, **names, **audio}))
 
 
 def _content_blocks(message: dict[str, Json], audio: dict[str, Json]) -> list[types.ContentBlock]:
