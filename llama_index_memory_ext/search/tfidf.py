@@ -74,14 +74,12 @@ class Similarities(Mapping[str, float]):
     def of(self, ids: Sequence[str]) -> NDArray[np.float64]:
         """Returns the similarities of these documents in their order, 0 for an unknown document."""
         rows = np.fromiter(map(self._rows.get, ids, repeat(-1)), dtype=np.int64, count=len(ids))
-        known = (rows >= 0) & (rows < len(self._values))
-        found = np.zeros(len(ids))
-        found[known] = self._values[rows[known]]
+        # The last value is that of unknown documents and of those that were added later.
+        found: NDArray[np.float64] = np.append(self._values, 0.0)[np.minimum(rows, len(self._values))]
         return found
 
     def __getitem__(self, document_id: str) -> float:
-        row = self._rows.get(document_id, -1)
-        value: float = self._values.item(row) if 0 <= row < len(self._values) else 0.0
+        value: float = self.of([document_id]).item()
         if not value:
             raise KeyError(document_id)
         return value
@@ -231,12 +229,6 @@ class TfidfRanker:
         self._ids = list(self._rows)
         self._rows = {document_id: row for row, document_id in enumerate(self._ids)}
         self._cached_factors = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _lock=threading.RLock())
 
 
 class _Posting:
