@@ -25,8 +25,8 @@ Vector: TypeAlias = NDArray[np.float32]
 
 _CALL_SECONDS = 120.0
 _CACHED_QUERIES = 256
-# Models refuse texts beyond their limit, 8,192 tokens at most, or ignore the end. So the middle is left out.
-_MOST_CHARACTERS = 4_000
+# Characters at each end of a long text. Models refuse texts beyond their limit, 8,192 tokens at most, or cut the end.
+_END = 2_000
 
 
 class VectorKeeper(Protocol):
@@ -45,8 +45,6 @@ class VectorKeeper(Protocol):
 
 class EmbeddingRanker:
     """A ``FactRanker`` that adds up the similarities by embeddings and by words, each divided by its best.
-
-    ``similarities`` uses what ``aprepare`` has embedded; for a query that is not embedded, ``lexical`` alone decides.
 
     Args:
         embed_model: Any embedding model of LlamaIndex.
@@ -105,14 +103,14 @@ class EmbeddingRanker:
             self._pause(of_queries, f"slower than {self._wait_seconds:g} s")
         if any(map(self._is_new, new)):
             return False
-        is_busy = any(self._tasks.get(task) is of_documents for task in asyncio.all_tasks())
-        if not (self._index.is_complete or of_documents.pausing or is_busy):
+        is_due = not (self._index.is_complete or of_documents.pausing)
+        if is_due and all(self._tasks.get(task) is not of_documents for task in asyncio.all_tasks()):
             await self._run(self._embed_documents(), of_documents)
         return self._index.is_complete
 
     async def stop(self, names: Collection[str] | None = None) -> None:
         """Cancels what runs in the background on this event loop; finished vectors are kept."""
-        tasks = asyncio.all_tasks() & self._tasks.keys()
+        tasks = [task for task in asyncio.all_tasks() if task in self._tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -135,7 +133,6 @@ class EmbeddingRanker:
             self._pause(back_off, type(error).__name__)
 
     def _pause(self, back_off: BackOff, reason: str) -> None:
-        # The log line holds no text of a query or a document.
         if not back_off.pausing:
             message = "%s did not embed (%s); facts are ranked by their words, trying again in %g s."
             logger.warning(message, type(self._model).__name__, reason, back_off.failed())
@@ -179,12 +176,12 @@ class EmbeddingRanker:
 
 
 async def _embed(model: BaseEmbedding, texts: Sequence[str], *, as_queries: bool) -> list[Vector]:
-    """Returns the vector of each text, of length 1.
+    """Returns the vector of each text, of length 1; raises ``ValueError`` if a vector is missing or no vector.
 
-    A model with asynchronous batches of its own is awaited. Other models compute inside their asynchronous methods
-    too: they are called in a thread, one call at a time. Raises ``ValueError`` if a vector is missing or no vector.
+    A model with asynchronous batches of its own is awaited. Other models compute inside their asynchronous methods too:
+    they are called in a thread, one call at a time, because tokenizers of local models fail in two threads.
     """
-    clipped = [_clipped(text) for text in texts]
+    clipped = [text if len(text) <= 2 * _END else f"{text[:_END]}\n{text[-_END:]}" for text in texts]
 
     def compute() -> list[list[float]]:
         return [*map(model.get_query_embedding, clipped)] if as_queries else model.get_text_embedding_batch(clipped)
@@ -193,12 +190,9 @@ async def _embed(model: BaseEmbedding, texts: Sequence[str], *, as_queries: bool
         queries = asyncio.gather(*map(model.aget_query_embedding, clipped)) if as_queries else None
         found = await asyncio.wait_for(queries or model.aget_text_embedding_batch(clipped), _CALL_SECONDS)
     else:
-        # The tokenizers of local models fail when two threads use one at the same time.
         async with lock_for("embedding model", id(model)):
             found = await asyncio.wait_for(asyncio.to_thread(compute), _CALL_SECONDS)
-    if len(found) != len(texts):
-        raise ValueError(f"expected {len(texts)} vectors, saw {len(found)}")
-    return [unit(vector) for vector in found]
+    return [unit(vector) for _, vector in zip(texts, found, strict=True)]
 
 
 class VectorIndex:
@@ -209,8 +203,7 @@ class VectorIndex:
         self._texts: dict[str, str] = {}
         self._vectors: dict[str, Vector] = {}
         self._dimension = 0
-        # The vectors in their order; None after a change.
-        self._matrix: Vector | None = None
+        self._matrix: Vector | None = None  # The vectors in their order; None after a change.
 
     @property
     def is_complete(self) -> bool:
@@ -260,18 +253,15 @@ class VectorIndex:
                     self._vectors[text_id], self._matrix = vector, None
 
     def cosines(self, vector: Vector) -> dict[str, float]:
-        """Returns the cosine (0..1) of each embedded text with a vector of length 1; {} for another dimension.
-
-        Some models give any two texts a cosine of 0.7, so the lowest is subtracted: less of it if there are few texts.
-        """
+        """Returns the cosine (0..1) of each embedded text with a vector of length 1; {} for another dimension."""
         with self._lock:
             if vector.size != self._dimension or not self._vectors:
                 return {}
             if self._matrix is None:
                 self._matrix = np.concatenate(list(self._vectors.values())).reshape(-1, self._dimension)
-                # Rows of the matrix, so that no vector is kept twice.
-                self._vectors = dict(zip(self._vectors, self._matrix, strict=True))
+                self._vectors = dict(zip(self._vectors, self._matrix, strict=True))  # So that none is kept twice.
             ids, found = list(self._vectors), (self._matrix @ vector).astype(np.float64)
+        # Some models give any two texts a cosine of 0.7, so the lowest is subtracted: less of it with few texts.
         others = found[found != 0]
         if others.size:
             found[found != 0] -= max(float(others.min()), 0.0) * others.size / (others.size + 2)
@@ -291,11 +281,6 @@ def unit(vector: Sequence[float]) -> Vector:
     if numbers.ndim != 1 or not numbers.size or not np.isfinite(numbers).all():
         raise ValueError(f"expected a vector of finite numbers, saw an array of shape {numbers.shape}")
     return (numbers / (np.linalg.norm(numbers) or 1.0)).astype(np.float32)
-
-
-def _clipped(text: str) -> str:
-    half = _MOST_CHARACTERS // 2
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[:half]}\n{text[-half:]}"
 
 
 def _digest(text: str) -> str:
