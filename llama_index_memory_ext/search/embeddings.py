@@ -104,7 +104,7 @@ class EmbeddingRanker:
         if any(map(self._is_new, new)):
             return False
         is_due = not (self._index.is_complete or of_documents.pausing)
-        if is_due and all(self._tasks.get(task) is not of_documents for task in asyncio.all_tasks()):
+        if is_due and of_documents not in map(self._tasks.get, asyncio.all_tasks()):
             await self._run(self._embed_documents(), of_documents)
         return self._index.is_complete
 
