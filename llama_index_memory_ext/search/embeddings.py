@@ -25,8 +25,8 @@ Vector: TypeAlias = NDArray[np.float32]
 
 _CALL_SECONDS = 120.0
 _CACHED_QUERIES = 256
-# Models refuse texts beyond their limit, 8,192 tokens at most, or ignore the end. So the middle is left out.
-_MOST_CHARACTERS = 4_000
+# Characters at each end of a long text. Models refuse texts beyond their limit, 8,192 tokens at most, or cut the end.
+_END = 2_000
 
 
 class VectorKeeper(Protocol):
@@ -45,8 +45,6 @@ class VectorKeeper(Protocol):
 
 class EmbeddingRanker:
     """A ``FactRanker`` that adds up the similarities by embeddings and by words, each divided by its best.
-
-    ``similarities`` uses what ``aprepare`` has embedded; for a query that is not embedded, ``lexical`` alone decides.
 
     Args:
         embed_model: Any embedding model of LlamaIndex.
@@ -105,13 +103,14 @@ class EmbeddingRanker:
             self._pause(of_queries, f"slower than {self._wait_seconds:g} s")
         if any(map(self._is_new, new)):
             return False
-        if not (self._index.is_complete or of_documents.pausing or self._tasks_here(of_documents)):
+        is_due = not (self._index.is_complete or of_documents.pausing)
+        if is_due and of_documents not in map(self._tasks.get, asyncio.all_tasks()):
             await self._run(self._embed_documents(), of_documents)
         return self._index.is_complete
 
     async def stop(self, names: Collection[str] | None = None) -> None:
         """Cancels what runs in the background on this event loop; finished vectors are kept."""
-        tasks = self._tasks_here(self._query_back_off, self._document_back_off)
+        tasks = [task for task in asyncio.all_tasks() if task in self._tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -120,26 +119,20 @@ class EmbeddingRanker:
         # The similarities to a query without terms (only stop words or emoji) are arbitrary.
         return query not in self._queries and bool(terms_of(query))
 
-    def _tasks_here(self, *back_offs: BackOff) -> list[asyncio.Task[None]]:
-        loop = asyncio.get_running_loop()
-        return [task for task, used in list(self._tasks.items()) if used in back_offs and task.get_loop() is loop]
-
     async def _run(self, work: Coroutine[None, None, None], back_off: BackOff) -> bool:
         """Works in the background, waits for it, and returns whether it ended in time."""
-        task = asyncio.ensure_future(self._attempt(work, back_off))
+        task = asyncio.ensure_future(work)
         self._tasks[task] = back_off
-        task.add_done_callback(self._tasks.pop)
+        task.add_done_callback(self._ended)
         await asyncio.wait({task}, timeout=self._wait_seconds)
         return task.done()
 
-    async def _attempt(self, work: Coroutine[None, None, None], back_off: BackOff) -> None:
-        try:
-            await work
-        except Exception as error:  # noqa: BLE001 - models and databases raise anything, and ranking must go on
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        back_off, error = self._tasks.pop(task), None if task.cancelled() else task.exception()
+        if error is not None:
             self._pause(back_off, type(error).__name__)
 
     def _pause(self, back_off: BackOff, reason: str) -> None:
-        # The log line holds no text of a query or a document.
         if not back_off.pausing:
             message = "%s did not embed (%s); facts are ranked by their words, trying again in %g s."
             logger.warning(message, type(self._model).__name__, reason, back_off.failed())
@@ -183,12 +176,12 @@ class EmbeddingRanker:
 
 
 async def _embed(model: BaseEmbedding, texts: Sequence[str], *, as_queries: bool) -> list[Vector]:
-    """Returns the vector of each text, of length 1.
+    """Returns the vector of each text, of length 1; raises ``ValueError`` if a vector is missing or no vector.
 
-    A model with asynchronous batches of its own is awaited. Other models compute inside their asynchronous methods
-    too: they are called in a thread, one call at a time. Raises ``ValueError`` if a vector is missing or no vector.
+    A model with asynchronous batches of its own is awaited. Other models compute inside their asynchronous methods too:
+    they are called in a thread, one call at a time, because tokenizers of local models fail in two threads.
     """
-    clipped = [_clipped(text) for text in texts]
+    clipped = [text if len(text) <= 2 * _END else f"{text[:_END]}\n{text[-_END:]}" for text in texts]
 
     def compute() -> list[list[float]]:
         return [*map(model.get_query_embedding, clipped)] if as_queries else model.get_text_embedding_batch(clipped)
@@ -197,102 +190,83 @@ async def _embed(model: BaseEmbedding, texts: Sequence[str], *, as_queries: bool
         queries = asyncio.gather(*map(model.aget_query_embedding, clipped)) if as_queries else None
         found = await asyncio.wait_for(queries or model.aget_text_embedding_batch(clipped), _CALL_SECONDS)
     else:
-        # The tokenizers of local models fail when two threads use one at the same time.
         async with lock_for("embedding model", id(model)):
             found = await asyncio.wait_for(asyncio.to_thread(compute), _CALL_SECONDS)
-    if len(found) != len(texts):
-        raise ValueError(f"expected {len(texts)} vectors, saw {len(found)}")
-    return [unit(vector) for vector in found]
+    return [unit(vector) for _, vector in zip(texts, found, strict=True)]
 
 
 class VectorIndex:
-    """Texts by id, each with a row of a matrix once it is embedded; the matrix doubles when it is full. Thread-safe."""
+    """Texts by id, each with a vector once it is embedded. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._texts: dict[str, str] = {}
-        self._rows: dict[str, int] = {}
-        self._free: list[int] = []
-        self._matrix: Vector = np.zeros((0, 0), dtype=np.float32)
+        self._vectors: dict[str, Vector] = {}
+        self._dimension = 0
+        self._matrix: Vector | None = None  # The vectors in their order; None after a change.
 
     @property
     def is_complete(self) -> bool:
         """Whether all texts are embedded."""
         with self._lock:
-            return len(self._rows) == len(self._texts)
+            return len(self._vectors) == len(self._texts)
 
     def add(self, texts: Mapping[str, str]) -> None:
         """Adds texts by id; a known id keeps its vector if its text is the same."""
         with self._lock:
-            for text_id, text in texts.items():
-                if self._texts.get(text_id) != text:
-                    self._drop(text_id)
-                    self._texts[text_id] = text
+            self.remove([text_id for text_id, text in texts.items() if self._texts.get(text_id) != text])
+            self._texts.update(texts)
 
     def remove(self, ids: Iterable[str]) -> None:
         """Removes texts; unknown ids are ignored."""
         with self._lock:
             for text_id in ids:
-                self._drop(text_id)
+                self._texts.pop(text_id, None)
+                if self._vectors.pop(text_id, None) is not None:
+                    self._matrix = None
 
     def missing(self) -> dict[str, str]:
         """Returns the texts that are not embedded, by id, in the order in which to embed them."""
         with self._lock:
-            return {text_id: text for text_id, text in self._texts.items() if text_id not in self._rows}
+            return {text_id: text for text_id, text in self._texts.items() if text_id not in self._vectors}
 
     def put_last(self, ids: Iterable[str]) -> None:
         """Moves these texts behind all others."""
         with self._lock:
-            for text_id in ids:
-                if text_id in self._texts:
-                    self._texts[text_id] = self._texts.pop(text_id)
+            self._texts |= {text_id: self._texts.pop(text_id) for text_id in ids if text_id in self._texts}
 
     def set_dimension(self, dimension: int) -> bool:
         """Drops all vectors if they have another dimension; returns whether they had."""
         with self._lock:
-            if dimension == self._matrix.shape[1]:
+            if dimension == self._dimension:
                 return False
-            self._rows, self._free = {}, []
-            self._matrix = np.zeros((64, dimension), dtype=np.float32)
+            self._dimension, self._vectors, self._matrix = dimension, {}, None
             return True
 
     def put(self, vectors: Mapping[str, tuple[str, bytes]]) -> None:
         """Takes vectors by id with the digest of their text; ignores those of other texts or dimensions."""
         with self._lock:
             for text_id, (digest, stored) in vectors.items():
-                text = self._texts.get(text_id)
-                if text is None or text_id in self._rows or digest != _digest(text):
-                    continue
-                vector = np.frombuffer(stored, dtype="<f4")
-                if not self._matrix.size:
-                    self.set_dimension(vector.size)
-                if vector.size == self._matrix.shape[1]:
-                    row = self._rows[text_id] = self._free.pop() if self._free else len(self._rows)
-                    if row == len(self._matrix):
-                        self._matrix = np.concatenate([self._matrix, np.zeros_like(self._matrix)])
-                    self._matrix[row] = vector
+                text, vector = self._texts.get(text_id), np.frombuffer(stored, dtype="<f4")
+                self._dimension = self._dimension or vector.size
+                if text is not None and digest == _digest(text) and vector.size == self._dimension:
+                    self._vectors[text_id], self._matrix = vector, None
 
     def cosines(self, vector: Vector) -> dict[str, float]:
-        """Returns the cosine (0..1) of each embedded text with a vector of length 1; {} for another dimension.
-
-        Some models give any two texts a cosine of 0.7, so the lowest is subtracted: less of it if there are few texts.
-        """
+        """Returns the cosine (0..1) of each embedded text with a vector of length 1; {} for another dimension."""
         with self._lock:
-            if vector.size != self._matrix.shape[1]:
+            if vector.size != self._dimension or not self._vectors:
                 return {}
-            ids, rows = list(self._rows), list(self._rows.values())
-            found = (self._matrix @ vector).astype(np.float64)[rows]
+            if self._matrix is None:
+                self._matrix = np.concatenate(list(self._vectors.values())).reshape(-1, self._dimension)
+                self._vectors = dict(zip(self._vectors, self._matrix, strict=True))  # So that none is kept twice.
+            ids, found = list(self._vectors), (self._matrix @ vector).astype(np.float64)
+        # Some models give any two texts a cosine of 0.7, so the lowest is subtracted: less of it with few texts.
         others = found[found != 0]
         if others.size:
             found[found != 0] -= max(float(others.min()), 0.0) * others.size / (others.size + 2)
         # Rounded, so that equal vectors are equally similar in whichever row they are.
         return dict(zip(ids, np.clip(np.round(found, 6), 0.0, 1.0).tolist(), strict=True))
-
-    def _drop(self, text_id: str) -> None:
-        self._texts.pop(text_id, None)
-        row = self._rows.pop(text_id, None)
-        if row is not None:
-            self._free.append(row)
 
 
 def model_key(model: BaseEmbedding) -> str:
@@ -307,11 +281,6 @@ def unit(vector: Sequence[float]) -> Vector:
     if numbers.ndim != 1 or not numbers.size or not np.isfinite(numbers).all():
         raise ValueError(f"expected a vector of finite numbers, saw an array of shape {numbers.shape}")
     return (numbers / (np.linalg.norm(numbers) or 1.0)).astype(np.float32)
-
-
-def _clipped(text: str) -> str:
-    half = _MOST_CHARACTERS // 2
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[:half]}\n{text[-half:]}"
 
 
 def _digest(text: str) -> str:

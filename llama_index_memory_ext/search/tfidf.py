@@ -5,26 +5,23 @@ from __future__ import annotations
 import threading
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from math import log, sqrt
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llama_index_memory_ext.search.tokenization import terms_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from numpy.typing import NDArray
+Values: TypeAlias = NDArray[np.float64]
 
 # The weight of a word in the context of a document; a word in its text has 1.
 CONTEXT_SHARE = 0.3
 LENGTH_EXPONENT = 0.6
 # The weight of a turn before the question; the question has 1.
 EARLIER_WEIGHT = 0.2
-# A term's rows are updated when the logarithm of their number has changed by more than this.
 _LOG_TOLERANCE = 1e-3
 _MOST_GAPS = 64
 
@@ -53,8 +50,8 @@ class FactRanker(Protocol):
     def similarities(self, query: str) -> Mapping[str, float]:
         """Returns the similarity of each document to the query, 0..1, by id; a missing document has 0.
 
-        Only the order and the proportions within one answer matter: ``rank`` divides by the best. A query without a
-        usable word (empty, only stop words or emoji) gives an empty mapping. No string raises an error.
+        Only the proportions within one answer matter. A query without a usable word (empty, only stop words or emoji)
+        gives an empty mapping. No string raises an error.
         """
 
 
@@ -68,20 +65,17 @@ class Vectorizer(Protocol):
 class Similarities(Mapping[str, float]):
     """The similarities of documents by id, without those of 0 and of documents that were changed later."""
 
-    def __init__(self, ids: Sequence[str], rows: Mapping[str, int], values: NDArray[np.float64]) -> None:
+    def __init__(self, ids: Sequence[str], rows: Mapping[str, int], values: Values) -> None:
         self._ids, self._rows, self._values = ids, rows, values
 
-    def of(self, ids: Sequence[str]) -> NDArray[np.float64]:
+    def of(self, ids: Sequence[str]) -> Values:
         """Returns the similarities of these documents in their order, 0 for an unknown document."""
         rows = np.fromiter(map(self._rows.get, ids, repeat(-1)), dtype=np.int64, count=len(ids))
-        known = (rows >= 0) & (rows < len(self._values))
-        found = np.zeros(len(ids))
-        found[known] = self._values[rows[known]]
-        return found
+        # The last value is that of unknown documents and of those that were added later.
+        return np.append(self._values, 0.0)[np.minimum(rows, len(self._values))]
 
     def __getitem__(self, document_id: str) -> float:
-        row = self._rows.get(document_id, -1)
-        value: float = self._values.item(row) if 0 <= row < len(self._values) else 0.0
+        value: float = self.of([document_id]).item()
         if not value:
             raise KeyError(document_id)
         return value
@@ -94,26 +88,23 @@ class Similarities(Mapping[str, float]):
 
 
 class TfidfRanker:
-    """A ``FactRanker`` by TF-IDF cosines, equal to those of a ``TfidfVectorizer`` fitted on the current documents.
+    """A ``FactRanker`` by TF-IDF cosines.
 
-    With ``length_exponent=1`` and documents without context, the similarities equal those of scikit-learn's
-    ``TfidfVectorizer(sublinear_tf=True, analyzer=...)``, fitted on ``text`` and ``date`` of the documents, to six
-    digits. A word in a context counts as a fraction of a word.
+    With ``length_exponent=1`` and without contexts they equal, to six digits, those of scikit-learn's
+    ``TfidfVectorizer(sublinear_tf=True, analyzer=...)``, fitted on ``text`` and ``date`` of the current documents.
 
-    The documents are the rows of an inverted index, and nothing is ever fitted again. The weight ``w`` of a term in a
-    row is multiplied by scikit-learn's smoothed idf, ``a - l``, where ``a = 1 + ln(1 + number of rows)`` and ``l =
-    ln(1 + number of rows with the term)``. So the squared length of a row is ``a^2 * sum(w^2) - 2a * sum(w^2 * l) +
-    sum(w^2 * l^2)``. The ranker keeps these three sums for each row. A row that comes or goes changes ``a`` for all
-    rows, and ``l`` for its own terms: only the rows that share a term with it get new sums, and the lengths of all rows
-    follow in one vector operation. For terms in more than 1,000 rows, ``l`` is updated when it has changed by 0.001; up
-    to there lengths are exact, and beyond that within a thousandth.
+    The documents are the rows of an inverted index. The weight ``w`` of a term in a row is multiplied by scikit-learn's
+    smoothed idf, ``a - l``, where ``a = 1 + ln(1 + number of rows)`` and ``l = ln(1 + number of rows with the term)``.
+    So the squared length of a row is ``a^2 * sum(w^2) - 2a * sum(w^2 * l) + sum(w^2 * l^2)``. The ranker keeps these
+    three sums for each row. A row that comes or goes changes ``a`` for all rows, and ``l`` for its own terms: only the
+    rows that share a term with it get new sums. For terms in more than 1,000 rows, ``l`` is updated when it has changed
+    by 0.001, so that the lengths of their rows are exact within a thousandth.
 
     Args:
         length_exponent: 0..1. Each cosine is multiplied by ``(length / longest) ** (1 - length_exponent)``, where
             ``longest`` is the length of the longest document: less ranks longer documents higher.
-        vectorizer: A scikit-learn vectorizer, fitted or not, that splits texts into terms, for other languages,
-            n-grams or stop words. What ``build_analyzer`` returns is used: preprocessing, tokens, stop words, n-grams.
-            Its vocabulary, weights and norms, ``min_df``, ``max_df`` and ``max_features`` have no effect.
+        vectorizer: A scikit-learn vectorizer, fitted or not, whose preprocessing, tokens, stop words and n-grams are
+            used, as for other languages. Its vocabulary, weights, norms and other limits have no effect.
     """
 
     def __init__(self, *, length_exponent: float = LENGTH_EXPONENT, vectorizer: Vectorizer | None = None) -> None:
@@ -126,7 +117,7 @@ class TfidfRanker:
         self._ids: list[str] = []
         self._terms: list[tuple[str, ...]] = []
         self._sums = array("d")
-        self._cached_factors: NDArray[np.float64] | None = None
+        self._cached_factors: Values | None = None
 
     def add(self, documents: Iterable[Document]) -> None:
         """Adds documents; one with a known id replaces the document before."""
@@ -150,17 +141,13 @@ class TfidfRanker:
         with self._lock:
             removed = [self._rows.pop(document_id) for document_id in ids if document_id in self._rows]
             terms = {term for row in removed for term in self._terms[row]}
-            is_removed = np.zeros(len(self._ids), dtype=bool)
-            is_removed[removed] = True
             for term in terms:
                 posting = self._postings[term]
-                kept = ~is_removed[_view(posting.rows)]
+                kept = np.isin(_view(posting.rows), removed, invert=True)
                 posting.rows = array("i", _view(posting.rows)[kept].tobytes())
                 posting.weights = array("d", _view(posting.weights)[kept].tobytes())
                 if not posting.rows:
                     del self._postings[term]
-            for row in removed:
-                self._terms[row] = ()
             self._sum_matrix()[removed] = 0.0
             self._update_sums(terms & self._postings.keys())
             if len(self._ids) - len(self._rows) > max(_MOST_GAPS, len(self._rows)):
@@ -183,8 +170,8 @@ class TfidfRanker:
 
     def _weights(self, document: Document) -> dict[str, float]:
         """Returns ``1 + ln(count)`` of each term; a context adds ``1 + ln(count)``, times its weight, to the count."""
-        terms = [*self._analyze(document.text), *self._analyze(document.date)]
-        counts = defaultdict[str, float](float, Counter(terms))
+        terms = Counter([*self._analyze(document.text), *self._analyze(document.date)])
+        counts = defaultdict[str, float](float, terms)
         for text, weight in document.context:
             for term, count in Counter(self._analyze(text)).items():
                 counts[term] += weight * (1 + log(count))
@@ -194,10 +181,10 @@ class TfidfRanker:
     def _top(self) -> float:
         return 1 + log(1 + len(self._rows))
 
-    def _sum_matrix(self) -> NDArray[np.float64]:
+    def _sum_matrix(self) -> Values:
         return _view(self._sums).reshape(-1, 3)
 
-    def _factors(self) -> NDArray[np.float64]:
+    def _factors(self) -> Values:
         """Returns by what each row's product with the query is multiplied; 0 for rows without terms."""
         if self._cached_factors is None:
             squares = self._sum_matrix() @ np.array([self._top**2, -2 * self._top, 1.0])
@@ -232,12 +219,6 @@ class TfidfRanker:
         self._rows = {document_id: row for row, document_id in enumerate(self._ids)}
         self._cached_factors = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _lock=threading.RLock())
-
 
 class _Posting:
     """The rows with a term and its weight in each; ``log`` is the term's ``l`` in the sums of these rows."""
@@ -250,11 +231,11 @@ class _Posting:
 
 def similarities_with_context(
     ranker: FactRanker, ids: Sequence[str], question: str, context: Sequence[str], turn_weight: float = EARLIER_WEIGHT
-) -> NDArray[np.float64]:
-    """Returns the similarity of each document to a question and the turns before it, the best 1; all 0 if none is.
+) -> Values:
+    """Returns the similarity of each of ``ids`` to a question and the turns before it, the best 1; all 0 if none is.
 
-    In the order of ``ids``. The similarities to each text are divided by their best, and then added: the question's
-    with the weight 1, a turn's with ``turn_weight``, and more than two turns together with that of two.
+    The similarities to each text are divided by their best, and then added: the question's with the weight 1, a turn's
+    with ``turn_weight``, and more than two turns together with that of two.
     """
     weight = turn_weight * min(1.0, 2 / max(len(context), 1))
     total = np.zeros(len(ids))
@@ -263,14 +244,14 @@ def similarities_with_context(
     return divided_by_best(total)
 
 
-def values_of(similarities: Mapping[str, float], ids: Sequence[str]) -> NDArray[np.float64]:
+def values_of(similarities: Mapping[str, float], ids: Sequence[str]) -> Values:
     """Returns the similarities of these documents in their order, 0 for a document that is missing."""
     if isinstance(similarities, Similarities):
         return similarities.of(ids)
     return np.fromiter((similarities.get(name, 0.0) for name in ids), dtype=np.float64, count=len(ids))
 
 
-def divided_by_best(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def divided_by_best(values: Values) -> Values:
     """Returns the values, at least 0, divided by the highest; zeros as they are."""
     return values / (values.max(initial=0.0) or 1.0)
 

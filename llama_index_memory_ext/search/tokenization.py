@@ -47,48 +47,40 @@ _DAY = re.compile(
 )
 
 # Unlike scikit-learn's list, this one leaves out words with a meaning: "system", "next", "fire", "move".
-_STOP_WORD_LIST = """
-    a an the this that these those such i me my mine myself we us our ours ourselves you your yours yourself
-    yourselves he him his himself she her hers herself it its itself they them their theirs themselves who whom
+_STOP_WORD_LIST = """a an the this that these those such i me my mine myself we us our ours ourselves you your yours
+    yourself yourselves he him his himself she her hers herself it its itself they them their theirs themselves who whom
     whose which what when where why how and or but nor so if then else than as because while until unless although
-    though whether of at by for with about against between into through during before after above below to from up
-    down in out on off over under again once here there all any both each few more most other some no not only own
-    same too very just also even still yet ever never am is are was were be been being have has had having do does
-    did doing done can could will would shall should might must ought let upon within without across toward towards
-    via per something anything everything nothing someone anyone please tell ll re ve don doesn didn isn aren wasn
-    weren haven hasn hadn won wouldn shouldn couldn mustn mightn needn ain shan im ive id dont didnt doesnt cant
-    cannot thats whats etc
-"""
+    though whether of at by for with about against between into through during before after above below to from up down
+    in out on off over under again once here there all any both each few more most other some no not only own same too
+    very just also even still yet ever never am is are was were be been being have has had having do does did doing done
+    can could will would shall should might must ought let upon within without across toward towards via per something
+    anything everything nothing someone anyone please tell ll re ve don doesn didn isn aren wasn weren haven hasn hadn
+    won wouldn shouldn couldn mustn mightn needn ain shan im ive id dont didnt doesnt cant cannot thats whats etc"""
 STOP_WORDS = frozenset(_STOP_WORD_LIST.split())
 # A pair of these characters has no meaning of its own.
 _STOP_CHARACTERS = frozenset(
     "的了吗嗎呢吧啊呀嘛我你您他她它们們是在有和与與就都也很这這那哪个個么麼什怎为為之而及或把被给給让讓对對从從到还還些样樣"
 )
-_STOP_PAIR_LIST = """
-    です ます した して する ない ある いる から まで より など たい てい てる だっ った って んで ので のは のが
-    のを のに のか のと では には とは へは での との への もの こと この その あの どの どこ どう なに なん いつ だれ
-    れる られ せる ため よう まし せん でし しょ ょう うか すか たか とい いう てき はど はな はい がい にい にな なる
-    いて えて ます いま なの だと なぜ いい さい くだ ださ
-"""
+_STOP_PAIR_LIST = """です ます した して する ない ある いる から まで より など たい てい てる だっ った って んで
+    ので のは のが のを のに のか のと では には とは へは での との への もの こと この その あの どの どこ どう なに
+    なん いつ だれ れる られ せる ため よう まし せん でし しょ ょう うか すか たか とい いう てき はど はな はい がい
+    にい にな なる いて えて ます いま なの だと なぜ いい さい くだ ださ"""
 _STOP_PAIRS = frozenset(_STOP_PAIR_LIST.split())
 # Each base form with its irregular forms.
-_FORMS = """
-    become became | begin began begun | bite bit bitten | blow blew blown | break broke broken | bring brought |
-    build built | burn burnt | buy bought | catch caught | choose chose chosen | come came | deal dealt | dig dug |
-    draw drew drawn | dream dreamt | drink drank drunk | drive drove driven | eat ate eaten | fall fell fallen |
-    feed fed | feel felt | fight fought | find found | fly flew flown | forget forgot forgotten | forgive forgave
-    forgiven | freeze froze frozen | get got gotten | give gave given | go went gone | grow grew grown | hang hung |
-    hear heard | hide hid hidden | hold held | keep kept | know knew known | lay laid | lead led | learn learnt |
-    leave left | lend lent | lie lain lying | light lit | lose lost | make made | mean meant | meet met | pay paid |
-    ride rode ridden | ring rang rung | rise rose risen | run ran | say said | see saw seen | seek sought | sell
-    sold | send sent | shake shook shaken | shine shone | shoot shot | show shown | sing sang sung | sink sank sunk
-    | sit sat | sleep slept | slide slid | speak spoke spoken | spend spent | spin spun | stand stood | steal stole
-    stolen | stick stuck | strike struck | sweep swept | swim swam swum | swing swung | take took taken | teach
-    taught | tear tore torn | tell told | think thought | throw threw thrown | understand understood | wake woke
-    woken | wear wore worn | weep wept | win won | write wrote written | child children | man men | woman women |
-    person people | foot feet | tooth teeth | mouse mice | goose geese | life lives | wife wives | knife knives |
-    leaf leaves | shelf shelves
-"""
+_FORMS = """become became | begin began begun | bite bit bitten | blow blew blown | break broke broken | bring brought
+    | build built | burn burnt | buy bought | catch caught | choose chose chosen | come came | deal dealt | dig dug |
+    draw drew drawn | dream dreamt | drink drank drunk | drive drove driven | eat ate eaten | fall fell fallen | feed
+    fed | feel felt | fight fought | find found | fly flew flown | forget forgot forgotten | forgive forgave forgiven |
+    freeze froze frozen | get got gotten | give gave given | go went gone | grow grew grown | hang hung | hear heard |
+    hide hid hidden | hold held | keep kept | know knew known | lay laid | lead led | learn learnt | leave left | lend
+    lent | lie lain lying | light lit | lose lost | make made | mean meant | meet met | pay paid | ride rode ridden |
+    ring rang rung | rise rose risen | run ran | say said | see saw seen | seek sought | sell sold | send sent | shake
+    shook shaken | shine shone | shoot shot | show shown | sing sang sung | sink sank sunk | sit sat | sleep slept |
+    slide slid | speak spoke spoken | spend spent | spin spun | stand stood | steal stole stolen | stick stuck | strike
+    struck | sweep swept | swim swam swum | swing swung | take took taken | teach taught | tear tore torn | tell told |
+    think thought | throw threw thrown | understand understood | wake woke woken | wear wore worn | weep wept | win won
+    | write wrote written | child children | man men | woman women | person people | foot feet | tooth teeth | mouse
+    mice | goose geese | life lives | wife wives | knife knives | leaf leaves | shelf shelves"""
 _IRREGULAR = {form: base for base, *forms in map(str.split, _FORMS.split("|")) for form in forms}
 
 # The stemmer stores the word that it works on in itself, so threads must take turns. Its time grows with the square of
@@ -109,10 +101,11 @@ def words_of(text: str) -> Iterator[Word]:
     """Yields the words of a text that are indexed; none for stop words, single characters, punctuation or emoji.
 
     Scripts with spaces give words of at least two characters; their terms are stems without accents, of the base form
-    where an English word is irregular. Chinese, Japanese, Korean and other scripts without spaces give pairs of
-    neighbouring characters. Days follow at the end: "8 May", "May 8th" and "5月8日" all give the term "may8".
+    of irregular English words. Scripts without spaces, such as Chinese, and Korean give pairs of neighbouring
+    characters. Days follow at the end: "8 May", "May 8th" and "5月8日" all give the term "may8".
     """
-    plain = _CHINESE_DATE.sub(_english_date, unicodedata.normalize("NFKC", text)).casefold()
+    normal = unicodedata.normalize("NFKC", text)
+    plain = _CHINESE_DATE.sub(lambda day: f" {MONTHS[int(day[1]) - 1]} {day[2] or ''} ", normal).casefold()
     for match in _WORD.finditer(plain):
         found = match.group()
         if match.lastgroup == "unspaced":
@@ -136,10 +129,6 @@ def terms_of(text: str) -> tuple[str, ...]:
 def date_words(day: date) -> str:
     """Returns a day as people write it, "8 May, 2023", so that it is found by its day, its month and its year."""
     return f"{day.day} {MONTHS[day.month - 1]}, {day.year}"
-
-
-def _english_date(match: re.Match[str]) -> str:
-    return f" {MONTHS[int(match[1]) - 1]} {match[2] or ''} "
 
 
 @lru_cache(maxsize=100_000)

@@ -8,6 +8,7 @@ import logging
 import pickle
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,7 @@ def in_event_loop() -> bool:
     return True
 
 
+@lru_cache(maxsize=10_000)
 def _vector_of(word: str, size: int) -> np.ndarray[Any, Any]:
     seed = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=4).digest(), "big")
     return np.random.default_rng(seed).normal(size=size)
@@ -280,6 +282,8 @@ async def test_a_long_text_is_embedded_by_its_beginning_and_its_end() -> None:
 # ---- kept in the store -----------------------------------------------------------------------------------
 
 OpenBlock = Callable[..., RelevantFactsBlock]
+# For what has nothing to do with how a database stores vectors.
+IN_MEMORY = pytest.mark.parametrize("any_database_uri", [None])
 
 
 @pytest.fixture
@@ -396,6 +400,7 @@ async def test_a_vector_that_comes_after_its_fact_was_forgotten_is_not_kept(open
     assert await block.store.embeddings.read("bob", "a model", [FACTS[0].id]) == {}
 
 
+@IN_MEMORY
 async def test_what_was_shown_while_the_model_failed_is_not_what_is_shown_for_ever(open_block: OpenBlock) -> None:
     model = Meanings(failing=True)
     block = open_block(embed_model=model, ranker_factory=lambda: EmbeddingRanker(model, retry_seconds=1e-9))
@@ -408,6 +413,7 @@ async def test_what_was_shown_while_the_model_failed_is_not_what_is_shown_for_ev
     assert (await ask(block, "Which puppy?"))[0] == "Has a small dog"
 
 
+@IN_MEMORY
 async def test_the_model_does_not_travel_with_a_pickle_or_a_dump(open_block: OpenBlock) -> None:
     block = open_block(embed_model=Meanings(model_name="secret"))
     assert "secret" not in repr(block)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -182,15 +180,6 @@ def test_what_a_vectorizer_was_fitted_on_does_not_matter() -> None:
         ranker.add(documents(STACK))
         assert set(ranker.similarities("Docker")) == {"0"}
         assert set(ranker.similarities("with")) == set()
-
-
-def test_a_ranker_can_be_copied_and_pickled() -> None:
-    ranker = ranker_of(STACK)
-    for twin in (copy.deepcopy(ranker), pickle.loads(pickle.dumps(ranker))):
-        assert dict(twin.similarities("Docker")) == dict(ranker.similarities("Docker")) != {}
-        twin.remove(map(str, range(len(STACK))))
-        assert len(twin.similarities("Docker")) == 0
-    assert len(ranker.similarities("Docker")) == 1
 
 
 def test_threads_may_ask_while_documents_come_and_go() -> None:
