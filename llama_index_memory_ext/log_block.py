@@ -106,14 +106,20 @@ class LogBlock(BaseMemoryBlock[str]):
     def job_key(self, session_id: str) -> JobKey:
         """The key of this block's jobs of a session."""
 
+    @property
+    def all_jobs(self) -> tuple[Jobs, ...]:
+        """The jobs of every kind that this block starts."""
+        return (self.jobs,)
+
     async def await_jobs(self, session_id: str) -> None:
-        """Wait for the job of a session that is under way; one that pauses after a failure is cancelled."""
-        await self.jobs.wait(self.job_key(session_id))
+        """Wait for the jobs of a session that are under way; those that pause after a failure are cancelled."""
+        for jobs in self.all_jobs:
+            await jobs.wait(self.job_key(session_id))
 
     def failures_of(self, session_id: str) -> dict[str, Failure]:
         """The last failures of a session's jobs since their last success, by kind; {} if there are none."""
-        failure = self.jobs.failure_of(self.job_key(session_id))
-        return {} if failure is None else {self.jobs.kind: failure}
+        found = {jobs.kind: jobs.failure_of(self.job_key(session_id)) for jobs in self.all_jobs}
+        return {kind: failure for kind, failure in found.items() if failure}
 
     async def aclose(self) -> None:
         """Close a private store, with all that it held. A given store stays open."""

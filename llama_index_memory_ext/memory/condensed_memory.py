@@ -27,7 +27,7 @@ from llama_index_memory_ext.memory.template import (
     without_our_tags,
 )
 from llama_index_memory_ext.record.block import CondensedMemoryBlock
-from llama_index_memory_ext.record.options import CondensedOptions, check_limits, check_option_names
+from llama_index_memory_ext.record.selection import CondensedOptions
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.text.messages import checked_messages, message_tokens
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter

@@ -19,7 +19,7 @@ from llama_index_memory_ext.text.tokens import CountedText, Recent
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, calls_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Sequence
 
     from llama_index.core.base.llms.types import ChatMessage
 
@@ -53,22 +53,18 @@ class FoundMessage:
     text: str = field(repr=False)
 
 
-@dataclass
-class IndexCache:
-    """The indexes of the sessions that were asked for last, and what was found; a copy begins empty."""
-
-    indexes: Recent[str, MessageIndex] = field(default_factory=lambda: Recent(32))
-    found: Recent[tuple[object, ...], CountedText] = field(default_factory=Recent)
-
-
 @dataclass(frozen=True)
 class MessageSearch:
-    """Finds messages of the sessions of a store. ``reader`` names the block, and its element."""
+    """Finds messages of the sessions of a store. ``reader`` names the block, and its element.
+
+    The ``indexes`` are those of the sessions that were asked for last, and ``found`` is what was recalled last.
+    """
 
     store: MemoryStore
     reader: str
     counter: TokenCounter
-    cache: IndexCache
+    indexes: Recent[str, MessageIndex] = field(default_factory=lambda: Recent(32))
+    found: Recent[tuple[object, ...], CountedText] = field(default_factory=Recent)
 
     @property
     def jobs(self) -> Jobs:
@@ -78,10 +74,10 @@ class MessageSearch:
     async def recall(
         self, session_id: str, messages: Sequence[ChatMessage], *, seen: Seen, before: int, limit: int
     ) -> CountedText:
-        """The messages before the row ``before`` that matter for a question, as an element of the record.
+        """Returns the messages before the row ``before`` that matter for a question, as an element of the record.
 
-        They stand in the order in which they were said, each with its date; "" if nothing is found. After a restart a
-        long log is indexed in the background, and a question is answered by what has been indexed by then.
+        They stand in the order in which they were written, each with its date; "" if nothing is found. After a restart
+        a long log is indexed in the background, and a question is answered by what has been indexed by then.
 
         Args:
             session_id: The session.
@@ -96,21 +92,22 @@ class MessageSearch:
             return CountedText("", 0)
         question, context = question_in(messages, index.turns, CONTEXT_TURNS)
         key = (session_id, index.epoch, index.newest, before, limit, question, *context)
-        known = self.cache.found.get(key)
+        known = self.found.get(key)
         if known is not None:
             return known
         most = int(room * _MESSAGE_SHARE)
         # A long log, and the words of a long message, take longer than an event loop should be blocked.
         search = partial(index.search, question, context, before=before, limit=room, message_limit=most)
-        units = sorted(await asyncio.to_thread(search))
-        rows = await self._rows(session_id, units)
-        entries = await asyncio.to_thread(lambda: [one for unit in rows for one in index.entries(unit, question, most)])
+        units = await self._rows(session_id, sorted(await asyncio.to_thread(search)))
+        entries = await asyncio.to_thread(
+            lambda: [one for unit in units for one in index.entries(unit, question, most)]
+        )
         element = earlier_element(entries, self.counter)
-        self.cache.found.put(key, element)
+        self.found.put(key, element)
         return element
 
     async def search(self, session_id: str, question: str, *, most: int, message_limit: int) -> list[FoundMessage]:
-        """The messages most similar to a question, best first; [] if none has a word in common with it.
+        """Returns the messages most similar to a question, best first; [] if none has a word in common with it.
 
         All of the log is searched, and the active messages but for a question that was not answered yet. It waits until
         all of it is indexed, which takes time only for the first search of a session.
@@ -125,75 +122,67 @@ class MessageSearch:
         index = await self._fully_indexed(session_id)
         # A long log, and the words of a long message, take longer than an event loop should be blocked.
         nearest = await asyncio.to_thread(index.nearest, question, most)
-        units = await self._rows(session_id, [ids for ids, _ in nearest])
-        found, limit = [], min(message_limit, LONGEST_MESSAGE_TOKENS)
-        for (ids, similarity), unit in zip(nearest, units, strict=True):
-            entries = await asyncio.to_thread(index.entries, unit, question, limit)
-            text = "\n".join(entry.body for entry in entries)
-            if text:
-                found.append(FoundMessage(similarity, ids, unit[0].role, shown_day(unit[0]), text))
-        return found
+        units = await self._rows(session_id, [row_ids for row_ids, _ in nearest])
+        limit = min(message_limit, LONGEST_MESSAGE_TOKENS)
+        shown = await asyncio.to_thread(lambda: [index.entries(unit, question, limit) for unit in units])
+        return [
+            FoundMessage(similarity, row_ids, unit[0].role, shown_day(unit[0]), "\n".join(one.body for one in entries))
+            for (row_ids, similarity), unit, entries in zip(nearest, units, shown, strict=True)
+            if entries
+        ]
 
     async def _rows(self, session_id: str, units: Sequence[tuple[int, ...]]) -> list[list[LogRow]]:
-        """The rows of each message; those that were deleted meanwhile are left out."""
+        """Returns the rows of each message; those that were deleted meanwhile are left out."""
         row_ids = [row_id for unit in units for row_id in unit]
         found = await self.store.readers.rows(session_id, row_ids, with_active=True)
         rows = {row.id: row for row in found}
         return [[rows[row_id] for row_id in unit if row_id in rows] for unit in units]
 
     async def _indexed(self, session_id: str, seen: Seen) -> MessageIndex | None:
-        """The index of a session with all that was seen, or with less if that takes too long; None: none yet."""
-        index = self.cache.indexes.get(session_id)
+        """Returns the index with all that was seen, or with less if that takes too long; None: there is none yet."""
+        index = self.indexes.get(session_id)
         if index is None or index.epoch != seen.epoch or index.newest < seen.last_id:
             key = JobKey(session_id, self.reader)
-            self.jobs.start(key, partial(self._index_log, session_id), _RETRY_SECONDS)
+            self.jobs.start(key, partial(self._index_in_background, session_id), _RETRY_SECONDS)
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.jobs.wait(key), _INDEX_SECONDS)
-            index = self.cache.indexes.get(session_id)
+            index = self.indexes.get(session_id)
         # What was indexed before rows were deleted may name other rows by now.
         return index if index is not None and index.epoch == seen.epoch else None
 
-    async def _index_log(self, session_id: str) -> None:
-        async for _ in self._followed(session_id):
-            pass
+    async def _index_in_background(self, session_id: str) -> None:
+        await self._index_log(session_id)
 
-    async def _followed(self, session_id: str) -> AsyncIterator[MessageIndex]:
-        """The index of a session, each time that it has gained a page of the log; a new one if rows were deleted."""
+    async def _index_log(self, session_id: str) -> MessageIndex:
+        """Index what the log has gained, a page at a time, or all of it if rows were deleted; returns the index."""
         # One task at a time, or each would index what the others do.
-        async with lock_for("index", id(asyncio.get_running_loop()), id(self.cache), session_id):
+        async with lock_for("index", id(asyncio.get_running_loop()), id(self.indexes), session_id):
+            index = self.indexes.get(session_id)
             while True:
-                index = self.cache.indexes.get(session_id)
                 after = index.newest if index else 0
                 page = await self.store.readers.unread(session_id, "", after=after, limit=_INDEXED_ROWS)
                 if index is None or index.epoch != page.epoch:
                     index = MessageIndex(page.epoch, self.counter, (self.reader,))
-                    self.cache.indexes.put(session_id, index)
-                    yield index
+                    self.indexes.put(session_id, index)
                     if after:
                         continue
                 if not page.rows:
-                    return
-                # Many rows take their time.
+                    return index
                 await asyncio.to_thread(index.take, page.rows)
-                yield index
 
     async def _fully_indexed(self, session_id: str) -> MessageIndex:
-        """The index of a session with all that was said up to now."""
+        """Returns the index with all messages up to now."""
         while True:
             # First the log, a page at a time, and then the active messages.
-            async for _ in self._followed(session_id):
-                pass
-            index = self.cache.indexes.get(session_id)
-            after = index.newest if index else 0
-            page = await self.store.readers.unread(session_id, "", with_active=True, after=after)
-            if index is not None and page.epoch == index.epoch:
-                rows = without_open_turn(page.rows)
-                await asyncio.to_thread(partial(index.take, rows, with_newest=True))
+            index = await self._index_log(session_id)
+            page = await self.store.readers.unread(session_id, "", with_active=True, after=index.newest)
+            if page.epoch == index.epoch:
+                await asyncio.to_thread(partial(index.take, without_open_turn(page.rows), with_newest=True))
                 return index
 
 
 def without_open_turn(rows: Sequence[LogRow]) -> list[LogRow]:
-    """The rows before the last question, unless it was answered; a question must not find itself."""
+    """Returns the rows before the last question, unless it was answered; a question must not find itself."""
     if not rows or (rows[-1].role in ASSISTANT_ROLES and not calls_of(rows[-1].message)):
         return list(rows)
     questions = [i for i, row in enumerate(rows) if row.role == MessageRole.USER.value]
