@@ -20,6 +20,7 @@ EARLIER_CLOSING = "</earlier_messages>\n"
 _ELEMENT_START = re.compile(
     rf"^(?=<message role=\"|{_SUMMARY_OPENING}|{re.escape(EARLIER_OPENING)}|{EARLIER_CLOSING})", re.MULTILINE
 )
+NO_TEXT = CountedText("", 0)
 _RESULT_STARTS = ('<message role="tool"', '<message role="function"')
 _INSTRUCTION_STARTS = ('<message role="system"', '<message role="developer"')
 
@@ -34,19 +35,17 @@ def summary_element(summary: str, limit: int, counter: TokenCounter, tags: Itera
         tokens = counter.count(text)
         if tokens <= limit:
             # A single character may have several tokens, so that nothing is left of the summary.
-            return CountedText(text, tokens) if shown.strip() else CountedText("", 0)
+            return CountedText(text, tokens) if shown.strip() else NO_TEXT
         room -= tokens - limit
-    return CountedText("", 0)
+    return NO_TEXT
 
 
 def earlier_element(entries: Sequence[Entry], counter: TokenCounter) -> CountedText:
     """Returns messages from before the record under a heading; "" if there are none."""
     if not entries:
-        return CountedText("", 0)
+        return NO_TEXT
     text = "".join([EARLIER_OPENING, *(entry.text for entry in entries), EARLIER_CLOSING])
-    tags = counter.count(EARLIER_OPENING + EARLIER_CLOSING)
-    tokens = tags + sum(entry.tokens for entry in entries) if counter.adds_up else counter.count(text)
-    return CountedText(text, tokens)
+    return CountedText(text, counter.count(text))
 
 
 def entry_from(row_id: int, text: str, counter: TokenCounter) -> Entry:

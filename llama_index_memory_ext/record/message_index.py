@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from bisect import bisect_left
 from functools import partial
-from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_ext.record.entry import clip_entries
-from llama_index_memory_ext.search.tfidf import CONTEXT_SHARE, Document, TfidfRanker, similarities_with_context
+from llama_index_memory_ext.search.tfidf import (
+    CONTEXT_SHARE,
+    Document,
+    TfidfRanker,
+    divided_by_best,
+    similarities_with_context,
+)
 from llama_index_memory_ext.search.tokenization import date_words, terms_of
 from llama_index_memory_ext.text.cutting import excerpt
 from llama_index_memory_ext.text.messages import CLOSING, INSTRUCTION_ROLES, body_of, entry_of, spoken
@@ -21,8 +26,6 @@ from llama_index_memory_ext.text.tool_calls import calls_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    from numpy.typing import NDArray
 
     from llama_index_memory_ext.store.readers import LogRow
     from llama_index_memory_ext.text.messages import Entry
@@ -115,26 +118,14 @@ class MessageIndex:
             limit: Most tokens of all messages.
             message_limit: Most tokens of one message; longer ones are clipped when they are shown.
         """
-        with self._lock:
-            count = bisect_left(self._places, (before,), key=attrgetter("row_ids"))
-            # A call whose results are shown anyway.
-            count -= count > 0 and self._places[count - 1].row_ids[-1] >= before
-            places = self._places[:count]
-        best = (places[i] for i in _best_first(self._similarity(places, question, context)))
+        ranked = (place for place, _ in self._ranked(question, context, before))
         # One token for each row beside its tags is the least that is shown.
-        found = [place for place in best if place.tag_tokens + len(place.row_ids) <= message_limit]
+        found = [place for place in ranked if place.tag_tokens + len(place.row_ids) <= message_limit]
         return [found[i].row_ids for i in fit_tokens([min(place.tokens, message_limit) for place in found], limit)]
 
     def nearest(self, question: str, most: int) -> list[tuple[tuple[int, ...], float]]:
-        """Returns the rows of the messages most similar to a question, each with its similarity in 0..1, best first.
-
-        The best one has 1. [] without a word in common.
-        """
-        with self._lock:
-            places = list(self._places)
-        similarity = self._similarity(places, question, ())
-        similarity = similarity / (similarity.max(initial=0.0) or 1.0)
-        return [(places[i].row_ids, float(similarity[i])) for i in _best_first(similarity)[:most]]
+        """Returns the rows of the messages most similar to a question, each with its similarity, as ``_ranked``."""
+        return [(place.row_ids, similarity) for place, similarity in self._ranked(question)[:most]]
 
     def entries(self, rows: Sequence[LogRow], question: str, limit: int) -> list[Entry]:
         """Returns the rows of one message as they are shown, each with its date.
@@ -148,13 +139,22 @@ class MessageIndex:
         fits = sum(entry.tokens for entry in shown) <= limit
         return shown if fits and all(entry.body.strip() for entry in shown) else []
 
-    def _similarity(self, places: Sequence[_Place], question: str, context: Sequence[str]) -> NDArray[np.float64]:
-        """Returns the similarity of each message, raised by that of the more similar of its two neighbours."""
+    def _ranked(
+        self, question: str, context: Sequence[str] = (), before: float = math.inf
+    ) -> list[tuple[_Place, float]]:
+        """Returns the messages that match a question, each with its similarity, in (0, 1], 1 for the best one.
+
+        The best come first, of equal ones the newest. [] without a word in common.
+        """
+        with self._lock:
+            places = [place for place in self._places if place.row_ids[-1] < before]
         ids = [str(place.row_ids[0]) for place in places]
         similarity = similarities_with_context(self._ranker, ids, question, context, _EARLIER_WEIGHT)
         around = np.pad(similarity, 1)
-        raised: NDArray[np.float64] = similarity + _NEIGHBOUR_SHARE * np.maximum(around[:-2], around[2:])
-        return raised
+        similarity = divided_by_best(similarity + _NEIGHBOUR_SHARE * np.maximum(around[:-2], around[2:]))
+        found = np.flatnonzero(similarity)
+        best_first = found[np.lexsort((-found, -similarity[found]))]
+        return [(places[i], float(similarity[i])) for i in best_first]
 
     def _whole(self, rows: Sequence[LogRow]) -> list[Entry]:
         found = (entry_of(row.id, row.message, self._counter, self._tags, day=shown_day(row)) for row in rows)
@@ -205,10 +205,3 @@ class MessageIndex:
 def shown_day(row: LogRow) -> str:
     """Returns the day (UTC) on which a row was written, as 2026-11-20; "" where that is unknown."""
     return row.written_at.date().isoformat() if row.written_at else ""
-
-
-def _best_first(similarity: NDArray[np.float64]) -> list[int]:
-    """Returns the places of all similarities above 0, the highest first; ties: the newest first."""
-    found = np.flatnonzero(similarity)
-    order: list[int] = found[np.lexsort((-found, -similarity[found]))].tolist()
-    return order

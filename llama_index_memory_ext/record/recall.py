@@ -12,7 +12,7 @@ from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_ext.background.jobs import JobKey
 from llama_index_memory_ext.background.locks import lock_for
-from llama_index_memory_ext.record.entry import EARLIER_CLOSING, EARLIER_OPENING, earlier_element
+from llama_index_memory_ext.record.entry import EARLIER_CLOSING, EARLIER_OPENING, NO_TEXT, earlier_element
 from llama_index_memory_ext.record.message_index import CONTEXT_TURNS, MessageIndex, shown_day
 from llama_index_memory_ext.text.messages import question_in
 from llama_index_memory_ext.text.tokens import CountedText, Recent
@@ -89,7 +89,7 @@ class MessageSearch:
         room = limit - self.counter.count(EARLIER_OPENING + EARLIER_CLOSING)
         index = await self._indexed(session_id, seen) if room > 0 else None
         if index is None:
-            return CountedText("", 0)
+            return NO_TEXT
         question, context = question_in(messages, index.turns, CONTEXT_TURNS)
         key = (session_id, index.epoch, index.newest, before, limit, question, *context)
         known = self.found.get(key)

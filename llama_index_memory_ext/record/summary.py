@@ -166,16 +166,17 @@ class Summarizer:
             stored = await self._summarise(window, kept)
             before, window = window, await self.reader.read(session_id)
             if stored:
-                await self.reader.announce(session_id, before, window, started, summarised=True)
+                await self.reader.announce(session_id, before, window, started)
+            elif window.place == before.place:
+                raise StoreError("The database was too busy to store a summary; it is made anew.")
 
     async def _summarise(self, window: Window, kept: Kept) -> bool:
         """Extend the summary by the oldest messages before those that are kept; returns whether it was stored."""
-        settings, readers, session_id = self.reader.settings, self.reader.store.readers, self.key.session_id
-        unread = await readers.unread(session_id, settings.name, limit=_SUMMARISED_ROWS)
-        place = (window.seen.epoch, window.seen.position)
-        if (unread.epoch, unread.position) != place:
+        settings, session_id, position = self.reader.settings, self.key.session_id, kept.position
+        unread = await self.reader.store.readers.unread(session_id, settings.name, limit=_SUMMARISED_ROWS)
+        if (unread.epoch, unread.position) != window.place:
             return False
-        rows = [row for row in unread.rows if row.id <= kept.position]
+        rows = [row for row in unread.rows if row.id <= position]
         is_all = len(rows) < _SUMMARISED_ROWS
         # Of more rows the next ones are unknown: they may be results of a call among the last ones.
         rows = rows if is_all else _without_last_group(rows)
@@ -184,16 +185,10 @@ class Summarizer:
         batch = partial(batch_of, rows, settings.counter, (settings.name,), halved=halved)
         entries, taken = await asyncio.to_thread(batch)
         summary = await self._extended(window, entries)
-        window = replace(window, summary=summary, summarised=window.summarised + taken)
-        position = kept.position
         if taken < len(rows) or not is_all:
             position, kept = rows[taken - 1].id, Kept()
-        if await self.reader.move(session_id, window, position, kept):
-            return True
-        now = await readers.unread(session_id, settings.name, limit=1)
-        if (now.epoch, now.position) == place:
-            raise StoreError("The database was too busy to store a summary; it is made anew.")
-        return False
+        window = replace(window, summary=summary, summarised=window.summarised + taken, kept=kept)
+        return await self.reader.move(session_id, window, position)
 
     async def _extended(self, window: Window, entries: Sequence[Entry]) -> str:
         """Returns the summary, extended by these entries but for instructions that stay in front."""

@@ -9,11 +9,11 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.events import HistoryCondensedEvent, is_heard, send
-from llama_index_memory_ext.record.entry import entry_from, summary_element
+from llama_index_memory_ext.record.entry import NO_TEXT, entry_from, summary_element
 from llama_index_memory_ext.record.selection import Kept
 from llama_index_memory_ext.store.readers import Seen
 from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, clip_entry, entry_of
-from llama_index_memory_ext.text.tokens import CountedText, Recent
+from llama_index_memory_ext.text.tokens import Recent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.readers import LogPage, LogRow
     from llama_index_memory_ext.text.messages import Entry
+    from llama_index_memory_ext.text.tokens import CountedText
 
 _PAGE_ROWS, _CHUNK_ROWS = 256, 16
 _LONG_CHARACTERS = 50_000
@@ -40,10 +41,15 @@ class Window:
     selection: Selection
     instructions: tuple[Entry, ...] = ()
     summary: str = ""
-    element: CountedText = CountedText("", 0)
+    element: CountedText = NO_TEXT
     summarised: int = 0
     kept: Kept = _NOTHING_KEPT
     has_overflow: bool = False
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The epoch and the cursor with which it was read."""
+        return self.seen.epoch, self.seen.position
 
     @cached_property
     def shown(self) -> Sequence[Entry]:
@@ -86,18 +92,13 @@ class RecordReader:
     windows: Recent[str, Window] = field(default_factory=Recent)
 
     async def shown(self, session_id: str) -> Window:
-        """The window within its limits.
-
-        What has no room is cut off, or with a summary only left out until it is summarised, for which a model may need
-        longer than for an answer.
-        """
+        """The window within its limits. What is to be summarised is only left out until it is."""
         window = await self.read(session_id)
-        if not window.is_over:
-            return window
-        if not self.settings.summarize:
+        if window.is_over and not self.settings.summarize:
             return await self._cut(session_id, window)
-        window = window.fitted()
-        self.windows.put(session_id, window)
+        if window.is_over:
+            window = window.fitted()
+            self.windows.put(session_id, window)
         return window
 
     async def read(self, session_id: str) -> Window:
@@ -117,9 +118,9 @@ class RecordReader:
         self.windows.put(session_id, window)
         return window
 
-    async def move(self, session_id: str, window: Window, position: int, kept: Kept) -> bool:
-        """Move the cursor, and store what stands before the messages from then on; False as ``Readers.move``."""
-        partial = kept.entries[0].text if kept.partial else ""
+    async def move(self, session_id: str, window: Window, position: int) -> bool:
+        """Move the cursor, and store what the window shows before whole messages; False as ``Readers.move``."""
+        partial = window.kept.entries[0].text if window.kept.partial else ""
         state = {"summary": window.summary, "partial": partial, "summarised": window.summarised}
         return await self.store.readers.move(
             session_id,
@@ -130,26 +131,21 @@ class RecordReader:
             state=state if any(state.values()) else None,
         )
 
-    async def announce(
-        self, session_id: str, before: Window, after: Window, started: float, *, summarised: bool = False
-    ) -> None:
+    async def announce(self, session_id: str, before: Window, after: Window, started: float) -> None:
         """Send an event if messages have left the record; ``started`` is of ``perf_counter``."""
-        old, new = before.seen.position, after.seen.position
-        if new <= old or not is_heard():
-            return
-        seconds = perf_counter() - started
-        send(
-            HistoryCondensedEvent(
+        old, new, seconds = before.seen.position, after.seen.position, perf_counter() - started
+        if new > old and is_heard():
+            event = HistoryCondensedEvent(
                 session_id=session_id,
                 messages=await self.store.users.count_between(session_id, old, new),
                 tokens_before=before.tokens,
                 tokens_after=after.tokens,
-                summarised=summarised,
+                summarised=self.settings.summarize,
                 summary_tokens=after.element.tokens,
                 position=new,
                 seconds=seconds,
             )
-        )
+            send(event)
 
     async def _cut(self, session_id: str, window: Window) -> Window:
         """The window after a cut; the cursor is moved there for every process."""
@@ -158,7 +154,7 @@ class RecordReader:
             # A call with more results than messages are allowed is kept whole.
             return window
         position = after.kept.position
-        if await self.move(session_id, window, position, after.kept):
+        if await self.move(session_id, after, position):
             after = replace(after, seen=replace(window.seen, position=position))
             self.windows.put(session_id, after)
             await self.announce(session_id, window, after, started)
