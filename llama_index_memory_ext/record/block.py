@@ -177,7 +177,7 @@ class CondensedMemoryBlock(LogBlock):
             recall_limit=self.recall_token_limit,
         )
         self._reader = RecordReader(self._store, settings)
-        self._search = MessageSearch(self._store, self.name, self.tokenizer_fn)
+        self._search = MessageSearch(self._store, settings)
 
     @classmethod
     def class_name(cls) -> str:
@@ -198,9 +198,7 @@ class CondensedMemoryBlock(LogBlock):
         counter, text = self.tokenizer_fn, window.text + earlier
         if counter.adds_up:
             return CountedText(text, window.tokens + earlier.tokens)
-        while text and counter.count(text) > self._reader.settings.room:
-            text = truncated(text, 1, counter)
-        return text
+        return truncated(text, counter.count(text) - self._reader.settings.room, counter)
 
     async def atruncate(self, content: Any, tokens_to_truncate: int) -> str | None:
         """The record, at least ``tokens_to_truncate`` tokens shorter: what was recalled goes first, then the oldest.
@@ -290,9 +288,7 @@ class CondensedMemoryBlock(LogBlock):
             return CountedText("", 0)
         whole = (entry.row_id for entry in window.shown if entry.row_id > position)
         before = next(whole, window.seen.last_id + 1)
-        return await self._search.recall(
-            session_id, messages, seen=window.seen, before=before, limit=self.recall_token_limit
-        )
+        return await self._search.recall(session_id, messages, seen=window.seen, before=before)
 
 
 def _summary_limit(token_limit: int, wanted: int | None) -> int:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatMessage
 
     from llama_index_memory_ext.background.jobs import Jobs
+    from llama_index_memory_ext.record.selection import RecordSettings
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.readers import LogRow, Seen
-    from llama_index_memory_ext.text.tokens import TokenCounter
 
 LONGEST_MESSAGE_TOKENS = 500
 
@@ -55,14 +55,13 @@ class FoundMessage:
 
 @dataclass(frozen=True)
 class MessageSearch:
-    """Finds messages of the sessions of a store. ``reader`` names the block, and its element.
+    """Finds messages of the sessions of a store.
 
     The ``indexes`` are those of the sessions that were asked for last, and ``found`` is what was recalled last.
     """
 
     store: MemoryStore
-    reader: str
-    counter: TokenCounter
+    settings: RecordSettings
     indexes: Recent[str, MessageIndex] = field(default_factory=lambda: Recent(32))
     found: Recent[tuple[object, ...], CountedText] = field(default_factory=Recent)
 
@@ -71,27 +70,25 @@ class MessageSearch:
         """The jobs that index sessions."""
         return self.store.jobs.jobs("recall index", "Earlier messages were not indexed")
 
-    async def recall(
-        self, session_id: str, messages: Sequence[ChatMessage], *, seen: Seen, before: int, limit: int
-    ) -> CountedText:
-        """Returns the messages before the row ``before`` that matter for a question, as an element of the record.
+    async def recall(self, session_id: str, messages: Sequence[ChatMessage], *, seen: Seen, before: int) -> CountedText:
+        """Returns the messages that matter for the question of the current turn, as an element of the record.
 
         They stand in the order in which they were written, each with its date; "" if nothing is found. After a restart
         a long log is indexed in the background, and a question is answered by what has been indexed by then.
 
         Args:
             session_id: The session.
-            messages: The turn that is going on; its last message of a user is the question.
-            seen: How far the caller has read the log: so far it must be indexed.
-            before: The first row that is shown anyway.
-            limit: Most tokens of the element.
+            messages: The current turn.
+            seen: How far the caller has read the log, which should be indexed so far.
+            before: The first row that is shown anyway; only messages before it are found.
         """
-        room = limit - self.counter.count(EARLIER_OPENING + EARLIER_CLOSING)
+        counter = self.settings.counter
+        room = self.settings.recall_limit - counter.count(EARLIER_OPENING + EARLIER_CLOSING)
         index = await self._indexed(session_id, seen) if room > 0 else None
         if index is None:
             return NO_TEXT
         question, context = question_in(messages, index.turns, CONTEXT_TURNS)
-        key = (session_id, index.epoch, index.newest, before, limit, question, *context)
+        key = (session_id, index.epoch, index.newest, before, question, *context)
         known = self.found.get(key)
         if known is not None:
             return known
@@ -102,7 +99,7 @@ class MessageSearch:
         entries = await asyncio.to_thread(
             lambda: [one for unit in units for one in index.entries(unit, question, most)]
         )
-        element = earlier_element(entries, self.counter)
+        element = earlier_element(entries, counter)
         self.found.put(key, element)
         return element
 
@@ -110,14 +107,8 @@ class MessageSearch:
         """Returns the messages most similar to a question, best first; [] if none has a word in common with it.
 
         All of the log is searched, and the active messages but for a question that was not answered yet. It waits until
-        all of it is indexed, which takes time only for the first search of a session.
-
-        Args:
-            session_id: The session.
-            question: Any words.
-            most: Most messages.
-            message_limit: Most tokens of a message, at most 500; of a longer one the part with the words of the
-                question is shown.
+        all of it is indexed, which takes time only for the first search of a session. Of a message with more than
+        ``message_limit`` tokens (at most 500), the part with the words of the question is shown.
         """
         index = await self._fully_indexed(session_id)
         # A long log, and the words of a long message, take longer than an event loop should be blocked.
@@ -142,7 +133,7 @@ class MessageSearch:
         """Returns the index with all that was seen, or with less if that takes too long; None: there is none yet."""
         index = self.indexes.get(session_id)
         if index is None or index.epoch != seen.epoch or index.newest < seen.last_id:
-            key = JobKey(session_id, self.reader)
+            key = JobKey(session_id, self.settings.name)
             self.jobs.start(key, partial(self._index_in_background, session_id), _RETRY_SECONDS)
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.jobs.wait(key), _INDEX_SECONDS)
@@ -162,13 +153,14 @@ class MessageSearch:
                 after = index.newest if index else 0
                 page = await self.store.readers.unread(session_id, "", after=after, limit=_INDEXED_ROWS)
                 if index is None or index.epoch != page.epoch:
-                    index = MessageIndex(page.epoch, self.counter, (self.reader,))
+                    index = MessageIndex(page.epoch, self.settings.counter, (self.settings.name,))
                     self.indexes.put(session_id, index)
                     if after:
                         continue
-                if not page.rows:
+                if page.rows:
+                    await asyncio.to_thread(index.take, page.rows)
+                if len(page.rows) < _INDEXED_ROWS:
                     return index
-                await asyncio.to_thread(index.take, page.rows)
 
     async def _fully_indexed(self, session_id: str) -> MessageIndex:
         """Returns the index with all messages up to now."""
