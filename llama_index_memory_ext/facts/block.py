@@ -12,6 +12,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding  # noqa: TC002 -
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 
 from llama_index_memory_ext.background.jobs import JobKey
+from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.events import ExtractionFailedEvent, FactsInjectedEvent, is_heard, send
 from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE
 from llama_index_memory_ext.facts.book import FactBook
@@ -29,7 +30,7 @@ from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, LogBlock
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 from llama_index_memory_ext.store.readers import Seen
 from llama_index_memory_ext.text.messages import question_in, spoken, turns_in
-from llama_index_memory_ext.text.tokens import CountedText, Recent
+from llama_index_memory_ext.text.tokens import CountedText
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -269,7 +270,7 @@ class RelevantFactsBlock(LogBlock):
 
     async def _read_talk(self, session_id: str, namespace: str) -> tuple[_Talk, tuple[int, int] | None]:
         """The last turns in the log, and how far the changes of the facts have come."""
-        talk = self._talks.get(session_id, _Talk())
+        talk = self._talks.get(session_id) or _Talk()
         page = await self._context_page(session_id, talk.seen, namespace)
         if not page.fresh:
             talk = _Talk()

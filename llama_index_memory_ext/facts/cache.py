@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
 
+    from llama_index_memory_ext.background.locks import Recent
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.facts.ranking import RankedFact
     from llama_index_memory_ext.search.tfidf import FactRanker
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.facts import FactChanges
-    from llama_index_memory_ext.text.tokens import Recent
 
 
 class CacheSettings(Protocol):

@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 
     from llama_index.core.llms.llm import LLM
 
+    from llama_index_memory_ext.background.locks import Recent
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.facts.cache import FactCache, UserFacts
     from llama_index_memory_ext.facts.reply import ExtractionReply
     from llama_index_memory_ext.facts.validation import ValidatedReply
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.readers import LogRow, Unread
-    from llama_index_memory_ext.text.tokens import Recent, TokenCounter
+    from llama_index_memory_ext.text.tokens import TokenCounter
 
 _BATCH_ROWS, _BATCH_TOKENS = 200, 8_000
 _RELATED_FACTS = 10

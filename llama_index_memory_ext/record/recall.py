@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_ext.background.jobs import JobKey
-from llama_index_memory_ext.background.locks import lock_for
+from llama_index_memory_ext.background.locks import Recent, lock_for
 from llama_index_memory_ext.record.entry import EARLIER_CLOSING, EARLIER_OPENING, NO_TEXT, earlier_element
 from llama_index_memory_ext.record.message_index import CONTEXT_TURNS, MessageIndex, shown_day
 from llama_index_memory_ext.text.messages import question_in
-from llama_index_memory_ext.text.tokens import CountedText, Recent
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, calls_of
 
 if TYPE_CHECKING:
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.record.selection import RecordSettings
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.readers import LogRow, Seen
+    from llama_index_memory_ext.text.tokens import CountedText
 
 LONGEST_MESSAGE_TOKENS = 500
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index.core.base.llms.types import MessageRole
 from typing_extensions import TypedDict
 
 from llama_index_memory_ext.record.entry import clip_entries
-from llama_index_memory_ext.text.cutting import Group, Limits, clip_start, plan_cut
+from llama_index_memory_ext.text.cutting import Limits, clip_start, plan_cut
 from llama_index_memory_ext.text.messages import Entry, clip_entry
 from llama_index_memory_ext.text.tool_calls import tool_call_groups
 
@@ -100,11 +99,11 @@ class Selection:
 
     def is_over(self, entries: Sequence[Entry]) -> bool:
         """Returns whether the entries exceed one of the limits."""
-        return not self.limits.hold(_tokens(entries), len(entries))
+        return len(entries) > self.limits.max_messages or _tokens(entries) > self.limits.tokens
 
     def are_full(self, entries: Sequence[Entry]) -> bool:
         """Returns whether nothing older than these can be shown. The oldest group of them may be incomplete."""
-        return self.is_over(entries) and self.is_over(self.within_shares(_entries(_groups(entries)[1:])))
+        return self.is_over(entries) and self.is_over(self.within_shares(entries[len(tool_call_groups(entries)[0]) :]))
 
     def within_shares(self, entries: Sequence[Entry]) -> list[Entry]:
         """Returns the entries, those over their share clipped. A call and its results have one share together."""
@@ -119,29 +118,26 @@ class Selection:
 
     def evict(self, before: Kept, *, low: bool = False) -> Kept:
         """Returns all that was kept if it is within the limits (``low``: of what a cut keeps), else the newest."""
-        groups = _groups(before.entries)
-        cut = self._plan_cut(groups, self.limits.kept if low else self.limits)
+        cut = self._plan_cut(before.entries, self.limits.kept if low else self.limits)
         if not cut:
             return before
-        kept = _entries(groups[cut:])
-        end = self._end_of(groups[cut - 1].messages[-1], kept)
-        return Kept((end, *kept), partial=True) if end else Kept(tuple(kept))
+        kept = before.entries[cut:]
+        end = self._end_of(before.entries[cut - 1], kept)
+        return Kept((end, *kept), partial=True) if end else Kept(kept)
 
     def fit(self, entries: Sequence[Entry]) -> tuple[Entry, ...]:
         """Returns the newest entries within the limits, as many as possible."""
-        groups = _groups(entries)
         limits = replace(self.limits, keep_ratio=1.0, keep_messages=self.limits.max_messages)
-        return tuple(_entries(groups[self._plan_cut(groups, limits) :]))
+        return tuple(entries[self._plan_cut(entries, limits) :])
 
     def shown(self, entries: Sequence[Entry]) -> Sequence[Entry]:
         """Returns the entries from the first role of ``start_on``, if there is one, to the last one of ``end_on``."""
-        groups = _groups(entries)
-        return _entries(self.limits.ending_on(self.limits.starting_on(groups) or groups))
+        return self.limits.ending_on(self.limits.starting_on(entries) or entries)
 
-    def _plan_cut(self, groups: Sequence[Group[Entry]], limits: Limits) -> int:
+    def _plan_cut(self, entries: Sequence[Entry], limits: Limits) -> int:
         # If the end of a message may be shown, no turn has to be whole.
         turn_starts = limits.start_on or (() if limits.allow_partial else (MessageRole.USER,))
-        return plan_cut(groups, limits, turn_starts=turn_starts)
+        return plan_cut(entries, limits, turn_starts=turn_starts)
 
     def _end_of(self, entry: Entry, kept: Sequence[Entry]) -> Entry | None:
         """Returns the end of the message in front of those that are kept, if there may be one and there is room."""
@@ -162,11 +158,3 @@ class Selection:
 
 def _tokens(entries: Sequence[Entry]) -> int:
     return sum(entry.tokens for entry in entries)
-
-
-def _groups(entries: Sequence[Entry]) -> list[Group[Entry]]:
-    return [Group(group, attrgetter("tokens")) for group in tool_call_groups(entries)]
-
-
-def _entries(groups: Sequence[Group[Entry]]) -> list[Entry]:
-    return [entry for group in groups for entry in group.messages]

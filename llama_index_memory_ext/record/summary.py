@@ -15,6 +15,7 @@ from llama_index.core.settings import Settings
 from llama_index_memory_ext.errors import StoreError, SummaryReplyError
 from llama_index_memory_ext.record.entry import clip_entries
 from llama_index_memory_ext.record.selection import Kept
+from llama_index_memory_ext.text.cutting import newest_group
 from llama_index_memory_ext.text.messages import clip_entry, entry_of, escape_tags, unescape_tags
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ class Summarizer:
         rows = [row for row in unread.rows if row.id <= position]
         is_all = len(rows) < _SUMMARISED_ROWS
         # Of more rows the next ones are unknown: they may be results of a call among the last ones.
-        rows = rows if is_all else _without_last_group(rows)
+        rows = rows if is_all else rows[: newest_group(rows)] or rows
         # A batch that a model refuses, or that is too long for it, is halved with each failure.
         halved = self.jobs.failures_of(self.key)
         batch = partial(batch_of, rows, settings.counter, (settings.name,), halved=halved)
@@ -198,10 +199,6 @@ class Summarizer:
             return window.summary
         llm, limit = self.llm or Settings.llm, settings.summary_limit
         return await ask_for_summary(llm, window.summary, entries, token_limit=limit, counter=settings.counter)
-
-
-def _without_last_group(rows: list[LogRow]) -> list[LogRow]:
-    return rows[: max((i for i, row in enumerate(rows) if not row.is_result), default=0)] or rows
 
 
 def batch_of(

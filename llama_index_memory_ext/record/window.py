@@ -8,12 +8,12 @@ from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.events import HistoryCondensedEvent, is_heard, send
 from llama_index_memory_ext.record.entry import NO_TEXT, entry_from, summary_element
 from llama_index_memory_ext.record.selection import Kept
 from llama_index_memory_ext.store.readers import Seen
 from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, clip_entry, entry_of
-from llama_index_memory_ext.text.tokens import Recent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

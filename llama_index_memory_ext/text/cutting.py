@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 import sys
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import accumulate
-from typing import TYPE_CHECKING, Generic
+from itertools import accumulate, chain, islice, takewhile
+from typing import TYPE_CHECKING, Protocol
 
 from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_ext.errors import LimitError, RoleError, SplitterError
-from llama_index_memory_ext.text.tool_calls import RESULT_ROLES, M
+from llama_index_memory_ext.text.tool_calls import RESULT_ROLES, HasRole, M, tool_call_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -30,6 +30,14 @@ _OTHER_ROLES = {"human": "user", "ai": "assistant"}
 # A sentence, a line, or 400 characters. Pieces put together are the text again.
 _PIECE = re.compile(r".{1,400}?(?:[.!?]\s+|[\u3002\uff01\uff1f]|\n+|\Z)|.{1,400}", re.DOTALL)
 _BEFORE, _AFTER = "[...] ", " [...]"
+
+
+class Counted(HasRole, Protocol):
+    """A message with its tokens."""
+
+    @property
+    def tokens(self) -> int:
+        """Its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +83,7 @@ class Limits:
                 f"this is a {type(text_splitter).__name__}. str.splitlines keeps whole lines."
             )
         tokens, most = token_limit or sys.maxsize, max_messages or sys.maxsize
-        keep = keep_messages or max(1, int(most * keep_ratio))
+        keep = keep_messages or max(1, min(most, int(most * keep_ratio)))
         starts, ends = _checked_roles("start_on", start_on), _checked_roles("end_on", end_on)
         return cls(tokens, keep_ratio, most, keep, allow_partial, text_splitter, starts, ends)
 
@@ -89,25 +97,25 @@ class Limits:
         """The limits of what is kept when these are passed."""
         return replace(self, tokens=self.keep_tokens, keep_ratio=1.0, max_messages=self.keep_messages)
 
-    def hold(self, tokens: int, messages: int) -> bool:
-        """Returns whether so many tokens and messages are within the limits; at a limit they are."""
-        return tokens <= self.tokens and messages <= self.max_messages
-
     def remaining(self, tokens: int, messages: int) -> Limits:
         """Returns the limits of what comes with so many tokens and messages; they leave room for one message."""
         most, keep = max(self.max_messages - messages, 1), max(self.keep_messages - messages, 1)
         return replace(self, tokens=self.tokens - tokens, max_messages=most, keep_messages=keep)
 
-    def starting_on(self, groups: Sequence[Group[M]]) -> Sequence[Group[M]]:
-        """Returns the groups from the first one of ``start_on``; [] if there is none. No result comes first."""
+    def starting_on(self, messages: Sequence[M]) -> Sequence[M]:
+        """Returns the messages from the first one of ``start_on``; [] if there is none. No result comes first."""
         roles = self.start_on - RESULT_ROLES
-        starts = (i for i, group in enumerate(groups) if group.messages[0].role in roles)
-        return groups[next(starts, len(groups)) :] if self.start_on else groups
+        starts = (i for i, message in enumerate(messages) if message.role in roles)
+        return messages[next(starts, len(messages)) :] if self.start_on else messages
 
-    def ending_on(self, groups: Sequence[Group[M]]) -> Sequence[Group[M]]:
-        """Returns the groups up to the last one of ``end_on``; [] if there is none."""
-        ends = (i for i in range(len(groups), 0, -1) if groups[i - 1].messages[-1].role in self.end_on)
-        return groups[: next(ends, 0)] if self.end_on else groups
+    def ending_on(self, messages: Sequence[M]) -> Sequence[M]:
+        """Returns the messages up to the last one of ``end_on``; [] if there is none. No call comes last."""
+        if not self.end_on:
+            return messages
+        groups = tool_call_groups(messages)
+        while groups and groups[-1][-1].role not in self.end_on:
+            groups.pop()
+        return list(chain.from_iterable(groups))
 
 
 def _check_numbers(keep_ratio: float, **limits: int | None) -> None:
@@ -135,47 +143,33 @@ def _checked_roles(option: str, roles: str | Sequence[str] | None) -> frozenset[
     return frozenset(names)
 
 
-class Group(Generic[M]):
-    """A message, or a tool call with its results, which is kept or left out as a whole."""
-
-    def __init__(self, messages: Sequence[M], count: Callable[[M], int]) -> None:
-        self.messages = messages
-        self._count, self._tokens = count, -1
-
-    @property
-    def tokens(self) -> int:
-        """The tokens of all its messages, counted once and not before they are asked for."""
-        if self._tokens < 0:
-            self._tokens = sum(map(self._count, self.messages))
-        return self._tokens
+def newest_group(messages: Sequence[HasRole]) -> int:
+    """Returns where the newest message begins, or the newest tool call with its results; 0 if there is none."""
+    return next((i for i in range(len(messages) - 1, 0, -1) if messages[i].role not in RESULT_ROLES), 0)
 
 
-def plan_cut(groups: Sequence[Group[M]], limits: Limits, *, turn_starts: Collection[str] = ()) -> int:
-    """Returns the index of the first group to keep; 0 if all of them are within the limits.
+def plan_cut(messages: Sequence[Counted], limits: Limits, *, turn_starts: Collection[str] = ()) -> int:
+    """Returns the index of the first message to keep, never that of a result; 0 if all are within the limits.
 
-    Nothing is cut before a limit is passed. Then the groups are cut down to ``keep_tokens`` and ``keep_messages`` at
+    Nothing is cut before a limit is passed. Then the messages are cut down to ``keep_tokens`` and ``keep_messages`` at
     once, so that the text in front of the next messages stays the same for many turns and a provider's prompt cache
     can serve it.
 
-    The newest group always stays. A cut in front of a turn, which begins with a role of ``turn_starts``, is preferred
-    unless it keeps less than half of what could be kept. With roles to ``start_on`` it is preferred in any case.
+    The newest message, or call with its results, always stays. A cut in front of a turn, which begins with a role of
+    ``turn_starts``, is preferred unless it keeps less than half of what could be kept. With roles to ``start_on`` it
+    is preferred in any case. Tokens are asked for from the newest message on, until a limit is passed.
     """
-    tokens = messages = 0
-    keep, kept = limits.kept, dict[int, int]()
-    for i in reversed(range(len(groups))):
-        tokens += groups[i].tokens
-        messages += len(groups[i].messages)
-        if not limits.hold(tokens, messages):
-            break
-        if keep.hold(tokens, messages):
-            kept[i] = tokens
-    else:
+    newest = (message.tokens for message in islice(reversed(messages), limits.max_messages))
+    # The tokens of the newest message, of the newest two, and so on.
+    sums = list(takewhile(lambda tokens: tokens <= limits.tokens, accumulate(newest)))
+    if len(sums) == len(messages):
         return 0
-    first = min(kept, default=len(groups) - 1)
-    turn = min((i for i in kept if groups[i].messages[0].role in turn_starts), default=None)
-    if turn is not None and (limits.start_on or kept[turn] * 2 >= kept[first]):
-        return turn
-    return first
+    fitting = min(bisect_right(sums, limits.keep_tokens), limits.keep_messages)
+    cuts = (i for i in range(len(messages) - fitting, len(messages)) if messages[i].role not in RESULT_ROLES)
+    first = next(cuts, newest_group(messages))
+    turn = next((i for i in chain([first], cuts) if messages[i].role in turn_starts), first)
+    keeps_half = turn == first or sums[len(messages) - turn - 1] * 2 >= sums[len(messages) - first - 1]
+    return turn if limits.start_on or keeps_half else first
 
 
 def plan_flush(tokens: Sequence[int], *, turn_starts: Sequence[bool], limit: int) -> int:

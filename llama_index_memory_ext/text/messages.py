@@ -7,18 +7,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from html import escape
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
 
 from llama_index_memory_ext.errors import MessageError
-from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, HIDDEN_BLOCKS, RESULT_ROLES, calls_of, to_json
+from llama_index_memory_ext.text.tool_calls import (
+    ASSISTANT_ROLES,
+    CALL_KEYS,
+    HIDDEN_BLOCKS,
+    RESULT_ROLES,
+    calls_of,
+    to_json,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from llama_index_memory_ext.text.tokens import TokenCounter
-    from llama_index_memory_ext.text.tool_calls import ToolCall
+    from llama_index_memory_ext.text.tool_calls import Json, ToolCall
 
 INSTRUCTION_ROLES: frozenset[str] = frozenset({MessageRole.SYSTEM, MessageRole.DEVELOPER})
 OUR_TAGS = frozenset(
@@ -31,9 +38,8 @@ MEDIA_TOKENS = {"image": 256, "audio": 256, "video": 256, "document": 2048}
 # Shown by a block or by the tags of an entry, or added by LlamaIndex for its own use.
 _SHOWN_ELSEWHERE = frozenset({"session_id", "tool_calls", "function_call", "tool_call_id", "name", "images"})
 _UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
-# How a ReActAgent's message begins, and where its answer does.
-_REACT_START = re.compile(r"\s*(?:Thought|Action|Action Input|Observation):")
-_REACT_ANSWER = re.compile(r"(?:^|\s)Answer:")
+# A message of a ReActAgent, with its last answer if there is one.
+_REACT = re.compile(r"\s*(?:Thought|Action|Action Input|Observation):(?:.*\sAnswer:(?P<answer>.*))?", re.DOTALL)
 
 
 class Utterance(NamedTuple):
@@ -126,14 +132,13 @@ def unescape_tags(text: str, tags: Iterable[str] = ()) -> str:
 
 def body_of(message: ChatMessage) -> str:
     """Returns the texts of a message, its tool calls and a mark for each medium; not escaped, without thinking."""
-    calls = iter(calls_of(message))
+    calls = iter(calls_of(message) if has_calls(message) else [])
     lines: list[str] = []
     for block in message.blocks:
         lines += [_call_line(next(calls))] if isinstance(block, ToolCallBlock) else _block_lines(block)
-    lines += map(_call_line, calls)
     kwargs = message.additional_kwargs.items()
     extra = {key: value for key, value in kwargs if key not in _SHOWN_ELSEWHERE and value not in (None, "", [], {})}
-    return "\n".join([*lines, f"[{to_json(extra)}]"] if extra else lines)
+    return "\n".join(filter(None, [*lines, *map(_call_line, calls), f"[{to_json(extra)}]" if extra else ""]))
 
 
 def spoken(message: ChatMessage) -> str:
@@ -141,26 +146,29 @@ def spoken(message: ChatMessage) -> str:
 
     Of a ReAct answer only what follows the last ``Answer:``.
     """
-    text: str = cleaned("\n".join(block.text for block in message.blocks if isinstance(block, TextBlock))).strip()
+    text: str = cleaned(message.content or "").strip()
     if message.role == MessageRole.USER:
         return text
-    if message.role not in ASSISTANT_ROLES or calls_of(message):
+    if message.role not in ASSISTANT_ROLES or has_calls(message):
         return ""
-    if not _REACT_START.match(text):
-        return text
-    answers = list(_REACT_ANSWER.finditer(text))
-    return text[answers[-1].end() :].strip() if answers else ""
+    thoughts = _REACT.match(text)
+    return (thoughts["answer"] or "").strip() if thoughts else text
 
 
-def checked_messages(messages: Any) -> list[ChatMessage]:
+def has_calls(message: ChatMessage) -> bool:
+    """Returns whether a message has tool calls. It is much faster than reading them."""
+    in_kwargs = any(message.additional_kwargs.get(key) for key in CALL_KEYS)
+    return in_kwargs or any(isinstance(block, ToolCallBlock) for block in message.blocks)
+
+
+def checked_messages(messages: Json) -> list[ChatMessage]:
     """Returns the messages of any iterable as a list; raises a MessageError if it is none of chat messages."""
-    if isinstance(messages, ChatMessage | str | dict) or not isinstance(messages, Iterable):
-        raise MessageError(f"Expected a list of ChatMessage objects; this is a {type(messages).__name__}.")
-    found = list(messages)
-    wrong = [type(message).__name__ for message in found if not isinstance(message, ChatMessage)]
+    is_list = isinstance(messages, Iterable) and not isinstance(messages, ChatMessage | str | dict)
+    found = list(messages) if is_list else []
+    wrong = [message for message in found if not isinstance(message, ChatMessage)] if is_list else [messages]
     if wrong:
         raise MessageError(
-            f"Expected ChatMessage objects; this is a {wrong[0]}. "
+            f"Expected a list of ChatMessage objects; this is a {type(wrong[0]).__name__}. "
             'Wrap a text as ChatMessage(role="user", content=text).'
         )
     return found
@@ -172,13 +180,12 @@ def message_tokens(message: ChatMessage, counter: TokenCounter, media_tokens: Ma
     return counter.count(body_of(message)) + media
 
 
-def storable(message: ChatMessage) -> dict[str, Any]:
+def storable(message: ChatMessage) -> dict[str, Json]:
     """Returns the message as ``cleaned`` JSON values. The message itself is not changed."""
-    stored: dict[str, Any] = cleaned(message.model_dump(mode="json"))
-    return stored
+    return dict(cleaned(message.model_dump(mode="json")))
 
 
-def cleaned(value: Any) -> Any:
+def cleaned(value: Json) -> Json:
     """Returns a JSON value that every database and every model's API accepts.
 
     In its texts, lone surrogates and NUL become U+FFFD, and a pair of surrogates becomes its character.
@@ -198,8 +205,8 @@ def turns_in(messages: Iterable[ChatMessage]) -> list[list[str]]:
     for message in messages:
         text = spoken(message)
         if text and (message.role == MessageRole.USER or not turns):
-            turns.append([text])
-        elif text:
+            turns.append([])
+        if text:
             turns[-1].append(text)
     return turns
 
@@ -240,17 +247,15 @@ def _tag_pattern(tags: frozenset[str], opening: str = "<") -> re.Pattern[str]:
 def _opening(message: ChatMessage, day: str) -> str:
     attributes = {"role": message.role.value, "date": day}
     if message.role in RESULT_ROLES:
-        attributes.update({key: message.additional_kwargs.get(key) or "" for key in ("tool_call_id", "name")})
-    values = {key: escape(" ".join(str(value).split())[:200], quote=True) for key, value in attributes.items() if value}
-    pairs = " ".join(f'{key}="{value}"' for key, value in values.items())
-    return f"<message {pairs}>"
+        attributes |= {key: message.additional_kwargs.get(key) or "" for key in ("tool_call_id", "name")}
+    values = {key: escape(" ".join(str(value).split())[:200]) for key, value in attributes.items() if value}
+    return "<message" + "".join(f' {key}="{value}"' for key, value in values.items()) + ">"
 
 
-def _block_lines(block: Any) -> Iterator[str]:
+def _block_lines(block: Json) -> Iterator[str]:
     """Yields the lines of a content block. Blocks of kinds that LlamaIndex may add later are named."""
     if isinstance(block, TextBlock):
-        if block.text:
-            yield block.text
+        yield block.text
     elif block.block_type in ("citable", "citation"):
         yield f"[{block.block_type}: {block.title}]"
         for part in block.content if block.block_type == "citable" else [block.cited_content]:
@@ -259,7 +264,7 @@ def _block_lines(block: Any) -> Iterator[str]:
         yield _media_line(block)
 
 
-def _media_line(block: Any) -> str:
+def _media_line(block: Json) -> str:
     url = str(getattr(block, "url", None) or "")
     details = [getattr(block, "title", None), None if url.startswith("data:") else url]
     shown = " ".join(" ".join(str(detail).split()) for detail in details if detail)

@@ -6,26 +6,26 @@ import logging
 import os
 import re
 import threading
-from collections import OrderedDict
+from bisect import bisect_left
+from contextlib import suppress
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from typing_extensions import Self
+
+from llama_index_memory_ext.background.locks import Recent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     import tiktoken
 
-K = TypeVar("K")
-V = TypeVar("V")
-D = TypeVar("D")
+# A tokenizer may return tokens of any type, such as ids or texts.
+Tokenizer: TypeAlias = "Callable[[str], list[Any]]"
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_ENCODING = "o200k_base"
 # The share of a limit that pinned facts and corrections may take before all others.
 FIRST_SHARE = 0.25
 
@@ -37,62 +37,14 @@ _SHIPPED = {
 _NOT_LOADED = (
     "No tokenizer could be loaded for %r (%s). Tokens are estimated. Name an encoding that needs no network: %s."
 )
-# tiktoken's regular expression overflows its stack on white space of about a million characters.
+# tiktoken's regular expression overflows its stack on white space of about a million characters. So long texts are
+# split where every encoding begins a token: at a single space, or after the end of a line.
 _PIECE_CHARACTERS = 100_000
-# Every encoding of tiktoken starts a new token at a single space and after the end of a line.
-_TOKEN_START = re.compile(r"(?<=\S) (?=\S)|(?<=\n)(?=[^\s/])")
+_PIECE = re.compile(r".{1,100000}(?:(?<=\S)(?= \S)|(?<=\n)(?=[^\s/])|\Z)|.{1,100000}", re.DOTALL)
 # The counts of the last long texts are cached; short texts are counted faster than they are looked up.
 _CACHED_TEXTS, _CACHED_CHARACTERS = 16, 500
 
 _environment = threading.Lock()
-
-
-class Recent(Generic[K, V]):
-    """A cache of the ``size`` entries that were used last. Threads may share it. A copy or a pickle of it is empty."""
-
-    def __init__(self, size: int = 128) -> None:
-        self.size = size
-        self._entries: OrderedDict[K, V] = OrderedDict()
-        self._lock = threading.Lock()
-
-    @overload
-    def get(self, key: K) -> V | None: ...
-    @overload
-    def get(self, key: K, default: D) -> V | D: ...
-    def get(self, key: K, default: D | None = None) -> V | D | None:
-        """Returns the value of a key, which counts as a use, or the default."""
-        with self._lock:
-            if key not in self._entries:
-                return default
-            self._entries.move_to_end(key)
-            return self._entries[key]
-
-    def put(self, key: K, value: V) -> None:
-        """Sets the value of a key."""
-        with self._lock:
-            self._entries[key] = value
-            self._entries.move_to_end(key)
-            while len(self._entries) > self.size:
-                self._entries.popitem(last=False)
-
-    def pop(self, key: K) -> V | None:
-        """Removes a key and returns its value, None if there is none."""
-        with self._lock:
-            return self._entries.pop(key, None)
-
-    def values(self) -> list[V]:
-        """Returns all values, the least recently used first."""
-        with self._lock:
-            return list(self._entries.values())
-
-    def __contains__(self, key: K) -> bool:
-        return key in self._entries
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __reduce__(self) -> tuple[type[Recent[K, V]], tuple[int]]:
-        return type(self), (self.size,)
 
 
 class CountedText(str):
@@ -140,7 +92,7 @@ class TokenCounter:
         0
     """
 
-    def __init__(self, name: str = DEFAULT_ENCODING, tokenizer_fn: Callable[[str], list[Any]] | None = None) -> None:
+    def __init__(self, name: str = "o200k_base", tokenizer_fn: Tokenizer | None = None) -> None:
         self.name = name
         self.adds_up = tokenizer_fn is None
         self._tokenizer_fn = tokenizer_fn
@@ -152,10 +104,11 @@ class TokenCounter:
             return self._tokenizer_fn(text)
         encoding = _encoding(self.name)
         if encoding is None:
-            return [0] * estimate(text)
+            ascii_characters = len(text.encode("ascii", "ignore"))
+            return [0] * (len(text) - ascii_characters + (ascii_characters + 2) // 3)
         if len(text) <= _PIECE_CHARACTERS:
             return encoding.encode_ordinary(text)
-        return [token for piece in _pieces(text) for token in encoding.encode_ordinary(piece)]
+        return [token for piece in _PIECE.findall(text) for token in encoding.encode_ordinary(piece)]
 
     def count(self, text: str) -> int:
         """Returns the number of tokens in a text, 0 for the empty text. The counts of long texts are cached."""
@@ -197,18 +150,18 @@ class TokenCounter:
             return ""
         if self.count(text) <= limit:
             return text
-        # A search for the first character: at `over` the end is too long, at `within` it fits.
-        over, within, step = 0, len(text), 1
-        at = len(text) - len(self._cut(text, self(text), -limit))
-        while within - over > 1:
-            if not over < at < within:
-                at = (over + within) // 2
-            if self.count(text[at:]) <= limit:
-                within, at = at, at - step
-            else:
-                over, at = at, at + step
-            step *= 2
-        return text[within:]
+
+        def fits(start: int) -> bool:
+            return self.count(text[start:]) <= limit
+
+        ids = self(text)
+        low, high = (len(text) - len(self._cut(text, ids, -tokens)) for tokens in (limit + 1, limit))
+        # The end of a text need not have as many tokens as it has within the whole text.
+        if not fits(high):
+            low, high = high, len(text)
+        elif fits(low):
+            low, high = 0, low
+        return text[bisect_left(range(high), x=True, lo=low, key=fits) :]
 
     def _cut(self, text: str, ids: list[Any], tokens: int) -> str:
         """Returns the first n tokens of a text, or its last n tokens for -n. ``ids`` are all of its tokens."""
@@ -220,14 +173,11 @@ class TokenCounter:
         # A token may end within a character, whose bytes at the edge are dropped.
         return encoding.decode_bytes(chosen).decode("utf-8", errors="ignore")
 
-    def __reduce__(self) -> tuple[type[TokenCounter], tuple[Any, ...]]:
-        return TokenCounter, (self.name, self._tokenizer_fn)
-
     def __repr__(self) -> str:
         return f"TokenCounter({self.name!r})"
 
 
-def as_counter(tokenizer: Callable[[str], list[Any]]) -> TokenCounter:
+def as_counter(tokenizer: Tokenizer) -> TokenCounter:
     """Returns the counter itself, or a counter around any function from a text to the list of its tokens.
 
     Raises:
@@ -243,16 +193,6 @@ def as_counter(tokenizer: Callable[[str], list[Any]]) -> TokenCounter:
             'TokenCounter("gpt-4o") is such a function for a model.'
         )
     return TokenCounter("the given tokenizer", tokenizer)
-
-
-def estimate(text: str) -> int:
-    """Returns about how many tokens a text has, for an encoding that cannot be loaded.
-
-    >>> estimate("abcdef"), estimate("日本"), estimate("")
-    (2, 2, 0)
-    """
-    wide = sum(character > "\x7f" for character in text)
-    return wide + (len(text) - wide + 2) // 3
 
 
 def fit(lines: Sequence[str], limit: int, counter: TokenCounter, *, least: int = 1) -> list[int]:
@@ -301,11 +241,8 @@ def put_first(tokens: Sequence[int], first: Sequence[bool], limit: int) -> list[
     >>> put_first([10, 20, 10], first=[False, True, True], limit=50)
     [2, 0, 1]
     """
-    room, front = FIRST_SHARE * limit, set()
-    for i, marked in enumerate(first):
-        if marked and tokens[i] <= room:
-            front.add(i)
-            room -= tokens[i]
+    marked = [i for i, is_first in enumerate(first) if is_first]
+    front = {marked[place] for place in fit_tokens([tokens[i] for i in marked], int(FIRST_SHARE * limit))}
     return sorted(range(len(first)), key=lambda i: i not in front)
 
 
@@ -317,25 +254,14 @@ def is_shipped(name: str) -> bool:
         return False
 
 
-def _pieces(text: str) -> list[str]:
-    pieces, start = [], 0
-    while len(text) - start > _PIECE_CHARACTERS:
-        end = start + _PIECE_CHARACTERS
-        end = max((match.start() for match in _TOKEN_START.finditer(text, end - 1000, end)), default=end)
-        pieces.append(text[start:end])
-        start = end
-    return [*pieces, text[start:]]
-
-
 @cache
 def _encoding(name: str) -> tiktoken.Encoding | None:
     # Imported here, because it takes time and many programs count nothing.
     import tiktoken
 
-    try:
+    encoding = name
+    with suppress(KeyError):
         encoding = tiktoken.encoding_name_for_model(name)
-    except KeyError:
-        encoding = name
     try:
         return _shipped_encoding(encoding) or tiktoken.get_encoding(encoding)
     except Exception as error:  # noqa: BLE001 - whatever stops the download, counting must go on
@@ -346,7 +272,7 @@ def _encoding(name: str) -> tiktoken.Encoding | None:
 def _shipped_encoding(name: str) -> tiktoken.Encoding | None:
     import tiktoken
 
-    folder = Path(str(files("llama_index.core"))) / "_static" / "tiktoken_cache"
+    folder = files("llama_index.core") / "_static" / "tiktoken_cache"
     if name not in _SHIPPED or not (folder / _SHIPPED[name]).is_file():
         return None
     with _environment:
@@ -355,7 +281,6 @@ def _shipped_encoding(name: str) -> tiktoken.Encoding | None:
         try:
             return tiktoken.get_encoding(name)
         finally:
-            if before is None:
-                del os.environ["TIKTOKEN_CACHE_DIR"]
-            else:
+            del os.environ["TIKTOKEN_CACHE_DIR"]
+            if before is not None:
                 os.environ["TIKTOKEN_CACHE_DIR"] = before

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+
+# A value of JSON, or what a provider or a program has put where LlamaIndex allows any object.
+Json: TypeAlias = Any
 
 # The roles of those who make calls and of results. A MessageRole has the hash of its plain name, so a set finds both.
 ASSISTANT_ROLES: frozenset[str] = frozenset({MessageRole.ASSISTANT, MessageRole.CHATBOT, MessageRole.MODEL})
@@ -45,14 +48,14 @@ def calls_of(message: ChatMessage) -> list[ToolCall]:
     return calls or [_call(value) for _, value in _calls_in_kwargs(message)]
 
 
-def to_json(value: Any) -> str:
+def to_json(value: Json) -> str:
     """Returns the JSON of a value on one line. Pydantic's models are dumped, other objects become their ``str``."""
     return json.dumps(value, ensure_ascii=False, default=_plain)
 
 
 def has_content(message: ChatMessage) -> bool:
-    """Returns whether a message has any block but thinking and blank texts."""
-    return any(
+    """Returns whether a message has a call, or any block but thinking and blank texts."""
+    return bool(calls_of(message)) or any(
         block.text.strip() if isinstance(block, TextBlock) else block.block_type not in HIDDEN_BLOCKS
         for block in message.blocks
     )
@@ -69,78 +72,58 @@ def tool_call_groups(messages: Iterable[M]) -> list[list[M]]:
     return groups
 
 
-def complete_groups(messages: Iterable[ChatMessage]) -> list[list[ChatMessage]]:
-    """Returns the ``tool_call_groups`` without orphaned results and unanswered calls.
+def complete_calls(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
+    """Returns the messages without orphaned results and unanswered calls.
 
     A call without a result, or by another role than an assistant's, is removed from a copy of its message. A message
     that is then empty is left out. All other messages are the same objects.
 
-    >>> [[message.role.value for message in group] for group in complete_groups([
+    >>> [message.role.value for message in complete_calls([
     ...     ChatMessage(role="tool", content="of a call that is not here"),
     ...     ChatMessage(role="user", content="Hello"),
     ... ])]
-    [['user']]
+    ['user']
     """
-    groups = (_complete(first, results) for first, *results in tool_call_groups(messages))
-    return [group for group in groups if group]
+    return [message for group in tool_call_groups(messages) for message in _complete(*group)]
 
 
-def without_calls(message: ChatMessage) -> ChatMessage:
-    """Returns the message itself if it has no calls, else a copy without them."""
-    return _with_calls(message, set()) if calls_of(message) else message
-
-
-def _complete(caller: ChatMessage, results: Sequence[ChatMessage]) -> list[ChatMessage]:
+def _complete(caller: ChatMessage, *results: ChatMessage) -> list[ChatMessage]:
     if caller.role in RESULT_ROLES:
         return []
     calls = calls_of(caller)
     pairs = _pairs(calls, results) if caller.role in ASSISTANT_ROLES else {}
     if len(pairs) < len(calls):
-        caller = _with_calls(caller, set(pairs.values()))
+        caller = _with_calls(caller, pairs.values())
         if not pairs and not has_content(caller):
             return []
-    return [caller, *(without_calls(result) for i, result in enumerate(results) if i in pairs)]
+    return [caller, *(result for i, result in enumerate(results) if i in pairs)]
 
 
 def _pairs(calls: Sequence[ToolCall], results: Sequence[ChatMessage]) -> dict[int, int]:
     """Returns the place of its call for the place of each result: first by equal ids, then where one has no id."""
-    waiting = list(range(len(calls)))
-    pairs: dict[int, int] = {}
     ids = [str(result.additional_kwargs.get("tool_call_id") or "") for result in results]
-    for by_id in (True, False):
+    waiting, pairs = list(range(len(calls))), dict[int, int]()
+    for is_pair in (str.__eq__, lambda call_id, result_id: not (call_id and result_id)):
         for i, result_id in enumerate(ids):
-            fitting = [call for call in waiting if _fits(calls[call].id, result_id, by_id=by_id)]
-            if i not in pairs and fitting:
-                pairs[i] = fitting[0]
-                waiting.remove(fitting[0])
+            place = next((place for place in waiting if is_pair(calls[place].id, result_id)), None)
+            if place is not None and i not in pairs:
+                pairs[i] = place
+                waiting.remove(place)
     return pairs
 
 
-def _fits(call_id: str, result_id: str, *, by_id: bool) -> bool:
-    return bool(result_id) and call_id == result_id if by_id else not (call_id and result_id)
-
-
-def _with_calls(message: ChatMessage, kept: set[int]) -> ChatMessage:
-    """Returns a copy with no other calls than those at these places of ``calls_of(message)``."""
-    places, in_kwargs = count(), _places_in_kwargs(message, kept)
+def _with_calls(message: ChatMessage, kept: Collection[int]) -> ChatMessage:
+    """Returns a copy with no other calls than those at these places, which are the same in blocks and kwargs."""
+    places = count()
     blocks = [block for block in message.blocks if not isinstance(block, ToolCallBlock) or next(places) in kept]
     kwargs = {key: value for key, value in message.additional_kwargs.items() if key not in CALL_KEYS}
     for i, (key, value) in enumerate(_calls_in_kwargs(message)):
-        if i in in_kwargs:
+        if i in kept:
             kwargs[key] = [*kwargs.get(key, []), value] if key == "tool_calls" else value
     return message.model_copy(update={"blocks": blocks, "additional_kwargs": kwargs})
 
 
-def _places_in_kwargs(message: ChatMessage, kept: set[int]) -> set[int]:
-    if not any(isinstance(block, ToolCallBlock) for block in message.blocks):
-        return kept
-    # The calls are in blocks, and additional_kwargs repeats them.
-    calls, repeated = calls_of(message), [_call(value) for _, value in _calls_in_kwargs(message)]
-    ids, names = {calls[i].id for i in kept}, {calls[i].name for i in kept}
-    return {i for i, call in enumerate(repeated) if (call.id in ids if call.id else call.name in names)}
-
-
-def _calls_in_kwargs(message: ChatMessage) -> Iterator[tuple[str, Any]]:
+def _calls_in_kwargs(message: ChatMessage) -> Iterator[tuple[str, Json]]:
     """Yields the key and the value of each call in ``additional_kwargs``."""
     calls = message.additional_kwargs.get("tool_calls") or []
     for call in calls if isinstance(calls, list) else [calls]:
@@ -149,24 +132,26 @@ def _calls_in_kwargs(message: ChatMessage) -> Iterator[tuple[str, Any]]:
         yield "function_call", message.additional_kwargs["function_call"]
 
 
-def _call(value: Any) -> ToolCall:
+def _call(value: Json) -> ToolCall:
     """Reads a call in any of the shapes in which providers write it. A value of another shape becomes its name."""
     fields = _fields(value)
     function = _fields(fields.get("function") or fields.get("custom") or fields)
-    keys = [key for key in ("arguments", "args", "input", "parameters") if key in function]
-    arguments = _arguments(function[keys[0]] if keys else {})
-    return ToolCall(str(fields.get("id") or fields.get("call_id") or ""), str(function.get("name") or ""), arguments)
+    arguments: Json = next(
+        (function[key] for key in ("arguments", "args", "input", "parameters") if key in function), {}
+    )
+    call_id, name = fields.get("id") or fields.get("call_id") or "", function.get("name") or ""
+    return ToolCall(str(call_id), str(name), _arguments(arguments))
 
 
-def _fields(value: Any) -> dict[str, Any]:
+def _fields(value: Json) -> dict[str, Json]:
     plain = value if isinstance(value, dict) else _plain(value)
     return plain if isinstance(plain, dict) else {"name": value}
 
 
-def _arguments(value: Any) -> str:
+def _arguments(value: Json) -> str:
     return value if isinstance(value, str) else to_json(value)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Json) -> Json:
     dump = getattr(value, "model_dump", None)
     return dump() if callable(dump) else str(value)

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from itertools import chain, islice
+from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import CachePoint, TextBlock, ThinkingBlock, ToolCallBlock
 
-from llama_index_memory_ext.text.cutting import Group, Limits, clip_start, plan_cut, share_out
+from llama_index_memory_ext.text.cutting import Limits, clip_start, newest_group, plan_cut, share_out
 from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, checked_messages, message_tokens
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
-from llama_index_memory_ext.text.tool_calls import CALL_KEYS, complete_groups, has_content, without_calls
+from llama_index_memory_ext.text.tool_calls import CALL_KEYS, complete_calls, has_content, tool_call_groups
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import TypeAlias
 
-    from llama_index.core.base.llms.types import ChatMessage
+    from llama_index.core.base.llms.types import ChatMessage, ContentBlock
 
     from llama_index_memory_ext.text.cutting import Splitter
+    from llama_index_memory_ext.text.tokens import Tokenizer
 
-    Groups: TypeAlias = Sequence[Group[ChatMessage]]
-    BlocksOf: TypeAlias = Callable[[ChatMessage, int], list[Any] | None]
+    Group: TypeAlias = Sequence["_Counted"]
+    Blocks: TypeAlias = Sequence[ContentBlock | None]
 
 # Without these a message is no call or no result. All else that a provider has added may be left out.
 _NEEDED_KWARGS = frozenset({*CALL_KEYS, "tool_call_id", "name"})
@@ -40,7 +42,7 @@ def trim(
     start_on: str | Sequence[str] | None = None,
     end_on: str | Sequence[str] | None = None,
     include_system: bool = False,
-    tokenizer_fn: Callable[[str], list[Any]] | None = None,
+    tokenizer_fn: Tokenizer | None = None,
 ) -> list[ChatMessage]:
     """Returns the newest of the messages that fit, oldest first; [] for none.
 
@@ -99,119 +101,115 @@ def trim(
         include_system=include_system,
     )
     trimmer = _Trimmer(as_counter(tokenizer_fn) if tokenizer_fn is not None else TokenCounter())
-    head = messages[:1] if include_system and messages and messages[0].role in INSTRUCTION_ROLES else []
-    groups = limits.ending_on([trimmer.group(found) for found in complete_groups(messages[len(head) :])])
-    if head:
-        head = trimmer.head(without_calls(head[0]), limits.tokens, alone=not groups)
-        limits = limits.remaining(trimmer.group(head).tokens, len(head))
-    kept = limits.starting_on(trimmer.newest(groups, limits)) or trimmer.newest_from_start(groups, limits.kept)
-    return head + [message for group in kept for message in group.messages]
+    split = int(include_system and bool(messages) and messages[0].role in INSTRUCTION_ROLES)
+    head, rest = trimmer.complete(messages[:split]), limits.ending_on(trimmer.complete(messages[split:]))
+    if _total(head) > limits.tokens - bool(rest):
+        head = trimmer.clip(head[0], limits.tokens // 2, trimmer.clipped_blocks)
+    limits = limits.remaining(_total(head), len(head))
+    kept = limits.starting_on(trimmer.newest(rest, limits)) or trimmer.newest_from_start(rest, limits.kept)
+    return [counted.message for counted in (*head, *kept)]
+
+
+class _Counted:
+    """A message with its tokens, which are counted once, and not before they are asked for."""
+
+    def __init__(self, message: ChatMessage, counter: TokenCounter) -> None:
+        self.message, self.role, self._counter = message, message.role, counter
+
+    @cached_property
+    def tokens(self) -> int:
+        return message_tokens(self.message, self._counter)
 
 
 @dataclass(frozen=True, slots=True)
 class _Trimmer:
-    """Finds what fits of messages and shortens what does not."""
+    """Finds the messages that fit, and shortens those that do not.
+
+    A group is a message, or a tool call with its results. [] stands for a message or a group of which nothing is left.
+    """
 
     counter: TokenCounter
 
-    def tokens(self, message: ChatMessage) -> int:
-        return message_tokens(message, self.counter)
+    def counted(self, message: ChatMessage) -> _Counted:
+        return _Counted(message, self.counter)
 
-    def group(self, messages: Sequence[ChatMessage]) -> Group[ChatMessage]:
-        return Group(messages, self.tokens)
+    def complete(self, messages: Iterable[ChatMessage]) -> Group:
+        return list(map(self.counted, complete_calls(messages)))
 
-    def head(self, message: ChatMessage, limit: int, *, alone: bool) -> list[ChatMessage]:
-        """Returns a message that always stays, clipped if it leaves no room for others; [] if nothing is left of it."""
-        fits = self.tokens(message) <= limit - (not alone)
-        head = message if fits else self.clip(message, limit // 2, self.clipped_blocks)
-        return [head] if head else []
-
-    def newest(self, groups: Groups, limits: Limits) -> Groups:
-        """Returns the newest groups within the limits, the newest of all shortened if it is too large."""
-        while groups and groups[-1].tokens > limits.tokens:
+    def newest(self, messages: Group, limits: Limits) -> Group:
+        """Returns the newest messages within the limits, the newest group shortened if it is too large."""
+        start = newest_group(messages)
+        while _total(messages[start:]) > limits.tokens:
             limits = limits.kept
-            shortened = self.shortened(groups[-1], limits.tokens, limits)
-            groups = [*groups[:-1], shortened] if shortened else limits.ending_on(groups[:-1])
-        cut = plan_cut(groups, limits)
-        kept = groups[cut:]
-        room = limits.keep_tokens - sum(group.tokens for group in kept)
-        if not cut or sum(len(group.messages) for group in kept) >= limits.keep_messages:
+            shortened = self.shortened(messages[start:], limits.tokens, limits)
+            messages = [*messages[:start], *shortened] if shortened else limits.ending_on(messages[:start])
+            start = newest_group(messages)
+        cut = plan_cut(messages, limits)
+        kept = messages[cut:]
+        if not cut or len(kept) >= limits.keep_messages:
             return kept
-        end = self.clip_start(groups[cut - 1], room, limits)
-        return [end, *kept] if end else kept
+        before = messages[newest_group(messages[:cut]) : cut]
+        return [*self.clip_start(before, limits.keep_tokens - _total(kept), limits), *kept]
 
-    def newest_from_start(self, groups: Groups, limits: Limits) -> Groups:
+    def newest_from_start(self, messages: Group, limits: Limits) -> Group:
         """Returns the newest group of ``start_on``, shortened if necessary, and the newest after it that fit."""
-        for i in reversed(range(len(groups))):
-            if groups[i].messages[0].role not in limits.start_on:
-                continue
-            after = groups[i + 1 :]
-            share, _ = share_out([groups[i].tokens, after[-1].tokens if after else 0], limits.tokens)
+        groups = tool_call_groups(messages)
+        for i in reversed([i for i, group in enumerate(groups) if group[0].role in limits.start_on]):
+            share, *_ = share_out([_total(groups[i]), *map(_total, groups[i + 1 :][-1:])], limits.tokens)
             start = self.shortened(groups[i], share, limits) or self.shortened(groups[i], limits.tokens, limits)
-            if start:
-                count = len(start.messages)
-                more = after if count < limits.max_messages else []
-                kept = [start, *self.newest(more, limits.remaining(start.tokens, count))]
-                if len(limits.ending_on(kept)) == len(kept):
-                    return kept
+            after = chain.from_iterable(groups[i + 1 :] if len(start) < limits.max_messages else [])
+            kept = [*start, *self.newest(list(after), limits.remaining(_total(start), len(start)))]
+            if start and limits.ending_on(kept) == kept:
+                return kept
         return []
 
-    def shortened(self, group: Group[ChatMessage], limit: int, limits: Limits) -> Group[ChatMessage] | None:
-        """Returns the group if it has at most ``limit`` tokens, else a shortened one; None if nothing is left."""
-        if group.tokens <= limit:
+    def shortened(self, group: Group, limit: int, limits: Limits) -> Group:
+        """Returns the group if it has at most ``limit`` tokens, else a shortened one."""
+        if _total(group) <= limit:
             return group
-        if len(group.messages) > 1:
+        if len(group) > 1:
             return self.clip_results(group, limit)
         whole_pieces = self.clip_start(group, limit, limits)
         end = whole_pieces or self.clip_start(group, limit, replace(limits, text_splitter=None))
-        clipped = None if end else self.clip(group.messages[0], limit, self.clipped_blocks)
-        return self.group([clipped]) if clipped else end
+        return end or self.clip(group[0], limit, self.clipped_blocks)
 
-    def clip_start(self, group: Group[ChatMessage], limit: int, limits: Limits) -> Group[ChatMessage] | None:
-        """Returns the end of a message; None if no part of it may be kept or nothing is left."""
-        message, *results = group.messages
+    def clip_start(self, group: Group, limit: int, limits: Limits) -> Group:
+        """Returns the end of a message if a part of it may be kept, which is never true of a call with its results."""
         blocks_of = partial(self.last_blocks, text_splitter=limits.text_splitter)
-        end = self.clip(message, limit, blocks_of) if limits.allow_partial and not results else None
-        return self.group([end]) if end else None
+        return self.clip(group[0], limit, blocks_of) if limits.allow_partial and len(group) == 1 else []
 
-    def clip_results(self, group: Group[ChatMessage], limit: int) -> Group[ChatMessage] | None:
-        """Returns a call and its results with at most ``limit`` tokens; None if the calls alone have more.
+    def clip_results(self, group: Group, limit: int) -> Group:
+        """Returns a call and its results with at most ``limit`` tokens; [] if there is no room for one of them.
 
         Their texts share what the calls leave: short ones stay whole, long ones get equal parts.
         """
-        *_, call = _copies(group.messages[0])
-        needed = self.tokens(_with_blocks(call, [block for block in call.blocks if isinstance(block, ToolCallBlock)]))
-        wanted = [self.tokens(message) for message in group.messages]
-        shares = share_out([max(wanted[0] - needed, 0), *wanted[1:]], limit - needed)
+        call = _without_extras(group[0].message)
+        calls = [block for block in call.blocks if isinstance(block, ToolCallBlock)]
+        needed = self.counted(_with_blocks(call, calls)).tokens
+        wanted = [max(group[0].tokens - needed, 0), *(result.tokens for result in group[1:])]
+        shares = share_out(wanted, limit - needed)
         shares[0] += min(needed, limit)
-        clip = partial(self.clip, blocks_of=self.clipped_blocks, may_be_empty=True)
-        kept = [part for part in map(clip, group.messages, shares) if part]
-        return self.group(kept) if len(kept) == len(shares) else None
+        kept = [self.clip(message, share, self.clipped_blocks) for message, share in zip(group, shares, strict=True)]
+        return list(chain.from_iterable(kept)) if all(kept) else []
 
-    def clip(
-        self, message: ChatMessage, limit: int, blocks_of: BlocksOf, *, may_be_empty: bool = False
-    ) -> ChatMessage | None:
-        """Returns the message if it fits, else a copy with ``blocks_of`` it; None if these do not fit or are empty."""
-        if self.tokens(message) <= limit:
-            return message
-        empty = None
+    def clip(self, message: _Counted, limit: int, blocks_of: Callable[[ChatMessage, int], Blocks | None]) -> Group:
+        """Returns the message if it fits, else a copy with ``blocks_of`` it; [] if these do not fit or are empty."""
+        if message.tokens <= limit:
+            return [message]
         # What a provider has added is left out before the last word is.
-        for copy in _copies(message):
-            blocks = blocks_of(copy, limit)
-            clipped = None if blocks is None else _with_blocks(copy, blocks)
-            if clipped and has_content(clipped):
-                return clipped
-            empty = empty or clipped
-        return empty if may_be_empty else None
+        copies = (message.message, _without_extras(message.message))
+        found = ((copy, blocks_of(copy, limit)) for copy in copies)
+        clipped = (_with_blocks(copy, blocks) for copy, blocks in found if blocks is not None)
+        return list(map(self.counted, islice(filter(has_content, clipped), 1)))
 
-    def clipped_blocks(self, message: ChatMessage, limit: int) -> list[Any] | None:
+    def clipped_blocks(self, message: ChatMessage, limit: int) -> Blocks | None:
         """Returns the blocks with clipped texts, and as many media as then fit; None if the calls alone do not fit."""
         tokens = [self.counter.count(block.text) if isinstance(block, TextBlock) else 0 for block in message.blocks]
 
-        def clipped(room: int) -> list[Any]:
+        def clipped(room: int) -> Blocks:
             return list(map(self._clipped_block, message.blocks, share_out(tokens, room)))
 
-        blocks = self._most_text(clipped, min(limit, sum(tokens)), message, limit)
+        blocks = self._most_text(clipped, message, limit)
         if blocks is None:
             return None
         for i, block in enumerate(message.blocks):
@@ -220,49 +218,47 @@ class _Trimmer:
                 blocks = more
         return blocks
 
-    def _clipped_block(self, block: Any, limit: int) -> Any:
+    def _clipped_block(self, block: ContentBlock, limit: int) -> ContentBlock | None:
         if isinstance(block, TextBlock):
             return block.model_copy(update={"text": self.counter.clip(block.text, limit)})
         # Thinking and cache points are not counted.
         return block if isinstance(block, ToolCallBlock | ThinkingBlock | CachePoint) else None
 
-    def last_blocks(self, message: ChatMessage, limit: int, text_splitter: Splitter | None) -> list[Any]:
+    def last_blocks(self, message: ChatMessage, limit: int, text_splitter: Splitter | None) -> Blocks:
         """Returns the last blocks that fit, and in front of them the end of a text."""
         first = len(message.blocks)
         while first and self._excess(message, message.blocks[first - 1 :], limit) <= 0:
             first -= 1
         end, block = message.blocks[first:], message.blocks[first - 1] if first else None
         if not isinstance(block, TextBlock):
-            return end
+            return [*end]
 
-        def longer(room: int) -> list[Any]:
+        def longer(room: int) -> Blocks:
             text = clip_start(block.text, room, self.counter, text_splitter)
             return [block.model_copy(update={"text": text}) if text else None, *end]
 
-        return self._most_text(longer, limit, message, limit) or end
+        return self._most_text(longer, message, limit) or [*end]
 
-    def _most_text(
-        self, blocks_of: Callable[[int], list[Any]], room: int, message: ChatMessage, limit: int
-    ) -> list[Any] | None:
+    def _most_text(self, blocks_of: Callable[[int], Blocks], message: ChatMessage, limit: int) -> Blocks | None:
         """Returns the blocks with the most tokens of text that fit into the limit; None if none fit."""
-        while (over := self._excess(message, blocks := blocks_of(room), limit)) > 0:
-            if room <= 0:
-                return None
+        room = limit
+        while (over := self._excess(message, blocks := blocks_of(room), limit)) > 0 and room > 0:
             room = max(room - over, 0)
-        return blocks
+        return blocks if over <= 0 else None
 
-    def _excess(self, message: ChatMessage, blocks: Sequence[Any], limit: int) -> int:
-        return self.tokens(_with_blocks(message, blocks)) - limit
-
-
-def _copies(message: ChatMessage) -> Iterator[ChatMessage]:
-    """Yields a copy of the message, and one without what its provider has added to it."""
-    # Validating the message again would add these images to the blocks, where they are already.
-    kwargs = {key: value for key, value in message.additional_kwargs.items() if key != "images"}
-    yield message.model_copy(update={"additional_kwargs": kwargs})
-    needed = {key: value for key, value in kwargs.items() if key in _NEEDED_KWARGS}
-    yield message.model_copy(update={"additional_kwargs": needed})
+    def _excess(self, message: ChatMessage, blocks: Sequence[ContentBlock | None], limit: int) -> int:
+        return self.counted(_with_blocks(message, blocks)).tokens - limit
 
 
-def _with_blocks(message: ChatMessage, blocks: Iterable[Any]) -> ChatMessage:
+def _total(messages: Group) -> int:
+    return sum(message.tokens for message in messages)
+
+
+def _without_extras(message: ChatMessage) -> ChatMessage:
+    """Returns a copy without what its provider has added to it."""
+    kwargs = {key: value for key, value in message.additional_kwargs.items() if key in _NEEDED_KWARGS}
+    return message.model_copy(update={"additional_kwargs": kwargs})
+
+
+def _with_blocks(message: ChatMessage, blocks: Iterable[ContentBlock | None]) -> ChatMessage:
     return message.model_copy(update={"blocks": [block for block in blocks if block is not None]})

@@ -18,8 +18,13 @@ from openai import APIStatusError
 
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.errors import SummaryReplyError
-from llama_index_memory_ext.record.summary import ask_for_summary, batch_of, summary_prompt
-from llama_index_memory_ext.record.summary import PROMPT_TAGS, checked_summary
+from llama_index_memory_ext.record.summary import (
+    PROMPT_TAGS,
+    ask_for_summary,
+    batch_of,
+    checked_summary,
+    summary_prompt,
+)
 from llama_index_memory_ext.store.readers import LogRow
 from llama_index_memory_ext.text.messages import Entry, entry_of, escape_tags, storable
 from tests.conftest import StartModel

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from llama_index.core.node_parser import SentenceSplitter, TokenTextSplitter
 
 from llama_index_memory_ext import TokenCounter
-from llama_index_memory_ext.text.cutting import Group, Limits, clip_start, excerpt, plan_cut, plan_flush, share_out
+from llama_index_memory_ext.text.cutting import Limits, clip_start, excerpt, plan_cut, plan_flush, share_out
 from llama_index_memory_ext.text.tokens import as_counter
-from llama_index_memory_ext.text.tool_calls import tool_call_groups
 
 COUNTER = TokenCounter()
 WORDS = as_counter(str.split)
@@ -29,9 +28,7 @@ class Message(NamedTuple):
 def cut(kinds: str, counts: list[int], **limits: Any) -> int:
     """The first message that is kept. u: a user's message, a: an assistant's, t: a tool's result."""
     messages = [Message(ROLES[kind], count) for kind, count in zip(kinds, counts, strict=True)]
-    groups = [Group(group, lambda message: message.tokens) for group in tool_call_groups(messages)]
-    first = plan_cut(groups, Limits(**{"tokens": 100, "keep_ratio": 0.75, **limits}), turn_starts=["user"])
-    return sum(len(group.messages) for group in groups[:first])
+    return plan_cut(messages, Limits(**{"tokens": 100, "keep_ratio": 0.75, **limits}), turn_starts=["user"])
 
 
 def test_nothing_is_cut_within_the_limit() -> None:

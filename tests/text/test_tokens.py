@@ -7,8 +7,6 @@ import logging
 import os
 import pickle
 import time
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 import tiktoken
@@ -17,7 +15,7 @@ from hypothesis import strategies as st
 
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.text.messages import CLOSING
-from llama_index_memory_ext.text.tokens import FIRST_SHARE, Recent, as_counter, fit, put_first
+from llama_index_memory_ext.text.tokens import FIRST_SHARE, as_counter, fit, put_first
 
 COUNTER = TokenCounter()
 MEGABYTE = 1_000_000
@@ -215,46 +213,3 @@ def test_the_order_is_otherwise_kept(entries: list[tuple[int, bool]], limit: int
     assert unmarked == sorted(unmarked, key=place.__getitem__)
     moved = [i for i in range(len(entries)) if any(j < i and place[j] > place[i] for j in unmarked)]
     assert sum(entries[i][0] for i in moved) <= FIRST_SHARE * limit
-
-
-# ---- the cache -----------------------------------------------------------------------------------------
-
-
-def test_the_least_recently_used_entry_is_evicted() -> None:
-    """Reading an entry is a use of it, looking whether it is there is none."""
-    recent: Recent[str, int] = Recent(2)
-    recent.put("a", 1)
-    recent.put("b", 2)
-    assert (recent.get("a"), "b" in recent) == (1, True)
-    recent.put("c", 3)
-    assert ("a" in recent, "b" in recent, "c" in recent, len(recent)) == (True, False, True, 2)
-    assert recent.values() == [1, 3]
-    recent.put("a", 4)
-    assert (recent.get("a"), len(recent)) == (4, 2)
-
-
-def test_an_entry_that_is_not_there_has_a_default() -> None:
-    recent: Recent[str, int] = Recent()
-    assert (recent.get("a"), recent.get("a", 0), recent.pop("a"), len(recent)) == (None, 0, None, 0)
-    recent.put("a", 1)
-    assert (recent.pop("a"), len(recent)) == (1, 0)
-
-
-@pytest.mark.parametrize("twin_of", [copy.copy, copy.deepcopy, lambda recent: pickle.loads(pickle.dumps(recent))])
-def test_a_copy_of_a_cache_begins_empty(twin_of: Any) -> None:
-    recent: Recent[str, int] = Recent(3)
-    recent.put("a", 1)
-    twin = twin_of(recent)
-    assert (len(twin), twin.size, len(recent)) == (0, 3, 1)
-
-
-def test_threads_can_share_a_cache() -> None:
-    recent: Recent[int, int] = Recent(10)
-
-    def use(number: int) -> bool:
-        recent.put(number, number)
-        return recent.get(number, number) == number
-
-    with ThreadPoolExecutor(8) as threads:
-        assert all(threads.map(use, range(2_000)))
-    assert len(recent) == 10
