@@ -83,19 +83,14 @@ _ERROR = re.compile(
     r"(?:(?:http|api|server|internal|request|network|connection|timeout|rate[ _-]?limit|model|openai|fatal|connect|"
     r"upstream) +)*[\w.]*(?:error|exception)\b"
     r"\s*(?:[:(\[{\u2014*]|code ?[:=\d]|\d|while\b|occurred|during\b|or\b|[.!]?$)"
-    r"|(?:http(?:/[\d.]+)? *|status(?: code)?:? *)?[45]\d\d\b\W*(?:too many requests|bad gateway|bad request"
-    r"|internal(?: server)? error|service (?:temporarily )?unavailable|gateway time-?out|unauthori[sz]ed|forbidden"
-    r"|(?:page )?not found|payment required)\b"
-    r"|internal server error|too many requests|gateway time-?out|request time(?:d )?-?out|upstream request timeout"
-    r"|no healthy upstream|connection (?:refused|reset|aborted|timed out)"
-    r"|rate limit (?:reached|exceeded)|insufficient quota|you(?:'ve| have)? exceeded your"
-    r"|(?:incorrect|invalid) api key|this model['\u2019]s maximum context length"
+    r"|(?:http(?:/[\d.]+)? *|status(?: code)?:? *)?[45]\d\d\b\W*[a-z]+(?:[ -][a-z]+){0,4}\W*\Z"
+    r"|too many requests|(?:gateway|(?:upstream )?request) time(?:d )?-?out|no healthy upstream"
+    r"|connection (?:refused|reset|aborted|timed out)|rate limit (?:reached|exceeded)|insufficient quota"
+    r"|you(?:'ve| have)? exceeded your|(?:incorrect|invalid) api key|this model['\u2019]s maximum context length"
     r"|(?:the |that )?(?:service|model|server|engine) (?:is )?(?:temporarily |currently )*(?:unavailable|overloaded)"
     r"|the server had an error|the model `?[\w.:/-]+`? does not exist|your credit balance is too low"
-    r"|(?:your )?request was (?:throttled|blocked|filtered)|overloaded\b|(?:please )?try again later"
-    r"|(?:blocked|filtered|the (?:response|prompt|request) was (?:blocked|filtered)) (?:by|due to)\b"
-    r"|an? (?:\w+ )?error (?:has )?occurred|something went wrong"
-    r")",
+    r"|overloaded\b|(?:please )?try again later|an? (?:\w+ )?error (?:has )?occurred|something went wrong"
+    r"|(?:(?:your |the )?(?:response|prompt|request) was )?(?:throttled|blocked|filtered)\b)",
     re.IGNORECASE,
 )
 _PEOPLE = re.compile(
@@ -111,38 +106,27 @@ _NO_SUMMARY = re.compile(
     r"\W*(?:none|n/a|null|ok(?:ay)?|sure|certainly|of course|understood|done|got it"
     r"|no (?:new )?(?:summary|information|changes?|messages?)(?: to (?:add|report|summari[sz]e))?"
     r"|(?:the )?(?:extended |running )?summary (?:is |remains |stays )*(?:unchanged|the same)"
-    r"|(?:there is )?nothing (?:new|to (?:add|report|summari[sz]e))(?: in the (?:messages|transcript))?"
-    r"|(?:i (?:have|see) no|there are no) (?:new )?messages\b.{0,200}"
-    r"|(?:please )?provide (?:me with )?the (?:transcript|messages|conversation)\b.{0,100})\W*",
-    re.IGNORECASE | re.DOTALL,
+    r"|(?:there is )?nothing (?:new|to (?:add|report|summari[sz]e))(?: in the (?:messages|transcript))?)\W*",
+    re.IGNORECASE,
 )
 # A copy of the prompt: its first sentence, its last, or one of its tags on a line of its own.
 _PROMPT = re.compile(
-    r"You keep the running summary of a conversation between|Extend the summary by what is new in the"
-    rf"|^</?(?:{'|'.join(PROMPT_TAGS)})>$",
+    rf"You keep the running summary of|Extend the summary by what is new in|^</?(?:{'|'.join(PROMPT_TAGS)})>$",
     re.MULTILINE,
 )
 # What models put around a summary: their thoughts (some without the first tag, and some do not come to an end), ...
-_THINKING = re.compile(
-    r"\A(?:<think(?:ing)?>.*?(?:</think(?:ing)?>\s*|\Z)|(?!<).*?^</think(?:ing)?>$)",
+_AROUND = re.compile(
+    r"\A(?:<think(?:ing)?>.*?(?:</think(?:ing)?>\s*|\Z)|(?!<).*?^</think(?:ing)?>$"
+    # ... a line that says what comes, ...
+    r"|\W{0,4}(?:(?:sure|certainly|of course|okay)\W{1,3})?(?:here(?:['\u2019]s| is) )?(?:the |your |an? )?"
+    r"(?:(?:extended|updated|complete|full|whole|new|running) )*(?:conversation )?summary"
+    r"(?: so far)?(?: of (?:the|this|our) (?:conversation|chat))?:\W{0,4}\n"
+    # ... and fences or tags.
+    r"|```\w*\n(?P<fenced>.*)```\Z"
+    r"|<(?P<tag>(?:conversation_|extended_)?summary|summary_so_far)>(?P<tagged>.*)</(?P=tag)>\Z)",
     re.DOTALL | re.MULTILINE | re.IGNORECASE,
 )
-# ... a line that says what comes, ...
-_HEADING = re.compile(
-    r"\A\W{0,4}(?:(?:sure|certainly|of course|okay)\W{1,3})?(?:here(?:['\u2019]s| is) )?(?:the |your |an? )?"
-    r"(?:(?:extended|updated|complete|full|whole|new|running) )*(?:conversation )?summary"
-    r"(?: so far)?(?: of (?:the|this|our) (?:conversation|chat))?:\W{0,4}\n",
-    re.IGNORECASE,
-)
-# ... and fences or tags.
-_WRAPPINGS = (
-    re.compile(r"\A```\w*\n(?P<text>.*)```\Z", re.DOTALL),
-    re.compile(
-        r"\A<(?P<tag>conversation_summary|summary|extended_summary|summary_so_far)>(?P<text>.*)</(?P=tag)>\Z",
-        re.DOTALL | re.IGNORECASE,
-    ),
-)
-_MOST_WRAPPINGS = 4
+_MOST_LAYERS = 8
 _BLANK = "\ufeff\u200b"
 
 
@@ -293,17 +277,9 @@ def _rejection_reason(text: str) -> str:
 
 
 def _unwrapped(reply: str) -> str:
-    text = _stripped(reply)
-    for _ in range(_MOST_WRAPPINGS):
-        text = _HEADING.sub("", _stripped(_THINKING.sub("", text)))
-        for wrapping in _WRAPPINGS:
-            wrapped = wrapping.match(text)
-            text = _stripped(wrapped["text"] if wrapped else text)
-    return text
-
-
-def _stripped(text: str) -> str:
-    """Returns the text without white space and invisible marks at both ends."""
+    text = reply
+    for _ in range(_MOST_LAYERS):
+        text = _AROUND.sub(r"\g<fenced>\g<tagged>", text.strip().strip(_BLANK).strip())
     return text.strip().strip(_BLANK).strip()
 
 

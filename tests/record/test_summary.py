@@ -327,7 +327,7 @@ def test_any_answer_is_taken_or_refused(reply: str, previous: str) -> None:
     "reply",
     ["<think>" * 20_000, "<summary>" * 20_000, "```\n" * 30_000, "I " * 50_000, "error " * 30_000, "\n" * 200_000,
      "http api " * 20_000, " \n" * 100_000 + "x", "</think>" * 20_000, "{" * 100_000, "*" * 100_000 + "x",
-     "Here is the " + "very " * 20_000 + "summary"],
+     "Here is the " + "very " * 20_000 + "summary", "500 " + "a" * 100_000 + "1", "500 " + "-" * 100_000 + "1"],
 )  # fmt: skip
 def test_an_answer_made_to_be_slow_to_read_is_read_at_once(reply: str) -> None:
     before = time.process_time()
