@@ -69,9 +69,7 @@ class CondensedMemoryBlock(LogBlock):
 
     name: str = Field(default="condensed_memory", description="The name of the element around the record.")
     token_limit: int = Field(
-        default=50_000,
-        ge=1,
-        description="Most tokens of all that the block shows: tags, summary and recalled messages included.",
+        default=50_000, ge=1, description="Most tokens of all that is shown: tags, summary and recalled messages too."
     )
     keep_ratio: float = Field(
         default=0.75, gt=0, le=1, description="Share of the limit that is left when the record is cut; 1: each turn."
@@ -83,13 +81,9 @@ class CondensedMemoryBlock(LogBlock):
         description="Share of the limit that one message (a tool call with its results counts as one) may have; a "
         "longer one is clipped in its middle. Default: 0.5, or 1 with `allow_partial`.",
     )
-    max_messages: int | None = Field(
-        default=None, ge=1, description="Most messages of the record; None for any number."
-    )
+    max_messages: int | None = Field(default=None, ge=1, description="Most messages of the record; None: any number.")
     keep_messages: int | None = Field(
-        default=None,
-        ge=1,
-        description="Messages that are left when there are over `max_messages`; default: `keep_ratio` of them.",
+        default=None, ge=1, description="Messages that are left when the record is cut; default: by `keep_ratio`."
     )
     allow_partial: bool = Field(
         default=False, description="Whether the end of a message is shown that only partly fits, instead of its middle."
@@ -102,27 +96,18 @@ class CondensedMemoryBlock(LogBlock):
         "fits, whole pieces are shown. None: as many tokens as fit.",
     )
     start_on: str | Sequence[str] | None = Field(
-        default=None,
-        description="Roles with one of which the record begins; earlier messages are not shown, unless there is no "
-        "message of these roles in the record.",
+        default=None, description="Roles with one of which the record begins, if it holds a message of these roles."
     )
     end_on: str | Sequence[str] | None = Field(
         default=None, description="Roles with one of which the record ends; later messages are not shown yet."
     )
-    include_system: bool = Field(
-        default=False, description="Whether a first message of instructions (system, developer) stays for good."
-    )
-    summarize: bool = Field(
-        default=False, description="Whether a model sums up what leaves the record, in the background."
-    )
+    include_system: bool = Field(default=False, description="Whether a first system or developer message always stays.")
+    summarize: bool = Field(default=False, description="Whether a model sums up, in the background, what has left.")
     summary_token_limit: int | None = Field(
         default=None, ge=1, description="Most tokens of the summary; default: a quarter of the limit, at most 1,000."
     )
     recall_token_limit: int = Field(
-        default=0,
-        ge=0,
-        validate_default=True,
-        description="Most tokens of earlier messages that are found for the question; 0: none.",
+        default=0, ge=0, validate_default=True, description="Most tokens of messages found for the question; 0: none."
     )
 
     _reader: RecordReader = PrivateAttr()

@@ -83,14 +83,15 @@ _ERROR = re.compile(
     r"(?:(?:http|api|server|internal|request|network|connection|timeout|rate[ _-]?limit|model|openai|fatal|connect|"
     r"upstream) +)*[\w.]*(?:error|exception)\b"
     r"\s*(?:[:(\[{\u2014*]|code ?[:=\d]|\d|while\b|occurred|during\b|or\b|[.!]?$)"
-    r"|(?:http(?:/[\d.]+)? *|status(?: code)?:? *)?[45]\d\d\b\W*[a-z]+(?:[ -][a-z]+){0,4}\W*\Z"
+    r"|(?:http(?:/[\d.]+)? *|status(?: code)?:? *)?[45]\d\d\b\W*(?:bad (?:gateway|request)|internal"
+    r"|service|gateway time|too many|unauthori[sz]ed|forbidden|(?:page )?not found|payment required)\b"
     r"|too many requests|(?:gateway|(?:upstream )?request) time(?:d )?-?out|no healthy upstream"
     r"|connection (?:refused|reset|aborted|timed out)|rate limit (?:reached|exceeded)|insufficient quota"
     r"|you(?:'ve| have)? exceeded your|(?:incorrect|invalid) api key|this model['\u2019]s maximum context length"
     r"|(?:the |that )?(?:service|model|server|engine) (?:is )?(?:temporarily |currently )*(?:unavailable|overloaded)"
     r"|the server had an error|the model `?[\w.:/-]+`? does not exist|your credit balance is too low"
     r"|overloaded\b|(?:please )?try again later|an? (?:\w+ )?error (?:has )?occurred|something went wrong"
-    r"|(?:(?:your |the )?(?:response|prompt|request) was )?(?:throttled|blocked|filtered)\b)",
+    r"|(?:(?:your |the )?(?:response|prompt|request) was )?(?:throttled|blocked|filtered)(?:\.| (?:by|due to)\b))",
     re.IGNORECASE,
 )
 _PEOPLE = re.compile(
