@@ -52,8 +52,8 @@ class _Unit(NamedTuple):
 _NO_UNIT = _Unit([], [""])
 
 
-class _Place(NamedTuple):
-    """An indexed unit: its rows, and the tokens that it has, of which ``tag_tokens`` are those of its tags."""
+class Place(NamedTuple):
+    """A message in the index: its rows, and the tokens that it has, of which ``tag_tokens`` are those of its tags."""
 
     row_ids: tuple[int, ...]
     tokens: int
@@ -80,7 +80,7 @@ class MessageIndex:
         self.turns: list[list[str]] = []
         self._counter, self._tags = counter, tags
         self._ranker = TfidfRanker()
-        self._places: list[_Place] = []
+        self._places: list[Place] = []
         # The last one that is indexed for good, and those after it.
         self._units = [_NO_UNIT]
         self._is_echo = False
@@ -89,59 +89,24 @@ class MessageIndex:
     def take(self, rows: Iterable[LogRow], *, with_newest: bool = False) -> None:
         """Index rows of the log, oldest first; rows that were taken before are skipped.
 
-        Args:
-            rows: Rows after those that were taken.
-            with_newest: Whether the newest message is indexed, too, although the next one has not come.
+        ``with_newest``: the newest message, too, although the next one has not come.
         """
         with self._lock:
+            new = [row for row in rows if row.id > self.newest]
+            if not new and not with_newest:
+                return
             newest = self._units[-1].rows
             if newest and self._places and self._places[-1].row_ids[0] == newest[0].id:
                 # It is indexed again, now with the words of the next one.
                 self._places.pop()
-            for row in rows:
-                if row.id > self.newest:
-                    self._add(row)
-                    self.newest = row.id
+            for row in new:
+                self._add(row)
+                self.newest = row.id
             units = [*self._units, _NO_UNIT] if with_newest else self._units
             self._index(list(zip(units, units[1:], units[2:], strict=False)))
             del self._units[:-2]
 
-    def search(
-        self, question: str, context: Sequence[str], *, before: int, limit: int, message_limit: int
-    ) -> list[tuple[int, ...]]:
-        """Returns the rows of the messages that matter for a question, best first; [] without a word in common.
-
-        Args:
-            question: The question.
-            context: The text of each of the turns before, oldest first.
-            before: Only messages whose rows are all before this row are found.
-            limit: Most tokens of all messages.
-            message_limit: Most tokens of one message; longer ones are clipped when they are shown.
-        """
-        ranked = (place for place, _ in self._ranked(question, context, before))
-        # One token for each row beside its tags is the least that is shown.
-        found = [place for place in ranked if place.tag_tokens + len(place.row_ids) <= message_limit]
-        return [found[i].row_ids for i in fit_tokens([min(place.tokens, message_limit) for place in found], limit)]
-
-    def nearest(self, question: str, most: int) -> list[tuple[tuple[int, ...], float]]:
-        """Returns the rows of the messages most similar to a question, each with its similarity, as ``_ranked``."""
-        return [(place.row_ids, similarity) for place, similarity in self._ranked(question)[:most]]
-
-    def entries(self, rows: Sequence[LogRow], question: str, limit: int) -> list[Entry]:
-        """Returns the rows of one message as they are shown, each with its date.
-
-        Of a message that has more than ``limit`` tokens, the part with the words of the question is shown; without a
-        question its two ends. [] if there is no room for a word of each row.
-        """
-        wanted = set(terms_of(question))
-        clip = partial(excerpt, counter=self._counter, wanted=wanted, terms=terms_of) if wanted else None
-        shown = clip_entries(self._whole(rows), limit, self._counter, clip)
-        fits = sum(entry.tokens for entry in shown) <= limit
-        return shown if fits and all(entry.body.strip() for entry in shown) else []
-
-    def _ranked(
-        self, question: str, context: Sequence[str] = (), before: float = math.inf
-    ) -> list[tuple[_Place, float]]:
+    def ranked(self, question: str, context: Sequence[str] = (), before: float = math.inf) -> list[tuple[Place, float]]:
         """Returns the messages that match a question, each with its similarity, in (0, 1], 1 for the best one.
 
         The best come first, of equal ones the newest. [] without a word in common.
@@ -155,6 +120,35 @@ class MessageIndex:
         found = np.flatnonzero(similarity)
         best_first = found[np.lexsort((-found, -similarity[found]))]
         return [(places[i], float(similarity[i])) for i in best_first]
+
+    def search(
+        self, question: str, context: Sequence[str], *, before: int, limit: int, message_limit: int
+    ) -> list[tuple[int, ...]]:
+        """Returns the rows of the messages that matter for a question, best first; [] without a word in common.
+
+        Args:
+            question: The question.
+            context: The text of each of the turns before, oldest first.
+            before: Only messages whose rows are all before this row are found.
+            limit: Most tokens of all messages.
+            message_limit: Most tokens of one message; longer ones are clipped when they are shown.
+        """
+        ranked = (place for place, _ in self.ranked(question, context, before))
+        # One token for each row beside its tags is the least that is shown.
+        found = [place for place in ranked if place.tag_tokens + len(place.row_ids) <= message_limit]
+        return [found[i].row_ids for i in fit_tokens([min(place.tokens, message_limit) for place in found], limit)]
+
+    def entries(self, rows: Sequence[LogRow], question: str, limit: int) -> list[Entry]:
+        """Returns the rows of one message as they are shown, each with its date.
+
+        Of a message that has more than ``limit`` tokens, the part with the words of the question is shown; without a
+        question its two ends. [] if there is no room for a word of each row.
+        """
+        wanted = set(terms_of(question))
+        clip = partial(excerpt, counter=self._counter, wanted=wanted, terms=terms_of) if wanted else None
+        shown = clip_entries(self._whole(rows), limit, self._counter, clip)
+        fits = sum(entry.tokens for entry in shown) <= limit
+        return shown if fits and all(entry.body.strip() for entry in shown) else []
 
     def _whole(self, rows: Sequence[LogRow]) -> list[Entry]:
         found = (entry_of(row.id, row.message, self._counter, self._tags, day=shown_day(row)) for row in rows)
@@ -191,7 +185,7 @@ class MessageIndex:
                 continue
             tags = sum(self._counter.count(entry.opening + CLOSING) for entry in whole)
             row_ids = tuple(row.id for row in unit.rows)
-            self._places.append(_Place(row_ids, sum(entry.tokens for entry in whole), tags))
+            self._places.append(Place(row_ids, sum(entry.tokens for entry in whole), tags))
             # The results of a call that comes next may not have come yet.
             beside = ("\n".join(before.words)[:_NEIGHBOUR_CHARACTERS], after.words[0][:_NEIGHBOUR_CHARACTERS])
             context = tuple((words, CONTEXT_SHARE) for words in beside if words)

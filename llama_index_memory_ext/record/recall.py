@@ -110,15 +110,22 @@ class MessageSearch:
         all of it is indexed, which takes time only for the first search of a session. Of a message with more than
         ``message_limit`` tokens (at most 500), the part with the words of the question is shown.
         """
-        index = await self._fully_indexed(session_id)
+        index = await self._index_log(session_id)
+        page = await self.store.readers.unread(session_id, "", with_active=True, after=index.newest)
+        if page.epoch != index.epoch:
+            # Rows were deleted meanwhile.
+            return await self.search(session_id, question, most=most, message_limit=message_limit)
         # A long log, and the words of a long message, take longer than an event loop should be blocked.
-        nearest = await asyncio.to_thread(index.nearest, question, most)
-        units = await self._rows(session_id, [row_ids for row_ids, _ in nearest])
+        await asyncio.to_thread(partial(index.take, without_open_turn(page.rows), with_newest=True))
+        ranked = (await asyncio.to_thread(index.ranked, question))[:most]
+        units = await self._rows(session_id, [place.row_ids for place, _ in ranked])
         limit = min(message_limit, LONGEST_MESSAGE_TOKENS)
         shown = await asyncio.to_thread(lambda: [index.entries(unit, question, limit) for unit in units])
         return [
-            FoundMessage(similarity, row_ids, unit[0].role, shown_day(unit[0]), "\n".join(one.body for one in entries))
-            for (row_ids, similarity), unit, entries in zip(nearest, units, shown, strict=True)
+            FoundMessage(
+                similarity, place.row_ids, unit[0].role, shown_day(unit[0]), "\n".join(one.body for one in entries)
+            )
+            for (place, similarity), unit, entries in zip(ranked, units, shown, strict=True)
             if entries
         ]
 
@@ -161,16 +168,6 @@ class MessageSearch:
                     await asyncio.to_thread(index.take, page.rows)
                 if len(page.rows) < _INDEXED_ROWS:
                     return index
-
-    async def _fully_indexed(self, session_id: str) -> MessageIndex:
-        """Returns the index with all messages up to now."""
-        while True:
-            # First the log, a page at a time, and then the active messages.
-            index = await self._index_log(session_id)
-            page = await self.store.readers.unread(session_id, "", with_active=True, after=index.newest)
-            if page.epoch == index.epoch:
-                await asyncio.to_thread(partial(index.take, without_open_turn(page.rows), with_newest=True))
-                return index
 
 
 def without_open_turn(rows: Sequence[LogRow]) -> list[LogRow]:
