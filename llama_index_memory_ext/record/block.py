@@ -169,8 +169,6 @@ class CondensedMemoryBlock(LogBlock):
         """The name under which LlamaIndex serialises this block."""
         return "CondensedMemoryBlock"
 
-    # ---- what the host calls -----------------------------------------------------------------------
-
     async def _aget(
         self, messages: list[ChatMessage] | None = None, *, session_id: str | None = None, **block_kwargs: Any
     ) -> str:
@@ -207,8 +205,6 @@ class CondensedMemoryBlock(LogBlock):
             )
         if self.summarize:
             self.jobs.start(self.job_key(session_id), self._summarizer(session_id).run, self.retry_seconds)
-
-    # ---- its own methods ---------------------------------------------------------------------------
 
     async def aflush(self, session_id: str = DEFAULT_SESSION_ID) -> None:
         """Wait until what has left the record is summarised; after a failure the next start tries again."""
@@ -256,8 +252,6 @@ class CondensedMemoryBlock(LogBlock):
     def job_key(self, session_id: str) -> JobKey:
         """The key of this block's jobs of a session."""
         return JobKey(session_id, self.name)
-
-    # ---- inside ------------------------------------------------------------------------------------
 
     def _summarizer(self, session_id: str) -> Summarizer:
         return Summarizer(self._reader, self.llm, self.jobs, self.job_key(session_id))

@@ -65,12 +65,8 @@ class MessageIndex:
 
     A message is found by its own words, by the day on which it was written and, with less weight, by the words of its
     neighbours. So it is indexed when the next one has come. Only a search also needs the newest one, which is indexed
-    again later. Threads may call at the same time.
-
-    Args:
-        epoch: The epoch of the log.
-        counter: Counts the tokens of what would be shown.
-        tags: Element names, besides our own, that no text must be able to forge.
+    again later. Threads may call at the same time. ``epoch`` is that of the log, and ``tags`` are element names,
+    besides our own, that no text must be able to forge.
     """
 
     def __init__(self, epoch: int, counter: TokenCounter, tags: tuple[str, ...] = ()) -> None:
@@ -109,7 +105,8 @@ class MessageIndex:
     def ranked(self, question: str, context: Sequence[str] = (), before: float = math.inf) -> list[tuple[Place, float]]:
         """Returns the messages that match a question, each with its similarity, in (0, 1], 1 for the best one.
 
-        The best come first, of equal ones the newest. [] without a word in common.
+        The best come first, of equal ones the newest. [] without a word in common. ``context`` is the text of each turn
+        before, oldest first. Only messages whose rows are all before the row ``before`` are found.
         """
         with self._lock:
             places = [place for place in self._places if place.row_ids[-1] < before]
@@ -124,14 +121,9 @@ class MessageIndex:
     def search(
         self, question: str, context: Sequence[str], *, before: int, limit: int, message_limit: int
     ) -> list[tuple[int, ...]]:
-        """Returns the rows of the messages that matter for a question, best first; [] without a word in common.
+        """Returns the rows of the best messages of ``ranked`` that have at most ``limit`` tokens together.
 
-        Args:
-            question: The question.
-            context: The text of each of the turns before, oldest first.
-            before: Only messages whose rows are all before this row are found.
-            limit: Most tokens of all messages.
-            message_limit: Most tokens of one message; longer ones are clipped when they are shown.
+        A message that is longer than ``message_limit`` tokens counts as many, because it is clipped when it is shown.
         """
         ranked = (place for place, _ in self.ranked(question, context, before))
         # One token for each row beside its tags is the least that is shown.

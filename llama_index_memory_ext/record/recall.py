@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import MessageRole
@@ -73,14 +74,9 @@ class MessageSearch:
     async def recall(self, session_id: str, messages: Sequence[ChatMessage], *, seen: Seen, before: int) -> CountedText:
         """Returns the messages that matter for the question of the current turn, as an element of the record.
 
-        They stand in the order in which they were written, each with its date; "" if nothing is found. After a restart
-        a long log is indexed in the background, and a question is answered by what has been indexed by then.
-
-        Args:
-            session_id: The session.
-            messages: The current turn.
-            seen: How far the caller has read the log, which should be indexed so far.
-            before: The first row that is shown anyway; only messages before it are found.
+        They stand in the order in which they were written, each with its date; "" if nothing is found. Only messages
+        before the row ``before`` are found. After a restart a long log is indexed in the background up to what was
+        ``seen``, and a question is answered by what has been indexed by then.
         """
         counter = self.settings.counter
         room = self.settings.recall_limit - counter.count(EARLIER_OPENING + EARLIER_CLOSING)
@@ -94,12 +90,10 @@ class MessageSearch:
             return known
         most = int(room * _MESSAGE_SHARE)
         # A long log, and the words of a long message, take longer than an event loop should be blocked.
-        search = partial(index.search, question, context, before=before, limit=room, message_limit=most)
-        units = await self._rows(session_id, sorted(await asyncio.to_thread(search)))
-        entries = await asyncio.to_thread(
-            lambda: [one for unit in units for one in index.entries(unit, question, most)]
-        )
-        element = earlier_element(entries, counter)
+        found = await asyncio.to_thread(index.search, question, context, before=before, limit=room, message_limit=most)
+        units = await self._rows(session_id, sorted(found))
+        shown = await asyncio.to_thread(lambda: [index.entries(unit, question, most) for unit in units])
+        element = earlier_element(list(chain.from_iterable(shown)), counter)
         self.found.put(key, element)
         return element
 
@@ -116,7 +110,7 @@ class MessageSearch:
             # Rows were deleted meanwhile.
             return await self.search(session_id, question, most=most, message_limit=message_limit)
         # A long log, and the words of a long message, take longer than an event loop should be blocked.
-        await asyncio.to_thread(partial(index.take, without_open_turn(page.rows), with_newest=True))
+        await asyncio.to_thread(index.take, without_open_turn(page.rows), with_newest=True)
         ranked = (await asyncio.to_thread(index.ranked, question))[:most]
         units = await self._rows(session_id, [place.row_ids for place, _ in ranked])
         limit = min(message_limit, LONGEST_MESSAGE_TOKENS)

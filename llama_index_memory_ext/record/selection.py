@@ -142,9 +142,8 @@ class Selection:
     def _end_of(self, entry: Entry, kept: Sequence[Entry]) -> Entry | None:
         """Returns the end of the message in front of those that are kept, if there may be one and there is room."""
         limits = self.limits
-        if not limits.allow_partial or entry.is_result or len(kept) >= limits.keep_messages:
-            return None
-        if limits.start_on and entry.role not in limits.start_on:
+        has_role = not limits.start_on or entry.role in limits.start_on
+        if not limits.allow_partial or not has_role or entry.is_result or len(kept) >= limits.keep_messages:
             return None
         room = limits.keep_tokens - _tokens(kept)
         clip = partial(clip_start, counter=self.counter, text_splitter=limits.text_splitter)

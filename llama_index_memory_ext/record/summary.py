@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import dataclass, replace
-from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +57,7 @@ _LONGEST_REFUSAL = 600
 
 # How a refusal begins, in the languages in which models refuse most.
 _REFUSAL = re.compile(
-    r"\W{0,4}(?:"
+    r"(?i)\W{0,4}(?:"
     r"(?:i['\u2019]?m|i am|we['\u2019]?re|we are) +(?:(?:very|so|really) )?(?:sorry|afraid|unable|not able)\b"
     r"|sorry[,.!]? +(?:but|i|we)\b|(?:my )?apologies\b|i apologi[sz]e\b|i (?:must|have to) decline\b"
     r"|(?:unfortunately,? )?(?:i|we) +(?:(?:ca|could|wo)n['\u2019]?t|(?:can|could|will) ?not)\b"
@@ -67,22 +66,18 @@ _REFUSAL = re.compile(
     r"|(?:很|非常|十分)?(?:抱歉|对不起|對不起|遗憾|遺憾)|我(?:无法|無法|不能)|[作做][为為](?:一[个個])?(?:AI|人工智能)"
     r"|申し訳|すみません|ごめんなさい|お手伝いできません|죄송"
     r"|(?:es )?tut mir leid|ich kann (?:dabei |ihnen |dir )?(?:leider )?nicht|(?:je suis )?désolée?\b|je ne peux pas"
-    r"|lo siento|desculpe|mi dispiace|извините"
-    r")",
-    re.IGNORECASE,
+    r"|lo siento|desculpe|mi dispiace|извините)"
 )
 # What only a machine says, and no summary begins with.
 _MACHINE_ERROR = re.compile(
-    r"<!doctype html|<html|<\?xml|traceback \(most recent call last\)|[\w.]*error code: \d+ - [{\"']"
-    r"|[\[{](?=.*[\]}]\Z).*?[\"'](?:errors?|detail|message|code|status)[\"']\s*:",
-    re.IGNORECASE | re.DOTALL,
+    r"(?is)<!doctype html|<html|<\?xml|traceback \(most recent call last\)|[\w.]*error code: \d+ - [{\"']"
+    r"|[\[{](?=.*[\]}]\Z).*?[\"'](?:errors?|detail|message|code|status)[\"']\s*:"
 )
 # What providers and proxies say; so may a summary begin, but then it goes on with what the user or the assistant did.
 _ERROR = re.compile(
-    r"\W{0,4}(?:oops\W+)?(?:"
-    r"(?:(?:http|api|server|internal|request|network|connection|timeout|rate[ _-]?limit|model|openai|fatal|connect|"
-    r"upstream) +)*[\w.]*(?:error|exception)\b"
-    r"\s*(?:[:(\[{\u2014*]|code ?[:=\d]|\d|while\b|occurred|during\b|or\b|[.!]?$)"
+    r"(?i)\W{0,4}(?:oops\W+)?(?:"
+    r"(?:(?:http|api|server|internal|request|network|connect|connection|timeout|rate[ _-]?limit|model|openai|fatal"
+    r"|upstream) +)*[\w.]*(?:error|exception)\b\s*(?:[:(\[{\u2014*]|code ?[:=\d]|\d|while\b|occurred|during\b|or\b|[.!]?$)"
     r"|(?:http(?:/[\d.]+)? *|status(?: code)?:? *)?[45]\d\d\b\W*(?:bad (?:gateway|request)|internal"
     r"|service|gateway time|too many|unauthori[sz]ed|forbidden|(?:page )?not found|payment required)\b"
     r"|too many requests|(?:gateway|(?:upstream )?request) time(?:d )?-?out|no healthy upstream"
@@ -91,41 +86,35 @@ _ERROR = re.compile(
     r"|(?:the |that )?(?:service|model|server|engine) (?:is )?(?:temporarily |currently )*(?:unavailable|overloaded)"
     r"|the server had an error|the model `?[\w.:/-]+`? does not exist|your credit balance is too low"
     r"|overloaded\b|(?:please )?try again later|an? (?:\w+ )?error (?:has )?occurred|something went wrong"
-    r"|(?:(?:your |the )?(?:response|prompt|request) was )?(?:throttled|blocked|filtered)(?:\.| (?:by|due to)\b))",
-    re.IGNORECASE,
+    r"|(?:(?:your |the )?(?:response|prompt|request) was )?(?:throttled|blocked|filtered)(?:\.| (?:by|due to)\b))"
 )
-_PEOPLE = re.compile(
-    r"\b(?:the|an?) (?:user|assistant)\b|\buser['\u2019]s\b|用户|用戶|助手|ユーザー|アシスタント", re.IGNORECASE
-)
+_PEOPLE = re.compile(r"(?i)\b(?:the|an?) (?:user|assistant)\b|\buser['\u2019]s\b|用户|用戶|助手|ユーザー|アシスタント")
 # An error in the very work that was asked for, whoever is named in it.
 _OWN_WORK = re.compile(
-    r"\b(?:generat|creat|produc|process|summari[sz]|writ|extend)\w*\b.{0,60}\b(?:summary|request|response|conversation|prompt)",
-    re.IGNORECASE | re.DOTALL,
+    r"(?is)\b(?:generat|creat|produc|process|summari[sz]|writ|extend)\w*\b.{0,60}"
+    r"\b(?:summary|request|response|conversation|prompt)"
 )
 # What a model says instead of a summary.
 _NO_SUMMARY = re.compile(
-    r"\W*(?:none|n/a|null|ok(?:ay)?|sure|certainly|of course|understood|done|got it"
+    r"(?i)\W*(?:none|n/a|null|ok(?:ay)?|sure|certainly|of course|understood|done|got it"
     r"|no (?:new )?(?:summary|information|changes?|messages?)(?: to (?:add|report|summari[sz]e))?"
     r"|(?:the )?(?:extended |running )?summary (?:is |remains |stays )*(?:unchanged|the same)"
-    r"|(?:there is )?nothing (?:new|to (?:add|report|summari[sz]e))(?: in the (?:messages|transcript))?)\W*",
-    re.IGNORECASE,
+    r"|(?:there is )?nothing (?:new|to (?:add|report|summari[sz]e))(?: in the (?:messages|transcript))?)\W*"
 )
 # A copy of the prompt: its first sentence, its last, or one of its tags on a line of its own.
 _PROMPT = re.compile(
-    rf"You keep the running summary of|Extend the summary by what is new in|^</?(?:{'|'.join(PROMPT_TAGS)})>$",
-    re.MULTILINE,
+    rf"(?m)You keep the running summary of|Extend the summary by what is new in|^</?(?:{'|'.join(PROMPT_TAGS)})>$"
 )
 # What models put around a summary: their thoughts (some without the first tag, and some do not come to an end), ...
 _AROUND = re.compile(
-    r"\A(?:<think(?:ing)?>.*?(?:</think(?:ing)?>\s*|\Z)|(?!<).*?^</think(?:ing)?>$"
+    r"(?ims)\A(?:<think(?:ing)?>.*?(?:</think(?:ing)?>\s*|\Z)|(?!<).*?^</think(?:ing)?>$"
     # ... a line that says what comes, ...
     r"|\W{0,4}(?:(?:sure|certainly|of course|okay)\W{1,3})?(?:here(?:['\u2019]s| is) )?(?:the |your |an? )?"
     r"(?:(?:extended|updated|complete|full|whole|new|running) )*(?:conversation )?summary"
     r"(?: so far)?(?: of (?:the|this|our) (?:conversation|chat))?:\W{0,4}\n"
     # ... and fences or tags.
     r"|```\w*\n(?P<fenced>.*)```\Z"
-    r"|<(?P<tag>(?:conversation_|extended_)?summary|summary_so_far)>(?P<tagged>.*)</(?P=tag)>\Z)",
-    re.DOTALL | re.MULTILINE | re.IGNORECASE,
+    r"|<(?P<tag>(?:conversation_|extended_)?summary|summary_so_far)>(?P<tagged>.*)</(?P=tag)>\Z)"
 )
 _MOST_LAYERS = 8
 _BLANK = "\ufeff\u200b"
@@ -168,8 +157,7 @@ class Summarizer:
         rows = rows if is_all else rows[: newest_group(rows)] or rows
         # A batch that a model refuses, or that is too long for it, is halved with each failure.
         halved = self.jobs.failures_of(self.key)
-        batch = partial(batch_of, rows, settings.counter, (settings.name,), halved=halved)
-        entries, taken = await asyncio.to_thread(batch)
+        entries, taken = await asyncio.to_thread(batch_of, rows, settings.counter, (settings.name,), halved=halved)
         summary = await self._extended(window, entries)
         if taken < len(rows) or not is_all:
             position, kept = rows[taken - 1].id, Kept()
@@ -189,7 +177,7 @@ class Summarizer:
 def batch_of(
     rows: Sequence[LogRow], counter: TokenCounter, tags: tuple[str, ...] = (), *, halved: int = 0
 ) -> tuple[list[Entry], int]:
-    """Returns as many of the oldest rows as one request should hold, at least one, as entries; and how many they are.
+    """Returns the entries of the oldest rows for one request, and the number of these rows: at least one of any.
 
     A batch never ends between a call and its results. ``halved`` is how often it must be made half as long.
     """
@@ -211,10 +199,7 @@ def batch_of(
 def summary_prompt(previous: str, entries: Sequence[Entry], *, token_limit: int) -> list[ChatMessage]:
     """Returns the messages that ask for an extended summary: the instructions, and one text with all the rest.
 
-    Args:
-        previous: The summary so far; "" for none.
-        entries: What comes after it, oldest first, tool calls and results included; made with ``PROMPT_TAGS``.
-        token_limit: What the summary may have; the model is asked for less.
+    The entries are made with ``PROMPT_TAGS``. The model is asked for less than ``token_limit``.
     """
     transcript = "".join(entry.text for entry in entries)
     text = (

@@ -110,9 +110,12 @@ class RecordReader:
                 # Another process has moved the cursor since.
                 return await self.read(session_id)
             new, has_older = await self._newest(session_id, moved, window.seen, page)
+            if _tokens(new) > moved.selection.message_limit:
+                new = moved.selection.within_shares(new)
             # If there are older messages than these, they and the known ones have no room in the record any more.
             known = () if has_older else window.kept.entries
-            entries = (entry for entry in (*known, *_within_shares(moved, new)) if entry.row_id > page.position)
+            after = max([page.position, *(entry.row_id for entry in window.instructions)])
+            entries = (entry for entry in (*known, *new) if entry.row_id > after)
             seen = Seen(page.epoch, page.position, page.rows[-1].id if page.rows else window.seen.last_id)
             window = replace(moved, kept=Kept((*moved.kept.entries, *entries), moved.kept.partial), seen=seen)
         self.windows.put(session_id, window)
@@ -120,16 +123,11 @@ class RecordReader:
 
     async def move(self, session_id: str, window: Window, position: int) -> bool:
         """Move the cursor, and store what the window shows before whole messages; False as ``Readers.move``."""
+        (epoch, old), name = window.place, self.settings.name
         partial = window.kept.entries[0].text if window.kept.partial else ""
-        state = {"summary": window.summary, "partial": partial, "summarised": window.summarised}
-        return await self.store.readers.move(
-            session_id,
-            self.settings.name,
-            epoch=window.seen.epoch,
-            old=window.seen.position,
-            new=position,
-            state=state if any(state.values()) else None,
-        )
+        made = {"summary": window.summary, "partial": partial, "summarised": window.summarised}
+        state = made if any(made.values()) else None
+        return await self.store.readers.move(session_id, name, epoch=epoch, old=old, new=position, state=state)
 
     async def announce(self, session_id: str, before: Window, after: Window, started: float) -> None:
         """Send an event if messages have left the record; ``started`` is of ``perf_counter``."""
@@ -161,8 +159,6 @@ class RecordReader:
             return after
         # Another process has cut, or the database is busy: show what there is, within the limit.
         return (await self.read(session_id)).evicted()
-
-    # ---- reading the log ---------------------------------------------------------------------------
 
     async def _known(self, session_id: str) -> tuple[Window, LogPage]:
         """The window that was read last, and what the log has gained; a new window if that cannot be continued."""
@@ -238,11 +234,3 @@ def _must_reread(window: Window, page: LogPage) -> bool:
     return bool(window.kept.entries and page.rows and page.rows[0].is_result) or (
         window.has_overflow and page.position != window.seen.position
     )
-
-
-def _within_shares(window: Window, entries: list[Entry]) -> list[Entry]:
-    """The entries without those that stay in front, each clipped to what one message may have."""
-    first = {entry.row_id for entry in window.instructions}
-    entries = [entry for entry in entries if entry.row_id not in first]
-    is_short = _tokens(entries) <= window.selection.message_limit
-    return entries if is_short else window.selection.within_shares(entries)
