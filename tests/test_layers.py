@@ -21,7 +21,8 @@ ROWS = (
     {"log_block"},
     {"store", "search", "formats"},
     {"fact"},
-    {"text", "background"},
+    {"text"},
+    {"background"},
     {"errors", "events"},
 )
 ROW_OF = {name: len(ROWS) - row for row, names in enumerate(ROWS) for name in names}

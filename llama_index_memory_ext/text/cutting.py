@@ -8,12 +8,12 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice, takewhile
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_ext.errors import LimitError, RoleError, SplitterError
-from llama_index_memory_ext.text.tool_calls import RESULT_ROLES, HasRole, M, tool_call_groups
+from llama_index_memory_ext.text.tool_calls import RESULT_ROLES, Counted, M
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -32,20 +32,9 @@ _PIECE = re.compile(r".{1,400}?(?:[.!?]\s+|[\u3002\uff01\uff1f]|\n+|\Z)|.{1,400}
 _BEFORE, _AFTER = "[...] ", " [...]"
 
 
-class Counted(HasRole, Protocol):
-    """A message with its tokens."""
-
-    @property
-    def tokens(self) -> int:
-        """Its tokens."""
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Most tokens and messages, and how many of them are kept when there are more; ``trim`` documents the options.
-
-    An empty ``start_on`` or ``end_on`` stands for any role.
-    """
+    """Most tokens and messages, and how many are kept of more; no roles stand for any. See the options of ``trim``."""
 
     tokens: int = sys.maxsize
     keep_ratio: float = 1.0
@@ -70,7 +59,7 @@ class Limits:
         end_on: str | Sequence[str] | None = None,
         include_system: bool = False,
     ) -> Limits:
-        """Returns the limits that the options ask for; raises LimitError, RoleError and SplitterError as ``trim``."""
+        """Returns the limits for options of ``trim``; raises LimitError, RoleError or SplitterError as it does."""
         _check_numbers(keep_ratio, token_limit=token_limit, max_messages=max_messages, keep_messages=keep_messages)
         if include_system and max_messages == 1:
             raise LimitError(
@@ -89,33 +78,31 @@ class Limits:
 
     @property
     def keep_tokens(self) -> int:
-        """Tokens that are kept when a limit is passed; at least one if there may be any."""
+        """Tokens that are kept when a limit is exceeded; at least one if there may be any."""
         return max(int(self.tokens * self.keep_ratio), min(self.tokens, 1))
 
     @property
     def kept(self) -> Limits:
-        """The limits of what is kept when these are passed."""
+        """The limits of what is kept when these limits are exceeded."""
         return replace(self, tokens=self.keep_tokens, keep_ratio=1.0, max_messages=self.keep_messages)
 
     def remaining(self, tokens: int, messages: int) -> Limits:
-        """Returns the limits of what comes with so many tokens and messages; they leave room for one message."""
+        """Returns what these limits leave beside so many tokens and messages; always room for one message."""
         most, keep = max(self.max_messages - messages, 1), max(self.keep_messages - messages, 1)
         return replace(self, tokens=self.tokens - tokens, max_messages=most, keep_messages=keep)
 
     def starting_on(self, messages: Sequence[M]) -> Sequence[M]:
-        """Returns the messages from the first one of ``start_on``; [] if there is none. No result comes first."""
+        """Returns the messages from the first one of ``start_on``, never a result; [] if there is none."""
         roles = self.start_on - RESULT_ROLES
         starts = (i for i, message in enumerate(messages) if message.role in roles)
         return messages[next(starts, len(messages)) :] if self.start_on else messages
 
     def ending_on(self, messages: Sequence[M]) -> Sequence[M]:
-        """Returns the messages up to the last one of ``end_on``; [] if there is none. No call comes last."""
-        if not self.end_on:
-            return messages
-        groups = tool_call_groups(messages)
-        while groups and groups[-1][-1].role not in self.end_on:
-            groups.pop()
-        return list(chain.from_iterable(groups))
+        """Returns the messages up to the last one of ``end_on``, never a call with results; [] if there is none."""
+        end = len(messages)
+        while self.end_on and end and messages[end - 1].role not in self.end_on:
+            end = group_start(messages, end)
+        return messages[:end]
 
 
 def _check_numbers(keep_ratio: float, **limits: int | None) -> None:
@@ -143,21 +130,20 @@ def _checked_roles(option: str, roles: str | Sequence[str] | None) -> frozenset[
     return frozenset(names)
 
 
-def newest_group(messages: Sequence[HasRole]) -> int:
-    """Returns where the newest message begins, or the newest tool call with its results; 0 if there is none."""
-    return next((i for i in range(len(messages) - 1, 0, -1) if messages[i].role not in RESULT_ROLES), 0)
+def group_start(messages: Sequence[M], end: int) -> int:
+    """Returns the index of the last message before ``end`` that is no tool's result; 0 if there is none."""
+    return next((i for i in range(end - 1, 0, -1) if messages[i].role not in RESULT_ROLES), 0)
 
 
 def plan_cut(messages: Sequence[Counted], limits: Limits, *, turn_starts: Collection[str] = ()) -> int:
     """Returns the index of the first message to keep, never that of a result; 0 if all are within the limits.
 
-    Nothing is cut before a limit is passed. Then the messages are cut down to ``keep_tokens`` and ``keep_messages`` at
-    once, so that the text in front of the next messages stays the same for many turns and a provider's prompt cache
-    can serve it.
+    Above a limit, the messages are cut down to ``keep_tokens`` and ``keep_messages`` at once. Then the beginning stays
+    the same for many turns, and a provider's prompt cache can serve it.
 
     The newest message, or call with its results, always stays. A cut in front of a turn, which begins with a role of
-    ``turn_starts``, is preferred unless it keeps less than half of what could be kept. With roles to ``start_on`` it
-    is preferred in any case. Tokens are asked for from the newest message on, until a limit is passed.
+    ``turn_starts``, is preferred unless it keeps less than half of what could be kept; with ``start_on`` it is always
+    preferred. Messages are counted from the newest one on, until a limit is exceeded.
     """
     newest = (message.tokens for message in islice(reversed(messages), limits.max_messages))
     # The tokens of the newest message, of the newest two, and so on.
@@ -166,7 +152,7 @@ def plan_cut(messages: Sequence[Counted], limits: Limits, *, turn_starts: Collec
         return 0
     fitting = min(bisect_right(sums, limits.keep_tokens), limits.keep_messages)
     cuts = (i for i in range(len(messages) - fitting, len(messages)) if messages[i].role not in RESULT_ROLES)
-    first = next(cuts, newest_group(messages))
+    first = next(cuts, group_start(messages, len(messages)))
     turn = next((i for i in chain([first], cuts) if messages[i].role in turn_starts), first)
     keeps_half = turn == first or sums[len(messages) - turn - 1] * 2 >= sums[len(messages) - first - 1]
     return turn if limits.start_on or keeps_half else first
@@ -175,8 +161,7 @@ def plan_cut(messages: Sequence[Counted], limits: Limits, *, turn_starts: Collec
 def plan_flush(tokens: Sequence[int], *, turn_starts: Sequence[bool], limit: int) -> int:
     """Returns how many of the oldest messages leave short-term memory: whole turns, never the newest turn.
 
-    None leaves while the messages have at most ``limit`` tokens. Otherwise as few turns leave as bring the rest
-    within the limit.
+    As few turns leave as bring the rest within ``limit`` tokens; 0 if all messages are within it.
     """
     from_there_on = list(accumulate(reversed(tokens), initial=0))[::-1]
     starts = [i for i, starts_turn in enumerate(turn_starts) if starts_turn]
@@ -190,8 +175,6 @@ def share_out(tokens: Sequence[int], limit: int) -> list[int]:
 
     >>> share_out([10, 500, 900], 210)
     [10, 100, 100]
-    >>> share_out([10, 20], 100)
-    [10, 20]
     """
     shares, left = [0] * len(tokens), limit
     for done, i in enumerate(sorted(range(len(tokens)), key=lambda i: tokens[i])):
@@ -203,12 +186,9 @@ def share_out(tokens: Sequence[int], limit: int) -> list[int]:
 def clip_start(text: str, limit: int, counter: TokenCounter, text_splitter: Splitter | None = None) -> str:
     """Returns the end of the text with at most ``limit`` tokens; "" for a limit of 0 or less.
 
-    With a ``text_splitter`` the end begins where a piece begins; "" if not even the last piece fits. Pieces are looked
-    up in the text, because they may overlap and may lack the white space between them.
+    With a ``text_splitter`` it begins where a piece begins; "" if not even the last piece fits.
 
     >>> from llama_index_memory_ext import TokenCounter
-    >>> clip_start("one two. three four. five", 4, TokenCounter())
-    ' three four. five'
     >>> clip_start("one two. three four. five", 3, TokenCounter(), lambda text: text.split(". "))
     'five'
     """
@@ -222,7 +202,10 @@ def clip_start(text: str, limit: int, counter: TokenCounter, text_splitter: Spli
 
 
 def _starts(text: str, pieces: Sequence[str], first: int) -> Iterator[int]:
-    """Yields where the pieces begin in the text, from the last one back to the position ``first``."""
+    """Yields where the pieces begin in the text, from the last one back to the position ``first``.
+
+    Pieces are searched for, because they may overlap and may lack the white space between them.
+    """
     start = len(text)
     for piece in filter(str.strip, reversed(pieces)):
         before = text.rfind(piece, 0, start)
@@ -240,8 +223,8 @@ def excerpt(
 ) -> str:
     """Returns the run of sentences with most of the wanted terms, with "[...]" where text is left out.
 
-    It has at most ``limit`` tokens. A text that fits is returned whole, the middle of one without any of the terms is
-    clipped. ``terms`` gives the terms of a text.
+    It has at most ``limit`` tokens. A text that fits is returned whole; one without any of the terms is clipped in its
+    middle. ``terms`` gives the terms of a text.
     """
     if counter.count(text) <= limit:
         return text

@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
 
 from llama_index_memory_ext.errors import MessageError
-from llama_index_memory_ext.text.tool_calls import (
-    ASSISTANT_ROLES,
-    CALL_KEYS,
-    HIDDEN_BLOCKS,
-    RESULT_ROLES,
-    calls_of,
-    to_json,
-)
+from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, CALL_KEYS, HIDDEN, RESULT_ROLES, calls_of, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,14 +29,14 @@ CLOSING = "</message>\n"
 MEDIA_TOKENS = {"image": 256, "audio": 256, "video": 256, "document": 2048}
 
 # Shown by a block or by the tags of an entry, or added by LlamaIndex for its own use.
-_SHOWN_ELSEWHERE = frozenset({"session_id", "tool_calls", "function_call", "tool_call_id", "name", "images"})
+_SHOWN_ELSEWHERE = frozenset({*CALL_KEYS, "session_id", "tool_call_id", "name", "images"})
 _UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
 # A message of a ReActAgent, with its last answer if there is one.
 _REACT = re.compile(r"\s*(?:Thought|Action|Action Input|Observation):(?:.*\sAnswer:(?P<answer>.*))?", re.DOTALL)
 
 
 class Utterance(NamedTuple):
-    """The spoken text (``spoken``) of one message: its row in the log, its role (user or assistant), and the text."""
+    """What ``spoken`` returns for a message, with the message's row in the log and its role (user or assistant)."""
 
     row_id: int
     role: str
@@ -51,7 +44,7 @@ class Utterance(NamedTuple):
 
     @property
     def is_users(self) -> bool:
-        """Whether it is the user's."""
+        """Whether the user wrote it."""
         return self.role == MessageRole.USER.value
 
 
@@ -76,17 +69,14 @@ class Entry:
 
     @property
     def is_result(self) -> bool:
-        """Whether it is a tool's result, which must never be shown without the entry before it."""
+        """Whether it is a tool's result, which is never shown without the entry before it."""
         return self.role in RESULT_ROLES
 
 
 def entry_of(
     row_id: int, message: ChatMessage, counter: TokenCounter, tags: Iterable[str] = (), day: str = ""
 ) -> Entry | None:
-    """Returns the entry of a message with the date ``day``, None if there is nothing to show (no text but thinking).
-
-    ``tags`` are element names, besides our own, that no text can forge.
-    """
+    """Returns the entry of a message; None if there is nothing to show. No text can forge our tags or ``tags``."""
     body = escape_tags(body_of(message), tags)
     if not body.strip():
         return None
@@ -131,7 +121,7 @@ def unescape_tags(text: str, tags: Iterable[str] = ()) -> str:
 
 
 def body_of(message: ChatMessage) -> str:
-    """Returns the texts of a message, its tool calls and a mark for each medium; not escaped, without thinking."""
+    """Returns the texts and tool calls of a message and a mark for each medium; not escaped, without thinking."""
     calls = iter(calls_of(message) if has_calls(message) else [])
     lines: list[str] = []
     for block in message.blocks:
@@ -186,13 +176,11 @@ def storable(message: ChatMessage) -> dict[str, Json]:
 
 
 def cleaned(value: Json) -> Json:
-    """Returns a JSON value that every database and every model's API accepts.
+    """Returns a JSON value that every database and every model's API accepts: no surrogates, no NUL.
 
-    In its texts, lone surrogates and NUL become U+FFFD, and a pair of surrogates becomes its character.
+    A pair of surrogates becomes its character; all others become U+FFFD.
     """
-    if isinstance(value, str):
-        if not _UNSTORABLE.search(value):
-            return value
+    if isinstance(value, str) and _UNSTORABLE.search(value):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\x00", "\ufffd")
     if isinstance(value, dict):
         return {cleaned(key): cleaned(entry) for key, entry in value.items()}
@@ -203,10 +191,9 @@ def turns_in(messages: Iterable[ChatMessage]) -> list[list[str]]:
     """Returns the spoken texts of each turn, oldest first. Texts before the first question are a turn of their own."""
     turns: list[list[str]] = []
     for message in messages:
-        text = spoken(message)
-        if text and (message.role == MessageRole.USER or not turns):
-            turns.append([])
-        if text:
+        if text := spoken(message):
+            if message.role == MessageRole.USER or not turns:
+                turns.append([])
             turns[-1].append(text)
     return turns
 
@@ -214,17 +201,14 @@ def turns_in(messages: Iterable[ChatMessage]) -> list[list[str]]:
 def question_in(
     messages: Sequence[ChatMessage], turns_before: Sequence[list[str]], max_turns: int
 ) -> tuple[str, list[str]]:
-    """Returns the question of the current turn, or else of the last one before it, and the texts of the turns before.
+    """Returns the newest question and the texts of the turns before it, oldest first; "" and [] if there are none.
 
-    Turns are oldest first, at most ``max_turns`` with that of the question.
+    There are at most ``max_turns``, at least 1, with that of the question.
     """
     last = max((i for i, message in enumerate(messages) if message.role == MessageRole.USER), default=-1)
-    question = spoken(messages[last]) if last >= 0 else ""
-    turns = [*turns_before, *turns_in(messages[: max(last, 0)])]
-    if not question and turns:
-        *turns, asked = turns
-        question = asked[0]
-    return question, ["\n".join(turn) for turn in turns[max(len(turns) - max_turns + 1, 0) :]]
+    turns = [*turns_before, *turns_in(messages[: last + 1])]
+    question = turns[-1][0] if turns else ""
+    return question, ["\n".join(turn) for turn in turns[-max_turns:-1]]
 
 
 def extract_conversation_context(messages: Iterable[ChatMessage], max_turns: int = 3) -> str:
@@ -253,22 +237,17 @@ def _opening(message: ChatMessage, day: str) -> str:
 
 
 def _block_lines(block: Json) -> Iterator[str]:
-    """Yields the lines of a content block. Blocks of kinds that LlamaIndex may add later are named."""
+    """Yields the lines of a content block. A block of an unknown kind is shown by the name of its kind."""
     if isinstance(block, TextBlock):
         yield block.text
     elif block.block_type in ("citable", "citation"):
         yield f"[{block.block_type}: {block.title}]"
         for part in block.content if block.block_type == "citable" else [block.cited_content]:
             yield from _block_lines(part)
-    elif block.block_type not in HIDDEN_BLOCKS:
-        yield _media_line(block)
-
-
-def _media_line(block: Json) -> str:
-    url = str(getattr(block, "url", None) or "")
-    details = [getattr(block, "title", None), None if url.startswith("data:") else url]
-    shown = " ".join(" ".join(str(detail).split()) for detail in details if detail)
-    return f"[{block.block_type}: {shown}]" if shown else f"[{block.block_type}]"
+    elif block.block_type not in HIDDEN:
+        details = map(str, filter(None, (getattr(block, "title", None), getattr(block, "url", None))))
+        shown = " ".join(" ".join(detail for detail in details if not detail.startswith("data:")).split())
+        yield f"[{block.block_type}: {shown}]" if shown else f"[{block.block_type}]"
 
 
 def _call_line(call: ToolCall) -> str:

@@ -48,11 +48,7 @@ _environment = threading.Lock()
 
 
 class CountedText(str):
-    """A text that knows its number of tokens.
-
-    >>> CountedText("Hello, world", 3).tokens
-    3
-    """
+    """A text that knows its number of tokens."""
 
     __slots__ = ("tokens",)
 
@@ -235,8 +231,8 @@ def fit_tokens(tokens: Iterable[int], limit: int, *, least: int = 1) -> list[int
 def put_first(tokens: Sequence[int], first: Sequence[bool], limit: int) -> list[int]:
     """Returns the order in which entries marked ``first`` (pinned facts, corrections) come before all others.
 
-    They move to the front while together they fit into a quarter of ``limit``. One that does not fit keeps its place,
-    and the next is tried. Otherwise the order stays. The tokens of unmarked entries are not looked at.
+    Those that together fit into a quarter of ``limit`` move to the front, otherwise the order stays. The tokens of
+    other entries are not read.
 
     >>> put_first([10, 20, 10], first=[False, True, True], limit=50)
     [2, 0, 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import count
+from operator import eq
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
@@ -14,23 +15,28 @@ if TYPE_CHECKING:
 # A value of JSON, or what a provider or a program has put where LlamaIndex allows any object.
 Json: TypeAlias = Any
 
-# The roles of those who make calls and of results. A MessageRole has the hash of its plain name, so a set finds both.
+# A MessageRole is equal to its plain name and has its hash, so these sets contain both.
 ASSISTANT_ROLES: frozenset[str] = frozenset({MessageRole.ASSISTANT, MessageRole.CHATBOT, MessageRole.MODEL})
 RESULT_ROLES: frozenset[str] = frozenset({MessageRole.TOOL, MessageRole.FUNCTION})
 CALL_KEYS = ("tool_calls", "function_call")
-# Blocks that are never shown.
-HIDDEN_BLOCKS = frozenset({"thinking", "cache"})
+# The kinds of blocks that are never shown.
+HIDDEN = frozenset({"thinking", "cache"})
+_ARGUMENTS_KEYS = ("arguments", "args", "input", "parameters")
 
 
-class HasRole(Protocol):
-    """A message in any form."""
+class Counted(Protocol):
+    """A message with its tokens."""
 
     @property
     def role(self) -> str:
         """Its role."""
 
+    @property
+    def tokens(self) -> int:
+        """Its tokens."""
 
-M = TypeVar("M", bound=HasRole)
+
+M = TypeVar("M", bound=ChatMessage | Counted)
 
 
 class ToolCall(NamedTuple):
@@ -44,25 +50,25 @@ class ToolCall(NamedTuple):
 def calls_of(message: ChatMessage) -> list[ToolCall]:
     """Returns the calls in the blocks of a message, else those in ``additional_kwargs``: some LLM classes fill both."""
     blocks = [block for block in message.blocks if isinstance(block, ToolCallBlock)]
-    calls = [ToolCall(block.tool_call_id or "", block.tool_name, _arguments(block.tool_kwargs)) for block in blocks]
+    calls = [ToolCall(block.tool_call_id or "", block.tool_name, to_json(block.tool_kwargs)) for block in blocks]
     return calls or [_call(value) for _, value in _calls_in_kwargs(message)]
 
 
 def to_json(value: Json) -> str:
-    """Returns the JSON of a value on one line. Pydantic's models are dumped, other objects become their ``str``."""
-    return json.dumps(value, ensure_ascii=False, default=_plain)
+    """Returns a text as it is, any other value as JSON on one line. Objects that JSON does not know become texts."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain)
 
 
 def has_content(message: ChatMessage) -> bool:
-    """Returns whether a message has a call, or any block but thinking and blank texts."""
+    """Returns whether a message has a call or a block other than thinking and blank text."""
     return bool(calls_of(message)) or any(
-        block.text.strip() if isinstance(block, TextBlock) else block.block_type not in HIDDEN_BLOCKS
+        block.text.strip() if isinstance(block, TextBlock) else block.block_type not in HIDDEN
         for block in message.blocks
     )
 
 
 def tool_call_groups(messages: Iterable[M]) -> list[list[M]]:
-    """Returns the messages in groups: each with the tool results that directly follow it."""
+    """Returns the messages in groups: each message with the tool results that directly follow it."""
     groups: list[list[M]] = []
     for message in messages:
         if message.role in RESULT_ROLES and groups:
@@ -73,16 +79,10 @@ def tool_call_groups(messages: Iterable[M]) -> list[list[M]]:
 
 
 def complete_calls(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
-    """Returns the messages without orphaned results and unanswered calls.
+    """Returns the messages without results that have no call and calls that have no result.
 
-    A call without a result, or by another role than an assistant's, is removed from a copy of its message. A message
-    that is then empty is left out. All other messages are the same objects.
-
-    >>> [message.role.value for message in complete_calls([
-    ...     ChatMessage(role="tool", content="of a call that is not here"),
-    ...     ChatMessage(role="user", content="Hello"),
-    ... ])]
-    ['user']
+    A call is removed from a copy of its message, and a message that is then empty is left out. All other messages are
+    the same objects. Only assistants make calls.
     """
     return [message for group in tool_call_groups(messages) for message in _complete(*group)]
 
@@ -100,10 +100,10 @@ def _complete(caller: ChatMessage, *results: ChatMessage) -> list[ChatMessage]:
 
 
 def _pairs(calls: Sequence[ToolCall], results: Sequence[ChatMessage]) -> dict[int, int]:
-    """Returns the place of its call for the place of each result: first by equal ids, then where one has no id."""
+    """Returns the index of the call for the index of each result: first by equal ids, then where one has no id."""
     ids = [str(result.additional_kwargs.get("tool_call_id") or "") for result in results]
     waiting, pairs = list(range(len(calls))), dict[int, int]()
-    for is_pair in (str.__eq__, lambda call_id, result_id: not (call_id and result_id)):
+    for is_pair in (eq, lambda call_id, result_id: not (call_id and result_id)):
         for i, result_id in enumerate(ids):
             place = next((place for place in waiting if is_pair(calls[place].id, result_id)), None)
             if place is not None and i not in pairs:
@@ -113,7 +113,7 @@ def _pairs(calls: Sequence[ToolCall], results: Sequence[ChatMessage]) -> dict[in
 
 
 def _with_calls(message: ChatMessage, kept: Collection[int]) -> ChatMessage:
-    """Returns a copy with no other calls than those at these places, which are the same in blocks and kwargs."""
+    """Returns a copy with only the calls at the given indexes, which are the same in blocks and kwargs."""
     places = count()
     blocks = [block for block in message.blocks if not isinstance(block, ToolCallBlock) or next(places) in kept]
     kwargs = {key: value for key, value in message.additional_kwargs.items() if key not in CALL_KEYS}
@@ -133,23 +133,17 @@ def _calls_in_kwargs(message: ChatMessage) -> Iterator[tuple[str, Json]]:
 
 
 def _call(value: Json) -> ToolCall:
-    """Reads a call in any of the shapes in which providers write it. A value of another shape becomes its name."""
+    """Reads a call in the format of any provider. A value in no known format becomes the name."""
     fields = _fields(value)
     function = _fields(fields.get("function") or fields.get("custom") or fields)
-    arguments: Json = next(
-        (function[key] for key in ("arguments", "args", "input", "parameters") if key in function), {}
-    )
+    arguments: Json = next((function[key] for key in _ARGUMENTS_KEYS if key in function), {})
     call_id, name = fields.get("id") or fields.get("call_id") or "", function.get("name") or ""
-    return ToolCall(str(call_id), str(name), _arguments(arguments))
+    return ToolCall(str(call_id), str(name), to_json(arguments))
 
 
 def _fields(value: Json) -> dict[str, Json]:
     plain = value if isinstance(value, dict) else _plain(value)
     return plain if isinstance(plain, dict) else {"name": value}
-
-
-def _arguments(value: Json) -> str:
-    return value if isinstance(value, str) else to_json(value)
 
 
 def _plain(value: Json) -> Json:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import CachePoint, TextBlock, ThinkingBlock, ToolCallBlock
 
-from llama_index_memory_ext.text.cutting import Limits, clip_start, newest_group, plan_cut, share_out
+from llama_index_memory_ext.text.cutting import Limits, clip_start, group_start, plan_cut, share_out
 from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, checked_messages, message_tokens
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 from llama_index_memory_ext.text.tool_calls import CALL_KEYS, complete_calls, has_content, tool_call_groups
@@ -52,22 +52,19 @@ def trim(
     and a long turn of tool calls keeps the question that it began with.
 
     Args:
-        messages: A conversation, oldest first. Neither the list nor a message is changed. Messages that stay
-            whole are the same objects, shortened ones are copies.
+        messages: A conversation, oldest first; it is not changed. Messages that stay whole are the same objects.
         token_limit: Most tokens of the result, never exceeded; None for any number. Text and tool calls are counted
             exactly, an image, a sound or a film as 256, a document as 2,048. Thinking, and the few tokens that a
             provider adds to each message, are not counted.
         max_messages: Most messages; None for any number. Only a tool call with its results may exceed it.
-        keep_messages: Messages that are kept if there are more than ``max_messages``; default: ``keep_ratio`` of
-            them, at least 1.
+        keep_messages: Messages that are kept of more than ``max_messages``; default: ``keep_ratio`` of these.
         keep_ratio: Share of ``token_limit`` that is kept if there is more, above 0, at most 1. Below 1 the beginning
             stays the same for several turns if the next messages are added to the result.
-        allow_partial: Whether the end of a message is kept that does not fit whole. A tool call and its results are
-            never split.
+        allow_partial: Whether the end of a message that does not fit is kept; never that of a tool call or a result.
         text_splitter: A function from a text to its pieces, or one of LlamaIndex's text splitters. Only whole pieces
             of such a message are kept.
-        start_on: One or more roles. Messages before the first one with such a role are left out. If none of them
-            fits, the newest one is kept, clipped if necessary, and then the newest messages.
+        start_on: One or more roles. Messages before the first one with such a role are left out. If none of these
+            fits, the newest of them is kept, clipped if necessary, with the newest messages after it.
         end_on: One or more roles. Messages after the last one with such a role are left out first.
         include_system: Whether the first message is kept if it is the system's or the developer's. It counts towards
             both limits, and is clipped to half of ``token_limit`` if it would leave no room for another. ``start_on``
@@ -111,7 +108,7 @@ def trim(
 
 
 class _Counted:
-    """A message with its tokens, which are counted once, and not before they are asked for."""
+    """A message with its tokens, which are counted once, when they are first read."""
 
     def __init__(self, message: ChatMessage, counter: TokenCounter) -> None:
         self.message, self.role, self._counter = message, message.role, counter
@@ -130,25 +127,22 @@ class _Trimmer:
 
     counter: TokenCounter
 
-    def counted(self, message: ChatMessage) -> _Counted:
-        return _Counted(message, self.counter)
-
     def complete(self, messages: Iterable[ChatMessage]) -> Group:
-        return list(map(self.counted, complete_calls(messages)))
+        return [_Counted(message, self.counter) for message in complete_calls(messages)]
 
     def newest(self, messages: Group, limits: Limits) -> Group:
         """Returns the newest messages within the limits, the newest group shortened if it is too large."""
-        start = newest_group(messages)
+        start = group_start(messages, len(messages))
         while _total(messages[start:]) > limits.tokens:
             limits = limits.kept
             shortened = self.shortened(messages[start:], limits.tokens, limits)
             messages = [*messages[:start], *shortened] if shortened else limits.ending_on(messages[:start])
-            start = newest_group(messages)
+            start = group_start(messages, len(messages))
         cut = plan_cut(messages, limits)
         kept = messages[cut:]
         if not cut or len(kept) >= limits.keep_messages:
             return kept
-        before = messages[newest_group(messages[:cut]) : cut]
+        before = messages[group_start(messages, cut) : cut]
         return [*self.clip_start(before, limits.keep_tokens - _total(kept), limits), *kept]
 
     def newest_from_start(self, messages: Group, limits: Limits) -> Group:
@@ -185,7 +179,7 @@ class _Trimmer:
         """
         call = _without_extras(group[0].message)
         calls = [block for block in call.blocks if isinstance(block, ToolCallBlock)]
-        needed = self.counted(_with_blocks(call, calls)).tokens
+        needed = message_tokens(_with_blocks(call, calls), self.counter)
         wanted = [max(group[0].tokens - needed, 0), *(result.tokens for result in group[1:])]
         shares = share_out(wanted, limit - needed)
         shares[0] += min(needed, limit)
@@ -197,10 +191,11 @@ class _Trimmer:
         if message.tokens <= limit:
             return [message]
         # What a provider has added is left out before the last word is.
-        copies = (message.message, _without_extras(message.message))
-        found = ((copy, blocks_of(copy, limit)) for copy in copies)
-        clipped = (_with_blocks(copy, blocks) for copy, blocks in found if blocks is not None)
-        return list(map(self.counted, islice(filter(has_content, clipped), 1)))
+        for copy in (message.message, _without_extras(message.message)):
+            blocks = blocks_of(copy, limit)
+            if blocks is not None and has_content(clipped := _with_blocks(copy, blocks)):
+                return [_Counted(clipped, self.counter)]
+        return []
 
     def clipped_blocks(self, message: ChatMessage, limit: int) -> Blocks | None:
         """Returns the blocks with clipped texts, and as many media as then fit; None if the calls alone do not fit."""
@@ -247,7 +242,7 @@ class _Trimmer:
         return blocks if over <= 0 else None
 
     def _excess(self, message: ChatMessage, blocks: Sequence[ContentBlock | None], limit: int) -> int:
-        return self.counted(_with_blocks(message, blocks)).tokens - limit
+        return message_tokens(_with_blocks(message, blocks), self.counter) - limit
 
 
 def _total(messages: Group) -> int:
@@ -261,4 +256,7 @@ def _without_extras(message: ChatMessage) -> ChatMessage:
 
 
 def _with_blocks(message: ChatMessage, blocks: Iterable[ContentBlock | None]) -> ChatMessage:
-    return message.model_copy(update={"blocks": [block for block in blocks if block is not None]})
+    # Validating the message again would add these images to the blocks once more.
+    kwargs = {key: value for key, value in message.additional_kwargs.items() if key != "images"}
+    kept = [block for block in blocks if block is not None]
+    return message.model_copy(update={"blocks": kept, "additional_kwargs": kwargs})
