@@ -14,7 +14,6 @@ from llama_index.core.settings import Settings
 from llama_index_memory_ext.errors import StoreError, SummaryReplyError
 from llama_index_memory_ext.record.entry import clip_entries
 from llama_index_memory_ext.record.selection import Kept
-from llama_index_memory_ext.text.cutting import newest_group
 from llama_index_memory_ext.text.messages import clip_entry, entry_of, escape_tags, unescape_tags
 
 if TYPE_CHECKING:
@@ -75,9 +74,9 @@ _MACHINE_ERROR = re.compile(
 )
 # What providers and proxies say; so may a summary begin, but then it goes on with what the user or the assistant did.
 _ERROR = re.compile(
-    r"(?i)\W{0,4}(?:oops\W+)?(?:"
-    r"(?:(?:http|api|server|internal|request|network|connect|connection|timeout|rate[ _-]?limit|model|openai|fatal"
-    r"|upstream) +)*[\w.]*(?:error|exception)\b\s*(?:[:(\[{\u2014*]|code ?[:=\d]|\d|while\b|occurred|during\b|or\b|[.!]?$)"
+    r"(?i)\W{0,4}(?:oops\W+)?(?:(?:"
+    r"(?:http|api|server|internal|request|network|connect(?:ion)?|timeout|rate[ _-]?limit|model|openai|fatal|upstream)"
+    r" +)*[\w.]*(?:error|exception)\b\s*(?:[:(\[{\u2014*]|code ?[:=\d]|\d|while\b|occurred|during\b|or\b|[.!]?$)"
     r"|(?:http(?:/[\d.]+)? *|status(?: code)?:? *)?[45]\d\d\b\W*(?:bad (?:gateway|request)|internal"
     r"|service|gateway time|too many|unauthori[sz]ed|forbidden|(?:page )?not found|payment required)\b"
     r"|too many requests|(?:gateway|(?:upstream )?request) time(?:d )?-?out|no healthy upstream"
@@ -154,7 +153,8 @@ class Summarizer:
         rows = [row for row in unread.rows if row.id <= position]
         is_all = len(rows) < _SUMMARISED_ROWS
         # Of more rows the next ones are unknown: they may be results of a call among the last ones.
-        rows = rows if is_all else rows[: newest_group(rows)] or rows
+        if not is_all:
+            rows = rows[: max((i for i, row in enumerate(rows) if not row.is_result), default=0)] or rows
         # A batch that a model refuses, or that is too long for it, is halved with each failure.
         halved = self.jobs.failures_of(self.key)
         entries, taken = await asyncio.to_thread(batch_of, rows, settings.counter, (settings.name,), halved=halved)
