@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# The fields that are options of ``trim``, too.
+_TRIM_OPTIONS = ["keep_ratio", "max_messages", "keep_messages", "allow_partial", "text_splitter", "start_on", "end_on"]
 _MAX_SUMMARY_TOKENS = 1_000
 # The tags of the record and of two messages, and a few words: with less room, nothing would be shown.
 _MIN_ROOM = 50
@@ -140,15 +142,7 @@ class CondensedMemoryBlock(LogBlock):
     def model_post_init(self, context: Any, /) -> None:
         """Make the parts, which share the settings and remember what they have read."""
         super().model_post_init(context)
-        limits = Limits.checked(
-            keep_ratio=self.keep_ratio,
-            max_messages=self.max_messages,
-            keep_messages=self.keep_messages,
-            allow_partial=self.allow_partial,
-            text_splitter=self.text_splitter,
-            start_on=self.start_on,
-            end_on=self.end_on,
-        )
+        limits = Limits.checked(**{option: getattr(self, option) for option in _TRIM_OPTIONS})
         tags = self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n")
         settings = RecordSettings(
             name=self.name,

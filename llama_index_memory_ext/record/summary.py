@@ -273,10 +273,9 @@ def _was_refused(raw: Any) -> bool:
     """Returns whether the provider reports a ``refusal``, or a ``content_filter`` that stopped the model."""
     choices = _field(raw, "choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
-    if _field(_field(choice, "message"), "refusal"):
-        return True
     reasons = (_field(choice, "finish_reason"), _field(raw, "stop_reason"))
-    return any(reason in ("content_filter", "refusal") for reason in reasons)
+    is_filtered = any(reason in ("content_filter", "refusal") for reason in reasons)
+    return is_filtered or bool(_field(_field(choice, "message"), "refusal"))
 
 
 def _field(value: Any, name: str) -> Any:

@@ -110,8 +110,6 @@ class RecordReader:
                 # Another process has moved the cursor since.
                 return await self.read(session_id)
             new, has_older = await self._newest(session_id, moved, window.seen, page)
-            if _tokens(new) > moved.selection.message_limit:
-                new = moved.selection.within_shares(new)
             # If there are older messages than these, they and the known ones have no room in the record any more.
             known = () if has_older else window.kept.entries
             after = max([page.position, *(entry.row_id for entry in window.instructions)])
@@ -177,9 +175,8 @@ class RecordReader:
         rows = (await self.store.readers.unread(session_id, settings.name, after=0, limit=1)).rows
         entries = self._entries([row for row in rows if row.role in INSTRUCTION_ROLES])
         room = settings.room - settings.reserved
-        if entries and entries[0].tokens > room:
-            entries = [clip_entry(entries[0], room // 2, settings.counter)]
-        return tuple(entry for entry in entries if entry.tokens <= room)
+        short = (one if one.tokens <= room else clip_entry(one, room // 2, settings.counter) for one in entries)
+        return tuple(entry for entry in short if entry.tokens <= room)
 
     async def _moved(self, session_id: str, window: Window, page: LogPage) -> Window | None:
         """The window with what was made of the rows before the page, and no messages; None if the cursor has moved."""
@@ -214,7 +211,8 @@ class RecordReader:
             if not rows and page.more and not window.selection.are_full(new):
                 page = await self._page(session_id, seen, before=chunk[0].id)
                 rows = page.rows
-        return new, bool(rows) or page.more
+        is_short = _tokens(new) <= window.selection.message_limit
+        return new if is_short else window.selection.within_shares(new), bool(rows) or page.more
 
     async def _page(self, session_id: str, seen: Seen, before: int | None = None) -> LogPage:
         readers = self.store.readers
