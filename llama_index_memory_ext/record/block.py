@@ -182,8 +182,7 @@ class CondensedMemoryBlock(LogBlock):
 
         None if nothing is left, or nothing was there.
         """
-        is_record = content and isinstance(content, str)
-        return (truncated(content, tokens_to_truncate, self.tokenizer_fn) or None) if is_record else None
+        return (truncated(content, tokens_to_truncate, self.tokenizer_fn) or None) if isinstance(content, str) else None
 
     async def anotice(self, session_id: str) -> None:
         """The log of a session has grown: sum up in the background what leaves its record.

@@ -89,10 +89,8 @@ class MessageIndex:
         """
         with self._lock:
             new = [row for row in rows if row.id > self.newest]
-            if not new and not with_newest:
-                return
             newest = self._units[-1].rows
-            if newest and self._places and self._places[-1].row_ids[0] == newest[0].id:
+            if (new or with_newest) and newest and self._places and self._places[-1].row_ids[0] == newest[0].id:
                 # It is indexed again, now with the words of the next one.
                 self._places.pop()
             for row in new:

@@ -205,9 +205,7 @@ class RecordReader:
         rows = page.rows
         while rows and not (new and window.selection.are_full(new)):
             rows, chunk = rows[:-_CHUNK_ROWS], rows[-_CHUNK_ROWS:]
-            long = sum(row.characters for row in chunk) > _LONG_CHARACTERS
-            # Counting some megabytes takes a second, for which the event loop must not be blocked.
-            new = (await asyncio.to_thread(self._entries, chunk) if long else self._entries(chunk)) + new
+            new = await self._counted(chunk) + new
             if not rows and page.more and not window.selection.are_full(new):
                 page = await self._page(session_id, seen, before=chunk[0].id)
                 rows = page.rows
@@ -217,6 +215,11 @@ class RecordReader:
     async def _page(self, session_id: str, seen: Seen, before: int | None = None) -> LogPage:
         readers = self.store.readers
         return await readers.page(session_id, self.settings.name, seen, before=before, limit=_PAGE_ROWS)
+
+    async def _counted(self, rows: Sequence[LogRow]) -> list[Entry]:
+        # Counting some megabytes takes a second, for which the event loop must not be blocked.
+        is_long = sum(row.characters for row in rows) > _LONG_CHARACTERS
+        return await asyncio.to_thread(self._entries, rows) if is_long else self._entries(rows)
 
     def _entries(self, rows: Sequence[LogRow]) -> list[Entry]:
         entries = (entry_of(row.id, row.message, self.settings.counter, (self.settings.name,)) for row in rows)
