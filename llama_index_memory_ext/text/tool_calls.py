@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from itertools import count
-from operator import eq
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
@@ -94,7 +93,7 @@ def _complete(caller: ChatMessage, *results: ChatMessage) -> list[ChatMessage]:
     pairs = _pairs(calls, results) if caller.role in ASSISTANT_ROLES else {}
     if len(pairs) < len(calls):
         caller = _with_calls(caller, pairs.values())
-        if not pairs and not has_content(caller):
+        if not has_content(caller):
             return []
     return [caller, *(result for i, result in enumerate(results) if i in pairs)]
 
@@ -103,7 +102,7 @@ def _pairs(calls: Sequence[ToolCall], results: Sequence[ChatMessage]) -> dict[in
     """Returns the index of the call for the index of each result: first by equal ids, then where one has no id."""
     ids = [str(result.additional_kwargs.get("tool_call_id") or "") for result in results]
     waiting, pairs = list(range(len(calls))), dict[int, int]()
-    for is_pair in (eq, lambda call_id, result_id: not (call_id and result_id)):
+    for is_pair in (lambda call, result: call == result != "", lambda call, result: not (call and result)):
         for i, result_id in enumerate(ids):
             place = next((place for place in waiting if is_pair(calls[place].id, result_id)), None)
             if place is not None and i not in pairs:

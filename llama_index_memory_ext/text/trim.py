@@ -54,8 +54,8 @@ def trim(
     Args:
         messages: A conversation, oldest first; it is not changed. Messages that stay whole are the same objects.
         token_limit: Most tokens of the result, never exceeded; None for any number. Text and tool calls are counted
-            exactly, an image, a sound or a film as 256, a document as 2,048. Thinking, and the few tokens that a
-            provider adds to each message, are not counted.
+            exactly, images, audio and video as 256, documents as 2,048. Thinking, and the few tokens that a provider
+            adds to each message, are not counted.
         max_messages: Most messages; None for any number. Only a tool call with its results may exceed it.
         keep_messages: Messages that are kept of more than ``max_messages``; default: ``keep_ratio`` of these.
         keep_ratio: Share of ``token_limit`` that is kept if there is more, above 0, at most 1. Below 1 the beginning
@@ -146,7 +146,7 @@ class _Trimmer:
         return [*self.clip_start(before, limits.keep_tokens - _total(kept), limits), *kept]
 
     def newest_from_start(self, messages: Group, limits: Limits) -> Group:
-        """Returns the newest group of ``start_on``, shortened if necessary, and the newest after it that fit."""
+        """Returns the newest group of ``start_on``, shortened if necessary, and the newest messages after it."""
         groups = tool_call_groups(messages)
         for i in reversed([i for i, group in enumerate(groups) if group[0].role in limits.start_on]):
             share, *_ = share_out([_total(groups[i]), *map(_total, groups[i + 1 :][-1:])], limits.tokens)
@@ -168,7 +168,7 @@ class _Trimmer:
         return end or self.clip(group[0], limit, self.clipped_blocks)
 
     def clip_start(self, group: Group, limit: int, limits: Limits) -> Group:
-        """Returns the end of a message if a part of it may be kept, which is never true of a call with its results."""
+        """Returns the end of a message, [] if no part may be kept; of a call with its results none may be kept."""
         blocks_of = partial(self.last_blocks, text_splitter=limits.text_splitter)
         return self.clip(group[0], limit, blocks_of) if limits.allow_partial and len(group) == 1 else []
 
@@ -187,10 +187,10 @@ class _Trimmer:
         return list(chain.from_iterable(kept)) if all(kept) else []
 
     def clip(self, message: _Counted, limit: int, blocks_of: Callable[[ChatMessage, int], Blocks | None]) -> Group:
-        """Returns the message if it fits, else a copy with ``blocks_of`` it; [] if these do not fit or are empty."""
+        """Returns the message if it fits, else a copy with the blocks that ``blocks_of`` returns; [] if it is empty."""
         if message.tokens <= limit:
             return [message]
-        # What a provider has added is left out before the last word is.
+        # If no text fits, it may fit without what a provider has added.
         for copy in (message.message, _without_extras(message.message)):
             blocks = blocks_of(copy, limit)
             if blocks is not None and has_content(clipped := _with_blocks(copy, blocks)):
