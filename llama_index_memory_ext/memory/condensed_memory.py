@@ -6,7 +6,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
 from llama_index.core.memory import BaseMemoryBlock, InsertMethod, Memory
 from llama_index.core.memory.memory import generate_chat_store_key
@@ -18,17 +18,29 @@ from llama_index_memory_ext.errors import TurnError
 from llama_index_memory_ext.facts.backfill import Backfilled, backfill
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.formats import messages_from_json, messages_to_json
-from llama_index_memory_ext.memory.flushing import FLUSH_EVERY_TURN, Flusher, FlushPlan, check_store, run_alone
+from llama_index_memory_ext.log_block import LogBlock
+from llama_index_memory_ext.memory.flushing import Flusher
+from llama_index_memory_ext.memory.preset import (
+    DEFAULT_CONDENSED_TOKEN_LIMIT,
+    DEFAULT_FACTS_TOKEN_LIMIT,
+    DEFAULT_TOKEN_LIMIT,
+    PresetOptions,
+    check_limits,
+    check_store,
+    split_options,
+)
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
+from llama_index_memory_ext.memory.sync_calls import run_alone
 from llama_index_memory_ext.memory.template import (
-    BlockFormatter,
     MemoryBlocksTemplate,
+    formatted,
     is_last_question,
+    max_tokens,
     without_our_tags,
 )
 from llama_index_memory_ext.record.block import CondensedMemoryBlock
-from llama_index_memory_ext.record.selection import CondensedOptions
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
+from llama_index_memory_ext.text.cutting import plan_flush
 from llama_index_memory_ext.text.messages import checked_messages, message_tokens
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
@@ -43,9 +55,8 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.facts.book import FactBook
     from llama_index_memory_ext.formats import Layout
 
-DEFAULT_TOKEN_LIMIT = 60_000
-DEFAULT_CONDENSED_TOKEN_LIMIT = 50_000
-DEFAULT_FACTS_TOKEN_LIMIT = 2_000
+# At this share of the token limit or less, every turn but the newest leaves short-term memory, however short it is.
+FLUSH_EVERY_TURN = 0.0001
 
 
 class CondensedMemory(Memory):
@@ -81,12 +92,8 @@ class CondensedMemory(Memory):
     @classmethod
     def _fill_in(cls, values: dict[str, Any]) -> dict[str, Any]:
         # Memory's own validators run after this one and would take a tokenizer of another model.
-        counter = values.get("tokenizer_fn")
-        return {
-            "token_limit": DEFAULT_TOKEN_LIMIT,
-            **values,
-            "tokenizer_fn": as_counter(counter) if counter is not None else TokenCounter(),
-        }
+        counter = _counter(values.get("tokenizer_fn"))
+        return {"token_limit": DEFAULT_TOKEN_LIMIT, **values, "tokenizer_fn": counter}
 
     @model_validator(mode="after")
     def _check_blocks(self) -> CondensedMemory:
@@ -119,49 +126,40 @@ class CondensedMemory(Memory):
         extract_every_turns: int = 1,
         memory_blocks: list[BaseMemoryBlock[Any]] | None = None,
         tokenizer_fn: Callable[[str], list[Any]] | None = None,
-        chat_history_token_ratio: float = FLUSH_EVERY_TURN,
-        memory_blocks_template: RichPromptTemplate | None = None,
-        insert_method: InsertMethod | str = InsertMethod.USER,
-        image_token_size_estimate: int = 256,
-        audio_token_size_estimate: int = 256,
-        video_token_size_estimate: int = 256,
         chat_store: MemoryStore | None = None,
         table_name: str = DEFAULT_TABLE_NAME,
         async_database_uri: str | None = None,
         async_engine: AsyncEngine | None = None,
         db_schema: str | None = None,
-        **condensed: Unpack[CondensedOptions],
+        **options: Unpack[PresetOptions],
     ) -> CondensedMemory:
-        """A memory with a condensed block and a facts block on one store.
+        """Returns a memory with a condensed block and a facts block on one store.
 
         Args:
             session_id: Names the conversation. Needed with a database that outlives the process.
             chat_history: Replaces what the session holds.
             token_limit: Most tokens that a prompt has by what this package adds to the messages of the
                 current turn. If these alone are longer, nothing is added.
-            condensed_token_limit: Most tokens of the record, with its summary and what is recalled.
+            condensed_token_limit: Most tokens of the record, with its summary and recalled messages.
             facts_token_limit: Most tokens of the facts; 0 shows none.
             user_id: Whose facts these are, in all of their sessions; default: the session's own.
-            llm: Extracts facts, and sums up with ``summarize``; default: ``Settings.llm`` at first use.
+            llm: Extracts facts, and summarises with ``summarize``; default: ``Settings.llm`` at first use.
             embed_model: Ranks the facts together with their words; default: by their words alone.
-            extract_facts: Whether facts are extracted. What is known is shown all the same.
+            extract_facts: Whether facts are extracted. Known facts are shown in any case.
             extract_every_turns: Finished turns that wait for one extraction.
             memory_blocks: Further blocks, shown behind the record and the facts.
             tokenizer_fn: Counts the tokens; default: o200k_base, exact and offline.
-            chat_history_token_ratio: Share of the token limit for turns that are shown as messages of their
-                own; by default every turn but the newest is condensed.
-            memory_blocks_template: A template of your own, as for LlamaIndex's ``Memory``.
-            insert_method: ``"user"`` (in front of the question) or ``"system"``.
-            image_token_size_estimate: Tokens counted for an image; likewise for the following two.
-            audio_token_size_estimate: Tokens counted for a sound.
-            video_token_size_estimate: Tokens counted for a film.
             chat_store: A store of your own instead of the following four; it is not closed.
             table_name: The chat table.
             async_database_uri: SQLite by aiosqlite or PostgreSQL by asyncpg; default: in memory.
             async_engine: Your own engine; it is not closed.
             db_schema: The schema of the tables, where the database has schemas.
-            condensed: How the record is kept short, as for ``CondensedMemoryBlock``: ``max_messages``, ``summarize``,
-                ``recall_token_limit`` and so on; ``CondensedOptions`` lists them.
+            options: How the record is kept short, as for ``CondensedMemoryBlock``: ``max_messages``, ``summarize``,
+                ``recall_token_limit`` and so on; ``CondensedOptions`` lists them. Also fields of LlamaIndex's
+                ``Memory``: ``chat_history_token_ratio`` (share of the token limit for turns that are shown as messages
+                of their own; by default every turn but the newest is condensed), ``memory_blocks_template``,
+                ``insert_method`` (``"user"``, in front of the question, or ``"system"``), and
+                ``image_token_size_estimate``, ``audio_token_size_estimate`` and ``video_token_size_estimate`` (256).
 
         Raises:
             LimitError: The limits of the blocks do not fit into ``token_limit``.
@@ -170,39 +168,29 @@ class CondensedMemory(Memory):
             StoreError: The database cannot be used, or would outlive a session without a ``session_id``.
         """
         check_limits(token_limit, condensed_token_limit, facts_token_limit)
-        check_option_names(condensed)
+        record_options, memory_options = split_options(options)
         store = chat_store or MemoryStore(
             async_database_uri, table_name=table_name, async_engine=async_engine, db_schema=db_schema
         )
         check_store(store, session_id)
         session_id = session_id or generate_chat_store_key()
-        counter = as_counter(tokenizer_fn) if tokenizer_fn is not None else TokenCounter()
-        options: dict[str, Any] = {**condensed}
-        record = CondensedMemoryBlock(
-            token_limit=condensed_token_limit, llm=llm, tokenizer_fn=counter, store=store, **options
-        )
+        shared: Any = {"llm": llm, "tokenizer_fn": _counter(tokenizer_fn), "store": store}
+        record = CondensedMemoryBlock(token_limit=condensed_token_limit, **shared, **record_options)
         facts = RelevantFactsBlock(
             token_limit=facts_token_limit,
-            user_id=user_id if user_id is not None else session_id,
-            llm=llm,
+            user_id=session_id if user_id is None else user_id,
             embed_model=embed_model,
             extract_facts=extract_facts,
             extract_every_turns=extract_every_turns,
-            tokenizer_fn=counter,
-            store=store,
+            **shared,
         )
         memory = cls(
             session_id=session_id,
             token_limit=token_limit,
             memory_blocks=[record, facts, *(memory_blocks or [])],
-            tokenizer_fn=counter,
-            chat_history_token_ratio=chat_history_token_ratio,
-            memory_blocks_template=memory_blocks_template or MemoryBlocksTemplate(),
-            insert_method=InsertMethod(insert_method),
-            image_token_size_estimate=image_token_size_estimate,
-            audio_token_size_estimate=audio_token_size_estimate,
-            video_token_size_estimate=video_token_size_estimate,
+            tokenizer_fn=record.tokenizer_fn,
             sql_store=store,
+            **memory_options,
         )
         memory._owns_store = chat_store is None
         if chat_history is not None:
@@ -225,11 +213,11 @@ class CondensedMemory(Memory):
         # Only a new question ends the turn before it.
         starts_turn = any(message.role == MessageRole.USER for message in messages)
         if messages:
-            await self._append(messages, self._flush_plan if starts_turn else None)
+            await self._append(messages, self._plan_flush if starts_turn else None)
 
     async def aset(self, messages: list[ChatMessage]) -> None:
         """Replace the whole conversation, the record included."""
-        await self._append(checked_messages(messages), self._flush_plan, replace=True)
+        await self._append(checked_messages(messages), self._plan_flush, replace=True)
 
     async def areset(self, status: MessageStatus | None = None) -> None:
         """Delete the conversation: the messages, and what the blocks of this package show of them."""
@@ -276,8 +264,7 @@ class CondensedMemory(Memory):
             asked = [question] if question is not None and not is_last_question(question, turn) else []
             contents = await self._get_memory_blocks_content([*turn, *asked], **block_kwargs)
             room = self.token_limit - initial_token_count - sum(map(self._tokens, turn))
-            formatter = BlockFormatter(self.memory_blocks_template, self.memory_blocks, self.tokenizer_fn, self._tokens)
-            content, messages = await formatter.fit(contents, room)
+            content, messages = await self._fit(contents, room)
         return self._insert_memory_content([without_our_tags(message) for message in turn], content, messages)
 
     def get(
@@ -321,7 +308,7 @@ class CondensedMemory(Memory):
         Raises:
             TurnError: The task that holds the turn asks for it again.
         """
-        lock = lock_for("turn", self.session_id, *self.sql_store.identity)
+        lock = lock_for("turn", self.session_id, *self.sql_store.database.identity)
         if lock.holder is not None and lock.holder is asyncio.current_task():
             raise TurnError("This task is within memory.turn() already; run the agent without opening another.")
         async with lock:
@@ -451,15 +438,45 @@ class CondensedMemory(Memory):
     def _flusher(self) -> Flusher:
         return Flusher(self.sql_store, self.session_id, self.memory_blocks)
 
-    @property
-    def _flush_plan(self) -> FlushPlan:
-        ratio = self.chat_history_token_ratio
-        return FlushPlan(int(self.token_limit * ratio), None if ratio <= FLUSH_EVERY_TURN else self._tokens)
-
-    async def _append(self, messages: list[ChatMessage], plan: FlushPlan | None, *, replace: bool = False) -> None:
+    async def _append(
+        self,
+        messages: list[ChatMessage],
+        plan: Callable[[Sequence[ChatMessage]], int] | None,
+        *,
+        replace: bool = False,
+    ) -> None:
         self._opened = self._opened or await self._flusher.open()
         async with self._calls():
             await self._flusher.append(messages, plan, replace=replace)
+
+    def _plan_flush(self, messages: Sequence[ChatMessage]) -> int:
+        """Returns how many of the oldest messages leave short-term memory."""
+        every_turn = self.chat_history_token_ratio <= FLUSH_EVERY_TURN
+        return plan_flush(
+            [1 if every_turn else self._tokens(message) for message in messages],
+            turn_starts=[message.role == MessageRole.USER for message in messages],
+            limit=0 if every_turn else int(self.token_limit * self.chat_history_token_ratio),
+        )
+
+    async def _fit(self, contents: dict[str, Any], room: int) -> tuple[list[ContentBlock], list[ChatMessage]]:
+        """Returns what blocks gave as content of one message and as messages, truncated to ``room`` tokens if possible.
+
+        ``contents`` is what each block gave, by its name; truncated contents replace it there.
+        """
+        # A block of ours can be truncated whatever its priority.
+        truncatable = [block for block in self.memory_blocks if isinstance(block, LogBlock) or block.priority > 0]
+        while True:
+            parts, messages = await self._format_memory_blocks(contents)
+            content = formatted(self.memory_blocks_template, parts)
+            excess = 0
+            # The bound is never too low; only where it is over the room the exact count decides.
+            if max_tokens(self.memory_blocks_template, contents, self.tokenizer_fn) > room:
+                excess = sum(map(self._tokens, [*messages, ChatMessage(blocks=content)])) - room
+            blocks = [block for block in truncatable if contents.get(block.name)]
+            if excess <= 0 or not blocks:
+                return content, messages
+            block = max(blocks, key=lambda block: block.priority)
+            contents[block.name] = await block.atruncate(contents[block.name], excess)
 
     def _tokens(self, message: ChatMessage) -> int:
         estimates = {
@@ -475,4 +492,8 @@ class CondensedMemory(Memory):
 
         Not across loops: a synchronous call inside a running loop would wait for the loop that it blocks.
         """
-        return lock_for("calls", id(asyncio.get_running_loop()), self.session_id, *self.sql_store.identity)
+        return lock_for("calls", id(asyncio.get_running_loop()), self.session_id, *self.sql_store.database.identity)
+
+
+def _counter(tokenizer: Callable[[str], list[Any]] | None) -> TokenCounter:
+    return TokenCounter() if tokenizer is None else as_counter(tokenizer)
