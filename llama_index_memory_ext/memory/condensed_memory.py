@@ -19,29 +19,14 @@ from llama_index_memory_ext.facts.backfill import Backfilled, backfill
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.formats import messages_from_json, messages_to_json
 from llama_index_memory_ext.log_block import LogBlock
+from llama_index_memory_ext.memory import preset, template
 from llama_index_memory_ext.memory.flushing import Flusher
-from llama_index_memory_ext.memory.preset import (
-    DEFAULT_CONDENSED_TOKEN_LIMIT,
-    DEFAULT_FACTS_TOKEN_LIMIT,
-    DEFAULT_TOKEN_LIMIT,
-    PresetOptions,
-    check_limits,
-    check_store,
-    split_options,
-)
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
 from llama_index_memory_ext.memory.sync_calls import run_alone
-from llama_index_memory_ext.memory.template import (
-    MemoryBlocksTemplate,
-    formatted,
-    is_last_question,
-    max_tokens,
-    without_our_tags,
-)
 from llama_index_memory_ext.record.block import CondensedMemoryBlock
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.text.cutting import plan_flush
-from llama_index_memory_ext.text.messages import checked_messages, message_tokens
+from llama_index_memory_ext.text.messages import MEDIA_TOKENS, checked_messages, message_tokens
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:
@@ -49,12 +34,14 @@ if TYPE_CHECKING:
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
     from llama_index.core.llms.llm import LLM
-    from llama_index.core.storage.chat_store.base_db import MessageStatus
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from llama_index_memory_ext.facts.book import FactBook
     from llama_index_memory_ext.formats import Layout
 
+DEFAULT_TOKEN_LIMIT = 60_000
+DEFAULT_CONDENSED_TOKEN_LIMIT = 50_000
+DEFAULT_FACTS_TOKEN_LIMIT = 2_000
 # At this share of the token limit or less, every turn but the newest leaves short-term memory, however short it is.
 FLUSH_EVERY_TURN = 0.0001
 
@@ -70,40 +57,28 @@ class CondensedMemory(Memory):
     Close it with ``await memory.aclose()``, or use it as ``async with CondensedMemory.from_defaults(...)``.
     """
 
-    token_limit: int = Field(default=DEFAULT_TOKEN_LIMIT, description="The overall token limit of the memory.")
-    chat_history_token_ratio: float = Field(
-        default=FLUSH_EVERY_TURN, description="Share of the token limit for turns that are not flushed yet."
-    )
-    memory_blocks_template: RichPromptTemplate = Field(
-        default_factory=MemoryBlocksTemplate, description="Joins the texts of the blocks."
-    )
-    insert_method: InsertMethod = Field(default=InsertMethod.USER, description="Where the blocks' text goes.")
-    tokenizer_fn: TokenCounter = Field(
-        default_factory=TokenCounter, exclude=True, repr=False, description="Counts the tokens."
-    )
-    sql_store: MemoryStore = Field(
-        default_factory=MemoryStore, exclude=True, repr=False, description="Keeps the log and the cursors."
-    )
+    # Fields of the host, with other defaults.
+    token_limit: int = DEFAULT_TOKEN_LIMIT
+    chat_history_token_ratio: float = FLUSH_EVERY_TURN
+    memory_blocks_template: RichPromptTemplate = Field(default_factory=template.MemoryBlocksTemplate)
+    insert_method: InsertMethod = InsertMethod.USER
+    tokenizer_fn: TokenCounter = Field(default_factory=TokenCounter, exclude=True, repr=False)
+    sql_store: MemoryStore = Field(default_factory=MemoryStore, exclude=True, repr=False)
 
     _owns_store: bool = PrivateAttr(default=False)
     _opened: bool = PrivateAttr(default=False)
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_in(cls, values: dict[str, Any]) -> dict[str, Any]:
-        # Memory's own validators run after this one and would take a tokenizer of another model.
-        counter = _counter(values.get("tokenizer_fn"))
-        return {"token_limit": DEFAULT_TOKEN_LIMIT, **values, "tokenizer_fn": counter}
-
-    @model_validator(mode="after")
-    def _check_blocks(self) -> CondensedMemory:
-        kinds = {type(block) for block in self.memory_blocks}
-        if not {CondensedMemoryBlock, RelevantFactsBlock} <= kinds:
+    def _check_blocks(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if not {CondensedMemoryBlock, RelevantFactsBlock} <= set(map(type, values.get("memory_blocks", ()))):
             raise ValueError(
                 "a CondensedMemory needs a CondensedMemoryBlock and a RelevantFactsBlock on its own store: build it "
                 "with CondensedMemory.from_defaults(...)"
             )
-        return self
+        # Memory's own validators run after this one and would take a tokenizer of another model.
+        counter = _counter(values.get("tokenizer_fn"))
+        return {"token_limit": DEFAULT_TOKEN_LIMIT, **values, "tokenizer_fn": counter}
 
     @classmethod
     def class_name(cls) -> str:
@@ -131,7 +106,7 @@ class CondensedMemory(Memory):
         async_database_uri: str | None = None,
         async_engine: AsyncEngine | None = None,
         db_schema: str | None = None,
-        **options: Unpack[PresetOptions],
+        **options: Unpack[preset.PresetOptions],
     ) -> CondensedMemory:
         """Returns a memory with a condensed block and a facts block on one store.
 
@@ -167,12 +142,12 @@ class CondensedMemory(Memory):
             TypeError: There is no option of such a name.
             StoreError: The database cannot be used, or would outlive a session without a ``session_id``.
         """
-        check_limits(token_limit, condensed_token_limit, facts_token_limit)
-        record_options, memory_options = split_options(options)
+        preset.check_limits(token_limit, condensed_token_limit, facts_token_limit)
+        record_options, memory_options = preset.split_options(options)
         store = chat_store or MemoryStore(
             async_database_uri, table_name=table_name, async_engine=async_engine, db_schema=db_schema
         )
-        check_store(store, session_id)
+        preset.check_store(store, session_id)
         session_id = session_id or generate_chat_store_key()
         shared: Any = {"llm": llm, "tokenizer_fn": _counter(tokenizer_fn), "store": store}
         record = CondensedMemoryBlock(token_limit=condensed_token_limit, **shared, **record_options)
@@ -210,25 +185,20 @@ class CondensedMemory(Memory):
             MessageError: Something else than a ``ChatMessage`` is among them; nothing is written then.
         """
         messages = checked_messages(messages)
-        # Only a new question ends the turn before it.
-        starts_turn = any(message.role == MessageRole.USER for message in messages)
         if messages:
-            await self._append(messages, self._plan_flush if starts_turn else None)
+            # Only a new question ends the turn before it.
+            await self._append(messages, flush=any(message.role == MessageRole.USER for message in messages))
 
     async def aset(self, messages: list[ChatMessage]) -> None:
         """Replace the whole conversation, the record included."""
-        await self._append(checked_messages(messages), self._plan_flush, replace=True)
-
-    async def areset(self, status: MessageStatus | None = None) -> None:
-        """Delete the conversation: the messages, and what the blocks of this package show of them."""
-        async with self._calls():
-            await self.sql_store.delete_messages(self.session_id, status)
+        await self._append(checked_messages(messages), flush=True, replace=True)
 
     async def aflush(self) -> None:
         """Move the last turn into the record too, as the next question would; extract its facts, and sum up."""
         async with self._calls():
             await self._flusher.append([], len)
-        await self._flusher.finish()
+        for block in self._flusher.log_blocks:
+            await block.aflush(self.session_id)
 
     def put(self, message: ChatMessage) -> None:
         """Add a message, and wait for what is extracted or summarised meanwhile."""
@@ -261,11 +231,11 @@ class CondensedMemory(Memory):
         async with self._calls():
             turn = await self.sql_store.readers.active(self.session_id)
             question = ChatMessage(content=input) if isinstance(input, str) else input
-            asked = [question] if question is not None and not is_last_question(question, turn) else []
+            asked = [question] if question is not None and not template.is_last_question(question, turn) else []
             contents = await self._get_memory_blocks_content([*turn, *asked], **block_kwargs)
             room = self.token_limit - initial_token_count - sum(map(self._tokens, turn))
             content, messages = await self._fit(contents, room)
-        return self._insert_memory_content([without_our_tags(message) for message in turn], content, messages)
+        return self._insert_memory_content([template.without_our_tags(message) for message in turn], content, messages)
 
     def get(
         self, input: str | ChatMessage | None = None, initial_token_count: int = 0, **block_kwargs: Any
@@ -438,16 +408,10 @@ class CondensedMemory(Memory):
     def _flusher(self) -> Flusher:
         return Flusher(self.sql_store, self.session_id, self.memory_blocks)
 
-    async def _append(
-        self,
-        messages: list[ChatMessage],
-        plan: Callable[[Sequence[ChatMessage]], int] | None,
-        *,
-        replace: bool = False,
-    ) -> None:
+    async def _append(self, messages: list[ChatMessage], *, flush: bool, replace: bool = False) -> None:
         self._opened = self._opened or await self._flusher.open()
         async with self._calls():
-            await self._flusher.append(messages, plan, replace=replace)
+            await self._flusher.append(messages, self._plan_flush if flush else None, replace=replace)
 
     def _plan_flush(self, messages: Sequence[ChatMessage]) -> int:
         """Returns how many of the oldest messages leave short-term memory."""
@@ -467,10 +431,10 @@ class CondensedMemory(Memory):
         truncatable = [block for block in self.memory_blocks if isinstance(block, LogBlock) or block.priority > 0]
         while True:
             parts, messages = await self._format_memory_blocks(contents)
-            content = formatted(self.memory_blocks_template, parts)
+            content = template.formatted(self.memory_blocks_template, parts)
             excess = 0
             # The bound is never too low; only where it is over the room the exact count decides.
-            if max_tokens(self.memory_blocks_template, contents, self.tokenizer_fn) > room:
+            if template.max_tokens(self.memory_blocks_template, contents, self.tokenizer_fn) > room:
                 excess = sum(map(self._tokens, [*messages, ChatMessage(blocks=content)])) - room
             blocks = [block for block in truncatable if contents.get(block.name)]
             if excess <= 0 or not blocks:
@@ -479,12 +443,7 @@ class CondensedMemory(Memory):
             contents[block.name] = await block.atruncate(contents[block.name], excess)
 
     def _tokens(self, message: ChatMessage) -> int:
-        estimates = {
-            "image": self.image_token_size_estimate,
-            "audio": self.audio_token_size_estimate,
-            "video": self.video_token_size_estimate,
-            "document": self.document_token_size_estimate,
-        }
+        estimates = {kind: getattr(self, f"{kind}_token_size_estimate") for kind in MEDIA_TOKENS}
         return message_tokens(message, self.tokenizer_fn, estimates)
 
     def _calls(self) -> SharedLock:

@@ -14,10 +14,6 @@ from llama_index_memory_ext.store import MemoryStore
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-DEFAULT_TOKEN_LIMIT = 60_000
-DEFAULT_CONDENSED_TOKEN_LIMIT = 50_000
-DEFAULT_FACTS_TOKEN_LIMIT = 2_000
-
 
 class PresetOptions(CondensedOptions, total=False):
     """Options of LlamaIndex's ``Memory`` that the preset passes on, besides those of its ``CondensedMemoryBlock``."""
