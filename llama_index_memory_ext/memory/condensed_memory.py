@@ -47,14 +47,13 @@ FLUSH_EVERY_TURN = 0.0001
 
 
 class CondensedMemory(Memory):
-    """A LlamaIndex ``Memory`` that shows the model one message: what was said before, and the question.
+    """A LlamaIndex ``Memory`` that shows the model one message: the earlier conversation, and the question.
 
-    Build it with ``from_defaults`` and pass it to every run: ``agent.run(question, memory=memory)``.
+    Build it with ``from_defaults``, pass it to every run, ``agent.run(question, memory=memory)``, and close it with
+    ``await memory.aclose()``, or use it as ``async with CondensedMemory.from_defaults(...)``.
 
-    LlamaIndex cannot keep two concurrent runs of one session apart: the later question takes the earlier
-    one out of short-term memory. Let one at a time through with ``async with memory.turn():``.
-
-    Close it with ``await memory.aclose()``, or use it as ``async with CondensedMemory.from_defaults(...)``.
+    LlamaIndex cannot keep two concurrent runs of one session apart: the later question moves the earlier
+    one out of short-term memory. Run one at a time within ``async with memory.turn():``.
     """
 
     # Fields of the host, with other defaults.
@@ -111,15 +110,15 @@ class CondensedMemory(Memory):
         """Returns a memory with a condensed block and a facts block on one store.
 
         Args:
-            session_id: Names the conversation. Needed with a database that outlives the process.
-            chat_history: Replaces what the session holds.
-            token_limit: Most tokens that a prompt has by what this package adds to the messages of the
-                current turn. If these alone are longer, nothing is added.
+            session_id: The name of the conversation. Needed with a database that outlives the process.
+            chat_history: Replaces the messages of the session.
+            token_limit: Most tokens of a prompt to which this package adds something. If the messages of the current
+                turn alone are longer, nothing is added.
             condensed_token_limit: Most tokens of the record, with its summary and recalled messages.
             facts_token_limit: Most tokens of the facts; 0 shows none.
-            user_id: Whose facts these are, in all of their sessions; default: the session's own.
+            user_id: The user whose facts are shown, in all of their sessions; default: each session's own.
             llm: Extracts facts, and summarises with ``summarize``; default: ``Settings.llm`` at first use.
-            embed_model: Ranks the facts together with their words; default: by their words alone.
+            embed_model: Ranks the facts together with their words; default: words alone.
             extract_facts: Whether facts are extracted. Known facts are shown in any case.
             extract_every_turns: Finished turns that wait for one extraction.
             memory_blocks: Further blocks, shown behind the record and the facts.
@@ -194,26 +193,26 @@ class CondensedMemory(Memory):
         await self._append(checked_messages(messages), flush=True, replace=True)
 
     async def aflush(self) -> None:
-        """Move the last turn into the record too, as the next question would; extract its facts, and sum up."""
+        """Move the last turn into the record too, as the next question would; wait for facts and summary."""
         async with self._calls():
             await self._flusher.append([], len)
         for block in self._flusher.log_blocks:
             await block.aflush(self.session_id)
 
     def put(self, message: ChatMessage) -> None:
-        """Add a message, and wait for what is extracted or summarised meanwhile."""
+        """Add a message, and wait for extraction and summary."""
         self.put_messages([message])
 
     def put_messages(self, messages: list[ChatMessage]) -> None:
-        """Add messages in one step, and wait for what is extracted or summarised meanwhile."""
+        """Add messages in one step, and wait for extraction and summary."""
         run_alone(self.sql_store, self.aput_messages(messages), with_jobs=True)
 
     def set(self, messages: list[ChatMessage]) -> None:
-        """Replace the whole conversation, the record included."""
+        """As ``aset``."""
         run_alone(self.sql_store, self.aset(messages))
 
     def flush(self) -> None:
-        """Move the last turn into the record too, as the next question would."""
+        """As ``aflush``."""
         run_alone(self.sql_store, self.aflush())
 
     # ---- reading -------------------------------------------------------------------------------------
@@ -221,12 +220,10 @@ class CondensedMemory(Memory):
     async def aget(
         self, input: str | ChatMessage | None = None, initial_token_count: int = 0, **block_kwargs: Any
     ) -> list[ChatMessage]:
-        """The messages for the model: the current turn, with the record in front of its question.
+        """Returns the messages for the model: the current turn, with the record in front of its question.
 
-        Args:
-            input: What the blocks should take for the question, if it is not among the messages.
-            initial_token_count: Tokens of the limit that the caller needs for something else.
-            block_kwargs: Passed on to each block.
+        ``input`` is the question for the blocks if it is not among the messages; ``initial_token_count`` tokens of the
+        limit are left free; ``block_kwargs`` are passed on to each block.
         """
         async with self._calls():
             turn = await self.sql_store.readers.active(self.session_id)
@@ -240,13 +237,13 @@ class CondensedMemory(Memory):
     def get(
         self, input: str | ChatMessage | None = None, initial_token_count: int = 0, **block_kwargs: Any
     ) -> list[ChatMessage]:
-        """The messages for the model, as ``aget`` gives them."""
+        """As ``aget``."""
         return run_alone(self.sql_store, self.aget(input, initial_token_count, **block_kwargs))
 
     async def astats(self) -> MemoryStats:
-        """How much the session holds and shows, and what has failed; all zero where nothing was said yet.
+        """Returns how much the session holds and shows, and what has failed; all zero before the first message.
 
-        Some counts by index, and as much of the log as the next question would be shown. Nothing is written.
+        It counts by index, and reads as much of the log as the next question needs. Nothing is written.
         """
         return await read_stats(self.sql_store, self.condensed_block, self.facts_block, self.session_id)
 
@@ -254,26 +251,26 @@ class CondensedMemory(Memory):
         """As ``astats``."""
         return run_alone(self.sql_store, self.astats())
 
-    # ---- its parts and its life ----------------------------------------------------------------------
+    # ---- parts and life cycle -------------------------------------------------------------------------
 
     @property
     def condensed_block(self) -> CondensedMemoryBlock:
-        """The block that shows what was said."""
+        """The block that shows the record."""
         return next(block for block in self.memory_blocks if isinstance(block, CondensedMemoryBlock))
 
     @property
     def facts_block(self) -> RelevantFactsBlock:
-        """The block that keeps and shows what is known about the user."""
+        """The block that keeps and shows facts about the user."""
         return next(block for block in self.memory_blocks if isinstance(block, RelevantFactsBlock))
 
     @property
     def facts(self) -> FactBook:
-        """What is known about the user: to list, add, change, retire, restore, forget, export and import."""
+        """The facts of the user: to list, add, change, retire, restore, forget, export and import."""
         return self.facts_block.book(self.session_id)
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[CondensedMemory]:
-        """Let one run at a time through per session, in every task and thread of this process.
+        """Let one run at a time through for each session, in all tasks and threads of this process.
 
         Raises:
             TurnError: The task that holds the turn asks for it again.
@@ -293,19 +290,19 @@ class CondensedMemory(Memory):
             await self.sql_store.aclose()
 
     def close(self) -> None:
-        """Flush, and close the database connections that this memory has opened."""
+        """As ``aclose``."""
         run_alone(self.sql_store, self.aclose())
 
-    # ---- moving in, and forgetting -------------------------------------------------------------------
+    # ---- importing and forgetting --------------------------------------------------------------------
 
     async def aimport(self, source: str | bytes | Iterable[Any], *, show_progress: bool = False) -> int:
-        """Add a conversation that was written as JSON behind what the session holds, as if it were put now.
+        """Add a conversation from JSON behind the messages of the session, as if it were put now.
 
-        All of it is stored in one transaction, or nothing. Importing twice stores it twice. With ``extract_facts``
-        its facts are extracted in the background, as of any messages.
+        It is stored in one transaction; importing twice stores it twice. With ``extract_facts`` its facts are extracted
+        in the background.
 
         Args:
-            source: Whatever ``messages_from_json`` reads: LlamaIndex's format or OpenAI's.
+            source: JSON in LlamaIndex's format or OpenAI's; see ``messages_from_json``.
             show_progress: Whether a bar is shown.
 
         Returns:
@@ -314,19 +311,19 @@ class CondensedMemory(Memory):
         Raises:
             MessageError: This is no JSON of messages. It says where and what was expected; nothing is stored.
         """
-        # A long history takes seconds to read, in which nobody else should have to wait.
+        # A long history takes seconds to read, for which the event loop must not be blocked.
         messages = await asyncio.to_thread(messages_from_json, source, show_progress=show_progress)
         await self.aput_messages(messages)
         return len(messages)
 
     def import_(self, source: str | bytes | Iterable[Any], *, show_progress: bool = False) -> int:
-        """As ``aimport``; the underscore is Python's. It waits for what is extracted or summarised meanwhile."""
+        """As ``aimport``, then wait for extraction and summary."""
         return run_alone(self.sql_store, self.aimport(source, show_progress=show_progress), with_jobs=True)
 
     async def aexport(self, *, layout: Layout = "llama_index") -> str:
-        """All messages of the session, oldest first, as a JSON list; "[]" if there are none.
+        """Returns all messages of the session, oldest first, as a JSON list; "[]" if there are none.
 
-        ``layout="openai"`` is the format of OpenAI's Chat Completions; ``messages_to_json`` says what that leaves out.
+        ``layout="openai"`` is the format of OpenAI's Chat Completions; see ``messages_to_json`` for what it leaves out.
         """
         return messages_to_json(await self.aget_all(), layout=layout)
 
@@ -335,25 +332,25 @@ class CondensedMemory(Memory):
         return run_alone(self.sql_store, self.aexport(layout=layout))
 
     async def abackfill(self, session_ids: Sequence[str] | None = None, *, show_progress: bool = False) -> Backfilled:
-        """Extract facts from messages that nobody has extracted facts from, the newest turn's too.
+        """Extract facts from messages from which none were extracted yet, those of the current turn too.
 
-        For histories that a plain ``Memory`` has written, that were imported, or written with ``extract_facts=False``;
-        it extracts even where that is set. A second call goes on where one has stopped and asks for nothing twice, and
-        two at once store nothing twice. A fact is as old as the words that it stands on: ``created_at`` is when these
-        were stored, dates like "tomorrow" count from then, and no fact that was learned on a later day is retired.
+        For histories that a plain ``Memory`` has written, that were imported, or written with ``extract_facts=False``,
+        which does not matter here. A second call continues where one has stopped and repeats no request; two at once
+        store nothing twice. ``created_at`` of a fact is when its messages were stored, dates like "tomorrow" count from
+        then, and no fact that was learned on a later day is retired.
 
         Args:
-            session_ids: The sessions to read, in this order; their facts become those of this memory's user, so they
-                should be theirs. None: this session, and all others that are known as this user's, oldest first.
+            session_ids: Sessions of this memory's user, in the order in which they are read. None: this session, and
+                then all others of this user, oldest first.
             show_progress: Whether a bar is shown.
 
         Returns:
-            What was read and learned. A session whose extraction fails is named in ``failed``, and the others go on;
-            after three failures in a row the rest is named in ``not_tried``.
+            Counts of what was read and learned. A session whose extraction fails is named in ``failed``, and the others
+            go on; after three failures in a row the rest is named in ``not_tried``.
 
         Raises:
-            StoreError: One of ``session_ids`` does not exist; no model was asked then. Besides, whatever LlamaIndex
-                raises where there is no model at all.
+            StoreError: One of ``session_ids`` does not exist; no model was asked then. Without any model, LlamaIndex
+                raises its own error.
         """
         return await backfill(
             self.sql_store, self.facts_block, self.session_id, session_ids, show_progress=show_progress
@@ -366,13 +363,13 @@ class CondensedMemory(Memory):
     async def aforget(self, *, vacuum: bool = True) -> dict[str, int]:
         """Delete for good all that is stored about the user of this memory, in all of their sessions, and this session.
 
-        What is under way for them is cancelled here, and stores nothing elsewhere. The memory can be used on, as a new
-        one. Messages of a session that another user has talked in too are deleted with it; the other's facts stay.
-        What further ``memory_blocks`` keep elsewhere is not deleted.
+        Work in progress for them is cancelled here, and stores nothing elsewhere. The memory can be used on, as a new
+        one. Messages of a session in which another user has talked too are deleted with it; the other's facts stay.
+        Data that further ``memory_blocks`` keep elsewhere is not deleted.
 
         Args:
-            vacuum: Whether the database is rewritten afterwards, without which deleted words may still be in its
-                file; see ``MemoryStore.vacuum`` for what that takes.
+            vacuum: Whether the database is rewritten afterwards; without that, deleted words may still be in its
+                file. See ``MemoryStore.vacuum`` for the cost.
 
         Returns:
             The number of deleted rows of ``"messages"``, ``"cursors"``, ``"facts"`` and ``"embeddings"``.
@@ -384,10 +381,10 @@ class CondensedMemory(Memory):
             return await store.forget_user(user_id, session_ids=[self.session_id], vacuum=vacuum)
 
     def forget(self, *, vacuum: bool = True) -> dict[str, int]:
-        """Delete for good all that is stored about the user of this memory, as ``aforget`` does."""
+        """As ``aforget``."""
         return run_alone(self.sql_store, self.aforget(vacuum=vacuum))
 
-    # ---- inside --------------------------------------------------------------------------------------
+    # ---- internals -----------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         return self
@@ -447,9 +444,9 @@ class CondensedMemory(Memory):
         return message_tokens(message, self.tokenizer_fn, estimates)
 
     def _calls(self) -> SharedLock:
-        """One call at a time per session and event loop, so that a turn is read as it was written.
+        """Returns the lock by which a turn is read as it was written: one call at a time per session and event loop.
 
-        Not across loops: a synchronous call inside a running loop would wait for the loop that it blocks.
+        It is not shared across loops: a synchronous call inside a running loop would wait for the loop that it blocks.
         """
         return lock_for("calls", id(asyncio.get_running_loop()), self.session_id, *self.sql_store.database.identity)
 
