@@ -18,7 +18,7 @@ from llama_index_memory_ext.errors import TurnError
 from llama_index_memory_ext.facts.backfill import Backfilled, backfill
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.formats import messages_from_json, messages_to_json
-from llama_index_memory_ext.log_block import LogBlock
+from llama_index_memory_ext.log_block import Counter, LogBlock
 from llama_index_memory_ext.memory import preset, template
 from llama_index_memory_ext.memory.flushing import Flusher
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
@@ -61,7 +61,7 @@ class CondensedMemory(Memory):
     chat_history_token_ratio: float = FLUSH_EVERY_TURN
     memory_blocks_template: RichPromptTemplate = Field(default_factory=template.MemoryBlocksTemplate)
     insert_method: InsertMethod = InsertMethod.USER
-    tokenizer_fn: TokenCounter = Field(default_factory=TokenCounter, exclude=True, repr=False)
+    tokenizer_fn: Counter = Field(default_factory=TokenCounter, exclude=True, repr=False)
     sql_store: MemoryStore = Field(default_factory=MemoryStore, exclude=True, repr=False)
 
     _owns_store: bool = PrivateAttr(default=False)
@@ -76,8 +76,7 @@ class CondensedMemory(Memory):
                 "with CondensedMemory.from_defaults(...)"
             )
         # Memory's own validators run after this one and would take a tokenizer of another model.
-        counter = _counter(values.get("tokenizer_fn"))
-        return {"token_limit": DEFAULT_TOKEN_LIMIT, **values, "tokenizer_fn": counter}
+        return {"token_limit": DEFAULT_TOKEN_LIMIT, "tokenizer_fn": TokenCounter(), **values}
 
     @classmethod
     def class_name(cls) -> str:
@@ -148,7 +147,8 @@ class CondensedMemory(Memory):
         )
         preset.check_store(store, session_id)
         session_id = session_id or generate_chat_store_key()
-        shared: Any = {"llm": llm, "tokenizer_fn": _counter(tokenizer_fn), "store": store}
+        counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
+        shared: Any = {"llm": llm, "tokenizer_fn": counter, "store": store}
         record = CondensedMemoryBlock(token_limit=condensed_token_limit, **shared, **record_options)
         facts = RelevantFactsBlock(
             token_limit=facts_token_limit,
@@ -162,7 +162,7 @@ class CondensedMemory(Memory):
             session_id=session_id,
             token_limit=token_limit,
             memory_blocks=[record, facts, *(memory_blocks or [])],
-            tokenizer_fn=record.tokenizer_fn,
+            tokenizer_fn=counter,
             sql_store=store,
             **memory_options,
         )
@@ -449,7 +449,3 @@ class CondensedMemory(Memory):
         It is not shared across loops: a synchronous call inside a running loop would wait for the loop that it blocks.
         """
         return lock_for("calls", id(asyncio.get_running_loop()), self.session_id, *self.sql_store.database.identity)
-
-
-def _counter(tokenizer: Callable[[str], list[Any]] | None) -> TokenCounter:
-    return TokenCounter() if tokenizer is None else as_counter(tokenizer)
