@@ -138,25 +138,24 @@ class MemoryToolSpec(BaseToolSpec):
             return f"Nothing was forgotten: it needs a quote. {_HOW_TO_QUOTE}"
         wanted = [facts] if isinstance(facts, str) else facts or []
         with store_errors("Nothing was forgotten", self.memory.session_id):
-            known = [(normalised(fact.content), fact) for fact in await self.memory.facts.alist()]
-            meant = [await self._meant(str(words), known) for words in wanted]
+            meant = await self._meant(wanted)
             answers = await self._retire([found[0] for found in meant if len(found) == 1], str(quote))
         answers += [self._which_of(found) for found in meant if len(found) > 1]
         if not all(meant) or not meant:
             answers.append("Nothing was forgotten for what is not known: search_memory shows the ids of facts.")
         return "\n".join(answers)
 
-    async def _meant(self, words: str, known: Sequence[tuple[str, Fact]]) -> list[Fact]:
-        """Returns the facts that an id or words may mean, best first. ``known`` has each fact's normalised content."""
-        wanted, content = words.strip(" []\"'#"), normalised(words)
-        is_prefix = len(wanted) >= _ID_CHARACTERS
-        by_id = [fact for _, fact in known if fact.id == wanted]
-        by_prefix = [fact for _, fact in known if is_prefix and fact.id.startswith(wanted)]
-        found = by_id or by_prefix or [fact for text, fact in known if text == content]
-        if not found:
-            ranked = await self.memory.facts_block.asearch(words, session_id=self.memory.session_id)
-            found = [entry.fact for entry in ranked]
-        return found
+    async def _meant(self, wanted: Sequence[str]) -> list[list[Fact]]:
+        """Returns for each id, or words of a fact, the facts that it may mean, best first."""
+        known = [(normalised(fact.content), fact) for fact in await self.memory.facts.alist()]
+        meant = []
+        for words in map(str, wanted):
+            found = _named_by(words, known)
+            if not found:
+                ranked = await self.memory.facts_block.asearch(words, session_id=self.memory.session_id)
+                found = [entry.fact for entry in ranked]
+            meant.append(found)
+        return meant
 
     async def _retire(self, meant: Sequence[Fact], quote: str) -> list[str]:
         """Retires facts if the quote allows it; returns the answer for each, [] for none."""
@@ -188,6 +187,15 @@ class MemoryToolSpec(BaseToolSpec):
     def _check_may_write(self) -> None:
         if self.read_only:
             raise FactError("These tools are read_only=True: they search, and neither remember nor forget.")
+
+
+def _named_by(words: str, known: Sequence[tuple[str, Fact]]) -> list[Fact]:
+    """Returns the fact with this id, or those whose ids begin so, or those with this normalised content."""
+    wanted, content = words.strip(" []\"'#"), normalised(words)
+    is_prefix = len(wanted) >= _ID_CHARACTERS
+    by_id = [fact for _, fact in known if fact.id == wanted]
+    by_prefix = [fact for _, fact in known if is_prefix and fact.id.startswith(wanted)]
+    return by_id or by_prefix or [fact for text, fact in known if text == content]
 
 
 def _line_of(node: NodeWithScore) -> str:
