@@ -70,8 +70,3 @@ class Flusher:
             if isinstance(result, Exception):
                 # The messages are stored.
                 logger.warning("Block %r did not take %d messages: %r", block.name, len(flushed), type(result))
-
-    async def finish(self) -> None:
-        """Wait until the blocks have done what follows from all that is in the log."""
-        for block in self.log_blocks:
-            await block.aflush(self.session_id)

@@ -36,17 +36,9 @@ class MemoryStats(BaseModel):
     summary_tokens: int = Field(description="Of these, the ones of the summary.")
     facts: int = Field(description="Active facts of the user.")
     retired: int = Field(description="Retired facts of the user; they are kept, and not shown.")
-    pending: int | None = Field(
-        description="Messages of the session, active ones too, from which no facts were extracted yet; None if no "
-        "facts are extracted."
-    )
-    failures: dict[str, Failure] = Field(
-        description='What has failed since it last succeeded: "facts", "summary" or "recall index"; {} if nothing has.'
-    )
-    rejections: dict[str, int] = Field(
-        description="Replies of the model, in all sessions of this memory's block, that were not stored as facts, for "
-        "each reason."
-    )
+    pending: int | None = Field(description="Messages not read for facts yet, active ones too; None: none are read.")
+    failures: dict[str, Failure] = Field(description='What has failed last: "facts", "summary" or "recall index".')
+    rejections: dict[str, int] = Field(description="Entries of the model's replies that were not stored, by reason.")
 
     def __str__(self) -> str:
         shown = f"{self.verbatim} in the record as they are, {self.left} have left it"

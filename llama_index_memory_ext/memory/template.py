@@ -40,11 +40,13 @@ class MemoryBlocksTemplate(RichPromptTemplate):
         """Returns one user message with a text block, or with several around the blocks of other types."""
         parts: list[str | ContentBlock] = [_OPENING]
         for name, blocks in kwargs["memory_blocks"]:
-            lines = (_line(block.text) if isinstance(block, TextBlock) else block for block in blocks)
-            parts += [f"<{name}>\n", *lines, f"</{name}>\n"]
+            parts += [f"<{name}>\n", *map(_line_of, blocks), f"</{name}>\n"]
         content: list[Any] = []
         for is_text, run in groupby([*parts, _CLOSING], lambda part: isinstance(part, str)):
-            content += [TextBlock(text="".join(map(str, run)))] if is_text else run
+            if is_text:
+                content.append(TextBlock(text="".join(map(str, run))))
+            else:
+                content += run
         return [ChatMessage(role=MessageRole.USER, blocks=content)]
 
 
@@ -88,5 +90,5 @@ def without_our_tags(message: ChatMessage) -> ChatMessage:
     return ChatMessage(role=message.role, blocks=blocks, additional_kwargs=message.additional_kwargs)
 
 
-def _line(text: str) -> str:
-    return text if text.endswith("\n") else f"{text}\n"
+def _line_of(block: ContentBlock) -> str | ContentBlock:
+    return block.text.removesuffix("\n") + "\n" if isinstance(block, TextBlock) else block
