@@ -1,4 +1,4 @@
-"""Memory for LlamaIndex agents: what was said before comes back as one condensed message."""
+"""Memory for LlamaIndex agents: the earlier conversation comes back as one condensed message."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from llama_index_memory_ext.agents.retriever import MemoryRetriever
     from llama_index_memory_ext.agents.tools import MemoryToolSpec
     from llama_index_memory_ext.errors import (
@@ -64,39 +62,29 @@ __all__ = [
     "trim",
 ]
 
-# LlamaIndex takes a second or two to start, which the help of the command line need not wait for.
-_MODULE_OF = {
-    "Backfilled": "facts.backfill",
-    "CondensedMemory": "memory.condensed_memory",
-    "CondensedMemoryBlock": "record.block",
-    "Fact": "fact",
-    "FactError": "errors",
-    "FactRanker": "search.tfidf",
-    "FactReplyError": "errors",
-    "LayoutError": "errors",
-    "LimitError": "errors",
-    "MemoryExtError": "errors",
-    "MemoryRetriever": "agents.retriever",
-    "MemoryStore": "store",
-    "MemoryToolSpec": "agents.tools",
-    "MessageError": "errors",
-    "RelevantFactsBlock": "facts.block",
-    "RoleError": "errors",
-    "SplitterError": "errors",
-    "StoreError": "errors",
-    "TfidfRanker": "search.tfidf",
-    "TokenCounter": "text.tokens",
-    "TurnError": "errors",
-    "extract_conversation_context": "text.messages",
-    "format_facts": "facts.ranking",
-    "messages_from_json": "formats",
-    "messages_to_json": "formats",
-    "trim": "text.trim",
+# Each name is imported at its first use: LlamaIndex takes a second or two to start, and some commands do not need it.
+_NAMES = {
+    "agents.retriever": ["MemoryRetriever"],
+    "agents.tools": ["MemoryToolSpec"],
+    "errors": [name for name in __all__ if name.endswith("Error")],
+    "fact": ["Fact"],
+    "facts.backfill": ["Backfilled"],
+    "facts.block": ["RelevantFactsBlock"],
+    "facts.ranking": ["format_facts"],
+    "formats": ["messages_from_json", "messages_to_json"],
+    "memory.condensed_memory": ["CondensedMemory"],
+    "record.block": ["CondensedMemoryBlock"],
+    "search.tfidf": ["FactRanker", "TfidfRanker"],
+    "store": ["MemoryStore"],
+    "text.messages": ["extract_conversation_context"],
+    "text.tokens": ["TokenCounter"],
+    "text.trim": ["trim"],
 }
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
-if not TYPE_CHECKING:  # A type checker would take any name for granted otherwise.
+if not TYPE_CHECKING:  # With this function, a type checker would accept any name.
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -1,10 +1,10 @@
-"""The errors of this package: one base class, and each says what was expected, what was seen and what to do."""
+"""Defines the errors of this package; each says what was expected, what was seen and what to do."""
 
 from __future__ import annotations
 
 
 class MemoryExtError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base of all errors that this package raises on purpose."""
 
 
 class LimitError(MemoryExtError, ValueError):
@@ -16,34 +16,31 @@ class StoreError(MemoryExtError, ValueError):
 
 
 class MessageError(MemoryExtError, TypeError):
-    """Something that is not a LlamaIndex ``ChatMessage``, or cannot be read as one, was handed over."""
+    """An argument that is no LlamaIndex ``ChatMessage`` and cannot be read as one."""
 
 
 class LayoutError(MemoryExtError, ValueError):
-    """The name of a layout in which messages cannot be written."""
+    """The name of an unknown layout for messages."""
 
 
 class RoleError(MemoryExtError, ValueError):
-    """The name of a message role that LlamaIndex does not have."""
+    """The name of an unknown message role."""
 
 
 class SplitterError(MemoryExtError, ValueError):
-    """Something that cannot split a text was given as a text splitter."""
+    """A text splitter that cannot split a text."""
 
 
 class FactError(MemoryExtError, ValueError):
-    """A fact that does not exist, or something to import that is none."""
+    """A fact that does not exist, or an imported entry that is no fact."""
 
 
 class TurnError(MemoryExtError):
-    """A turn was opened inside itself and would wait for its own end for ever."""
+    """A turn that is opened inside itself and would never begin."""
 
 
 class FactReplyError(MemoryExtError, ValueError):
-    """A model's answer in which no facts could be read. ``reply`` is what it said.
-
-    The words of the answer are in ``reply`` alone, never in the message, which may end up in a log.
-    """
+    """A model's answer in which no facts could be read. Its text is in ``reply``, never in the message of the error."""
 
     def __init__(self, reply: str) -> None:
         super().__init__(
@@ -57,10 +54,7 @@ class FactReplyError(MemoryExtError, ValueError):
 
 
 class SummaryReplyError(MemoryExtError, ValueError):
-    """A model's answer that is no summary. ``reply`` is what it said, ``reason`` why it was not taken.
-
-    The words of the answer are in ``reply`` alone, never in the message, which may end up in a log.
-    """
+    """A model's answer that is no summary, for this ``reason``. Its text is in ``reply``, never in the message."""
 
     def __init__(self, reply: str, reason: str) -> None:
         super().__init__(

@@ -1,11 +1,11 @@
-"""Says what a memory has done, on LlamaIndex's dispatcher: ids, counts, tokens and seconds, never what was said."""
+"""Sends events about memories to LlamaIndex's dispatcher: ids, counts, tokens and seconds, never texts."""
 
 from __future__ import annotations
 
 import inspect
 import logging
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from llama_index_instrumentation import get_dispatcher
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Whoever wants these events alone adds a handler to the dispatcher of this name; the root's are given them, too.
+# A handler of the dispatcher of this name gets these events alone; those of the root dispatcher get them, too.
 dispatcher = get_dispatcher("llama_index_memory_ext")
 
-# Workflows tag each step with its input, which is what the user has said; the run's id is all that we need of theirs.
+# Workflows tag each step with its input, which is the user's text; of their tags only the run's id is kept.
 _HOSTS_TAGS, _RUN_ID = "llamaindex.", "llamaindex.run_id"
 _NO_ARGUMENTS = inspect.signature(lambda: None).bind()
 
@@ -40,47 +40,47 @@ class MemoryEvent(BaseEvent):
 
 
 class HistoryCondensedEvent(MemoryEvent):
-    """Messages have left the record, by a cut or into a stored summary. They are still in the database."""
+    """Messages have left the record, by a cut or into a summary. They are still in the database."""
 
     messages: int = Field(description="Messages that have left.")
-    tokens_before: int = Field(description="Tokens of the record before, without what is recalled for a question.")
-    tokens_after: int = Field(description="The same afterwards.")
+    tokens_before: int = Field(description="Tokens of the record before, without recalled messages.")
+    tokens_after: int = Field(description="Tokens of the record afterwards.")
     summarised: bool = Field(description="Whether they went into the summary.")
-    summary_tokens: int = Field(description="Tokens of the summary as it is shown now; 0 if there is none.")
+    summary_tokens: int = Field(description="Tokens of the summary that is shown now; 0 if there is none.")
     position: int = Field(description="The row of the last message that has left.")
-    seconds: float = Field(description="How long it took, with the call of the model.")
+    seconds: float = Field(description="How long it took, including the call of the model.")
 
 
 class FactsExtractedEvent(MemoryEvent):
-    """A part of the conversation was read for facts, and what was found is stored."""
+    """Facts were extracted from a part of the conversation, and stored."""
 
-    user_id: str = Field(description="Whose facts they are; the session's own if it belongs to no user.")
+    user_id: str = Field(description="Whose facts they are; the session's id if it has no user.")
     messages: int = Field(description="Messages that were read.")
-    new: list[str] = Field(description="Ids of the facts that were not known.")
-    confirmed: list[str] = Field(description="Ids of the facts that were said again.")
-    retired: list[str] = Field(description="Ids of the facts that hold no longer.")
-    rejections: dict[str, int] = Field(description="Replies of the model that were not stored, for each reason.")
-    seconds: float = Field(description="How long the model took; 0 if there was nothing to ask it.")
+    new: list[str] = Field(description="Ids of the new facts.")
+    confirmed: list[str] = Field(description="Ids of the facts that were confirmed.")
+    retired: list[str] = Field(description="Ids of the facts that were retired.")
+    rejections: dict[str, int] = Field(description="Entries of the reply that were not stored, by reason.")
+    seconds: float = Field(description="How long the model took; 0 if it was not called.")
 
 
 class FactsInjectedEvent(MemoryEvent):
-    """Facts are shown: once for each ``aget`` with any, and so more than once in a turn with tools."""
+    """Facts are shown: sent for each ``aget`` with any, and so more than once in a turn with tools."""
 
-    user_id: str = Field(description="Whose facts they are; the session's own if it belongs to no user.")
+    user_id: str = Field(description="Whose facts they are; the session's id if it has no user.")
     fact_ids: list[str] = Field(description="Ids of the facts that are shown, in their order.")
-    known: int = Field(description="Facts that hold, shown or not.")
-    tokens: int = Field(description="Tokens of what is shown.")
-    token_limit: int = Field(description="What it may have.")
-    cached: bool = Field(description="Whether the same was shown for the same question before: nothing was ranked.")
+    known: int = Field(description="Active facts, shown or not.")
+    tokens: int = Field(description="Tokens of the facts that are shown.")
+    token_limit: int = Field(description="Most tokens that they may have.")
+    cached: bool = Field(description="Whether they were ranked before, for the same question.")
     seconds: float = Field(description="How long it took.")
 
 
 class JobFailedEvent(MemoryEvent):
-    """Work beside the conversation has failed. Nothing is lost, and it is tried again."""
+    """Work in the background has failed. Nothing is lost, and it is tried again."""
 
-    error: str = Field(description="The type of the error; its text may hold what was said.")
+    error: str = Field(description="The type of the error; its text may quote messages.")
     failures: int = Field(description="How often it has failed in a row, in this process.")
-    retry_seconds: float | None = Field(description="The pause; None: no pause, whoever comes next tries again.")
+    retry_seconds: float | None = Field(description="The pause; None: the next start tries again.")
 
 
 class ExtractionFailedEvent(JobFailedEvent):
@@ -88,49 +88,48 @@ class ExtractionFailedEvent(JobFailedEvent):
 
 
 class SummaryFailedEvent(JobFailedEvent):
-    """Messages were not summarised; until they are, those that have no room are not shown."""
+    """Messages were not summarised; those that do not fit are not shown until they are."""
 
 
 def send(event: MemoryEvent) -> None:
-    """Give an event to whoever listens. What their handlers raise is no concern of a turn.
+    """Sends an event. An error is logged, because a turn must not fail by it.
 
-    The dispatcher passes over what a handler raises; this is for all else, such as tags that are none.
+    The dispatcher ignores what handlers raise; other causes are tags that it does not accept.
     """
     try:
-        with instrument_tags(tags_without_words()):
+        with instrument_tags(_tags_without_texts()):
             dispatcher.event(event)
-    except Exception as error:  # noqa: BLE001 - whatever it is, an answer is worth more than an event
+    except Exception as error:  # noqa: BLE001 - an answer is worth more than an event, whatever fails
         logger.warning("%s was not sent (%s).", event.class_name(), type(error).__name__)
 
 
 def is_heard() -> bool:
-    """Whether anybody listens: an event is built in microseconds, but what it tells may have to be asked for."""
+    """Returns whether there is a handler for events; some events need queries to build them."""
     here = dispatcher
-    while True:
-        if any(not isinstance(listener, NullEventHandler) for listener in here.event_handlers):
-            return True
+    while all(isinstance(handler, NullEventHandler) for handler in here.event_handlers):
         if not here.propagate:
             return False
         here = here.parent
-
-
-def tags_without_words() -> dict[str, Any]:
-    """The tags of the dispatcher that an event may carry: the caller's own, and the id of a workflow's run."""
-    tags = active_instrument_tags.get()
-    return {key: value for key, value in tags.items() if key == _RUN_ID or not key.startswith(_HOSTS_TAGS)}
+    return True
 
 
 @contextmanager
 def span(name: str) -> Iterator[None]:
-    """A span without a parent around work beside the conversation, whose turn may have ended before.
+    """Opens a span without a parent around work in the background, whose turn may have ended before.
 
-    Handlers attach events and calls of models to the span that is open: that of the turn may not be any more.
+    Handlers attach events and calls of models to the open span, and the span of the turn may be closed already.
     """
     id_ = f"{name}-{uuid4()}"
     token = active_span_id.set(id_)
-    dispatcher.span_enter(id_=id_, bound_args=_NO_ARGUMENTS, tags=tags_without_words())
+    dispatcher.span_enter(id_=id_, bound_args=_NO_ARGUMENTS, tags=_tags_without_texts())
     try:
         yield
     finally:
         dispatcher.span_exit(id_=id_, bound_args=_NO_ARGUMENTS)
         active_span_id.reset(token)
+
+
+def _tags_without_texts() -> dict[str, object]:
+    """Returns the tags that an event may carry: the program's own, and the id of a workflow's run."""
+    tags = active_instrument_tags.get()
+    return {key: value for key, value in tags.items() if key == _RUN_ID or not key.startswith(_HOSTS_TAGS)}

@@ -1,11 +1,11 @@
-"""The base of the blocks that read the log of a store."""
+"""Defines the base of the blocks that read the log of a store."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_validator
+from llama_index.core.bridge.pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr
 from llama_index.core.llms.llm import LLM  # noqa: TC002 - pydantic reads the annotations of fields
 from llama_index.core.memory import BaseMemoryBlock
 
@@ -13,13 +13,14 @@ from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from llama_index.core.base.llms.types import ChatMessage
 
     from llama_index_memory_ext.background.jobs import Failure, JobKey, Jobs
 
 DEFAULT_SESSION_ID = "default"
+
+# A field that also takes a plain function from a text to its tokens.
+Counter: TypeAlias = Annotated[TokenCounter, BeforeValidator(as_counter)]
 
 
 class LogBlock(BaseMemoryBlock[str]):
@@ -31,7 +32,7 @@ class LogBlock(BaseMemoryBlock[str]):
     # A misspelt setting must not be ignored.
     model_config = ConfigDict(extra="forbid")
 
-    tokenizer_fn: TokenCounter = Field(
+    tokenizer_fn: Counter = Field(
         default_factory=TokenCounter, exclude=True, repr=False, description="Counts the tokens; o200k_base by default."
     )
     store: MemoryStore | None = Field(
@@ -55,20 +56,15 @@ class LogBlock(BaseMemoryBlock[str]):
         state["__dict__"] = {**state["__dict__"], "llm": None}
         return state
 
-    @field_validator("tokenizer_fn", mode="before")
-    @classmethod
-    def _count_with(cls, value: Callable[[str], list[Any]]) -> TokenCounter:
-        return as_counter(value)
-
     async def aput(
         self,
         messages: list[ChatMessage],
         from_short_term_memory: bool = False,
         session_id: str | None = None,
     ) -> None:
-        """Take notice of messages that have left short-term memory; they are not changed.
+        """Start the work that follows from messages that have left short-term memory.
 
-        In the log of a given store they are already.
+        They are in the log of a given store already; a private store gets them here.
         """
         if messages and (self.accept_short_term_memory or not from_short_term_memory):
             session_id = session_id or DEFAULT_SESSION_ID
@@ -81,20 +77,20 @@ class LogBlock(BaseMemoryBlock[str]):
 
     @abstractmethod
     async def anotice(self, session_id: str) -> None:
-        """The log of a session has grown: start the work in the background that follows from it."""
+        """Start the background work that follows from new messages in the log of a session."""
 
     async def aopen(self, session_id: str) -> None:
-        """A memory begins to use this session."""
+        """Do what is needed when a memory begins to use a session."""
 
     async def aflush(self, session_id: str = DEFAULT_SESSION_ID) -> None:
-        """Do now what is done in the background otherwise; a failure is logged, and the next start tries again."""
+        """Do the background work now; a failure is logged, and the next start tries again."""
 
     def owners_of(self, session_id: str) -> tuple[str, ...]:
-        """The users that the store must note as owners when anything is written to a session."""
+        """The users that the store registers as owners when a session is written to."""
         return ()
 
     def readers_of(self, session_id: str) -> tuple[str, ...]:
-        """The readers that the store must register when anything is written to a session."""
+        """The readers that the store registers when a session is written to."""
         return ()
 
     @property
@@ -106,16 +102,22 @@ class LogBlock(BaseMemoryBlock[str]):
     def job_key(self, session_id: str) -> JobKey:
         """The key of this block's jobs of a session."""
 
+    @property
+    def all_jobs(self) -> tuple[Jobs, ...]:
+        """The jobs of every kind that this block starts."""
+        return (self.jobs,)
+
     async def await_jobs(self, session_id: str) -> None:
-        """Wait for the job of a session that is under way; one that pauses after a failure is cancelled."""
-        await self.jobs.wait(self.job_key(session_id))
+        """Wait for the running jobs of a session; those that pause after a failure are cancelled."""
+        for jobs in self.all_jobs:
+            await jobs.wait(self.job_key(session_id))
 
     def failures_of(self, session_id: str) -> dict[str, Failure]:
         """The last failures of a session's jobs since their last success, by kind; {} if there are none."""
-        failure = self.jobs.failure_of(self.job_key(session_id))
-        return {} if failure is None else {self.jobs.kind: failure}
+        found = {jobs.kind: jobs.failure_of(self.job_key(session_id)) for jobs in self.all_jobs}
+        return {kind: failure for kind, failure in found.items() if failure}
 
     async def aclose(self) -> None:
-        """Close a private store, with all that it held. A given store stays open."""
+        """Close a private store, whose messages are gone then. A given store stays open."""
         if self.store is None:
             await self._store.aclose()

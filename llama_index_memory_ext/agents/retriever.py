@@ -1,11 +1,12 @@
-"""Gives what a memory knows to query engines and tools: the user's facts and the session's messages as nodes."""
+"""Finds the user's facts and the session's messages for a question, as nodes for query engines and tools."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import NAMESPACE_OID, uuid5
 
 from llama_index.core.async_utils import asyncio_run
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.facts.ranking import RankedFact
     from llama_index_memory_ext.record.recall import FoundMessage
 
-NOTHING_FOLLOWS = "That does not mean that nothing is known: say that the memory cannot be reached, or try again later."
+logger = logging.getLogger(__name__)
 
 # The network and the disk, and rows that cannot be read.
 _DATABASE_ERRORS = (OSError, asyncio.TimeoutError, ValidationError, json.JSONDecodeError, UnicodeError)
-# SQLAlchemy, and the drivers whose errors it hands on as they are while a connection is made.
+# SQLAlchemy, and the drivers whose errors it passes on while a connection is made.
 _DATABASE_LIBRARIES = frozenset({"sqlalchemy", "aiosqlite", "asyncpg", "sqlite3"})
-# On LoCoMo, ten nodes hold 72.6 % of the evidence for a question so, and 70.5 % with 0.7 for messages.
+# On LoCoMo, ten nodes hold 72.6 % of the evidence for a question with 1.0, and 70.5 % with 0.7.
 _MESSAGE_CONFIDENCE = 1.0
 # The share of the limit that one node may have.
 _NODE_SHARE = 0.25
@@ -45,11 +46,11 @@ _SHOWN = frozenset({"kind", "role", "date"})
 
 
 @contextmanager
-def store_errors(what: str, so: str) -> Iterator[None]:
-    """Within the block, a failure of the database is a StoreError that says ``what`` did not happen, and what to do.
+def store_errors(what: str, session_id: str) -> Iterator[None]:
+    """Raises, and logs, a StoreError where the database fails within the block; it says ``what`` did not happen.
 
-    The original error may quote what was stored, so only the name of its type is given. This package's own errors,
-    and errors that have nothing to do with a database, are raised as they are.
+    The original error may quote stored texts, so only the name of its type is given. Other errors are raised as they
+    are.
     """
     try:
         yield
@@ -59,34 +60,36 @@ def store_errors(what: str, so: str) -> Iterator[None]:
         modules = {base.__module__.partition(".")[0] for base in type(error).__mro__}
         if not isinstance(error, _DATABASE_ERRORS) and _DATABASE_LIBRARIES.isdisjoint(modules):
             raise
-        raise StoreError(f"{what} (database failed: {type(error).__name__}). {so}") from None
+        logger.warning("%s (session %r, database failed: %s).", what, session_id, type(error).__name__)
+        raise StoreError(
+            f"{what} (database failed: {type(error).__name__}). That does not mean that nothing is known: say that the "
+            "memory cannot be reached, or try again later."
+        ) from None
 
 
 class MemoryRetriever(BaseRetriever):
-    """What is known about the user of a memory, and what was said in its session, for a question.
+    """Retrieves the facts of a memory's user and the messages of its session that have to do with a question.
 
-    It serves a ``RetrieverQueryEngine`` and a ``RetrieverTool``. Facts are ranked as the memory ranks them; messages
-    are found by their words, those that the memory shows anyway too. A tool call stands with its results. The turn
-    that is going on is left out, so that a question does not find itself. Facts are those of the memory's user and
-    never retired ones; messages are those of its session.
+    It serves a ``RetrieverQueryEngine`` and a ``RetrieverTool``. Facts are ranked as the memory ranks them, without
+    retired ones. Messages are found by their words, those that the memory shows anyway too, a tool call together with
+    its results; the current turn is left out, so that a question does not find itself.
 
     The score is 0..1: for a fact that of the ranking, and for a message the same formula, ``similarity_weight *
-    similarity + confidence_weight * confidence``, with confidence 1, for what was said was said. Similarities are
-    divided by the best of their kind. Ties: facts first.
+    similarity + confidence_weight * confidence``, with confidence 1. Similarities are divided by the best of their
+    kind. Ties: facts first.
 
-    ``aretrieve`` and ``retrieve`` give the nodes best first, [] if nothing has a word in common with the question
+    ``aretrieve`` and ``retrieve`` return the nodes best first, [] if nothing has a word in common with the question
     (with an ``embed_model`` nearly every fact has something), and raise a ``StoreError`` if the database failed. The
-    id of a fact's node is that of the fact; that of a message is the same in each search, and no other database's. The
-    metadata are ``kind`` ("fact" or "message"), ``date`` and ``session_id``; of a fact ``fact_id``, ``category``,
-    ``confidence`` and ``created_at``, of a message ``role`` and ``message_ids``. A model is shown the kind, the role
-    and the date.
+    id of a fact's node is that of the fact; that of a message is the same in each search, and unique across databases.
+    The metadata are ``kind`` ("fact" or "message"), ``date`` and ``session_id``; of a fact ``fact_id``, ``category``,
+    ``confidence`` and ``created_at``, of a message ``role`` and ``message_ids``. A model sees kind, role and date.
 
     Args:
-        memory: The memory that is asked.
-        facts: Whether facts are looked for.
+        memory: The memory that is searched.
+        facts: Whether facts are searched.
         messages: Whether messages are.
         similarity_top_k: Most nodes.
-        token_limit: Most tokens of all nodes as a model is shown them, metadata included; None for no limit. Of a long
+        token_limit: Most tokens of all nodes as a model sees them, metadata included; None for no limit. Of a long
             message the part with the words of the question is shown, of at most a quarter of the limit and 500 tokens.
         callback_manager: The host's own.
 
@@ -120,63 +123,66 @@ class MemoryRetriever(BaseRetriever):
         self._facts, self._messages = facts, messages
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        nodes: list[NodeWithScore] = asyncio_run(self._aretrieve(query_bundle))
-        return nodes
+        return list(asyncio_run(self._aretrieve(query_bundle)))
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         question = query_bundle.query_str
         if not question.strip():
             return []
-        with store_errors("The memory could not be searched", NOTHING_FOLLOWS):
-            nodes = [*await self._found_facts(question), *await self._found_messages(question)]
+        with store_errors("The memory could not be searched", self.memory.session_id):
+            nodes = await self._found(question)
         best = sorted(nodes, key=lambda node: -(node.score or 0.0))[: self.similarity_top_k]
-        return self._within_limit(best)
+        if self.token_limit is None:
+            return best
+        count = self.memory.tokenizer_fn.count
+        tokens = [count(node.node.get_content(MetadataMode.LLM) + _BETWEEN) for node in best]
+        return [best[i] for i in fit_tokens(tokens, self.token_limit)]
 
-    async def _found_facts(self, question: str) -> list[NodeWithScore]:
-        if not self._facts:
-            return []
-        found = await self.memory.facts_block.asearch(question, session_id=self.memory.session_id)
-        return [self._fact_node(entry) for entry in found[: self.similarity_top_k]]
-
-    async def _found_messages(self, question: str) -> list[NodeWithScore]:
-        if not self._messages:
-            return []
-        found = await self.memory.condensed_block.asearch(
-            question,
-            session_id=self.memory.session_id,
-            most=self.similarity_top_k,
-            message_token_limit=self._node_limit,
-        )
-        return [self._message_node(message) for message in found]
+    async def _found(self, question: str) -> list[NodeWithScore]:
+        memory, most, nodes = self.memory, self.similarity_top_k, list[NodeWithScore]()
+        if self._facts:
+            facts = await memory.facts_block.asearch(question, session_id=memory.session_id)
+            nodes += map(self._fact_node, facts[:most])
+        if self._messages:
+            messages = await memory.condensed_block.asearch(
+                question, session_id=memory.session_id, most=most, message_token_limit=self._node_limit
+            )
+            nodes += map(self._message_node, messages)
+        return nodes
 
     def _fact_node(self, entry: RankedFact) -> NodeWithScore:
         fact = entry.fact
         text = escape_tags(" ".join(fact.content.split()))
-        metadata = {
-            "kind": "fact",
-            "fact_id": fact.id,
-            "category": fact.category,
-            "confidence": fact.confidence,
-            "created_at": fact.created_at.isoformat(),
-            "date": fact.created_at.date().isoformat(),
-            "session_id": fact.session_id or "",
-        }
-        return _node(fact.id, self.memory.tokenizer_fn.clip(text, self._node_limit), metadata, entry.score)
+        return _node(
+            fact.id,
+            self.memory.tokenizer_fn.clip(text, self._node_limit),
+            entry.score,
+            kind="fact",
+            fact_id=fact.id,
+            category=fact.category,
+            confidence=fact.confidence,
+            created_at=fact.created_at.isoformat(),
+            date=fact.created_at.date().isoformat(),
+            session_id=fact.session_id or "",
+        )
 
     def _message_node(self, message: FoundMessage) -> NodeWithScore:
-        block = self.memory.facts_block
-        near, sure = shares_of(block.similarity_weight, block.confidence_weight)
-        metadata = {
-            "kind": "message",
-            "role": message.role,
-            "date": message.day,
-            "session_id": self.memory.session_id,
-            "message_ids": list(message.row_ids),
-        }
-        score = near * message.similarity + sure * _MESSAGE_CONFIDENCE
-        # Each database counts its rows from 1, and the host takes two nodes with one id for one.
-        place = (*self.memory.sql_store.identity, self.memory.session_id, message.row_ids[0])
-        return _node(uuid5(NAMESPACE_OID, repr(place)).hex, message.text, metadata, score)
+        memory = self.memory
+        for_similarity, for_confidence = shares_of(
+            memory.facts_block.similarity_weight, memory.facts_block.confidence_weight
+        )
+        # Each database counts its rows from 1, and the host takes two nodes with the same id for one.
+        place = (*memory.sql_store.identity, memory.session_id, message.row_ids[0])
+        return _node(
+            uuid5(NAMESPACE_OID, repr(place)).hex,
+            message.text,
+            for_similarity * message.similarity + for_confidence * _MESSAGE_CONFIDENCE,
+            kind="message",
+            role=message.role,
+            date=message.day,
+            session_id=memory.session_id,
+            message_ids=list(message.row_ids),
+        )
 
     @property
     def _node_limit(self) -> int:
@@ -184,16 +190,9 @@ class MemoryRetriever(BaseRetriever):
             return LONGEST_MESSAGE_TOKENS
         return min(LONGEST_MESSAGE_TOKENS, max(1, int(self.token_limit * _NODE_SHARE)))
 
-    def _within_limit(self, nodes: list[NodeWithScore]) -> list[NodeWithScore]:
-        if self.token_limit is None:
-            return nodes
-        count = self.memory.tokenizer_fn.count
-        tokens = [count(node.node.get_content(MetadataMode.LLM) + _BETWEEN) for node in nodes]
-        return [nodes[i] for i in fit_tokens(tokens, self.token_limit)]
 
-
-def check_memory(memory: Any, who: str) -> None:
-    """A TypeError if it is no ``CondensedMemory``."""
+def check_memory(memory: object, who: str) -> None:
+    """Raises a TypeError for anything but a ``CondensedMemory``."""
     if not isinstance(memory, CondensedMemory):
         raise TypeError(
             f"{who} asks a CondensedMemory; this is a {type(memory).__name__}. "
@@ -201,13 +200,7 @@ def check_memory(memory: Any, who: str) -> None:
         )
 
 
-def _node(node_id: str, text: str, metadata: dict[str, Any], score: float) -> NodeWithScore:
-    unshown = [key for key in metadata if key not in _SHOWN]
-    node = TextNode(
-        id_=node_id,
-        text=text,
-        metadata=metadata,
-        excluded_llm_metadata_keys=unshown,
-        excluded_embed_metadata_keys=unshown,
-    )
-    return NodeWithScore(node=node, score=score)
+def _node(node_id: str, text: str, score: float, **metadata: object) -> NodeWithScore:
+    hidden = [key for key in metadata if key not in _SHOWN]
+    keys = {"excluded_llm_metadata_keys": hidden, "excluded_embed_metadata_keys": hidden}
+    return NodeWithScore(node=TextNode(id_=node_id, text=text, metadata=metadata, **keys), score=score)

@@ -1,18 +1,16 @@
-"""Gives an agent tools to ask its memory, to remember and to forget, on purpose and by the user's own words only."""
+"""Gives an agent tools to search its memory, to remember and to forget, by the user's own words only."""
 
 # No postponed annotations: the host reads those of the tools as they stand.
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from html import escape
-from typing import Any
+from operator import attrgetter
 
 from llama_index.core.async_utils import asyncio_run
 from llama_index.core.schema import NodeWithScore
 from llama_index.core.tools.tool_spec.base import BaseToolSpec
 
-from llama_index_memory_ext.agents.retriever import NOTHING_FOLLOWS, MemoryRetriever, check_memory, store_errors
-from llama_index_memory_ext.errors import FactError, LimitError, StoreError
+from llama_index_memory_ext.agents.retriever import MemoryRetriever, check_memory, store_errors
+from llama_index_memory_ext.errors import FactError, LimitError
 from llama_index_memory_ext.fact import Category, Fact, normalised
 from llama_index_memory_ext.facts.reply import ExtractionReply
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
@@ -20,14 +18,12 @@ from llama_index_memory_ext.record.message_index import SEARCH_TOOL
 from llama_index_memory_ext.text.messages import escape_tags
 from llama_index_memory_ext.text.tokens import fit
 
-logger = logging.getLogger(__name__)
-
 _MOST_FOUND = 20
-# How sure a fact is of which the user has asked that it be remembered.
+# The confidence of a fact that the user has asked to remember.
 _CONFIDENCE = 0.9
 _ID_CHARACTERS, _WHOLE_ID_CHARACTERS = 8, 64
 _MOST_CANDIDATES, _SHOWN_TOKENS = 5, 150
-# An old sentence of the user's asks for nothing any more.
+# Older messages of the user do not ask for anything any more.
 _ASKING_MESSAGES = 5
 _NOTHING_FOUND = "Nothing found: nothing that is known or was said has these words. Other words may find it."
 _HOW_TO_QUOTE = "Copy the user's own words from one of their messages; what the user did not say cannot be remembered."
@@ -35,22 +31,22 @@ _QUOTES = frozenset({"echo", "no_quote", "not_the_users_words", "quote_not_found
 
 
 class MemoryToolSpec(BaseToolSpec):
-    """Tools by which an agent asks its memory: ``search_memory``, ``remember`` and ``forget``.
+    """Tools by which an agent uses its memory: ``search_memory``, ``remember`` and ``forget``.
 
-    ``MemoryToolSpec(memory).to_tool_list()`` gives them; pass the same memory to the agent's runs. Each tool answers
+    ``MemoryToolSpec(memory).to_tool_list()`` returns them; pass the same memory to the agent's runs. Each tool answers
     with a text for the model, in which our own tags are escaped. If the database fails it raises a ``StoreError``
-    instead: the model is shown its text, and the host marks the result as an error.
+    instead: the model sees its text, and the host marks the result as an error.
 
-    What is to be remembered passes the same gates as what is extracted: its quote, names and numbers must be in what
-    was said, the quote by the user; secrets, permissions and one-time instructions are refused, and what is known
-    already becomes surer. Besides, two in five of its words must be the user's, for an agent also reads what others
-    wrote. What is to be forgotten needs words of the user's last five messages; a forgotten fact is retired, not
-    deleted (``memory.facts.restore``). So it is not enough that a web page or a tool's result asks for it.
+    New facts are checked as extracted ones are: quote, names and numbers must be in the conversation, the quote in the
+    user's messages; secrets, permissions and one-time instructions are refused, and the confidence of a known fact is
+    raised. Besides, two in five of the keywords must be the user's, because an agent also reads what others wrote.
+    Forgetting needs words of the user's last five messages, so a web page or a tool's result cannot ask for it. A
+    forgotten fact is retired, not deleted (``memory.facts.restore``).
 
     Args:
-        memory: The memory that is asked. The tools see only its user's facts and its session's messages.
+        memory: The memory. The tools see only its user's facts and its session's messages.
         read_only: Whether ``search_memory`` is the only tool.
-        token_limit: Most tokens of what one search answers.
+        token_limit: Most tokens of the answer of one search.
 
     Raises:
         TypeError: ``memory`` is not a ``CondensedMemory``.
@@ -79,8 +75,7 @@ class MemoryToolSpec(BaseToolSpec):
         Args:
             query (str): The few words that what you look for would have in it.
         """
-        answer: str = asyncio_run(self.asearch_memory(query))
-        return answer
+        return str(asyncio_run(self.asearch_memory(query)))
 
     def remember(self, content: str, quote: str, category: Category = "knowledge") -> str:
         """Remember one lasting fact about the user, when the user asks you to or it will matter in later conversations.
@@ -93,8 +88,7 @@ class MemoryToolSpec(BaseToolSpec):
             quote (str): The words of the user that say it, copied exactly from one message.
             category (str): What kind of fact it is.
         """
-        answer: str = asyncio_run(self.aremember(content, quote, category))
-        return answer
+        return str(asyncio_run(self.aremember(content, quote, category)))
 
     def forget(self, facts: list[str], quote: str) -> str:
         """Forget facts about the user, only when the user asks for it.
@@ -105,16 +99,13 @@ class MemoryToolSpec(BaseToolSpec):
             facts (list): The ids of facts that search_memory shows, or the words of a fact.
             quote (str): The words of the user that ask for it, copied exactly from one message.
         """
-        answer: str = asyncio_run(self.aforget(facts, quote))
-        return answer
+        return str(asyncio_run(self.aforget(facts, quote)))
 
     # ---- what they do ----------------------------------------------------------------------------------
 
     async def asearch_memory(self, query: str) -> str:
         """As ``search_memory``."""
-        with self._store_errors("The memory could not be searched"):
-            nodes = await self._retriever.aretrieve(str(query))
-        lines = [_line_of(node) for node in nodes]
+        lines = [_line_of(node) for node in await self._retriever.aretrieve(str(query))]
         counter = self.memory.tokenizer_fn
         found = "".join(lines[i] for i in fit(lines, self.token_limit, counter))
         return found or counter.clip(_NOTHING_FOUND, self.token_limit)
@@ -122,21 +113,18 @@ class MemoryToolSpec(BaseToolSpec):
     async def aremember(self, content: str, quote: str, category: Category = "knowledge") -> str:
         """As ``remember``."""
         self._check_may_write()
-        block, session_id = self.memory.facts_block, self.memory.session_id
-        fact = {
-            "content": content,
-            "quote": quote,
-            "category": category,
-            "confidence": max(_CONFIDENCE, block.min_confidence),
-        }
+        block = self.memory.facts_block
+        confidence = max(_CONFIDENCE, block.min_confidence)
+        fact = {"content": content, "quote": quote, "category": category, "confidence": confidence}
         reply = ExtractionReply.model_validate({"new_facts": [fact]})
-        with self._store_errors("Nothing was remembered"):
-            extractor = block.extractor(session_id)
+        with store_errors("Nothing was remembered", self.memory.session_id):
+            extractor = block.extractor(self.memory.session_id)
             valid, changed = await extractor.apply(reply, await extractor.recent_lines())
-        if valid.accepted and any(entry.id == valid.accepted[0].id and entry.retired for entry in changed):
-            return "Not remembered: there are as many facts as there may be, and all of them are surer."
         if valid.accepted:
-            return f"Remembered: {self._named(valid.accepted[0])}"
+            new = valid.accepted[0]
+            if any(entry.id == new.id and entry.retired for entry in changed):
+                return "Not remembered: there are as many facts as there may be, and all of them are surer."
+            return f"Remembered: {self._named(new)}"
         if valid.confirmed:
             return "Known already; it is surer now."
         rejection = valid.rejected[0]
@@ -146,41 +134,41 @@ class MemoryToolSpec(BaseToolSpec):
     async def aforget(self, facts: list[str], quote: str) -> str:
         """As ``forget``."""
         self._check_may_write()
-        wanted = [facts] if isinstance(facts, str) else list(facts or [])
         if not str(quote).strip():
             return f"Nothing was forgotten: it needs a quote. {_HOW_TO_QUOTE}"
-        with self._store_errors("Nothing was forgotten"):
-            known = [(normalised(fact.content), fact) for fact in await self.memory.facts.alist()]
-            meant = [await self._meant(str(words), known) for words in wanted]
-            chosen = list({found[0].id: found[0] for found in meant if len(found) == 1}.values())
-            answers = await self._retire(chosen, str(quote)) if chosen else []
+        wanted = [facts] if isinstance(facts, str) else facts or []
+        with store_errors("Nothing was forgotten", self.memory.session_id):
+            meant = await self._meant(wanted)
+            answers = await self._retire([found[0] for found in meant if len(found) == 1], str(quote))
         answers += [self._which_of(found) for found in meant if len(found) > 1]
         if not all(meant) or not meant:
             answers.append("Nothing was forgotten for what is not known: search_memory shows the ids of facts.")
         return "\n".join(answers)
 
-    async def _meant(self, words: str, known: Sequence[tuple[str, Fact]]) -> list[Fact]:
-        """The facts that an id or words may mean, best first: act only if it is one."""
-        wanted, content = words.strip(" []\"'#"), normalised(words)
-        found = [fact for _, fact in known if fact.id == wanted]
-        if not found and len(wanted) >= _ID_CHARACTERS:
-            found = [fact for _, fact in known if fact.id.startswith(wanted)]
-        found = found or [fact for its_content, fact in known if its_content == content]
-        if found:
-            return found
-        ranked = await self.memory.facts_block.asearch(words, session_id=self.memory.session_id)
-        return [entry.fact for entry in ranked]
+    async def _meant(self, wanted: Sequence[str]) -> list[list[Fact]]:
+        """Returns for each id, or words of a fact, the facts that it may mean, best first."""
+        known = [(normalised(fact.content), fact) for fact in await self.memory.facts.alist()]
+        meant = []
+        for words in map(str, wanted):
+            found = _named_by(words, known)
+            if not found:
+                ranked = await self.memory.facts_block.asearch(words, session_id=self.memory.session_id)
+                found = [entry.fact for entry in ranked]
+            meant.append(found)
+        return meant
 
-    async def _retire(self, chosen: Sequence[Fact], quote: str) -> list[str]:
-        block, session_id = self.memory.facts_block, self.memory.session_id
+    async def _retire(self, meant: Sequence[Fact], quote: str) -> list[str]:
+        """Retires facts if the quote allows it; returns the answer for each, [] for none."""
+        chosen = list({fact.id: fact for fact in meant}.values())
+        if not chosen:
+            return []
         reason = "The user asked to forget it."
-        retired = [{"number": i, "reason": reason, "quote": quote} for i in range(1, len(chosen) + 1)]
-        extractor = block.extractor(session_id)
+        entries = [{"number": i, "reason": reason, "quote": quote} for i in range(1, len(chosen) + 1)]
+        extractor = self.memory.facts_block.extractor(self.memory.session_id)
         asking = [line for line in await extractor.recent_lines() if line.is_users][-_ASKING_MESSAGES:]
-        reply = ExtractionReply.model_validate({"retired": retired})
-        valid, _ = await extractor.apply(reply, asking, chosen)
+        valid, _ = await extractor.apply(ExtractionReply.model_validate({"retired": entries}), asking, chosen)
         gone = {entry.fact_id for entry in valid.retired}
-        why = " ".join(dict.fromkeys(rejection.detail for rejection in valid.rejected))
+        why = " ".join(dict.fromkeys(map(attrgetter("detail"), valid.rejected)))
         return [
             f"Forgotten: {self._named(fact)}" if fact.id in gone else f"Not forgotten: {self._named(fact)}: {why}"
             for fact in chosen
@@ -188,7 +176,7 @@ class MemoryToolSpec(BaseToolSpec):
 
     def _named(self, fact: Fact, characters: int = _ID_CHARACTERS) -> str:
         content = escape_tags(" ".join(fact.content.split()))
-        # Our own ids are short and plain; those of imported facts may be anything.
+        # The ids of imported facts may be any text.
         fact_id = escape_tags(" ".join(fact.id[:characters].split()))
         return f"[{fact_id}] {self.memory.tokenizer_fn.clip(content, _SHOWN_TOKENS)}"
 
@@ -200,18 +188,18 @@ class MemoryToolSpec(BaseToolSpec):
         if self.read_only:
             raise FactError("These tools are read_only=True: they search, and neither remember nor forget.")
 
-    @contextmanager
-    def _store_errors(self, what: str) -> Iterator[None]:
-        try:
-            with store_errors(what, NOTHING_FOLLOWS):
-                yield
-        except StoreError as error:
-            logger.warning("%s (session %r): %s", what, self.memory.session_id, error)
-            raise
+
+def _named_by(words: str, known: Sequence[tuple[str, Fact]]) -> list[Fact]:
+    """Returns the fact with this id, or those whose ids begin so, or those with this normalised content."""
+    wanted, content = words.strip(" []\"'#"), normalised(words)
+    is_prefix = len(wanted) >= _ID_CHARACTERS
+    by_id = [fact for _, fact in known if fact.id == wanted]
+    by_prefix = [fact for _, fact in known if is_prefix and fact.id.startswith(wanted)]
+    return by_id or by_prefix or [fact for text, fact in known if text == content]
 
 
 def _line_of(node: NodeWithScore) -> str:
-    known: dict[str, Any] = node.node.metadata
+    known = node.node.metadata
     shown = {"date": known["date"]}
     if known["kind"] == "fact":
         shown = {"id": known["fact_id"][:_ID_CHARACTERS], **shown, "category": known["category"]}

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
 from llama_index.core.memory import BaseMemoryBlock, InsertMethod, Memory
 from llama_index.core.memory.memory import generate_chat_store_key
@@ -18,18 +18,15 @@ from llama_index_memory_ext.errors import TurnError
 from llama_index_memory_ext.facts.backfill import Backfilled, backfill
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.formats import messages_from_json, messages_to_json
-from llama_index_memory_ext.memory.flushing import FLUSH_EVERY_TURN, Flusher, FlushPlan, check_store, run_alone
+from llama_index_memory_ext.log_block import Counter, LogBlock
+from llama_index_memory_ext.memory import preset, template
+from llama_index_memory_ext.memory.flushing import Flusher
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
-from llama_index_memory_ext.memory.template import (
-    BlockFormatter,
-    MemoryBlocksTemplate,
-    is_last_question,
-    without_our_tags,
-)
+from llama_index_memory_ext.memory.sync_calls import run_alone
 from llama_index_memory_ext.record.block import CondensedMemoryBlock
-from llama_index_memory_ext.record.options import CondensedOptions, check_limits, check_option_names
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
-from llama_index_memory_ext.text.messages import checked_messages, message_tokens
+from llama_index_memory_ext.text.cutting import plan_flush
+from llama_index_memory_ext.text.messages import MEDIA_TOKENS, checked_messages, message_tokens
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:
@@ -37,7 +34,6 @@ if TYPE_CHECKING:
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
     from llama_index.core.llms.llm import LLM
-    from llama_index.core.storage.chat_store.base_db import MessageStatus
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from llama_index_memory_ext.facts.book import FactBook
@@ -46,57 +42,41 @@ if TYPE_CHECKING:
 DEFAULT_TOKEN_LIMIT = 60_000
 DEFAULT_CONDENSED_TOKEN_LIMIT = 50_000
 DEFAULT_FACTS_TOKEN_LIMIT = 2_000
+# At this share of the token limit or less, every turn but the newest leaves short-term memory, however short it is.
+FLUSH_EVERY_TURN = 0.0001
 
 
 class CondensedMemory(Memory):
-    """A LlamaIndex ``Memory`` that shows the model one message: what was said before, and the question.
+    """A LlamaIndex ``Memory`` that shows the model one message: the earlier conversation, and the question.
 
-    Build it with ``from_defaults`` and pass it to every run: ``agent.run(question, memory=memory)``.
+    Build it with ``from_defaults``, pass it to every run, ``agent.run(question, memory=memory)``, and close it with
+    ``await memory.aclose()``, or use it as ``async with CondensedMemory.from_defaults(...)``.
 
-    LlamaIndex cannot keep two concurrent runs of one session apart: the later question takes the earlier
-    one out of short-term memory. Let one at a time through with ``async with memory.turn():``.
-
-    Close it with ``await memory.aclose()``, or use it as ``async with CondensedMemory.from_defaults(...)``.
+    LlamaIndex cannot keep two concurrent runs of one session apart: the later question moves the earlier
+    one out of short-term memory. Run one at a time within ``async with memory.turn():``.
     """
 
-    token_limit: int = Field(default=DEFAULT_TOKEN_LIMIT, description="The overall token limit of the memory.")
-    chat_history_token_ratio: float = Field(
-        default=FLUSH_EVERY_TURN, description="Share of the token limit for turns that are not flushed yet."
-    )
-    memory_blocks_template: RichPromptTemplate = Field(
-        default_factory=MemoryBlocksTemplate, description="Joins the texts of the blocks."
-    )
-    insert_method: InsertMethod = Field(default=InsertMethod.USER, description="Where the blocks' text goes.")
-    tokenizer_fn: TokenCounter = Field(
-        default_factory=TokenCounter, exclude=True, repr=False, description="Counts the tokens."
-    )
-    sql_store: MemoryStore = Field(
-        default_factory=MemoryStore, exclude=True, repr=False, description="Keeps the log and the cursors."
-    )
+    # Fields of the host, with other defaults.
+    token_limit: int = DEFAULT_TOKEN_LIMIT
+    chat_history_token_ratio: float = FLUSH_EVERY_TURN
+    memory_blocks_template: RichPromptTemplate = Field(default_factory=template.MemoryBlocksTemplate)
+    insert_method: InsertMethod = InsertMethod.USER
+    tokenizer_fn: Counter = Field(default_factory=TokenCounter, exclude=True, repr=False)
+    sql_store: MemoryStore = Field(default_factory=MemoryStore, exclude=True, repr=False)
 
     _owns_store: bool = PrivateAttr(default=False)
     _opened: bool = PrivateAttr(default=False)
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_in(cls, values: dict[str, Any]) -> dict[str, Any]:
-        # Memory's own validators run after this one and would take a tokenizer of another model.
-        counter = values.get("tokenizer_fn")
-        return {
-            "token_limit": DEFAULT_TOKEN_LIMIT,
-            **values,
-            "tokenizer_fn": as_counter(counter) if counter is not None else TokenCounter(),
-        }
-
-    @model_validator(mode="after")
-    def _check_blocks(self) -> CondensedMemory:
-        kinds = {type(block) for block in self.memory_blocks}
-        if not {CondensedMemoryBlock, RelevantFactsBlock} <= kinds:
+    def _check_blocks(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if not {CondensedMemoryBlock, RelevantFactsBlock} <= set(map(type, values.get("memory_blocks", ()))):
             raise ValueError(
                 "a CondensedMemory needs a CondensedMemoryBlock and a RelevantFactsBlock on its own store: build it "
                 "with CondensedMemory.from_defaults(...)"
             )
-        return self
+        # Memory's own validators run after this one and would take a tokenizer of another model.
+        return {"token_limit": DEFAULT_TOKEN_LIMIT, "tokenizer_fn": TokenCounter(), **values}
 
     @classmethod
     def class_name(cls) -> str:
@@ -119,49 +99,40 @@ class CondensedMemory(Memory):
         extract_every_turns: int = 1,
         memory_blocks: list[BaseMemoryBlock[Any]] | None = None,
         tokenizer_fn: Callable[[str], list[Any]] | None = None,
-        chat_history_token_ratio: float = FLUSH_EVERY_TURN,
-        memory_blocks_template: RichPromptTemplate | None = None,
-        insert_method: InsertMethod | str = InsertMethod.USER,
-        image_token_size_estimate: int = 256,
-        audio_token_size_estimate: int = 256,
-        video_token_size_estimate: int = 256,
         chat_store: MemoryStore | None = None,
         table_name: str = DEFAULT_TABLE_NAME,
         async_database_uri: str | None = None,
         async_engine: AsyncEngine | None = None,
         db_schema: str | None = None,
-        **condensed: Unpack[CondensedOptions],
+        **options: Unpack[preset.PresetOptions],
     ) -> CondensedMemory:
-        """A memory with a condensed block and a facts block on one store.
+        """Returns a memory with a condensed block and a facts block on one store.
 
         Args:
-            session_id: Names the conversation. Needed with a database that outlives the process.
-            chat_history: Replaces what the session holds.
-            token_limit: Most tokens that a prompt has by what this package adds to the messages of the
-                current turn. If these alone are longer, nothing is added.
-            condensed_token_limit: Most tokens of the record, with its summary and what is recalled.
+            session_id: The name of the conversation. Needed with a database that outlives the process.
+            chat_history: Replaces the messages of the session.
+            token_limit: Most tokens of a prompt to which this package adds something. If the messages of the current
+                turn alone are longer, nothing is added.
+            condensed_token_limit: Most tokens of the record, with its summary and recalled messages.
             facts_token_limit: Most tokens of the facts; 0 shows none.
-            user_id: Whose facts these are, in all of their sessions; default: the session's own.
-            llm: Extracts facts, and sums up with ``summarize``; default: ``Settings.llm`` at first use.
-            embed_model: Ranks the facts together with their words; default: by their words alone.
-            extract_facts: Whether facts are extracted. What is known is shown all the same.
+            user_id: The user whose facts are shown, in all of their sessions; default: each session's own.
+            llm: Extracts facts, and summarises with ``summarize``; default: ``Settings.llm`` at first use.
+            embed_model: Ranks the facts together with their words; default: words alone.
+            extract_facts: Whether facts are extracted. Known facts are shown in any case.
             extract_every_turns: Finished turns that wait for one extraction.
             memory_blocks: Further blocks, shown behind the record and the facts.
             tokenizer_fn: Counts the tokens; default: o200k_base, exact and offline.
-            chat_history_token_ratio: Share of the token limit for turns that are shown as messages of their
-                own; by default every turn but the newest is condensed.
-            memory_blocks_template: A template of your own, as for LlamaIndex's ``Memory``.
-            insert_method: ``"user"`` (in front of the question) or ``"system"``.
-            image_token_size_estimate: Tokens counted for an image; likewise for the following two.
-            audio_token_size_estimate: Tokens counted for a sound.
-            video_token_size_estimate: Tokens counted for a film.
             chat_store: A store of your own instead of the following four; it is not closed.
             table_name: The chat table.
             async_database_uri: SQLite by aiosqlite or PostgreSQL by asyncpg; default: in memory.
             async_engine: Your own engine; it is not closed.
             db_schema: The schema of the tables, where the database has schemas.
-            condensed: How the record is kept short, as for ``CondensedMemoryBlock``: ``max_messages``, ``summarize``,
-                ``recall_token_limit`` and so on; ``CondensedOptions`` lists them.
+            options: How the record is kept short, as for ``CondensedMemoryBlock``: ``max_messages``, ``summarize``,
+                ``recall_token_limit`` and so on; ``CondensedOptions`` lists them. Also fields of LlamaIndex's
+                ``Memory``: ``chat_history_token_ratio`` (share of the token limit for turns that are shown as messages
+                of their own; by default every turn but the newest is condensed), ``memory_blocks_template``,
+                ``insert_method`` (``"user"``, in front of the question, or ``"system"``), and
+                ``image_token_size_estimate``, ``audio_token_size_estimate`` and ``video_token_size_estimate`` (256).
 
         Raises:
             LimitError: The limits of the blocks do not fit into ``token_limit``.
@@ -169,40 +140,31 @@ class CondensedMemory(Memory):
             TypeError: There is no option of such a name.
             StoreError: The database cannot be used, or would outlive a session without a ``session_id``.
         """
-        check_limits(token_limit, condensed_token_limit, facts_token_limit)
-        check_option_names(condensed)
+        preset.check_limits(token_limit, condensed_token_limit, facts_token_limit)
+        record_options, memory_options = preset.split_options(options)
         store = chat_store or MemoryStore(
             async_database_uri, table_name=table_name, async_engine=async_engine, db_schema=db_schema
         )
-        check_store(store, session_id)
+        preset.check_store(store, session_id)
         session_id = session_id or generate_chat_store_key()
-        counter = as_counter(tokenizer_fn) if tokenizer_fn is not None else TokenCounter()
-        options: dict[str, Any] = {**condensed}
-        record = CondensedMemoryBlock(
-            token_limit=condensed_token_limit, llm=llm, tokenizer_fn=counter, store=store, **options
-        )
+        counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
+        shared: Any = {"llm": llm, "tokenizer_fn": counter, "store": store}
+        record = CondensedMemoryBlock(token_limit=condensed_token_limit, **shared, **record_options)
         facts = RelevantFactsBlock(
             token_limit=facts_token_limit,
-            user_id=user_id if user_id is not None else session_id,
-            llm=llm,
+            user_id=session_id if user_id is None else user_id,
             embed_model=embed_model,
             extract_facts=extract_facts,
             extract_every_turns=extract_every_turns,
-            tokenizer_fn=counter,
-            store=store,
+            **shared,
         )
         memory = cls(
             session_id=session_id,
             token_limit=token_limit,
             memory_blocks=[record, facts, *(memory_blocks or [])],
             tokenizer_fn=counter,
-            chat_history_token_ratio=chat_history_token_ratio,
-            memory_blocks_template=memory_blocks_template or MemoryBlocksTemplate(),
-            insert_method=InsertMethod(insert_method),
-            image_token_size_estimate=image_token_size_estimate,
-            audio_token_size_estimate=audio_token_size_estimate,
-            video_token_size_estimate=video_token_size_estimate,
             sql_store=store,
+            **memory_options,
         )
         memory._owns_store = chat_store is None
         if chat_history is not None:
@@ -222,40 +184,35 @@ class CondensedMemory(Memory):
             MessageError: Something else than a ``ChatMessage`` is among them; nothing is written then.
         """
         messages = checked_messages(messages)
-        # Only a new question ends the turn before it.
-        starts_turn = any(message.role == MessageRole.USER for message in messages)
         if messages:
-            await self._append(messages, self._flush_plan if starts_turn else None)
+            # Only a new question ends the turn before it.
+            await self._append(messages, flush=any(message.role == MessageRole.USER for message in messages))
 
     async def aset(self, messages: list[ChatMessage]) -> None:
         """Replace the whole conversation, the record included."""
-        await self._append(checked_messages(messages), self._flush_plan, replace=True)
-
-    async def areset(self, status: MessageStatus | None = None) -> None:
-        """Delete the conversation: the messages, and what the blocks of this package show of them."""
-        async with self._calls():
-            await self.sql_store.delete_messages(self.session_id, status)
+        await self._append(checked_messages(messages), flush=True, replace=True)
 
     async def aflush(self) -> None:
-        """Move the last turn into the record too, as the next question would; extract its facts, and sum up."""
+        """Move the last turn into the record too, as the next question would; wait for facts and summary."""
         async with self._calls():
             await self._flusher.append([], len)
-        await self._flusher.finish()
+        for block in self._flusher.log_blocks:
+            await block.aflush(self.session_id)
 
     def put(self, message: ChatMessage) -> None:
-        """Add a message, and wait for what is extracted or summarised meanwhile."""
+        """Add a message, and wait for extraction and summary."""
         self.put_messages([message])
 
     def put_messages(self, messages: list[ChatMessage]) -> None:
-        """Add messages in one step, and wait for what is extracted or summarised meanwhile."""
+        """Add messages in one step, and wait for extraction and summary."""
         run_alone(self.sql_store, self.aput_messages(messages), with_jobs=True)
 
     def set(self, messages: list[ChatMessage]) -> None:
-        """Replace the whole conversation, the record included."""
+        """As ``aset``."""
         run_alone(self.sql_store, self.aset(messages))
 
     def flush(self) -> None:
-        """Move the last turn into the record too, as the next question would."""
+        """As ``aflush``."""
         run_alone(self.sql_store, self.aflush())
 
     # ---- reading -------------------------------------------------------------------------------------
@@ -263,33 +220,30 @@ class CondensedMemory(Memory):
     async def aget(
         self, input: str | ChatMessage | None = None, initial_token_count: int = 0, **block_kwargs: Any
     ) -> list[ChatMessage]:
-        """The messages for the model: the current turn, with the record in front of its question.
+        """Returns the messages for the model: the current turn, with the record in front of its question.
 
-        Args:
-            input: What the blocks should take for the question, if it is not among the messages.
-            initial_token_count: Tokens of the limit that the caller needs for something else.
-            block_kwargs: Passed on to each block.
+        ``input`` is the question for the blocks if it is not among the messages; ``initial_token_count`` tokens of the
+        limit are left free; ``block_kwargs`` are passed on to each block.
         """
         async with self._calls():
             turn = await self.sql_store.readers.active(self.session_id)
             question = ChatMessage(content=input) if isinstance(input, str) else input
-            asked = [question] if question is not None and not is_last_question(question, turn) else []
+            asked = [question] if question is not None and not template.is_last_question(question, turn) else []
             contents = await self._get_memory_blocks_content([*turn, *asked], **block_kwargs)
             room = self.token_limit - initial_token_count - sum(map(self._tokens, turn))
-            formatter = BlockFormatter(self.memory_blocks_template, self.memory_blocks, self.tokenizer_fn, self._tokens)
-            content, messages = await formatter.fit(contents, room)
-        return self._insert_memory_content([without_our_tags(message) for message in turn], content, messages)
+            content, messages = await self._fit(contents, room)
+        return self._insert_memory_content([template.without_our_tags(message) for message in turn], content, messages)
 
     def get(
         self, input: str | ChatMessage | None = None, initial_token_count: int = 0, **block_kwargs: Any
     ) -> list[ChatMessage]:
-        """The messages for the model, as ``aget`` gives them."""
+        """As ``aget``."""
         return run_alone(self.sql_store, self.aget(input, initial_token_count, **block_kwargs))
 
     async def astats(self) -> MemoryStats:
-        """How much the session holds and shows, and what has failed; all zero where nothing was said yet.
+        """Returns how much the session holds and shows, and what has failed; all zero before the first message.
 
-        Some counts by index, and as much of the log as the next question would be shown. Nothing is written.
+        It counts by index, and reads as much of the log as the next question needs. Nothing is written.
         """
         return await read_stats(self.sql_store, self.condensed_block, self.facts_block, self.session_id)
 
@@ -297,31 +251,31 @@ class CondensedMemory(Memory):
         """As ``astats``."""
         return run_alone(self.sql_store, self.astats())
 
-    # ---- its parts and its life ----------------------------------------------------------------------
+    # ---- parts and life cycle -------------------------------------------------------------------------
 
     @property
     def condensed_block(self) -> CondensedMemoryBlock:
-        """The block that shows what was said."""
+        """The block that shows the record."""
         return next(block for block in self.memory_blocks if isinstance(block, CondensedMemoryBlock))
 
     @property
     def facts_block(self) -> RelevantFactsBlock:
-        """The block that keeps and shows what is known about the user."""
+        """The block that keeps and shows facts about the user."""
         return next(block for block in self.memory_blocks if isinstance(block, RelevantFactsBlock))
 
     @property
     def facts(self) -> FactBook:
-        """What is known about the user: to list, add, change, retire, restore, forget, export and import."""
+        """The facts of the user: to list, add, change, retire, restore, forget, export and import."""
         return self.facts_block.book(self.session_id)
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[CondensedMemory]:
-        """Let one run at a time through per session, in every task and thread of this process.
+        """Let one run at a time through for each session, in all tasks and threads of this process.
 
         Raises:
             TurnError: The task that holds the turn asks for it again.
         """
-        lock = lock_for("turn", self.session_id, *self.sql_store.identity)
+        lock = lock_for("turn", self.session_id, *self.sql_store.database.identity)
         if lock.holder is not None and lock.holder is asyncio.current_task():
             raise TurnError("This task is within memory.turn() already; run the agent without opening another.")
         async with lock:
@@ -336,19 +290,19 @@ class CondensedMemory(Memory):
             await self.sql_store.aclose()
 
     def close(self) -> None:
-        """Flush, and close the database connections that this memory has opened."""
+        """As ``aclose``."""
         run_alone(self.sql_store, self.aclose())
 
-    # ---- moving in, and forgetting -------------------------------------------------------------------
+    # ---- importing and forgetting --------------------------------------------------------------------
 
     async def aimport(self, source: str | bytes | Iterable[Any], *, show_progress: bool = False) -> int:
-        """Add a conversation that was written as JSON behind what the session holds, as if it were put now.
+        """Add a conversation from JSON behind the messages of the session, as if it were put now.
 
-        All of it is stored in one transaction, or nothing. Importing twice stores it twice. With ``extract_facts``
-        its facts are extracted in the background, as of any messages.
+        It is stored in one transaction; importing twice stores it twice. With ``extract_facts`` its facts are extracted
+        in the background.
 
         Args:
-            source: Whatever ``messages_from_json`` reads: LlamaIndex's format or OpenAI's.
+            source: JSON in LlamaIndex's format or OpenAI's; see ``messages_from_json``.
             show_progress: Whether a bar is shown.
 
         Returns:
@@ -357,19 +311,19 @@ class CondensedMemory(Memory):
         Raises:
             MessageError: This is no JSON of messages. It says where and what was expected; nothing is stored.
         """
-        # A long history takes seconds to read, in which nobody else should have to wait.
+        # A long history takes seconds to read, for which the event loop must not be blocked.
         messages = await asyncio.to_thread(messages_from_json, source, show_progress=show_progress)
         await self.aput_messages(messages)
         return len(messages)
 
     def import_(self, source: str | bytes | Iterable[Any], *, show_progress: bool = False) -> int:
-        """As ``aimport``; the underscore is Python's. It waits for what is extracted or summarised meanwhile."""
+        """As ``aimport``, then wait for extraction and summary."""
         return run_alone(self.sql_store, self.aimport(source, show_progress=show_progress), with_jobs=True)
 
     async def aexport(self, *, layout: Layout = "llama_index") -> str:
-        """All messages of the session, oldest first, as a JSON list; "[]" if there are none.
+        """Returns all messages of the session, oldest first, as a JSON list; "[]" if there are none.
 
-        ``layout="openai"`` is the format of OpenAI's Chat Completions; ``messages_to_json`` says what that leaves out.
+        ``layout="openai"`` is the format of OpenAI's Chat Completions; see ``messages_to_json`` for what it leaves out.
         """
         return messages_to_json(await self.aget_all(), layout=layout)
 
@@ -378,25 +332,25 @@ class CondensedMemory(Memory):
         return run_alone(self.sql_store, self.aexport(layout=layout))
 
     async def abackfill(self, session_ids: Sequence[str] | None = None, *, show_progress: bool = False) -> Backfilled:
-        """Extract facts from messages that nobody has extracted facts from, the newest turn's too.
+        """Extract facts from messages from which none were extracted yet, those of the current turn too.
 
-        For histories that a plain ``Memory`` has written, that were imported, or written with ``extract_facts=False``;
-        it extracts even where that is set. A second call goes on where one has stopped and asks for nothing twice, and
-        two at once store nothing twice. A fact is as old as the words that it stands on: ``created_at`` is when these
-        were stored, dates like "tomorrow" count from then, and no fact that was learned on a later day is retired.
+        For histories that a plain ``Memory`` has written, that were imported, or written with ``extract_facts=False``,
+        which does not matter here. A second call continues where one has stopped and repeats no request; two at once
+        store nothing twice. ``created_at`` of a fact is when its messages were stored, dates like "tomorrow" count from
+        then, and no fact that was learned on a later day is retired.
 
         Args:
-            session_ids: The sessions to read, in this order; their facts become those of this memory's user, so they
-                should be theirs. None: this session, and all others that are known as this user's, oldest first.
+            session_ids: Sessions of this memory's user, in the order in which they are read. None: this session, and
+                then all others of this user, oldest first.
             show_progress: Whether a bar is shown.
 
         Returns:
-            What was read and learned. A session whose extraction fails is named in ``failed``, and the others go on;
-            after three failures in a row the rest is named in ``not_tried``.
+            Counts of what was read and learned. A session whose extraction fails is named in ``failed``, and the others
+            go on; after three failures in a row the rest is named in ``not_tried``.
 
         Raises:
-            StoreError: One of ``session_ids`` does not exist; no model was asked then. Besides, whatever LlamaIndex
-                raises where there is no model at all.
+            StoreError: One of ``session_ids`` does not exist; no model was asked then. Without any model, LlamaIndex
+                raises its own error.
         """
         return await backfill(
             self.sql_store, self.facts_block, self.session_id, session_ids, show_progress=show_progress
@@ -409,13 +363,13 @@ class CondensedMemory(Memory):
     async def aforget(self, *, vacuum: bool = True) -> dict[str, int]:
         """Delete for good all that is stored about the user of this memory, in all of their sessions, and this session.
 
-        What is under way for them is cancelled here, and stores nothing elsewhere. The memory can be used on, as a new
-        one. Messages of a session that another user has talked in too are deleted with it; the other's facts stay.
-        What further ``memory_blocks`` keep elsewhere is not deleted.
+        Work in progress for them is cancelled here, and stores nothing elsewhere. The memory can be used on, as a new
+        one. Messages of a session in which another user has talked too are deleted with it; the other's facts stay.
+        Data that further ``memory_blocks`` keep elsewhere is not deleted.
 
         Args:
-            vacuum: Whether the database is rewritten afterwards, without which deleted words may still be in its
-                file; see ``MemoryStore.vacuum`` for what that takes.
+            vacuum: Whether the database is rewritten afterwards; without that, deleted words may still be in its
+                file. See ``MemoryStore.vacuum`` for the cost.
 
         Returns:
             The number of deleted rows of ``"messages"``, ``"cursors"``, ``"facts"`` and ``"embeddings"``.
@@ -427,10 +381,10 @@ class CondensedMemory(Memory):
             return await store.forget_user(user_id, session_ids=[self.session_id], vacuum=vacuum)
 
     def forget(self, *, vacuum: bool = True) -> dict[str, int]:
-        """Delete for good all that is stored about the user of this memory, as ``aforget`` does."""
+        """As ``aforget``."""
         return run_alone(self.sql_store, self.aforget(vacuum=vacuum))
 
-    # ---- inside --------------------------------------------------------------------------------------
+    # ---- internals -----------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         return self
@@ -451,28 +405,47 @@ class CondensedMemory(Memory):
     def _flusher(self) -> Flusher:
         return Flusher(self.sql_store, self.session_id, self.memory_blocks)
 
-    @property
-    def _flush_plan(self) -> FlushPlan:
-        ratio = self.chat_history_token_ratio
-        return FlushPlan(int(self.token_limit * ratio), None if ratio <= FLUSH_EVERY_TURN else self._tokens)
-
-    async def _append(self, messages: list[ChatMessage], plan: FlushPlan | None, *, replace: bool = False) -> None:
+    async def _append(self, messages: list[ChatMessage], *, flush: bool, replace: bool = False) -> None:
         self._opened = self._opened or await self._flusher.open()
         async with self._calls():
-            await self._flusher.append(messages, plan, replace=replace)
+            await self._flusher.append(messages, self._plan_flush if flush else None, replace=replace)
+
+    def _plan_flush(self, messages: Sequence[ChatMessage]) -> int:
+        """Returns how many of the oldest messages leave short-term memory."""
+        every_turn = self.chat_history_token_ratio <= FLUSH_EVERY_TURN
+        return plan_flush(
+            [1 if every_turn else self._tokens(message) for message in messages],
+            turn_starts=[message.role == MessageRole.USER for message in messages],
+            limit=0 if every_turn else int(self.token_limit * self.chat_history_token_ratio),
+        )
+
+    async def _fit(self, contents: dict[str, Any], room: int) -> tuple[list[ContentBlock], list[ChatMessage]]:
+        """Returns what blocks gave as content of one message and as messages, truncated to ``room`` tokens if possible.
+
+        ``contents`` is what each block gave, by its name; truncated contents replace it there.
+        """
+        # A block of ours can be truncated whatever its priority.
+        truncatable = [block for block in self.memory_blocks if isinstance(block, LogBlock) or block.priority > 0]
+        while True:
+            parts, messages = await self._format_memory_blocks(contents)
+            content = template.formatted(self.memory_blocks_template, parts)
+            excess = 0
+            # The bound is never too low; only where it is over the room the exact count decides.
+            if template.max_tokens(self.memory_blocks_template, contents, self.tokenizer_fn) > room:
+                excess = sum(map(self._tokens, [*messages, ChatMessage(blocks=content)])) - room
+            blocks = [block for block in truncatable if contents.get(block.name)]
+            if excess <= 0 or not blocks:
+                return content, messages
+            block = max(blocks, key=lambda block: block.priority)
+            contents[block.name] = await block.atruncate(contents[block.name], excess)
 
     def _tokens(self, message: ChatMessage) -> int:
-        estimates = {
-            "image": self.image_token_size_estimate,
-            "audio": self.audio_token_size_estimate,
-            "video": self.video_token_size_estimate,
-            "document": self.document_token_size_estimate,
-        }
+        estimates = {kind: getattr(self, f"{kind}_token_size_estimate") for kind in MEDIA_TOKENS}
         return message_tokens(message, self.tokenizer_fn, estimates)
 
     def _calls(self) -> SharedLock:
-        """One call at a time per session and event loop, so that a turn is read as it was written.
+        """Returns the lock by which a turn is read as it was written: one call at a time per session and event loop.
 
-        Not across loops: a synchronous call inside a running loop would wait for the loop that it blocks.
+        It is not shared across loops: a synchronous call inside a running loop would wait for the loop that it blocks.
         """
-        return lock_for("calls", id(asyncio.get_running_loop()), self.session_id, *self.sql_store.identity)
+        return lock_for("calls", id(asyncio.get_running_loop()), self.session_id, *self.sql_store.database.identity)

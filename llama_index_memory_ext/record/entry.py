@@ -20,35 +20,32 @@ EARLIER_CLOSING = "</earlier_messages>\n"
 _ELEMENT_START = re.compile(
     rf"^(?=<message role=\"|{_SUMMARY_OPENING}|{re.escape(EARLIER_OPENING)}|{EARLIER_CLOSING})", re.MULTILINE
 )
-_RESULT_START = re.compile(r'<message role="(?:tool|function)"')
-_SYSTEM_START = re.compile(r'<message role="(?:system|developer)"')
+NO_TEXT = CountedText("", 0)
+_RESULT_STARTS = ('<message role="tool"', '<message role="function"')
+_INSTRUCTION_STARTS = ('<message role="system"', '<message role="developer"')
 
 
-def summary_element(summary: str, limit: int, counter: TokenCounter, tags: Iterable[str] = ()) -> str:
+def summary_element(summary: str, limit: int, counter: TokenCounter, tags: Iterable[str] = ()) -> CountedText:
     """Returns the summary as the record shows it, in at most ``limit`` tokens; "" if it is empty or has no room."""
     room = limit - counter.count(_SUMMARY_OPENING + _SUMMARY_CLOSING)
     body = escape_tags(summary.strip(), tags)
     while body and room > 0:
         shown = counter.clip(body, room)
         text = f"{_SUMMARY_OPENING}{shown}{_SUMMARY_CLOSING}"
-        excess = counter.count(text) - limit
-        if excess <= 0:
-            # A single character may have several tokens.
-            return text if shown.strip() else ""
-        room -= excess
-    return ""
+        tokens = counter.count(text)
+        if tokens <= limit:
+            # A single character may have several tokens, so that nothing is left of the summary.
+            return CountedText(text, tokens) if shown.strip() else NO_TEXT
+        room -= tokens - limit
+    return NO_TEXT
 
 
 def earlier_element(entries: Sequence[Entry], counter: TokenCounter) -> CountedText:
     """Returns messages from before the record under a heading; "" if there are none."""
-    text = "".join(entry.text for entry in entries)
-    if not text:
-        return CountedText("", 0)
-    element = f"{EARLIER_OPENING}{text}{EARLIER_CLOSING}"
-    if not counter.adds_up:
-        return CountedText(element, counter.count(element))
-    tags = counter.count(EARLIER_OPENING + EARLIER_CLOSING)
-    return CountedText(element, tags + sum(entry.tokens for entry in entries))
+    if not entries:
+        return NO_TEXT
+    text = "".join([EARLIER_OPENING, *(entry.text for entry in entries), EARLIER_CLOSING])
+    return CountedText(text, counter.count(text))
 
 
 def entry_from(row_id: int, text: str, counter: TokenCounter) -> Entry:
@@ -65,13 +62,16 @@ def clip_entries(
 
 
 def split_record(text: str) -> list[str]:
-    """Returns the parts of a record: entries, the summary, and the tags around earlier messages; none can be forged."""
+    """Returns the parts of a record: entries, the summary, and the tags around earlier messages.
+
+    No text of a message can pass for the beginning of a part.
+    """
     return [part for part in _ELEMENT_START.split(text) if part]
 
 
 def is_result(part: str) -> bool:
     """Returns whether a part of a record is the entry of a tool's result."""
-    return _RESULT_START.match(part) is not None
+    return part.startswith(_RESULT_STARTS)
 
 
 def truncated(text: str, tokens_to_truncate: int, counter: TokenCounter) -> str:
@@ -92,24 +92,18 @@ def truncated(text: str, tokens_to_truncate: int, counter: TokenCounter) -> str:
 def _without(parts: Sequence[str], tokens: int, counter: TokenCounter) -> str:
     """Returns the record without parts of at least so many tokens, if there are as many."""
     heading = parts.index(EARLIER_OPENING) if EARLIER_OPENING in parts else len(parts)
-    ranks = {i: rank for i, part in enumerate(parts) if (rank := _rank(part, i, heading))}
+
+    def importance(i: int) -> tuple[bool, bool, bool, int]:
+        is_first_instruction = i == 0 and parts[i].startswith(_INSTRUCTION_STARTS)
+        return is_first_instruction, parts[i].startswith(_SUMMARY_OPENING), i < heading, i
+
     gone: set[int] = set()
     saved = 0
-    for i in sorted(ranks, key=lambda i: (ranks[i], i)):
-        if saved < tokens or (is_result(parts[i]) and i - 1 in gone):
+    for i in sorted(range(len(parts)), key=importance):
+        is_tag = parts[i] in (EARLIER_OPENING, EARLIER_CLOSING)
+        if not is_tag and (saved < tokens or (is_result(parts[i]) and i - 1 in gone)):
             saved += counter.count(parts[i])
             gone.add(i)
     left = "".join(part for i, part in enumerate(parts) if i not in gone)
     # The tags go with the last of the earlier messages.
     return left.replace(EARLIER_OPENING + EARLIER_CLOSING, "")
-
-
-def _rank(part: str, i: int, heading: int) -> int:
-    """Returns the rank by which parts are left out, the lowest first; 0 for the tags around earlier messages."""
-    if part in (EARLIER_OPENING, EARLIER_CLOSING):
-        return 0
-    if part.startswith(_SUMMARY_OPENING):
-        return 3
-    if i == 0 and _SYSTEM_START.match(part):
-        return 4
-    return 1 if i > heading else 2

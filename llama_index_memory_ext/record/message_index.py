@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from bisect import bisect_left
 from functools import partial
-from itertools import pairwise
-from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_ext.record.entry import clip_entries
-from llama_index_memory_ext.search.tfidf import CONTEXT_SHARE, Document, TfidfRanker, similarities_with_context
+from llama_index_memory_ext.search.tfidf import (
+    CONTEXT_SHARE,
+    Document,
+    TfidfRanker,
+    divided_by_best,
+    similarities_with_context,
+)
 from llama_index_memory_ext.search.tokenization import date_words, terms_of
 from llama_index_memory_ext.text.cutting import excerpt
 from llama_index_memory_ext.text.messages import CLOSING, INSTRUCTION_ROLES, body_of, entry_of, spoken
@@ -23,13 +27,11 @@ from llama_index_memory_ext.text.tool_calls import calls_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from numpy.typing import NDArray
-
     from llama_index_memory_ext.store.readers import LogRow
     from llama_index_memory_ext.text.messages import Entry
     from llama_index_memory_ext.text.tokens import TokenCounter
 
-# The tool whose results repeat what is in the log: they are not found as if somebody had said it.
+# The tool whose results repeat what is in the log. They are not found as if they were said in the conversation.
 SEARCH_TOOL = "search_memory"
 # A message is also found by the two turns before the question. Each weighs half of what it does for facts, because
 # these turns mostly stand in the record themselves.
@@ -41,15 +43,17 @@ _INDEXED_CHARACTERS, _NEIGHBOUR_CHARACTERS = 20_000, 2_000
 
 
 class _Unit(NamedTuple):
-    """A message, or a call with its results: the rows, their words, and the words of the first row."""
+    """A message, or a call with its results: the rows, and the words of each."""
 
     rows: list[LogRow]
-    words: str
-    first_words: str
+    words: list[str]
 
 
-class _Place(NamedTuple):
-    """Where an indexed unit stands, and the tokens that it has: all of them, and those of its tags."""
+_NO_UNIT = _Unit([], [""])
+
+
+class Place(NamedTuple):
+    """A message in the index: its rows, and the tokens that it has, of which ``tag_tokens`` are those of its tags."""
 
     row_ids: tuple[int, ...]
     tokens: int
@@ -60,83 +64,75 @@ class MessageIndex:
     """The messages of one session, indexed for questions: a call and its results together, all others one by one.
 
     A message is found by its own words, by the day on which it was written and, with less weight, by the words of its
-    neighbours. So it is indexed when the next one has come; only a search also needs the newest one, which is indexed
-    again later. Threads may call at the same time.
-
-    Args:
-        epoch: The epoch of the log.
-        counter: Counts the tokens of what would be shown.
-        tags: Element names, besides our own, that no text must be able to forge.
+    neighbours. So it is indexed when the next one has come. Only a search also needs the newest one, which is indexed
+    again later. Threads may call at the same time. ``epoch`` is that of the log, and ``tags`` are element names,
+    besides our own, that no text must be able to forge.
     """
 
     def __init__(self, epoch: int, counter: TokenCounter, tags: tuple[str, ...] = ()) -> None:
         self.epoch = epoch
         self.newest = 0
+        # Replaced and never changed, because it is read while another thread indexes.
         self.turns: list[list[str]] = []
         self._counter, self._tags = counter, tags
         self._ranker = TfidfRanker()
-        self._places: list[_Place] = []
-        self._words_before = ""
-        self._waiting: list[_Unit] = []
-        self._has_newest = self._is_echo = False
-        self._guard = threading.Lock()
+        self._places: list[Place] = []
+        # The last one that is indexed for good, and those after it.
+        self._units = [_NO_UNIT]
+        self._is_echo = False
+        self._lock = threading.Lock()
 
     def take(self, rows: Iterable[LogRow], *, with_newest: bool = False) -> None:
-        """Index rows of the log, oldest first; rows that were taken before are passed over.
+        """Index rows of the log, oldest first; rows that were taken before are skipped.
 
-        Args:
-            rows: Rows after those that were taken.
-            with_newest: Whether the newest message is indexed, too, although the next one has not come.
+        ``with_newest``: the newest message, too, although the next one has not come.
         """
-        with self._guard:
-            for row in rows:
-                if row.id > self.newest:
-                    self._hear(row)
-                    self.newest = row.id
-            if self._waiting:
-                self._index(self._waiting, with_newest=with_newest)
-                del self._waiting[:-1]
+        with self._lock:
+            new = [row for row in rows if row.id > self.newest]
+            newest = self._units[-1].rows
+            if (new or with_newest) and newest and self._places and self._places[-1].row_ids[0] == newest[0].id:
+                # It is indexed again, now with the words of the next one.
+                self._places.pop()
+            for row in new:
+                self._add(row)
+                self.newest = row.id
+            units = [*self._units, _NO_UNIT] if with_newest else self._units
+            self._index(list(zip(units, units[1:], units[2:], strict=False)))
+            del self._units[:-2]
+
+    def ranked(self, question: str, context: Sequence[str] = (), before: float = math.inf) -> list[tuple[Place, float]]:
+        """Returns the messages that match a question, each with its similarity, in (0, 1], 1 for the best one.
+
+        The best come first, of equal ones the newest. [] without a word in common. ``context`` is the text of each turn
+        before, oldest first. Only messages whose rows are all before the row ``before`` are found.
+        """
+        with self._lock:
+            places = [place for place in self._places if place.row_ids[-1] < before]
+        ids = [str(place.row_ids[0]) for place in places]
+        similarity = similarities_with_context(self._ranker, ids, question, context, _EARLIER_WEIGHT)
+        around = np.pad(similarity, 1)
+        similarity = divided_by_best(similarity + _NEIGHBOUR_SHARE * np.maximum(around[:-2], around[2:]))
+        found = np.flatnonzero(similarity)
+        best_first = found[np.lexsort((-found, -similarity[found]))]
+        return [(places[i], float(similarity[i])) for i in best_first]
 
     def search(
         self, question: str, context: Sequence[str], *, before: int, limit: int, message_limit: int
     ) -> list[tuple[int, ...]]:
-        """The rows of the messages that matter for a question, the best first; none without a word in common.
+        """Returns the rows of the best messages of ``ranked`` that have at most ``limit`` tokens together.
 
-        Args:
-            question: The question.
-            context: What was said in each of the turns before, oldest first.
-            before: Only messages whose rows are all before this row are found.
-            limit: Most tokens of all messages.
-            message_limit: Most tokens of one message; longer ones are clipped when they are shown.
+        A message that is longer than ``message_limit`` tokens counts as many, because it is clipped when it is shown.
         """
-        with self._guard:
-            count = bisect_left(self._places, (before,), key=attrgetter("row_ids"))
-            # A call whose results are shown anyway.
-            count -= count > 0 and self._places[count - 1].row_ids[-1] >= before
-            places = self._places[:count]
-        similarity = self._similarity(places, question, context)
-        ordered = map(places.__getitem__, _best_first(similarity))
+        ranked = (place for place, _ in self.ranked(question, context, before))
         # One token for each row beside its tags is the least that is shown.
-        order = [place for place in ordered if place.tag_tokens + len(place.row_ids) <= message_limit]
-        tokens = [min(place.tokens, message_limit) for place in order]
-        return [order[i].row_ids for i in fit_tokens(tokens, limit)]
-
-    def nearest(self, question: str, most: int) -> list[tuple[tuple[int, ...], float]]:
-        """The rows of the messages most similar to a question, each with its similarity in 0..1, the best first.
-
-        The best one has 1. None without a word in common.
-        """
-        with self._guard:
-            places = list(self._places)
-        similarity = self._similarity(places, question, ())
-        similarity = similarity / (similarity.max(initial=0.0) or 1.0)
-        return [(places[i].row_ids, float(similarity[i])) for i in _best_first(similarity)[:most]]
+        found = [place for place in ranked if place.tag_tokens + len(place.row_ids) <= message_limit]
+        return [found[i].row_ids for i in fit_tokens([min(place.tokens, message_limit) for place in found], limit)]
 
     def entries(self, rows: Sequence[LogRow], question: str, limit: int) -> list[Entry]:
-        """The rows of one message as they are shown, each with its date; [] if there is no room for a word of each.
+        """Returns the rows of one message as they are shown, each with its date.
 
         Of a message that has more than ``limit`` tokens, the part with the words of the question is shown; without a
-        question its two ends.
+        question its two ends. [] if there is no room for a word of each row.
         """
         wanted = set(terms_of(question))
         clip = partial(excerpt, counter=self._counter, wanted=wanted, terms=terms_of) if wanted else None
@@ -144,78 +140,52 @@ class MessageIndex:
         fits = sum(entry.tokens for entry in shown) <= limit
         return shown if fits and all(entry.body.strip() for entry in shown) else []
 
-    def _similarity(self, places: Sequence[_Place], question: str, context: Sequence[str]) -> NDArray[np.float64]:
-        """The similarity of each message, raised by that of the more similar of its two neighbours."""
-        ids = [str(place.row_ids[0]) for place in places]
-        similarity = similarities_with_context(self._ranker, ids, question, context, _EARLIER_WEIGHT)
-        around = np.pad(similarity, 1)
-        raised: NDArray[np.float64] = similarity + _NEIGHBOUR_SHARE * np.maximum(around[:-2], around[2:])
-        return raised
-
     def _whole(self, rows: Sequence[LogRow]) -> list[Entry]:
         found = (entry_of(row.id, row.message, self._counter, self._tags, day=shown_day(row)) for row in rows)
         return [entry for entry in found if entry is not None]
 
-    def _hear(self, row: LogRow) -> None:
-        """Let a row wait until the next message has come, with the words that it is found by."""
+    def _add(self, row: LogRow) -> None:
+        """Add a row to the units that are to be indexed, with the words by which it is found."""
         message = row.message
         speech = spoken(message)
         if speech:
             self._follow_turns(speech, is_question=message.role == MessageRole.USER)
         words = (speech or body_of(message))[:_INDEXED_CHARACTERS]
+        unit = self._units[-1]
         if not row.is_result:
             self._is_echo = {call.name for call in calls_of(message)} == {SEARCH_TOOL}
-        if self._is_echo:
-            return
-        if row.is_result:
-            if self._waiting:
-                unit = self._waiting[-1]
-                self._waiting[-1] = unit._replace(rows=[*unit.rows, row], words=f"{unit.words}\n{words}")
-        elif words.strip() and row.role not in INSTRUCTION_ROLES:
-            self._waiting.append(_Unit([row], words, words))
+            if words.strip() and row.role not in INSTRUCTION_ROLES and not self._is_echo:
+                self._units.append(_Unit([row], [words]))
+        elif unit.rows and not self._is_echo:
+            unit.rows.append(row)
+            unit.words.append(words)
 
     def _follow_turns(self, speech: str, *, is_question: bool) -> None:
         if is_question or not self.turns:
             self.turns = [*self.turns[2 - CONTEXT_TURNS :], [speech]]
         else:
-            self.turns[-1] = [*self.turns[-1], speech]
+            self.turns = [*self.turns[:-1], [*self.turns[-1], speech]]
 
-    def _index(self, units: Sequence[_Unit], *, with_newest: bool) -> None:
-        if self._has_newest:
-            self._places.pop()
-        documents = [document for unit, after in pairwise(units) if (document := self._document(unit, after))]
-        newest = None
-        if with_newest:
-            words_before, newest = self._words_before, self._document(units[-1], None)
-            self._words_before = words_before
-        self._has_newest = newest is not None
+    def _index(self, units: Sequence[tuple[_Unit, _Unit, _Unit]]) -> None:
+        """Index units that can be shown, each given with the unit before and after it."""
+        documents: list[Document] = []
+        for before, unit, after in units:
+            whole = self._whole(unit.rows)
+            if not whole:
+                continue
+            tags = sum(self._counter.count(entry.opening + CLOSING) for entry in whole)
+            row_ids = tuple(row.id for row in unit.rows)
+            self._places.append(Place(row_ids, sum(entry.tokens for entry in whole), tags))
+            # The results of a call that comes next may not have come yet.
+            beside = ("\n".join(before.words)[:_NEIGHBOUR_CHARACTERS], after.words[0][:_NEIGHBOUR_CHARACTERS])
+            context = tuple((words, CONTEXT_SHARE) for words in beside if words)
+            written_at = unit.rows[0].written_at
+            day = date_words(written_at.date()) if written_at else ""
+            documents.append(Document(str(row_ids[0]), "\n".join(unit.words), context, day))
         # All at once, for each call brings the lengths of all rows up to date.
-        self._ranker.add([*documents, newest] if newest else documents)
-
-    def _document(self, unit: _Unit, after: _Unit | None) -> Document | None:
-        """A unit as it is found; None if there is nothing of it to show."""
-        # The results of a call that comes next may not have come yet.
-        beside = (self._words_before, after.first_words[:_NEIGHBOUR_CHARACTERS] if after else "")
-        self._words_before = unit.words[:_NEIGHBOUR_CHARACTERS]
-        whole = self._whole(unit.rows)
-        if not whole:
-            return None
-        tags = sum(self._counter.count(entry.opening + CLOSING) for entry in whole)
-        tokens = sum(entry.tokens for entry in whole)
-        self._places.append(_Place(tuple(row.id for row in unit.rows), tokens, tags))
-        written_at = unit.rows[0].written_at
-        day = date_words(written_at.date()) if written_at else ""
-        context = tuple((words, CONTEXT_SHARE) for words in beside if words)
-        return Document(str(unit.rows[0].id), unit.words, context, day)
+        self._ranker.add(documents)
 
 
 def shown_day(row: LogRow) -> str:
-    """The day (UTC) on which a row was written, as 2026-11-20; "" where that is unknown."""
+    """Returns the day (UTC) on which a row was written, as 2026-11-20; "" where that is unknown."""
     return row.written_at.date().isoformat() if row.written_at else ""
-
-
-def _best_first(similarity: NDArray[np.float64]) -> list[int]:
-    """The places of what is similar at all, the most similar first; ties: the newest first."""
-    found = np.flatnonzero(similarity)
-    order: list[int] = found[np.lexsort((-found, -similarity[found]))].tolist()
-    return order

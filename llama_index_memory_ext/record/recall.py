@@ -6,27 +6,28 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_ext.background.jobs import JobKey
 from llama_index_memory_ext.background.locks import Recent, lock_for
-from llama_index_memory_ext.record.entry import EARLIER_CLOSING, EARLIER_OPENING, earlier_element
+from llama_index_memory_ext.record.entry import EARLIER_CLOSING, EARLIER_OPENING, NO_TEXT, earlier_element
 from llama_index_memory_ext.record.message_index import CONTEXT_TURNS, MessageIndex, shown_day
 from llama_index_memory_ext.text.messages import question_in
-from llama_index_memory_ext.text.tokens import CountedText
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, calls_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Sequence
 
     from llama_index.core.base.llms.types import ChatMessage
 
     from llama_index_memory_ext.background.jobs import Jobs
+    from llama_index_memory_ext.record.selection import RecordSettings
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.readers import LogRow, Seen
-    from llama_index_memory_ext.text.tokens import TokenCounter
+    from llama_index_memory_ext.text.tokens import CountedText
 
 LONGEST_MESSAGE_TOKENS = 500
 
@@ -53,147 +54,118 @@ class FoundMessage:
     text: str = field(repr=False)
 
 
-@dataclass
-class IndexCache:
-    """The indexes of the sessions that were asked for last, and what was found; a copy begins empty."""
-
-    indexes: Recent[str, MessageIndex] = field(default_factory=lambda: Recent(32))
-    found: Recent[tuple[object, ...], CountedText] = field(default_factory=Recent)
-
-
 @dataclass(frozen=True)
 class MessageSearch:
-    """Finds messages of the sessions of a store. ``reader`` names the block, and its element."""
+    """Finds messages of the sessions of a store.
+
+    The ``indexes`` are those of the sessions that were asked for last, and ``found`` is what was recalled last.
+    """
 
     store: MemoryStore
-    reader: str
-    counter: TokenCounter
-    cache: IndexCache
+    settings: RecordSettings
+    indexes: Recent[str, MessageIndex] = field(default_factory=lambda: Recent(32))
+    found: Recent[tuple[object, ...], CountedText] = field(default_factory=Recent)
 
     @property
     def jobs(self) -> Jobs:
         """The jobs that index sessions."""
         return self.store.jobs.jobs("recall index", "Earlier messages were not indexed")
 
-    async def recall(
-        self, session_id: str, messages: Sequence[ChatMessage], *, seen: Seen, before: int, limit: int
-    ) -> CountedText:
-        """The messages before the row ``before`` that matter for a question, as an element of the record.
+    async def recall(self, session_id: str, messages: Sequence[ChatMessage], *, seen: Seen, before: int) -> CountedText:
+        """Returns the messages that matter for the question of the current turn, as an element of the record.
 
-        They stand in the order in which they were said, each with its date; "" if nothing is found. After a restart a
-        long log is indexed in the background, and a question is answered by what has been indexed by then.
-
-        Args:
-            session_id: The session.
-            messages: The turn that is going on; its last message of a user is the question.
-            seen: How far the caller has read the log: so far it must be indexed.
-            before: The first row that is shown anyway.
-            limit: Most tokens of the element.
+        They stand in the order in which they were written, each with its date; "" if nothing is found. Only messages
+        before the row ``before`` are found. After a restart a long log is indexed in the background up to what was
+        ``seen``, and a question is answered by what has been indexed by then.
         """
-        room = limit - self.counter.count(EARLIER_OPENING + EARLIER_CLOSING)
+        counter = self.settings.counter
+        room = self.settings.recall_limit - counter.count(EARLIER_OPENING + EARLIER_CLOSING)
         index = await self._indexed(session_id, seen) if room > 0 else None
         if index is None:
-            return CountedText("", 0)
+            return NO_TEXT
         question, context = question_in(messages, index.turns, CONTEXT_TURNS)
-        key = (session_id, index.epoch, index.newest, before, limit, question, *context)
-        known = self.cache.found.get(key)
+        key = (session_id, index.epoch, index.newest, before, question, *context)
+        known = self.found.get(key)
         if known is not None:
             return known
         most = int(room * _MESSAGE_SHARE)
         # A long log, and the words of a long message, take longer than an event loop should be blocked.
-        search = partial(index.search, question, context, before=before, limit=room, message_limit=most)
-        units = sorted(await asyncio.to_thread(search))
-        rows = await self._rows(session_id, units)
-        entries = await asyncio.to_thread(lambda: [one for unit in rows for one in index.entries(unit, question, most)])
-        element = earlier_element(entries, self.counter)
-        self.cache.found.put(key, element)
+        found = await asyncio.to_thread(index.search, question, context, before=before, limit=room, message_limit=most)
+        units = await self._rows(session_id, sorted(found))
+        shown = await asyncio.to_thread(lambda: [index.entries(unit, question, most) for unit in units])
+        element = earlier_element(list(chain.from_iterable(shown)), counter)
+        self.found.put(key, element)
         return element
 
     async def search(self, session_id: str, question: str, *, most: int, message_limit: int) -> list[FoundMessage]:
-        """The messages most similar to a question, best first; [] if none has a word in common with it.
+        """Returns the messages most similar to a question, best first; [] if none has a word in common with it.
 
         All of the log is searched, and the active messages but for a question that was not answered yet. It waits until
-        all of it is indexed, which takes time only for the first search of a session.
-
-        Args:
-            session_id: The session.
-            question: Any words.
-            most: Most messages.
-            message_limit: Most tokens of a message, at most 500; of a longer one the part with the words of the
-                question is shown.
+        all of it is indexed, which takes time only for the first search of a session. Of a message with more than
+        ``message_limit`` tokens (at most 500), the part with the words of the question is shown.
         """
-        index = await self._fully_indexed(session_id)
+        index = await self._index_log(session_id)
+        page = await self.store.readers.unread(session_id, "", with_active=True, after=index.newest)
+        if page.epoch != index.epoch:
+            # Rows were deleted meanwhile.
+            return await self.search(session_id, question, most=most, message_limit=message_limit)
         # A long log, and the words of a long message, take longer than an event loop should be blocked.
-        nearest = await asyncio.to_thread(index.nearest, question, most)
-        units = await self._rows(session_id, [ids for ids, _ in nearest])
-        found, limit = [], min(message_limit, LONGEST_MESSAGE_TOKENS)
-        for (ids, similarity), unit in zip(nearest, units, strict=True):
-            entries = await asyncio.to_thread(index.entries, unit, question, limit)
-            text = "\n".join(entry.body for entry in entries)
-            if text:
-                found.append(FoundMessage(similarity, ids, unit[0].role, shown_day(unit[0]), text))
-        return found
+        await asyncio.to_thread(index.take, without_open_turn(page.rows), with_newest=True)
+        ranked = (await asyncio.to_thread(index.ranked, question))[:most]
+        units = await self._rows(session_id, [place.row_ids for place, _ in ranked])
+        limit = min(message_limit, LONGEST_MESSAGE_TOKENS)
+        shown = await asyncio.to_thread(lambda: [index.entries(unit, question, limit) for unit in units])
+        return [
+            FoundMessage(
+                similarity, place.row_ids, unit[0].role, shown_day(unit[0]), "\n".join(one.body for one in entries)
+            )
+            for (place, similarity), unit, entries in zip(ranked, units, shown, strict=True)
+            if entries
+        ]
 
     async def _rows(self, session_id: str, units: Sequence[tuple[int, ...]]) -> list[list[LogRow]]:
-        """The rows of each message; those that were deleted meanwhile are left out."""
+        """Returns the rows of each message; those that were deleted meanwhile are left out."""
         row_ids = [row_id for unit in units for row_id in unit]
         found = await self.store.readers.rows(session_id, row_ids, with_active=True)
         rows = {row.id: row for row in found}
         return [[rows[row_id] for row_id in unit if row_id in rows] for unit in units]
 
     async def _indexed(self, session_id: str, seen: Seen) -> MessageIndex | None:
-        """The index of a session with all that was seen, or with less if that takes too long; None: none yet."""
-        index = self.cache.indexes.get(session_id)
+        """Returns the index with all that was seen, or with less if that takes too long; None: there is none yet."""
+        index = self.indexes.get(session_id)
         if index is None or index.epoch != seen.epoch or index.newest < seen.last_id:
-            key = JobKey(session_id, self.reader)
-            self.jobs.start(key, partial(self._index_log, session_id), _RETRY_SECONDS)
+            key = JobKey(session_id, self.settings.name)
+            self.jobs.start(key, partial(self._index_in_background, session_id), _RETRY_SECONDS)
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.jobs.wait(key), _INDEX_SECONDS)
-            index = self.cache.indexes.get(session_id)
+            index = self.indexes.get(session_id)
         # What was indexed before rows were deleted may name other rows by now.
         return index if index is not None and index.epoch == seen.epoch else None
 
-    async def _index_log(self, session_id: str) -> None:
-        async for _ in self._followed(session_id):
-            pass
+    async def _index_in_background(self, session_id: str) -> None:
+        await self._index_log(session_id)
 
-    async def _followed(self, session_id: str) -> AsyncIterator[MessageIndex]:
-        """The index of a session, each time that it has gained a page of the log; a new one if rows were deleted."""
+    async def _index_log(self, session_id: str) -> MessageIndex:
+        """Index what the log has gained, a page at a time, or all of it if rows were deleted; returns the index."""
         # One task at a time, or each would index what the others do.
-        async with lock_for("index", id(asyncio.get_running_loop()), id(self.cache), session_id):
+        async with lock_for("index", id(asyncio.get_running_loop()), id(self.indexes), session_id):
+            index = self.indexes.get(session_id)
             while True:
-                index = self.cache.indexes.get(session_id)
                 after = index.newest if index else 0
                 page = await self.store.readers.unread(session_id, "", after=after, limit=_INDEXED_ROWS)
                 if index is None or index.epoch != page.epoch:
-                    index = MessageIndex(page.epoch, self.counter, (self.reader,))
-                    self.cache.indexes.put(session_id, index)
-                    yield index
+                    index = MessageIndex(page.epoch, self.settings.counter, (self.settings.name,))
+                    self.indexes.put(session_id, index)
                     if after:
                         continue
-                if not page.rows:
-                    return
-                # Many rows take their time.
-                await asyncio.to_thread(index.take, page.rows)
-                yield index
-
-    async def _fully_indexed(self, session_id: str) -> MessageIndex:
-        """The index of a session with all that was said up to now."""
-        while True:
-            # First the log, a page at a time, and then the active messages.
-            async for _ in self._followed(session_id):
-                pass
-            index = self.cache.indexes.get(session_id)
-            after = index.newest if index else 0
-            page = await self.store.readers.unread(session_id, "", with_active=True, after=after)
-            if index is not None and page.epoch == index.epoch:
-                rows = without_open_turn(page.rows)
-                await asyncio.to_thread(partial(index.take, rows, with_newest=True))
-                return index
+                if page.rows:
+                    await asyncio.to_thread(index.take, page.rows)
+                if len(page.rows) < _INDEXED_ROWS:
+                    return index
 
 
 def without_open_turn(rows: Sequence[LogRow]) -> list[LogRow]:
-    """The rows before the last question, unless it was answered; a question must not find itself."""
+    """Returns the rows before the last question, unless it was answered; a question must not find itself."""
     if not rows or (rows[-1].role in ASSISTANT_ROLES and not calls_of(rows[-1].message)):
         return list(rows)
     questions = [i for i, row in enumerate(rows) if row.role == MessageRole.USER.value]

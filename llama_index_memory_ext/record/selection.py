@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index.core.base.llms.types import MessageRole
+from typing_extensions import TypedDict
 
 from llama_index_memory_ext.record.entry import clip_entries
 from llama_index_memory_ext.text.cutting import Limits, clip_start, plan_cut
@@ -16,32 +17,80 @@ from llama_index_memory_ext.text.tool_calls import tool_call_groups
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from llama_index_memory_ext.text.cutting import Splitter
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 
-class Kept(NamedTuple):
-    """What a cut leaves: the end of a message, if one is kept partly, and the messages after it."""
+class CondensedOptions(TypedDict, total=False):
+    """Options that the preset passes on to its ``CondensedMemoryBlock``, whose fields document them."""
 
-    partial: Entry | None = None
+    keep_ratio: float
+    message_ratio: float | None
+    max_messages: int | None
+    keep_messages: int | None
+    allow_partial: bool
+    text_splitter: Splitter | None
+    start_on: str | Sequence[str]
+    end_on: str | Sequence[str]
+    include_system: bool
+    summarize: bool
+    summary_token_limit: int | None
+    recall_token_limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSettings:
+    """How a block keeps its record short.
+
+    ``room`` is the tokens inside the element ``name``. The tokens of ``limits`` are not used: ``selection`` sets them
+    to what the rest of the record leaves.
+    """
+
+    name: str
+    counter: TokenCounter
+    room: int
+    limits: Limits
+    message_ratio: float
+    include_system: bool
+    summarize: bool
+    summary_limit: int
+    recall_limit: int
+
+    @property
+    def reserved(self) -> int:
+        """Tokens that messages may not have: those of the summary and of recalled messages."""
+        return self.recall_limit + (self.summary_limit if self.summarize else 0)
+
+    def shown_summary_limit(self, instructions: Sequence[Entry]) -> int:
+        """Returns the limit of the summary. A stored one that is no longer extended leaves half to messages."""
+        if self.summarize:
+            return self.summary_limit
+        return min(self.summary_limit, (self.room - self.recall_limit - _tokens(instructions)) // 2)
+
+    def selection(self, instructions: Sequence[Entry], summary_tokens: int = 0) -> Selection:
+        """Returns how messages are selected beside first instructions and a summary of so many tokens."""
+        taken = self.reserved + (0 if self.summarize else summary_tokens) + _tokens(instructions)
+        limits = replace(self.limits.remaining(0, len(instructions)), tokens=max(self.room - taken, 0))
+        return Selection(limits, self.counter, int(limits.tokens * min(self.message_ratio, limits.keep_ratio)))
+
+
+class Kept(NamedTuple):
+    """The messages that a cut leaves, oldest first; ``partial``: only the end of the first one is left."""
+
     entries: tuple[Entry, ...] = ()
+    partial: bool = False
 
     @property
     def position(self) -> int:
-        """The last row that is not shown whole. Something must be kept."""
-        return self.partial.row_id if self.partial else self.entries[0].row_id - 1
-
-    @property
-    def all(self) -> tuple[Entry, ...]:
-        """All that is shown, oldest first."""
-        return (self.partial, *self.entries) if self.partial else self.entries
+        """The last row that is not shown whole. ``entries`` must not be empty."""
+        return self.entries[0].row_id - (not self.partial)
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """How much of the messages is shown word for word. Entries are passed and returned oldest first.
+    """Selects messages within limits. One message, or a call with its results, has at most ``message_limit`` tokens.
 
-    A message, or a call with its results, may have ``message_limit`` tokens. A longer one is clipped in its middle, or
-    to its end if the limits ``allow_partial``.
+    A longer one is clipped in its middle, or to its end if the limits ``allow_partial``.
     """
 
     limits: Limits
@@ -50,7 +99,7 @@ class Selection:
 
     def is_over(self, entries: Sequence[Entry]) -> bool:
         """Returns whether the entries exceed one of the limits."""
-        return sum(entry.tokens for entry in entries) > self.limits.tokens or len(entries) > self.limits.max_messages
+        return len(entries) > self.limits.max_messages or _tokens(entries) > self.limits.tokens
 
     def are_full(self, entries: Sequence[Entry]) -> bool:
         """Returns whether nothing older than these can be shown. The oldest group of them may be incomplete."""
@@ -63,18 +112,18 @@ class Selection:
         shown: list[Entry] = []
         for group in tool_call_groups(entries):
             clipped = clip_entries(group, limit, self.counter, clip)
-            if sum(entry.tokens for entry in clipped) <= limit:
+            if _tokens(clipped) <= limit:
                 shown += clipped
         return shown
 
     def evict(self, before: Kept, *, low: bool = False) -> Kept:
         """Returns all that was kept if it is within the limits (``low``: of what a cut keeps), else the newest."""
-        entries = before.all
-        cut = self._plan_cut(entries, self.limits.kept if low else self.limits)
+        cut = self._plan_cut(before.entries, self.limits.kept if low else self.limits)
         if not cut:
             return before
-        kept = entries[cut:]
-        return Kept(self._partial(entries[cut - 1], kept), kept)
+        kept = before.entries[cut:]
+        end = self._end_of(before.entries[cut - 1], kept)
+        return Kept((end, *kept), partial=True) if end else Kept(kept)
 
     def fit(self, entries: Sequence[Entry]) -> tuple[Entry, ...]:
         """Returns the newest entries within the limits, as many as possible."""
@@ -90,14 +139,13 @@ class Selection:
         turn_starts = limits.start_on or (() if limits.allow_partial else (MessageRole.USER,))
         return plan_cut(entries, limits, turn_starts=turn_starts)
 
-    def _partial(self, entry: Entry, kept: Sequence[Entry]) -> Entry | None:
+    def _end_of(self, entry: Entry, kept: Sequence[Entry]) -> Entry | None:
         """Returns the end of the message in front of those that are kept, if there may be one and there is room."""
         limits = self.limits
-        if not limits.allow_partial or entry.is_result or len(kept) >= limits.keep_messages:
+        has_role = not limits.start_on or entry.role in limits.start_on
+        if not limits.allow_partial or not has_role or entry.is_result or len(kept) >= limits.keep_messages:
             return None
-        if limits.start_on and entry.role not in limits.start_on:
-            return None
-        room = limits.keep_tokens - sum(other.tokens for other in kept)
+        room = limits.keep_tokens - _tokens(kept)
         clip = partial(clip_start, counter=self.counter, text_splitter=limits.text_splitter)
         end = clip_entry(entry, room, self.counter, clip)
         return end if end.body.strip() and end.tokens <= room else None
@@ -105,3 +153,7 @@ class Selection:
     def _end_of_text(self, text: str, limit: int) -> str:
         # A message over its share is shown in any case.
         return clip_start(text, limit, self.counter, self.limits.text_splitter) or self.counter.tail(text, limit)
+
+
+def _tokens(entries: Sequence[Entry]) -> int:
+    return sum(entry.tokens for entry in entries)

@@ -207,7 +207,7 @@ async def test_a_cut_tells_how_much_has_left(open_memory: OpenMemory, heard: Lis
     assert (event.messages, event.summarised, event.summary_tokens) == (6, False, 0)
     assert [said for _, said in shown] == ["question 3", "answer 3"]
     assert event.tokens_before == 4 * event.tokens_after
-    assert event.tokens_after == (await memory.condensed_block.ameasure("chat")).tokens
+    assert event.tokens_after == (await memory.condensed_block.ameasure("chat")).record_tokens
     assert (event.position, event.session_id) == (6, "chat")
     assert event.seconds >= 0
 
@@ -235,7 +235,7 @@ async def test_a_summary_tells_what_it_is_of(open_memory: OpenMemory, start_mode
     (event,) = heard.of(HistoryCondensedEvent)
     size = await memory.condensed_block.ameasure("chat")
     assert (event.messages, event.summarised, event.summary_tokens) == (6, True, size.summary_tokens)
-    assert 0 < event.summary_tokens < event.tokens_after == size.tokens
+    assert 0 < event.summary_tokens < event.tokens_after == size.record_tokens
     assert event.seconds > 0
 
 

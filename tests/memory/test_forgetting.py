@@ -29,6 +29,8 @@ from tests.openai_server import Message, say
 from tests.search.test_embeddings import Awaited, Meanings
 from tests.store.test_schema import role_of
 
+# Only a test that fails waits so long: how fast the machine is decides nothing.
+PATIENCE_SECONDS = 300
 NOTHING = {"messages": 0, "cursors": 0, "facts": 0, "embeddings": 0}
 KINDS = ("", "_cursors", "_facts", "_embeddings")
 # Quotes, wildcards of LIKE, a statement, other alphabets, and a long one.
@@ -374,7 +376,7 @@ class Slow:
 
     def __call__(self, messages: list[Message], tools: list[str]) -> Message:
         self.asked.set()
-        assert self.may_answer.wait(30)
+        assert self.may_answer.wait(PATIENCE_SECONDS)
         answer: Message = self._answer(messages, tools)
         return answer
 
@@ -388,7 +390,7 @@ async def test_an_extraction_that_answers_later_stores_nothing(
     llm, _ = start_model(model)
     memory = on(store, llm=llm)
     await memory.aput_messages([user("I like tea."), assistant("Fine."), user("And?")])
-    assert await asyncio.to_thread(model.asked.wait, 30)
+    assert await asyncio.to_thread(model.asked.wait, PATIENCE_SECONDS)
     if who == "the store":
         await store.forget_user("ann")
     else:
@@ -415,7 +417,7 @@ async def test_what_is_under_way_for_others_goes_on(store: MemoryStore, start_mo
     options: dict[str, Any] = {"summarize": True, "max_messages": 2, "keep_messages": 1}
     bob = on(store, "bobs", "bob", llm=llm, extract_facts=False, **options)
     await bob.aput_messages([user("One."), assistant("Two."), user("Three."), assistant("Four."), user("Five?")])
-    assert await asyncio.to_thread(model.asked.wait, 30)
+    assert await asyncio.to_thread(model.asked.wait, PATIENCE_SECONDS)
     await on(store, **options).aforget()
     model.may_answer.set()
     await bob.condensed_block.await_jobs("bobs")
@@ -431,7 +433,7 @@ async def test_an_extraction_in_a_new_conversation_is_not_taken_for_the_old_one(
     llm, _ = start_model(model)
     memory = on(store, llm=llm)
     await memory.aput_messages([user("I like tea."), assistant("Fine."), user("And?")])
-    assert await asyncio.to_thread(model.asked.wait, 30)
+    assert await asyncio.to_thread(model.asked.wait, PATIENCE_SECONDS)
     await store.forget_user("ann")
     await memory.aput_messages([user("I like cake."), assistant("Fine."), user("And?")])
     model.may_answer.set()
@@ -449,7 +451,7 @@ async def test_a_fact_that_is_deleted_while_a_model_confirms_it_stays_deleted(
     memory = on(store, llm=llm)
     tea = await memory.facts.aadd("Likes tea", confidence=0.8)
     await memory.aput_messages([user("I like tea. I use Docker."), assistant("Fine."), user("And?")])
-    assert await asyncio.to_thread(model.asked.wait, 30)
+    assert await asyncio.to_thread(model.asked.wait, PATIENCE_SECONDS)
     await memory.facts.aforget(tea.id)
     model.may_answer.set()
     await memory.facts_block.await_jobs("chat")
@@ -467,7 +469,7 @@ async def test_a_summary_that_answers_later_is_not_stored(store: MemoryStore, st
     memory = on(store, **options)
     for i in range(5):
         await memory.aput_messages([user(f"Question {i}?"), assistant(f"Answer {i}.")])
-    assert await asyncio.to_thread(model.asked.wait, 30)
+    assert await asyncio.to_thread(model.asked.wait, PATIENCE_SECONDS)
     await store.forget_user("ann")
     model.may_answer.set()
     await memory.condensed_block.await_jobs("chat")

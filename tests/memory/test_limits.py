@@ -20,6 +20,7 @@ from llama_index.core.llms import ChatMessage, MockLLM
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, TokenCounter
 from llama_index_memory_ext.record.entry import split_record
+from llama_index_memory_ext.text.messages import message_tokens
 from llama_index_memory_ext.text.tokens import as_counter
 from tests.conversation import assistant, record, sent_text, user
 
@@ -146,7 +147,8 @@ async def test_a_prompt_never_exceeds_the_limit_by_what_is_added_to_the_turn(
     for turn in turns:
         await memory.aput_messages([user("a question"), *turn])
         prompt = await memory.aget()
-        alone = sum(memory._tokens(message) for message in await memory.sql_store.get_messages(memory.session_id))
+        active = await memory.sql_store.get_messages(memory.session_id)
+        alone = sum(message_tokens(message, COUNTER) for message in active)
         added = sent_text(prompt).partition("</memory>\n\n")
         assert alone + COUNTER.count(added[0] + added[1] if added[1] else "") <= max(limit, alone)
     await memory.aclose()

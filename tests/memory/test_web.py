@@ -46,6 +46,8 @@ def serving(database_uri: str, model_server: OpenAIServer, workers: int) -> Iter
     with TemporaryDirectory(prefix="web") as folder:
         Path(folder, "app.py").write_text(APP, encoding="utf-8")
         command = [sys.executable, "-m", "uvicorn", "app:app", "--no-access-log", "--log-level", "info"]
+        # A client may use its open connection again after any time, and a server that closes it then answers nothing.
+        command += ["--timeout-keep-alive", "600"]
         environment = {
             **os.environ,
             "DATABASE_URI": database_uri,

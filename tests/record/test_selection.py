@@ -53,7 +53,7 @@ def limits(
 
 
 def cut(notation: str, tokens: int = 10_000, **options: Any) -> Kept:
-    return limits(tokens, **options).evict(Kept(None, tuple(entries(notation))))
+    return limits(tokens, **options).evict(Kept(tuple(entries(notation))))
 
 
 def test_the_notation_is_counted_as_it_says() -> None:
@@ -91,7 +91,7 @@ def test_the_notation_is_counted_as_it_says() -> None:
     ],
 )
 def test_what_a_cut_leaves(notation: str, options: dict[str, Any], left: str) -> None:
-    assert places(cut(notation, **options).all) == left
+    assert places(cut(notation, **options).entries) == left
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_the_end_of_a_message_is_kept_that_fits_partly(
     notation: str, options: dict[str, Any], end: str | None, left: str
 ) -> None:
     kept = cut(notation, allow_partial=True, **options)
-    assert (kept.partial.body.strip() if kept.partial else None) == end
-    assert places(kept.all) == left
+    assert (kept.entries[0].body.strip() if kept.partial else None) == end
+    assert places(kept.entries) == left
 
 
 def test_an_end_begins_where_a_piece_of_the_splitter_begins() -> None:
@@ -121,25 +121,25 @@ def test_an_end_begins_where_a_piece_of_the_splitter_begins() -> None:
         return [" ".join(words[i : i + 10]) for i in range(0, len(words), 10)]
 
     kept = cut("u40 a5", 44, allow_partial=True, text_splitter=by_tens)
-    assert kept.partial is not None
-    assert kept.partial.body.split() == [f"w1.{i}" for i in range(20, 40)]
-    assert cut("u40 a25", 44, allow_partial=True, text_splitter=by_tens).partial is None
+    assert kept.partial
+    assert kept.entries[0].body.split() == [f"w1.{i}" for i in range(20, 40)]
+    assert not cut("u40 a25", 44, allow_partial=True, text_splitter=by_tens).partial
 
 
 def test_a_cut_can_be_asked_for_before_the_limit_is_reached() -> None:
     """What is summarised goes down to what is kept, at once."""
-    before = Kept(None, tuple(entries("u a u a u a")))
+    before = Kept(tuple(entries("u a u a u a")))
     assert limits(24, keep_ratio=0.5).evict(before) == before
-    assert places(limits(24, keep_ratio=0.5).evict(before, low=True).all) == "u5 a6"
-    assert limits(12, keep_ratio=0.5).evict(Kept(None, tuple(entries("u")))) == Kept(None, tuple(entries("u")))
+    assert places(limits(24, keep_ratio=0.5).evict(before, low=True).entries) == "u5 a6"
+    assert limits(12, keep_ratio=0.5).evict(Kept(tuple(entries("u")))) == Kept(tuple(entries("u")))
 
 
 def test_a_position_is_the_last_row_that_is_left_behind_or_partly_shown() -> None:
     first, second, third = entries("u a u")
-    assert Kept(None, (second, third)).position == 1
-    assert Kept(first, (second, third)).position == 1
-    assert Kept(first, (third,)).position == 1
-    assert Kept(None, (third,)).position == 2
+    assert Kept((second, third)).position == 1
+    assert Kept((first, second, third), partial=True).position == 1
+    assert Kept((first, third), partial=True).position == 1
+    assert Kept((third,)).position == 2
 
 
 # ---- fitting -------------------------------------------------------------------------------------------
@@ -292,29 +292,31 @@ def test_shares_keep_every_unit_within_what_a_cut_leaves(rules: Selection, notat
 @given(rules=any_limits, notation=notations, low=st.booleans())
 def test_a_cut_keeps_the_newest_within_the_limits_and_parts_no_unit(rules: Selection, notation: str, low: bool) -> None:
     before = tuple(rules.within_shares(given_to(rules, notation)))
-    kept = rules.evict(Kept(None, before), low=low)
-    assert bool(kept.entries) == bool(before)
-    assert before[len(before) - len(kept.entries) :] == kept.entries
-    assert sum(entry.tokens for entry in kept.all) <= rules.limits.tokens
-    only_unit = len(tool_call_groups(kept.all)) == 1
-    assert not rules.is_over(kept.all) or only_unit
-    if kept.entries and kept.entries != before:
-        assert not kept.entries[0].is_result
+    kept = rules.evict(Kept(before), low=low)
+    whole = kept.entries[kept.partial :]
+    assert bool(whole) == bool(before)
+    assert before[len(before) - len(whole) :] == whole
+    assert sum(entry.tokens for entry in kept.entries) <= rules.limits.tokens
+    only_unit = len(tool_call_groups(kept.entries)) == 1
+    assert not rules.is_over(kept.entries) or only_unit
+    if whole and whole != before:
+        assert not whole[0].is_result
     assert rules.evict(kept, low=low) == kept
 
 
 @given(rules=any_limits, notation=notations)
 def test_the_end_of_a_message_is_a_true_end_of_its_text(rules: Selection, notation: str) -> None:
     before = {entry.row_id: entry for entry in rules.within_shares(given_to(rules, notation))}
-    kept = rules.evict(Kept(None, tuple(before.values())))
+    kept = rules.evict(Kept(tuple(before.values())))
     if kept.partial:
-        whole = before[kept.partial.row_id]
+        end, following = kept.entries[:2]
+        whole = before[end.row_id]
         assert rules.limits.allow_partial
-        assert not kept.partial.is_result
-        assert whole.body.endswith(kept.partial.body)
-        assert kept.partial.body.strip()
-        assert kept.partial.opening == whole.opening
-        assert kept.entries[0] == list(before.values())[list(before).index(kept.partial.row_id) + 1]
+        assert not end.is_result
+        assert whole.body.endswith(end.body)
+        assert end.body.strip()
+        assert end.opening == whole.opening
+        assert following == list(before.values())[list(before).index(end.row_id) + 1]
 
 
 @given(rules=any_limits, talk=st.lists(notations, min_size=1, max_size=6))
@@ -328,13 +330,13 @@ def test_a_position_never_goes_back(rules: Selection, talk: list[str]) -> None:
             for part, entry in zip(notation.split(), given_to(rules, notation), strict=True)
         ]
         new = rules.within_shares([entry for entry in more if entry])
-        if kept.all and new and new[0].is_result:
+        if kept.entries and new and new[0].is_result:
             continue
-        kept = rules.evict(Kept(kept.partial, (*kept.entries, *new)))
-        if kept.all:
+        kept = rules.evict(Kept((*kept.entries, *new), kept.partial))
+        if kept.entries:
             assert kept.position >= position
             position = kept.position
-            assert all(entry.row_id > position for entry in kept.entries)
+            assert all(entry.row_id > position for entry in kept.entries[kept.partial :])
 
 
 @given(rules=any_limits, notation=notations)

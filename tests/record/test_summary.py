@@ -18,8 +18,13 @@ from openai import APIStatusError
 
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.errors import SummaryReplyError
-from llama_index_memory_ext.record.summary import ask_for_summary, batch_of, summary_prompt
-from llama_index_memory_ext.record.summary_replies import PROMPT_TAGS, checked_summary
+from llama_index_memory_ext.record.summary import (
+    PROMPT_TAGS,
+    ask_for_summary,
+    batch_of,
+    checked_summary,
+    summary_prompt,
+)
 from llama_index_memory_ext.store.readers import LogRow
 from llama_index_memory_ext.text.messages import Entry, entry_of, escape_tags, storable
 from tests.conversation import assistant, calling, result, user
@@ -322,7 +327,7 @@ def test_any_answer_is_taken_or_refused(reply: str, previous: str) -> None:
     "reply",
     ["<think>" * 20_000, "<summary>" * 20_000, "```\n" * 30_000, "I " * 50_000, "error " * 30_000, "\n" * 200_000,
      "http api " * 20_000, " \n" * 100_000 + "x", "</think>" * 20_000, "{" * 100_000, "*" * 100_000 + "x",
-     "Here is the " + "very " * 20_000 + "summary"],
+     "Here is the " + "very " * 20_000 + "summary", "500 " + "a" * 100_000 + "1", "500 " + "-" * 100_000 + "1"],
 )  # fmt: skip
 def test_an_answer_made_to_be_slow_to_read_is_read_at_once(reply: str) -> None:
     before = time.process_time()
