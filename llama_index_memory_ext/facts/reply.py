@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_args
+from typing import Annotated, Any, TypeAlias, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.fact import Category
 from llama_index_memory_ext.text.messages import unescape_tags
+
+# What a model writes can be any JSON value.
+Json: TypeAlias = Any
 
 PROMPT_TAGS = ("transcript", "known_facts")
 
@@ -44,53 +47,92 @@ _STRING_OR_TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.)*"?)|,(?=\s*[\]}])', re
 _MAX_ATTEMPTS = 1_000
 
 
+def _text(value: Json) -> str:
+    # A model copies quotes from its prompt, where our own tags are escaped.
+    return unescape_tags(value, PROMPT_TAGS) if isinstance(value, str) else ""
+
+
+def _statement(value: Json) -> str:
+    """Returns the text on one line, "Prefers tea" where the model writes that the user prefers tea."""
+    content = " ".join(value.split()) if isinstance(value, str) else ""
+    rest = _SUBJECT.sub("", content)
+    return content if rest == content else rest[:1].upper() + rest[1:]
+
+
+def _category(value: Json) -> str:
+    category = str(value).strip().lower()
+    return category if category in get_args(Category) else "knowledge"
+
+
+def _label(value: Json) -> str:
+    """Returns one spelling for "n1", "N1", "1" and 1; other labels in lower case, and "" for none."""
+    text = str(value).strip().lower() if isinstance(value, str | int) and not isinstance(value, bool) else ""
+    number = re.fullmatch(r"(?:n|new|new fact)?[ #.]*(\d{1,9})", text, re.ASCII)
+    if number:
+        return f"n{int(number.group(1))}"
+    return "" if text in {"none", "null", "n/a", "-"} else text
+
+
+def _number(value: Json) -> int:
+    """Returns the number of a known fact; 0 for anything else."""
+    if isinstance(value, Mapping):
+        value = value.get("number")
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return 0
+    found = re.fullmatch(r"(?!-)\D{0,10}?(\d{1,9})(?:\.0*)?", str(value).strip(), re.ASCII)
+    return int(found.group(1)) if found else 0
+
+
+def _confidence(value: Json) -> float:
+    """Returns 0..1 from a number, a percentage or a word; 0 for anything else."""
+    if isinstance(value, str):
+        text = value.strip().lower()
+        value = _CONFIDENCE_WORDS.get(text, text.removesuffix("%"))
+    try:
+        number = 0.0 if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return 0.0
+    number = number / _PERCENT if 1 < number <= _PERCENT else number
+    return number if 0 <= number <= 1 else 0.0
+
+
+_Label = Annotated[str, BeforeValidator(_label)]
+_Number = Annotated[int, BeforeValidator(_number)]
+_Quote = Annotated[str, BeforeValidator(_text)]
+
+
+class _Entry(BaseModel):
+    """Any value can be read: a number alone is that of a known fact, and what is missing is None."""
+
+    model_config = ConfigDict(frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, value: Json) -> dict[str, Json]:
+        fields = value if isinstance(value, Mapping) else {"number": value}
+        return {name: fields.get(name) for name in cls.model_fields}
+
+
 # The docstrings and descriptions of these three classes are sent to the model, in the schema of the tool.
-class NewFact(BaseModel):
+class NewFact(_Entry):
     """Something new about the user, as the model reports it. Any value can be read; an unusable one has no content."""
 
-    model_config = ConfigDict(frozen=True)
-
-    label: str = Field(description="n1, n2, ...")
-    content: str = Field(description="One statement, in the third person and without a subject.")
-    category: Category
-    confidence: float = Field(description="0 to 1")
-    quote: str = Field(description="The user's own words, verbatim.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read(cls, value: Any) -> dict[str, Any]:
-        fields = value if isinstance(value, Mapping) else {"content": value}
-        content = next((fields[name] for name in _CONTENT_KEYS if isinstance(fields.get(name), str)), "")
-        category = str(fields.get("category")).strip().lower()
-        return {
-            "label": _label(fields.get("label")),
-            "content": _without_subject(" ".join(content.split())),
-            "category": category if category in get_args(Category) else "knowledge",
-            "confidence": _confidence(fields.get("confidence")),
-            "quote": _text(fields.get("quote")),
-        }
+    label: _Label = Field(description="n1, n2, ...")
+    content: Annotated[str, BeforeValidator(_statement)] = Field(
+        description="One statement, in the third person and without a subject."
+    )
+    category: Annotated[Category, BeforeValidator(_category)]
+    confidence: Annotated[float, BeforeValidator(_confidence)] = Field(description="0 to 1")
+    quote: _Quote = Field(description="The user's own words, verbatim.")
 
 
-class Retirement(BaseModel):
+class Retirement(_Entry):
     """A known fact that is true no longer. Any value can be read; the number of an unusable one is 0."""
 
-    model_config = ConfigDict(frozen=True)
-
-    number: int = Field(description="The number of the known fact.")
-    reason: str
-    replaced_by: str = Field(description="The label of the new fact that holds instead, or empty.")
-    quote: str = Field(description="The user's own words, verbatim.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read(cls, value: Any) -> dict[str, Any]:
-        fields = value if isinstance(value, Mapping) else {"number": value}
-        return {
-            "number": _number(fields.get("number")),
-            "reason": " ".join(_text(fields.get("reason")).split()),
-            "replaced_by": _label(fields.get("replaced_by")),
-            "quote": _text(fields.get("quote")),
-        }
+    number: _Number = Field(description="The number of the known fact.")
+    reason: Annotated[str, BeforeValidator(lambda value: " ".join(_text(value).split()))]
+    replaced_by: _Label = Field(description="The label of the new fact that holds instead, or empty.")
+    quote: _Quote = Field(description="The user's own words, verbatim.")
 
 
 class ExtractionReply(BaseModel):
@@ -102,23 +144,22 @@ class ExtractionReply(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     new_facts: list[NewFact]
-    confirmed: list[int] = Field(description="Numbers of known facts that the user says again.")
+    confirmed: list[_Number] = Field(description="Numbers of known facts that the user says again.")
     retired: list[Retirement]
 
     @model_validator(mode="before")
     @classmethod
-    def _read(cls, value: Any) -> dict[str, Any]:
+    def _read(cls, value: Json) -> dict[str, Json]:
         sections = {
             section: [entry for name in names for entry in _entries(value.get(name))]
             for section, names in _SECTIONS.items()
         }
-        sections["confirmed"] = [_number(entry) for entry in sections["confirmed"]]
-        sections["new_facts"] = [_labelled(entry, f"n{i}") for i, entry in enumerate(sections["new_facts"], 1)]
-        return sections
+        new_facts = [_labelled(entry, f"n{i}") for i, entry in enumerate(sections["new_facts"], 1)]
+        return {**sections, "new_facts": new_facts}
 
 
 def parse_reply(text: str) -> ExtractionReply:
-    """The reply in a text, with any other text before and after it.
+    """Returns the reply in a text, with any other text before and after it.
 
     Of a truncated or broken reply the complete entries are returned. An empty text and "no new facts" give a reply
     without entries.
@@ -126,7 +167,7 @@ def parse_reply(text: str) -> ExtractionReply:
     Raises:
         FactReplyError: There is text, but no reply in it.
 
-    >>> parse_reply('Sure! {"confirmed": [2,],}').confirmed
+    >>> parse_reply('Sure! {"confirmed": [2],}').confirmed
     [2]
     >>> parse_reply("No new facts.").new_facts
     []
@@ -136,16 +177,17 @@ def parse_reply(text: str) -> ExtractionReply:
         return ExtractionReply.model_validate({})
     for form in (answer, _without_trailing_commas(answer)):
         objects = list(_objects_in(list(_json_values(form))))
-        if replies := [part for part in objects if _SECTION_NAMES & part.keys()]:
-            return merge_replies([ExtractionReply.model_validate(part) for part in replies])
-    entries = _entries_of_broken(objects)
-    if any(entries.values()) or _EMPTY.match(answer):
-        return ExtractionReply.model_validate(entries)
+        replies = [ExtractionReply.model_validate(part) for part in objects if _SECTION_NAMES & part.keys()]
+        if replies:
+            return merge_replies(replies)
+    reply = _broken_reply(objects)
+    if reply.new_facts or reply.retired or _EMPTY.match(answer):
+        return reply
     raise FactReplyError(text)
 
 
 def merge_replies(replies: Sequence[ExtractionReply]) -> ExtractionReply:
-    """All replies as one. A label refers to the facts of its own reply only."""
+    """Returns all replies as one. A label refers to the facts of its own reply only."""
     if len(replies) == 1:
         return replies[0]
     new_facts, retired = [], []
@@ -159,17 +201,17 @@ def merge_replies(replies: Sequence[ExtractionReply]) -> ExtractionReply:
     return ExtractionReply.model_construct(new_facts=new_facts, confirmed=confirmed, retired=retired)
 
 
-def _entries_of_broken(objects: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    """The facts and retirements among the objects of a reply that is broken, whose order is lost.
+def _broken_reply(objects: Sequence[dict[str, Json]]) -> ExtractionReply:
+    """Returns the facts and retirements among the objects of a broken reply, in which the order of the facts is lost.
 
     A fact without a label gets one that no retirement can name by mistake.
     """
     facts = [_labelled(part, f"torn{i}") for i, part in enumerate(objects) if not part.keys().isdisjoint(_CONTENT_KEYS)]
-    return {"new_facts": facts, "retired": [part for part in objects if "number" in part]}
+    return ExtractionReply.model_validate({"new_facts": facts, "retired": [one for one in objects if "number" in one]})
 
 
-def _json_values(text: str) -> Iterator[Any]:
-    """The outermost JSON objects and lists in a text."""
+def _json_values(text: str) -> Iterator[Json]:
+    """Yields the outermost JSON objects and lists in a text."""
     decoder, position = json.JSONDecoder(strict=False), 0
     for _ in range(_MAX_ATTEMPTS):
         start = _OPENING_BRACKET.search(text, position)
@@ -183,8 +225,8 @@ def _json_values(text: str) -> Iterator[Any]:
             yield value
 
 
-def _objects_in(value: Any) -> Iterator[dict[str, Any]]:
-    """The objects in a JSON value, outermost first, but not those within an object that is a reply."""
+def _objects_in(value: Json) -> Iterator[dict[str, Json]]:
+    """Yields the objects in a JSON value, outermost first, but not those within an object that is a reply."""
     waiting = [value]
     while waiting:
         part = waiting.pop()
@@ -203,7 +245,7 @@ def _without_trailing_commas(text: str) -> str:
     return _STRING_OR_TRAILING_COMMA.sub(lambda match: match.group(1) or " ", text)
 
 
-def _entries(value: Any) -> list[Any]:
+def _entries(value: Json) -> list[Json]:
     if isinstance(value, str):
         values = list(_json_values(_without_trailing_commas(value)))
         value = values[0] if values else None if _NOTHING.fullmatch(value.strip() or "none") else value
@@ -212,50 +254,8 @@ def _entries(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _labelled(entry: Any, label: str) -> Any:
-    if not isinstance(entry, Mapping):
-        return {"content": entry, "label": label}
-    return entry if entry.get("label") else {**entry, "label": label}
-
-
-def _text(value: Any) -> str:
-    # A model copies quotes from its prompt, where our own tags are escaped.
-    return unescape_tags(value, PROMPT_TAGS) if isinstance(value, str) else ""
-
-
-def _label(value: Any) -> str:
-    """One spelling for "n1", "N1", "1" and 1; other labels in lower case, and "" for none."""
-    text = str(value).strip().lower() if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
-    number = re.fullmatch(r"(?:n|new|new fact)?[ #.]*(\d{1,9})", text, re.ASCII)
-    if number:
-        return f"n{int(number.group(1))}"
-    return "" if text in {"none", "null", "n/a", "-"} else text
-
-
-def _number(value: Any) -> int:
-    """The number of a known fact; 0 for anything else."""
-    if isinstance(value, Mapping):
-        value = value.get("number")
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        return 0
-    found = re.fullmatch(r"(?!-)\D{0,10}?(\d{1,9})(?:\.0*)?", str(value).strip(), re.ASCII)
-    return int(found.group(1)) if found else 0
-
-
-def _confidence(value: Any) -> float:
-    """0..1 from a number, a percentage or a word; 0 for anything else."""
-    if isinstance(value, str):
-        text = value.strip().lower()
-        value = _CONFIDENCE_WORDS.get(text, text.removesuffix("%"))
-    try:
-        number = 0.0 if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        return 0.0
-    number = number / _PERCENT if 1 < number <= _PERCENT else number
-    return number if 0 <= number <= 1 else 0.0
-
-
-def _without_subject(content: str) -> str:
-    """Prefers tea, where the model writes that the user prefers tea."""
-    rest = _SUBJECT.sub("", content)
-    return content if rest == content else rest[:1].upper() + rest[1:]
+def _labelled(entry: Json, label: str) -> dict[str, Json]:
+    """Returns the fields of a new fact, with the label if it has none."""
+    fields = entry if isinstance(entry, Mapping) else {"content": entry}
+    content = next((fields[name] for name in _CONTENT_KEYS if isinstance(fields.get(name), str)), "")
+    return {**fields, "content": content, "label": fields.get("label") or label}
