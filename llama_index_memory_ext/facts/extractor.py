@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime, timezone
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
-from uuid import uuid4
 
 from llama_index.core.settings import Settings
 
@@ -251,9 +250,7 @@ class Extractor:
             lines,
             related,
             now=now,
-            new_id=lambda: uuid4().hex,
             active=known.active,
-            namespace=self.namespace,
             session_id=self.session_id,
             min_confidence=self.settings.min_confidence,
             min_keyword_share=min_keyword_share,

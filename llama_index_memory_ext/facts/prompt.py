@@ -9,8 +9,8 @@ from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.tools import FunctionTool
 from llama_index.core.types import PydanticProgramMode
 
-from llama_index_memory_ext.facts.grounding import WEEKDAYS
 from llama_index_memory_ext.facts.reply import PROMPT_TAGS, ExtractionReply, merge_replies, parse_reply
+from llama_index_memory_ext.search.tokenization import WEEKDAYS
 from llama_index_memory_ext.text.messages import escape_tags
 from llama_index_memory_ext.text.tool_calls import calls_of
 
