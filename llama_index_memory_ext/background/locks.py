@@ -1,13 +1,13 @@
-"""Locks that tasks, event loops and threads of this process share."""
+"""Locks and caches that tasks, event loops and threads of this process share."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class SharedLock:
@@ -100,3 +102,38 @@ def lock_for(*name: Hashable) -> SharedLock:
         if lock is None:
             lock = _locks[name] = SharedLock()
         return lock
+
+
+class Recent(Generic[K, V]):
+    """A cache of the ``size`` entries that were used last. Threads may share it. A copy or a pickle of it is empty."""
+
+    def __init__(self, size: int = 128) -> None:
+        self.size = size
+        self._entries: OrderedDict[K, V] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: K) -> V | None:
+        """Returns the value of a key, which counts as a use; None if there is none."""
+        with self._lock:
+            if key in self._entries:
+                self._entries.move_to_end(key)
+            return self._entries.get(key)
+
+    def put(self, key: K, value: V) -> None:
+        """Sets the value of a key."""
+        with self._lock:
+            self._entries[key] = value
+            self._entries.move_to_end(key)
+            if len(self._entries) > self.size:
+                self._entries.popitem(last=False)
+
+    def values(self) -> list[V]:
+        """Returns all values, the least recently used first."""
+        with self._lock:
+            return list(self._entries.values())
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._entries
+
+    def __reduce__(self) -> tuple[type[Recent[K, V]], tuple[int]]:
+        return type(self), (self.size,)
