@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
@@ -74,30 +74,26 @@ async def backfill(
         if any(unread.values()) and block.llm is None:
             # Raises what LlamaIndex raises where there is no model.
             _ = Settings.llm
-        if not show_progress:
-            return await _backfill(block, chosen, lambda _: None)
         # Imported here, because it looks for a notebook around it, which takes a while.
         from tqdm.auto import tqdm  # type: ignore[import-untyped]  # tqdm has no type hints
 
-        with tqdm(desc="Extracting facts", total=sum(unread.values()), unit=" messages") as bar:
+        total, disable = sum(unread.values()), not show_progress
+        with tqdm(desc="Extracting facts", total=total, unit=" messages", disable=disable) as bar:
             return await _backfill(block, chosen, bar.update)
 
 
 async def _backfill(block: RelevantFactsBlock, session_ids: Sequence[str], step: Callable[[int], object]) -> Backfilled:
     done: Counter[str] = Counter()
     failed: dict[str, str] = {}
-    not_tried: Sequence[str] = ()
-    failures_in_a_row = 0
-    for i, session_id in enumerate(session_ids):
-        if failures_in_a_row == _MAX_FAILURES_IN_A_ROW:
-            not_tried = session_ids[i:]
-            break
+    left, failures_in_a_row = list(session_ids), 0
+    while left and failures_in_a_row < _MAX_FAILURES_IN_A_ROW:
+        session_id = left.pop(0)
         try:
             await block.jobs.wait(block.job_key(session_id))
             extractor = block.extractor(session_id)
             while (batch := await extractor.extract_next()) is not None:
                 step(batch.messages)
-                done.update(messages=batch.messages, new=batch.new, confirmed=batch.confirmed, retired=batch.retired)
+                done.update(asdict(batch))
                 failures_in_a_row = 0 if batch.asked else failures_in_a_row
             done["sessions"] += 1
         except Exception as error:  # noqa: BLE001 - a model may fail in any way, and the other sessions go on
@@ -105,7 +101,7 @@ async def _backfill(block: RelevantFactsBlock, session_ids: Sequence[str], step:
             failed[session_id] = type(error).__name__
             failures_in_a_row += 1
     counts = done["sessions"], done["messages"], done["new"], done["confirmed"], done["retired"]
-    return Backfilled(*counts, failed=failed, not_tried=tuple(not_tried))
+    return Backfilled(*counts, failed=failed, not_tried=tuple(left))
 
 
 async def _sessions_of(store: MemoryStore, namespace: str, session_id: str) -> list[str]:

@@ -69,20 +69,14 @@ class RelevantFactsBlock(LogBlock):
     """
 
     name: str = Field(default="relevant_facts", description="The name of the element around the facts.")
-    token_limit: int = Field(
-        default=2_000, ge=0, description="Most tokens of the facts, all tags included; never exceeded."
-    )
+    token_limit: int = Field(default=2_000, ge=0, description="Most tokens of the facts, all tags included.")
     context_turns: int = Field(default=3, ge=1, description="Turns that are looked at, the current one included.")
     user_id: str | None = Field(default=None, description="Whose facts these are; None: those of each session.")
     similarity_weight: float = Field(default=SIMILARITY_WEIGHT, ge=0, description="Divided by the sum of both.")
     confidence_weight: float = Field(default=CONFIDENCE_WEIGHT, ge=0, description="Divided by the sum of both.")
-    embed_model: BaseEmbedding | None = Field(
-        default=None, exclude=True, repr=False, description="Ranks facts together with their words; None: words alone."
-    )
+    embed_model: BaseEmbedding | None = Field(default=None, exclude=True, repr=False, description="None: words alone.")
     ranker_factory: Any = Field(default=TfidfRanker, exclude=True, repr=False, description="Makes a FactRanker.")
-    max_facts: int | None = Field(
-        default=None, ge=1, description="Facts over it are retired, the least confident ones first."
-    )
+    max_facts: int | None = Field(default=None, ge=1, description="The least confident facts over it are retired.")
     min_confidence: float = Field(default=DEFAULT_MIN_CONFIDENCE, ge=0, le=1)
     extract_facts: bool = Field(default=True, description="Whether new facts are extracted.")
     extract_every_turns: int = Field(default=1, ge=1, description="Finished turns that wait for one extraction.")

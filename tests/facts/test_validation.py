@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
-from itertools import count
 from typing import Any
 
 import pytest
@@ -38,8 +37,7 @@ def gated(*new_facts: Any, confirmed: Any = (), retired: Any = (), **options: An
     reply = ExtractionReply.model_validate(
         {"new_facts": list(new_facts), "confirmed": list(confirmed), "retired": list(retired)}
     )
-    ids = (f"id{i}" for i in count(1))
-    options = {"now": NOW, "new_id": lambda: next(ids), **options}
+    options = {"now": NOW, **options}
     return validate_reply(reply, options.pop("lines", LINES), options.pop("known", KNOWN), **options)
 
 
@@ -59,7 +57,7 @@ def test_a_fact_in_the_users_words_is_kept_with_all_that_is_known_about_it() -> 
     outcome = gated(new("Moved to Berlin", "we moved to Berlin", category="context"), session_id="chat-17")
     assert outcome.accepted == (
         Fact(
-            id="id1",
+            id=outcome.accepted[0].id,
             content="Moved to Berlin",
             category="context",
             confidence=0.9,
@@ -334,7 +332,7 @@ def test_a_correction_retires_the_old_fact_and_names_the_new_one() -> None:
         retired=[{"number": 1, "reason": "stopped", "replaced_by": "n1", "quote": "No more coffee"}],
     )
     (entry,) = outcome.retired
-    assert (entry.fact_id, entry.reason, entry.replaced_by) == ("coffee", "stopped", "id1")
+    assert (entry.fact_id, entry.reason, entry.replaced_by) == ("coffee", "stopped", outcome.accepted[0].id)
     assert outcome.accepted[0].category == "correction"
 
 
@@ -364,8 +362,8 @@ def test_a_label_stands_for_the_first_fact_that_has_it_or_for_none() -> None:
     """Else a retirement would be joined to a fact that it does not mean."""
     both = [new("Drinks 9 teas", label="n1"), new("Likes unit tests", label="n1")]
     assert gated(*both, retired=[{"number": 1, "replaced_by": "n1"}]).retired == ()
-    (entry,) = gated(*reversed(both), retired=[{"number": 1, "replaced_by": "n1"}]).retired
-    assert entry.replaced_by == "id1"
+    outcome = gated(*reversed(both), retired=[{"number": 1, "replaced_by": "n1"}])
+    assert outcome.retired[0].replaced_by == outcome.accepted[0].id
     (entry,) = gated(new("Likes unit tests", label="none"), retired=[{"number": 1, "replaced_by": ""}]).retired
     assert entry.replaced_by is None
 
