@@ -116,15 +116,8 @@ class Extractor:
         """Store a reply that comes from a tool rather than from an extraction, with one more check.
 
         A model that reads more than the conversation may be told by a web page what to store: of what is new, two
-        keywords in five must be the user's.
-
-        Args:
-            reply: New facts, and retired ones.
-            lines: What was said, on which the reply must stand.
-            about: The facts that the reply names by their places, from 1.
-
-        Returns:
-            The validated reply, and all facts that it has changed, as they are now.
+        keywords in five must be the user's. ``about`` are the facts that the reply names by their places, from 1.
+        Returns the validated reply, and all facts that it has changed, as they are now.
         """
         for _ in range(_TRIES):
             known = await self.cache.read(self.namespace)

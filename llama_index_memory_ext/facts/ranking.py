@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,7 +13,7 @@ from llama_index_memory_ext.text.messages import escape_tags
 from llama_index_memory_ext.text.tokens import TokenCounter, fit, fit_tokens, put_first
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.search.tfidf import FactRanker
@@ -76,15 +77,14 @@ class Explanation:
     limit: int
 
     def __repr__(self) -> str:
-        rows = [_COLUMNS, *((_shortened(content), *others) for content, *others in map(_cells, self.facts))]
+        rows = [_COLUMNS, *map(_cells, self.facts)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         return "\n".join([*lines, f"{self.tokens} of {self.limit} tokens"])
 
     def _repr_html_(self) -> str:
-        rows = [_html_row("td", _cells(fact), "" if fact.injected else " style='opacity:0.5'") for fact in self.facts]
-        table = f"<table>{_html_row('th', _COLUMNS)}{''.join(rows)}</table>"
-        return f"{table}<p>{self.tokens} of {self.limit} tokens</p>"
+        rows = [f"<td>{'</td><td>'.join(map(escape, row))}</td>" for row in (_COLUMNS, *map(_cells, self.facts))]
+        return f"<table><tr>{'</tr><tr>'.join(rows)}</tr></table><p>{self.tokens} of {self.limit} tokens</p>"
 
 
 def document_of(fact: Fact) -> Document:
@@ -104,21 +104,17 @@ def rank(
 ) -> list[RankedFact]:
     """All facts, best first: ``score = similarity_weight * similarity + confidence_weight * confidence``.
 
-    Similarities are the ranker's, divided by the best of these facts: raw cosines are too small to be weighed against
-    confidences. If no fact has a word in common with the question, confidence decides. Ties: newest first.
+    Similarities are divided by the best of these facts, weights by their sum. If no fact has a word in common with the
+    question, confidence decides. Ties: newest first.
 
     Args:
         facts: The facts to rank, retired ones like all others; none gives an empty list.
         question: The user's last message.
-        context: The turns before it. Each is scored by itself, divided by its best, and counts a fifth of
-            the question, less where there are more than two.
-        similarity_weight: At least 0.
-        confidence_weight: At least 0. The two are divided by their sum.
+        context: The turns before it, which count less.
+        similarity_weight: At least 0; a ValueError if it is not, or both weights are 0.
+        confidence_weight: At least 0.
         ranker: Holds the documents of these facts; one that it does not hold has similarity 0. None indexes the
             facts for this call, which takes about 0.1 ms for each.
-
-    Raises:
-        ValueError: A negative weight, or both 0.
     """
     if ranker is None:
         ranker = TfidfRanker()
@@ -132,10 +128,7 @@ def rank(
 def ordered(
     facts: Sequence[Fact], question: str, context: Sequence[str], ranker: FactRanker, shares: tuple[float, float]
 ) -> tuple[list[int], list[float], list[float]]:
-    """The indexes of the facts, best first, and the similarity and the score of each, in the given order.
-
-    ``shares`` are those of similarity and of confidence in a score.
-    """
+    """The indexes of the facts, best first, and the similarity and the score of each, in the given order."""
     ids = [fact.id for fact in facts]
     similarities: list[float] = similarities_with_context(ranker, ids, question, context).tolist()
     by_similarity, by_confidence = shares
@@ -186,8 +179,8 @@ def turns_of(context: str) -> list[str]:
 def fact_line(fact: Fact) -> str:
     """One fact as one line: ``<fact date="2026-11-20">Prefers pytest for testing</fact>`` and a newline.
 
-    The date is the day (UTC) on which the fact was created. White space in the content becomes one space. Category
-    and confidence are left out: they would double the tokens of a short fact, and serve only the ranking.
+    The date is the day (UTC) on which the fact was created. Category and confidence are left out: they would double the
+    tokens of a short fact, and serve only the ranking.
     """
     content = escape_tags(" ".join(fact.content.split()))
     return f'<fact date="{fact.created_at.date().isoformat()}">{content}</fact>\n'
@@ -204,10 +197,7 @@ def render(fact: Fact, counter: TokenCounter, rendered: dict[str, RenderedFact])
 def fit_facts(
     facts: Sequence[Fact], limit: int, counter: TokenCounter, rendered: dict[str, RenderedFact]
 ) -> list[RenderedFact]:
-    """The facts that fit into ``limit`` tokens, in the given order, but pinned facts and corrections first.
-
-    ``rendered`` caches the lines, as for ``render``, from one call to the next.
-    """
+    """The facts that fit into ``limit`` tokens, in the given order, but pinned facts and corrections first."""
     first = [fact.pinned or fact.category == "correction" for fact in facts]
     if any(first):
         pairs = zip(facts, first, strict=True)
@@ -226,20 +216,13 @@ def explain(ranked: Sequence[RankedFact], limit: int, counter: TokenCounter) -> 
     """Which of the ranked facts fit into ``limit`` tokens, and why."""
     rendered: dict[str, RenderedFact] = {}
     shown = {entry.fact.id for entry in fit_facts([entry.fact for entry in ranked], limit, counter, rendered)}
-    facts = tuple(
-        ExplainedFact(
-            entry.fact,
-            entry.similarity,
-            entry.confidence,
-            entry.score,
-            entry.matched,
-            tokens=render(entry.fact, counter, rendered).tokens,
-            injected=entry.fact.id in shown,
-            why=_why(entry) if entry.fact.id in shown else "no room",
-        )
-        for entry in ranked
-    )
-    return Explanation(facts, sum(fact.tokens for fact in facts if fact.injected), limit)
+    facts = []
+    for entry in ranked:
+        tokens, is_shown = render(entry.fact, counter, rendered).tokens, entry.fact.id in shown
+        numbers = entry.similarity, entry.confidence, entry.score
+        why = _why(entry) if is_shown else "no room"
+        facts.append(ExplainedFact(entry.fact, *numbers, entry.matched, tokens, is_shown, why))
+    return Explanation(tuple(facts), sum(fact.tokens for fact in facts if fact.injected), limit)
 
 
 def _why(entry: RankedFact) -> str:
@@ -251,15 +234,7 @@ def _why(entry: RankedFact) -> str:
 
 
 def _cells(fact: ExplainedFact) -> tuple[str, ...]:
+    content = textwrap.shorten(fact.fact.content, _CONTENT_WIDTH, placeholder="...")
     numbers = (f"{number:.2f}" for number in (fact.similarity, fact.confidence, fact.score))
     shown = f"{'yes' if fact.injected else 'no'}: {fact.why}"
-    return (" ".join(fact.fact.content.split()), *numbers, ", ".join(fact.matched[:5]), str(fact.tokens), shown)
-
-
-def _shortened(content: str) -> str:
-    return content if len(content) <= _CONTENT_WIDTH else f"{content[: _CONTENT_WIDTH - 3]}..."
-
-
-def _html_row(tag: str, cells: Iterable[str], attributes: str = "") -> str:
-    shown = "".join(f"<{tag} style='text-align:left'>{escape(cell)}</{tag}>" for cell in cells)
-    return f"<tr{attributes}>{shown}</tr>"
+    return (content, *numbers, ", ".join(fact.matched[:5]), str(fact.tokens), shown)

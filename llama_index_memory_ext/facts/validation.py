@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
-from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE, Fact, normalised
+from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE, Fact, new_id, normalised
 from llama_index_memory_ext.facts.grounding import SourceText, comparable, find_quote, keywords
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from datetime import datetime
 
     from llama_index_memory_ext.facts.reply import ExtractionReply, NewFact, Retirement
@@ -114,6 +114,7 @@ def validate_reply(
     known: Sequence[Fact],
     *,
     now: datetime,
+    new_id: Callable[[], str] = new_id,
     active: Sequence[Fact] = (),
     session_id: str | None = None,
     min_confidence: float = DEFAULT_MIN_CONFIDENCE,
@@ -126,14 +127,14 @@ def validate_reply(
         lines: The conversation.
         known: The facts that the reply names by their places in this list, from 1.
         now: When the conversation took place and new facts are created, with a time zone.
+        new_id: Returns the id of a new fact.
         active: Further active facts, so that none is stored twice.
         session_id: The session of new facts.
         min_confidence: 0..1; new facts with less are rejected.
         min_keyword_share: 0..1; the share of a new fact's keywords that the user must have used, one of them in the
-            quote. 0 for a model that reads only the conversation; one that also reads web pages may be told there
-            what to report.
+            quote. 0 for a model that reads only the conversation, and no web pages.
     """
-    validation = _Validation(lines, known, active, now, session_id, min_confidence, min_keyword_share)
+    validation = _Validation(lines, known, now, new_id, active, session_id, min_confidence, min_keyword_share)
     for new in reply.new_facts:
         validation.add(new)
     for entry in reply.retired:
@@ -161,8 +162,9 @@ class _Validation:
 
     lines: Sequence[Utterance]
     known: Sequence[Fact]
-    active: Sequence[Fact]
     now: datetime
+    new_id: Callable[[], str]
+    active: Sequence[Fact]
     session_id: str | None
     min_confidence: float
     min_keyword_share: float
@@ -297,6 +299,7 @@ class _Validation:
         nearby = range(max(min(found) - 1, 0), min(max(found) + 2, len(self.lines)))
         return Fact(
             **new.model_dump(exclude={"label"}),
+            id=self.new_id(),
             created_at=self.now,
             session_id=self.session_id,
             message_ids=tuple(self.lines[i].row_id for i in found),
