@@ -53,15 +53,8 @@ async def backfill(
 ) -> Backfilled:
     """Extract what is unread of sessions, one after the other, so that a later one can correct an earlier one.
 
-    Args:
-        store: Where the sessions are.
-        block: The block whose model is asked, and whose user the facts are of.
-        session_id: If ``session_ids`` is None, this session is read, and all others of its user.
-        session_ids: The sessions to read, in this order.
-        show_progress: Whether a progress bar is shown.
-
-    Raises:
-        StoreError: One of the sessions does not exist. No model was asked then.
+    Without ``session_ids``, ``session_id`` and all other sessions of its user are read. Raises a StoreError, before a
+    model is asked, if one of the sessions does not exist.
     """
     namespace = block.namespace_of(session_id)
     if session_ids is None:
@@ -113,11 +106,7 @@ async def _sessions_of(store: MemoryStore, namespace: str, session_id: str) -> l
 
 
 async def _checked(store: MemoryStore, session_ids: Sequence[str]) -> list[str]:
-    """The ids, each once.
-
-    Raises:
-        StoreError: It is no list of ids, or a session does not exist.
-    """
+    """The ids, each once; a StoreError if it is no list of ids, or a session does not exist."""
     if isinstance(session_ids, str) or not isinstance(session_ids, Iterable):
         raise StoreError(f"Expected session_ids to be a list of session ids; this is a {type(session_ids).__name__}.")
     chosen = list(dict.fromkeys(session_ids))

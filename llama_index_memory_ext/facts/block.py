@@ -141,8 +141,6 @@ class RelevantFactsBlock(LogBlock):
             gone += self.tokenizer_fn.count(lines.pop())
         return "".join(lines) or None
 
-    # ---- looking -----------------------------------------------------------------------------------
-
     def namespace_of(self, session_id: str) -> str:
         """Whose facts a session's are."""
         return self.user_id if self.user_id is not None else session_id
@@ -227,8 +225,6 @@ class RelevantFactsBlock(LogBlock):
         """Close a private store, and cancel what is being embedded; what was not extracted stays unread."""
         await self._cache.stop()
         await super().aclose()
-
-    # ---- showing -----------------------------------------------------------------------------------
 
     @property
     def _cache(self) -> FactCache:

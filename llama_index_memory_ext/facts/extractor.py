@@ -113,11 +113,10 @@ class Extractor:
     async def apply(
         self, reply: ExtractionReply, lines: Sequence[Utterance], about: Sequence[Fact] = ()
     ) -> tuple[ValidatedReply, Sequence[Fact]]:
-        """Store a reply that comes from a tool rather than from an extraction, with one more check.
+        """Store a reply that comes from a tool; returns it validated, and all facts that it has changed.
 
         A model that reads more than the conversation may be told by a web page what to store: of what is new, two
         keywords in five must be the user's. ``about`` are the facts that the reply names by their places, from 1.
-        Returns the validated reply, and all facts that it has changed, as they are now.
         """
         for _ in range(_TRIES):
             known = await self.cache.read(self.namespace)
@@ -133,8 +132,6 @@ class Extractor:
         else:
             raise StoreError("Facts of this user are being deleted at the same time. Try it again.")
         return learned.reply, learned.changed
-
-    # ---- one batch ---------------------------------------------------------------------------------
 
     async def _unread(self, *, with_active: bool) -> Unread:
         """The oldest unread rows; the session is registered as the user's before anything is made of them."""
@@ -191,7 +188,7 @@ class Extractor:
         if not stored:
             return Extracted(asked=was_asked)
         counts = len(reply.accepted), len(reply.confirmed), len(reply.retired)
-        return Extracted(len(unread.rows), *counts, asked=was_asked)
+        return Extracted(len(unread.rows), *counts, was_asked)
 
     async def _learn(self, known: UserFacts, lines: Sequence[Utterance], then: datetime) -> _Learned:
         """What changes by a part of the conversation; no model is asked where the user has said nothing."""

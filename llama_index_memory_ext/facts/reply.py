@@ -219,11 +219,8 @@ def extraction_prompt(
         said_on: The day of the conversation if it was another one; relative dates count from it.
     """
     facts = "".join(f"{i}. {_escaped(' '.join(fact.content.split()))}\n" for i, fact in enumerate(known, 1))
-    transcript = "".join(
-        f'<message role="{"user" if line.is_users else "assistant"}">{_escaped(line.text)}</message>\n'
-        for line in lines
-        if line.text.strip()
-    )
+    spoken = [("user" if line.is_users else "assistant", line.text) for line in lines if line.text.strip()]
+    transcript = "".join(f'<message role="{role}">{_escaped(text)}</message>\n' for role, text in spoken)
     days = f"Today is {_day(today)}."
     if said_on and said_on != today:
         days = f"The conversation took place on {_day(said_on)}; relative dates count from then. {days}"
@@ -236,21 +233,14 @@ def extraction_prompt(
 
 
 async def ask_for_facts(llm: LLM, messages: Sequence[ChatMessage]) -> ExtractionReply:
-    """The model's reply to an ``extraction_prompt``, from one request.
+    """The model's reply to an ``extraction_prompt``, from one request; a FactReplyError if it cannot be read.
 
     A function-calling model reports through a tool, any other model in JSON, and so does a model with
-    ``pydantic_program_mode="llm"``.
-
-    Raises:
-        FactReplyError: The reply cannot be read. Errors of the model (no key, no network, too many requests)
-            are not caught.
+    ``pydantic_program_mode="llm"``. What the model raises is not caught.
     """
     calls = []
-    if (
-        isinstance(llm, FunctionCallingLLM)
-        and llm.metadata.is_function_calling_model
-        and llm.pydantic_program_mode != PydanticProgramMode.LLM
-    ):
+    wants_text = llm.pydantic_program_mode == PydanticProgramMode.LLM
+    if isinstance(llm, FunctionCallingLLM) and llm.metadata.is_function_calling_model and not wants_text:
         # Of several calls the host drops all but the first, unless parallel calls are allowed.
         response = await llm.achat_with_tools(
             [_TOOL], chat_history=list(messages), tool_required=True, allow_parallel_tool_calls=True
@@ -268,10 +258,7 @@ def parse_reply(text: str) -> ExtractionReply:
     """Returns the reply in a text, with any other text before and after it.
 
     Of a truncated or broken reply the complete entries are returned. An empty text and "no new facts" give a reply
-    without entries.
-
-    Raises:
-        FactReplyError: There is text, but no reply in it.
+    without entries. Raises a FactReplyError if there is text, but no reply in it.
 
     >>> parse_reply('Sure! {"confirmed": [2],}').confirmed
     [2]

@@ -174,9 +174,8 @@ class _Validation:
         # A user may say yes to a name or a number of the assistant's.
         self._source = SourceText("\n".join(line.text for line in self.lines), self.now.date())
         self._users_keywords = keywords("\n".join(line.text for line in self.lines if line.is_users))
-        facts = [*self.known, *self.active]
-        self._shown = [fact.content for fact in facts]
-        self._ids = {normalised(fact.content): fact.id for fact in reversed(facts) if not fact.retired}
+        self._facts = [*self.known, *self.active]
+        self._ids = {normalised(fact.content): fact.id for fact in reversed(self._facts) if not fact.retired}
         # Of two new facts with one label it stands for the first, and for None if that was rejected.
         self._id_of_label: dict[str, str | None] = {}
         self._accepted: list[Fact] = []
@@ -242,7 +241,7 @@ class _Validation:
         if not self._find(new.quote):
             if not self._find(new.quote, by_user=False):
                 yield Rejection("quote_not_found", "Its quote is not in the conversation.")
-            if any(_are_similar(new.content, content) for content in self._shown):
+            if any(_are_similar(new.content, fact.content) for fact in self._facts):
                 yield Rejection("echo", "Only the assistant said it, repeating what it was shown.")
             yield Rejection("not_the_users_words", "Only the assistant said it.")
         if numbers := self._source.missing_numbers(new.content):
