@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from datetime import datetime, timezone
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from uuid import uuid4
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -15,11 +15,19 @@ Category = Literal["preference", "knowledge", "context", "behavior", "goal", "co
 
 # The least confidence with which an extracted fact is stored.
 DEFAULT_MIN_CONFIDENCE = 0.7
-# The share of the missing confidence that a confirmation adds.
-CONFIRMATION_SHARE = 0.3
 
 # Marks that make one fact different from another: C# and C, 50% and 50, R&D, a@b, 1/2.
 _DISTINGUISHING = frozenset("#%&@/*")
+
+
+def new_id() -> str:
+    """Returns an id that no other fact has."""
+    return uuid4().hex
+
+
+def utc_now() -> datetime:
+    """Returns the current time in UTC."""
+    return datetime.now(timezone.utc)
 
 
 def _not_blank(value: str) -> str:
@@ -28,25 +36,16 @@ def _not_blank(value: str) -> str:
     return value
 
 
-def _utc(value: datetime) -> datetime:
-    return value.astimezone(timezone.utc)
-
-
-def _now() -> datetime:
-    return datetime.now(timezone.utc)
-
-
 Text = Annotated[str, BeforeValidator(cleaned)]
 Content = Annotated[str, BeforeValidator(cleaned), AfterValidator(_not_blank)]
-Utc = Annotated[AwareDatetime, AfterValidator(_utc)]
+Utc = Annotated[AwareDatetime, AfterValidator(lambda value: value.astimezone(timezone.utc))]
 
 
 class Fact(BaseModel):
     """One thing that is known about a user. It never changes; ``model_copy(update=...)`` makes a new one.
 
-    Only ``content`` is needed. In texts, lone surrogates and NUL become U+FFFD, and a pair of surrogates becomes its
-    character. Datetimes must carry a time zone and are converted to UTC. Without an ``updated_at`` a fact was updated
-    when it was created.
+    Only ``content`` is required. In texts, lone surrogates and NUL become U+FFFD, and a pair of surrogates becomes its
+    character. Datetimes need a time zone and are converted to UTC.
 
     Raises:
         pydantic.ValidationError: Blank content, an unknown category or field, a confidence outside
@@ -59,24 +58,19 @@ class Fact(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    id: Text = Field(
-        default_factory=lambda: uuid4().hex, min_length=1, description="Names it in its namespace; default: a new one."
-    )
+    id: Text = Field(default_factory=new_id, min_length=1, description="Names it in its namespace; default: a new one.")
     namespace: Text = Field(default="", description="Whose fact it is: facts of two namespaces never meet.")
     content: Content = Field(description="The fact in one sentence.")
     category: Category = Field(
         default="knowledge", description="preference, knowledge, context, behavior, goal or correction."
     )
     confidence: float = Field(default=1.0, ge=0.0, le=1.0, description="How certain it is, 0..1.")
-    created_at: Utc = Field(default_factory=_now, description="When it became known; default: now.")
-    updated_at: Utc = Field(default_factory=_now, description="When it last changed; default: when it was created.")
+    created_at: Utc = Field(default_factory=utc_now, description="When it became known; default: now.")
+    updated_at: Utc = Field(default_factory=utc_now, description="When it last changed; default: when it was created.")
     session_id: Text | None = Field(default=None, description="The session in which the user stated it.")
     message_ids: tuple[int, ...] = Field(default=(), description="The rows of the log in which the user stated it.")
     quote: Text = Field(default="", description="The words of the user that state it, verbatim.")
-    source: Text = Field(
-        default="",
-        description="The text of the message it came from and of its neighbours, by which it is found too.",
-    )
+    source: Text = Field(default="", description="The text around the quote, by which it is found too.")
     retired_at: Utc | None = Field(default=None, description="Since when it is no longer true.")
     retired_reason: Text | None = Field(default=None, description="Why it is no longer true.")
     replaced_by: Text | None = Field(default=None, description="The id of the fact that is true instead.")
@@ -84,10 +78,10 @@ class Fact(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _updated_when_created(cls, values: Any) -> Any:
+    def _updated_when_created(cls, values: object) -> object:
         if not isinstance(values, dict) or "updated_at" in values:
             return values
-        created_at = values.get("created_at", _now())
+        created_at = values.get("created_at", utc_now())
         return {**values, "created_at": created_at, "updated_at": created_at}
 
     @property
@@ -98,25 +92,23 @@ class Fact(BaseModel):
 
 def retire(fact: Fact, reason: str, now: datetime, replaced_by: str | None = None) -> Fact:
     """Returns the fact as a retired one, which is kept and can be restored."""
-    return fact.model_copy(
-        update={"retired_at": now, "updated_at": now, "retired_reason": reason, "replaced_by": replaced_by}
-    )
+    fields = {"retired_at": now, "updated_at": now, "retired_reason": reason, "replaced_by": replaced_by}
+    return fact.model_copy(update=fields)
 
 
 def raised(confidence: float) -> float:
-    """Returns the confidence of a fact that the user has confirmed: 0.3 of what is missing to 1 is added.
+    """Returns the confidence of a fact after a confirmation, which adds 0.3 of what is missing to 1.
 
     >>> round(raised(0.7), 2), raised(1.0)
     (0.79, 1.0)
     """
-    return confidence + (1 - confidence) * CONFIRMATION_SHARE
+    return confidence + (1 - confidence) * 0.3
 
 
 def normalised(content: str) -> str:
     """Returns the key by which duplicates are found: NFKC, casefolded, punctuation and white space as one space.
 
-    Marks that make a difference stay, and so does a sign in front of a number. Text of nothing but
-    punctuation stays as it is, and the empty text is "".
+    Marks such as # and a minus before a number stay, and so does a text of nothing but punctuation.
 
     >>> normalised("Prefers  PyTest - for testing!") == normalised("prefers pytest for testing")
     True

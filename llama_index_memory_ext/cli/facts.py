@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from llama_index_memory_ext import CondensedMemory, Fact
-    from llama_index_memory_ext.facts.explanation import Explanation
+    from llama_index_memory_ext.facts.ranking import Explanation
 
 _KEYWORDS_SHOWN = 5
 _IDS_SHOWN = 5

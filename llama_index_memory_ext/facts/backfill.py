@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
@@ -53,15 +53,8 @@ async def backfill(
 ) -> Backfilled:
     """Extract what is unread of sessions, one after the other, so that a later one can correct an earlier one.
 
-    Args:
-        store: Where the sessions are.
-        block: The block whose model is asked, and whose user the facts are of.
-        session_id: If ``session_ids`` is None, this session is read, and all others of its user.
-        session_ids: The sessions to read, in this order.
-        show_progress: Whether a progress bar is shown.
-
-    Raises:
-        StoreError: One of the sessions does not exist. No model was asked then.
+    Without ``session_ids``, ``session_id`` and all other sessions of its user are read. Raises a StoreError, before a
+    model is asked, if one of the sessions does not exist.
     """
     namespace = block.namespace_of(session_id)
     if session_ids is None:
@@ -74,30 +67,26 @@ async def backfill(
         if any(unread.values()) and block.llm is None:
             # Raises what LlamaIndex raises where there is no model.
             _ = Settings.llm
-        if not show_progress:
-            return await _backfill(block, chosen, lambda _: None)
         # Imported here, because it looks for a notebook around it, which takes a while.
         from tqdm.auto import tqdm  # type: ignore[import-untyped]  # tqdm has no type hints
 
-        with tqdm(desc="Extracting facts", total=sum(unread.values()), unit=" messages") as bar:
+        total, disable = sum(unread.values()), not show_progress
+        with tqdm(desc="Extracting facts", total=total, unit=" messages", disable=disable) as bar:
             return await _backfill(block, chosen, bar.update)
 
 
 async def _backfill(block: RelevantFactsBlock, session_ids: Sequence[str], step: Callable[[int], object]) -> Backfilled:
     done: Counter[str] = Counter()
     failed: dict[str, str] = {}
-    not_tried: Sequence[str] = ()
-    failures_in_a_row = 0
-    for i, session_id in enumerate(session_ids):
-        if failures_in_a_row == _MAX_FAILURES_IN_A_ROW:
-            not_tried = session_ids[i:]
-            break
+    left, failures_in_a_row = list(session_ids), 0
+    while left and failures_in_a_row < _MAX_FAILURES_IN_A_ROW:
+        session_id = left.pop(0)
         try:
             await block.jobs.wait(block.job_key(session_id))
             extractor = block.extractor(session_id)
             while (batch := await extractor.extract_next()) is not None:
                 step(batch.messages)
-                done.update(messages=batch.messages, new=batch.new, confirmed=batch.confirmed, retired=batch.retired)
+                done.update(asdict(batch))
                 failures_in_a_row = 0 if batch.asked else failures_in_a_row
             done["sessions"] += 1
         except Exception as error:  # noqa: BLE001 - a model may fail in any way, and the other sessions go on
@@ -105,7 +94,7 @@ async def _backfill(block: RelevantFactsBlock, session_ids: Sequence[str], step:
             failed[session_id] = type(error).__name__
             failures_in_a_row += 1
     counts = done["sessions"], done["messages"], done["new"], done["confirmed"], done["retired"]
-    return Backfilled(*counts, failed=failed, not_tried=tuple(not_tried))
+    return Backfilled(*counts, failed=failed, not_tried=tuple(left))
 
 
 async def _sessions_of(store: MemoryStore, namespace: str, session_id: str) -> list[str]:
@@ -117,11 +106,7 @@ async def _sessions_of(store: MemoryStore, namespace: str, session_id: str) -> l
 
 
 async def _checked(store: MemoryStore, session_ids: Sequence[str]) -> list[str]:
-    """The ids, each once.
-
-    Raises:
-        StoreError: It is no list of ids, or a session does not exist.
-    """
+    """The ids, each once; a StoreError if it is no list of ids, or a session does not exist."""
     if isinstance(session_ids, str) or not isinstance(session_ids, Iterable):
         raise StoreError(f"Expected session_ids to be a list of session ids; this is a {type(session_ids).__name__}.")
     chosen = list(dict.fromkeys(session_ids))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.embeddings.base import BaseEmbedding  # noqa: TC002 - pydantic reads the annotations of fields
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
@@ -17,14 +16,14 @@ from llama_index_memory_ext.events import ExtractionFailedEvent, FactsInjectedEv
 from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.cache import FactCache, UserFacts
-from llama_index_memory_ext.facts.explanation import Explanation, explain
-from llama_index_memory_ext.facts.extractor import Extractor, ExtractorState
+from llama_index_memory_ext.facts.extractor import Extractor
 from llama_index_memory_ext.facts.ranking import (
     CONFIDENCE_WEIGHT,
     SIMILARITY_WEIGHT,
+    Explanation,
     RankedFact,
+    explain,
     fit_facts,
-    split_lines,
 )
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, LogBlock
 from llama_index_memory_ext.search.tfidf import TfidfRanker
@@ -38,22 +37,20 @@ if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatMessage
 
     from llama_index_memory_ext.background.jobs import Jobs
-    from llama_index_memory_ext.store.readers import LogPage
+    from llama_index_memory_ext.fact import Fact
 
 _CONTEXT_ROWS = 40
 
 
-@dataclass(frozen=True)
-class _Talk:
+class _Talk(NamedTuple):
     """The last messages of a session in the log, and the turns that they make."""
 
-    seen: Seen = field(default_factory=Seen)
+    seen: Seen = Seen()
     messages: tuple[ChatMessage, ...] = ()
     turns: tuple[list[str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Shown:
+class _Shown(NamedTuple):
     """The facts as they are shown for a question, and their ids in that order."""
 
     text: CountedText
@@ -72,20 +69,14 @@ class RelevantFactsBlock(LogBlock):
     """
 
     name: str = Field(default="relevant_facts", description="The name of the element around the facts.")
-    token_limit: int = Field(
-        default=2_000, ge=0, description="Most tokens of the facts, all tags included; never exceeded."
-    )
+    token_limit: int = Field(default=2_000, ge=0, description="Most tokens of the facts, all tags included.")
     context_turns: int = Field(default=3, ge=1, description="Turns that are looked at, the current one included.")
     user_id: str | None = Field(default=None, description="Whose facts these are; None: those of each session.")
     similarity_weight: float = Field(default=SIMILARITY_WEIGHT, ge=0, description="Divided by the sum of both.")
     confidence_weight: float = Field(default=CONFIDENCE_WEIGHT, ge=0, description="Divided by the sum of both.")
-    embed_model: BaseEmbedding | None = Field(
-        default=None, exclude=True, repr=False, description="Ranks facts together with their words; None: words alone."
-    )
+    embed_model: BaseEmbedding | None = Field(default=None, exclude=True, repr=False, description="None: words alone.")
     ranker_factory: Any = Field(default=TfidfRanker, exclude=True, repr=False, description="Makes a FactRanker.")
-    max_facts: int | None = Field(
-        default=None, ge=1, description="Facts over it are retired, the least confident ones first."
-    )
+    max_facts: int | None = Field(default=None, ge=1, description="The least confident facts over it are retired.")
     min_confidence: float = Field(default=DEFAULT_MIN_CONFIDENCE, ge=0, le=1)
     extract_facts: bool = Field(default=True, description="Whether new facts are extracted.")
     extract_every_turns: int = Field(default=1, ge=1, description="Finished turns that wait for one extraction.")
@@ -93,7 +84,7 @@ class RelevantFactsBlock(LogBlock):
     _users: Recent[str, UserFacts] = PrivateAttr(default_factory=Recent)
     _talks: Recent[str, _Talk] = PrivateAttr(default_factory=Recent)
     _shown: Recent[tuple[object, ...], _Shown] = PrivateAttr(default_factory=Recent)
-    _state: ExtractorState = PrivateAttr(default_factory=lambda: ExtractorState(Recent(), Counter()))
+    _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
@@ -113,34 +104,42 @@ class RelevantFactsBlock(LogBlock):
         """The facts as text, one line-ended element per fact; empty if none is known."""
         session_id, started = session_id or DEFAULT_SESSION_ID, perf_counter()
         namespace = self.namespace_of(session_id)
-        talk, now = await self._read_talk(session_id, namespace)
+        turns, now = await self._turns_before(session_id, namespace)
         cache = self._cache
         known = await cache.read(namespace, now)
         if not known.active:
             return ""
-        question, context = question_in(messages or [], talk.turns, self.context_turns)
+        question, context = question_in(messages or [], turns, self.context_turns)
         key = (known.changes.epoch, known.changes.change, namespace, question, *context)
         cached = self._shown.get(key)
         shown = cached
         if shown is None:
             prepared = await cache.prepare(known, [question, *context])
-            shown = self._show(cache, known, question, context)
+            shown = self._fitted(cache.best_first(known, question, context), known)
             if prepared:
                 self._shown.put(key, shown)
         if shown.text and is_heard():
-            seconds = perf_counter() - started
-            self._tell(session_id, namespace, shown, len(known.active), seconds, cached=cached is not None)
+            send(
+                FactsInjectedEvent(
+                    session_id=session_id,
+                    user_id=namespace,
+                    fact_ids=list(shown.fact_ids),
+                    known=len(known.active),
+                    tokens=shown.text.tokens,
+                    token_limit=self.token_limit,
+                    cached=cached is not None,
+                    seconds=perf_counter() - started,
+                )
+            )
         return shown.text
 
     async def atruncate(self, content: Any, tokens_to_truncate: int) -> str | None:
         """The facts without the lowest-ranked: at least ``tokens_to_truncate`` tokens shorter, or None."""
-        lines = split_lines(content) if isinstance(content, str) else []
+        lines = content.splitlines(keepends=True) if isinstance(content, str) else []
         gone = 0
         while lines and gone < tokens_to_truncate:
             gone += self.tokenizer_fn.count(lines.pop())
         return "".join(lines) or None
-
-    # ---- looking -----------------------------------------------------------------------------------
 
     def namespace_of(self, session_id: str) -> str:
         """Whose facts a session's are."""
@@ -155,8 +154,8 @@ class RelevantFactsBlock(LogBlock):
 
         With an ``embed_model`` nearly every fact has. The turns before the question are not looked at.
         """
-        known = await self._prepared(session_id, [question])
-        return [entry for entry in self._cache.ranked(known, question) if entry.similarity > 0]
+        ranked = await self._cache.ranked(self.namespace_of(session_id), question)
+        return [entry for entry in ranked if entry.similarity > 0]
 
     async def aexplain(
         self, question: str, *, session_id: str = DEFAULT_SESSION_ID, context: Sequence[str] = ()
@@ -166,15 +165,15 @@ class RelevantFactsBlock(LogBlock):
         ``session_id`` is needed only by a block without a ``user_id``; ``context`` is what was said in the turns
         before, oldest first.
         """
-        known = await self._prepared(session_id, [question, *context])
-        return explain(self._cache.ranked(known, question, context), self._room, self.tokenizer_fn)
+        ranked = await self._cache.ranked(self.namespace_of(session_id), question, context)
+        return explain(ranked, self._room, self.tokenizer_fn)
 
     # ---- extracting --------------------------------------------------------------------------------
 
     @property
     def rejections(self) -> dict[str, int]:
         """How many entries of the model's replies were not stored by this block, for each reason."""
-        return dict(self._state.rejections)
+        return dict(self._rejections)
 
     @property
     def jobs(self) -> Jobs:
@@ -200,7 +199,7 @@ class RelevantFactsBlock(LogBlock):
     def extractor(self, session_id: str) -> Extractor:
         """What extracts facts from a session."""
         namespace, reader = self.namespace_of(session_id), self.reader_of(session_id)
-        return Extractor(session_id, namespace, reader, self._store, self, self._cache, self._state)
+        return Extractor(session_id, namespace, reader, self, self._cache, self._rejections)
 
     async def aopen(self, session_id: str) -> None:
         """Begin with a session: what other sessions of this user have left unread is extracted, too."""
@@ -227,62 +226,37 @@ class RelevantFactsBlock(LogBlock):
         await self._cache.stop()
         await super().aclose()
 
-    # ---- showing -----------------------------------------------------------------------------------
-
     @property
     def _cache(self) -> FactCache:
-        return FactCache(self._store, self, self._users)
+        weights = self.similarity_weight, self.confidence_weight
+        return FactCache(self._store, self._users, self.ranker_factory, self.embed_model, *weights)
 
     @property
     def _room(self) -> int:
         """Tokens for all facts: the limit without the element around them."""
         return max(0, self.token_limit - self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n"))
 
-    async def _prepared(self, session_id: str, queries: Sequence[str]) -> UserFacts:
-        known = await self._cache.read(self.namespace_of(session_id))
-        await self._cache.prepare(known, queries)
-        return known
-
-    def _show(self, cache: FactCache, known: UserFacts, question: str, context: Sequence[str]) -> _Shown:
+    def _fitted(self, facts: Sequence[Fact], known: UserFacts) -> _Shown:
         """The facts that there is room for, best first."""
-        facts = cache.best_first(known, question, context)
         shown = fit_facts(facts, self._room, self.tokenizer_fn, known.rendered)
-        text = "".join(entry.line for entry in shown)
-        counter = self.tokenizer_fn
+        text, counter = "".join(entry.line for entry in shown), self.tokenizer_fn
         tokens = sum(entry.tokens for entry in shown) if counter.adds_up else counter.count(text)
         return _Shown(CountedText(text, tokens), tuple(entry.fact.id for entry in shown))
 
-    def _tell(
-        self, session_id: str, namespace: str, shown: _Shown, known: int, seconds: float, *, cached: bool
-    ) -> None:
-        send(
-            FactsInjectedEvent(
-                session_id=session_id,
-                user_id=namespace,
-                fact_ids=list(shown.fact_ids),
-                known=known,
-                tokens=shown.text.tokens,
-                token_limit=self.token_limit,
-                cached=cached,
-                seconds=seconds,
-            )
-        )
-
-    async def _read_talk(self, session_id: str, namespace: str) -> tuple[_Talk, tuple[int, int] | None]:
+    async def _turns_before(
+        self, session_id: str, namespace: str
+    ) -> tuple[tuple[list[str], ...], tuple[int, int] | None]:
         """The last turns in the log, and how far the changes of the facts have come."""
+        read = partial(self._store.readers.page, session_id, f"{self.name} context", limit=_CONTEXT_ROWS)
         talk = self._talks.get(session_id) or _Talk()
-        page = await self._context_page(session_id, talk.seen, namespace)
+        page = await read(talk.seen, watch=namespace)
         if not page.fresh:
             talk = _Talk()
-            page = await self._context_page(session_id, talk.seen, namespace)
+            page = await read(talk.seen, watch=namespace)
         if page.rows:
             new = [message for message in (row.message for row in page.rows) if spoken(message)]
             kept = (*talk.messages, *new)[-_CONTEXT_ROWS:]
             seen = Seen(page.epoch, page.position, page.rows[-1].id)
             talk = _Talk(seen, kept, tuple(turns_in(kept)[-self.context_turns :]))
             self._talks.put(session_id, talk)
-        return talk, page.facts
-
-    async def _context_page(self, session_id: str, seen: Seen, namespace: str) -> LogPage:
-        reader = f"{self.name} context"
-        return await self._store.readers.page(session_id, reader, seen, limit=_CONTEXT_ROWS, watch=namespace)
+        return talk.turns, page.facts

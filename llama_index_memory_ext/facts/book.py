@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llama_index.core.async_utils import asyncio_run
 
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.fact import Fact, retire
+from llama_index_memory_ext.fact import Fact, retire, utc_now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -48,13 +47,12 @@ class FactBook:
             FactError: There is no fact with this id.
             pydantic.ValidationError: A field or a value that ``Fact`` does not have.
         """
-        return await self._change(
-            fact_id, lambda fact: Fact.model_validate({**fact.model_dump(), "updated_at": _now(), **fields})
-        )
+        changed = {"updated_at": utc_now(), **fields}
+        return await self._change(fact_id, lambda fact: Fact.model_validate({**fact.model_dump(), **changed}))
 
     async def aretire(self, fact_id: str, reason: str = "retired by hand", replaced_by: str | None = None) -> Fact:
         """Stop showing a fact; it is kept, for ``arestore``. A FactError if there is none with this id."""
-        return await self._change(fact_id, lambda fact: retire(fact, reason, _now(), replaced_by))
+        return await self._change(fact_id, lambda fact: retire(fact, reason, utc_now(), replaced_by))
 
     async def arestore(self, fact_id: str) -> Fact:
         """Show a retired fact again. A FactError if there is none with this id."""
@@ -143,8 +141,5 @@ def _parse(lines: str) -> list[Fact]:
 
 
 def _run(call: Coroutine[Any, Any, T]) -> T:
-    return cast("T", asyncio_run(call))
-
-
-def _now() -> datetime:
-    return datetime.now(timezone.utc)
+    result: T = asyncio_run(call)
+    return result

@@ -1,27 +1,26 @@
-"""Extracts facts from what the log of a session has gained: batch by batch, each stored and left behind in one step."""
+"""Extracts facts from the unread log of a session in batches; each is stored and left behind in one transaction."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
-from datetime import date, datetime, timezone
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
-from uuid import uuid4
 
 from llama_index.core.settings import Settings
 
 from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.events import FactsExtractedEvent, is_heard, send
-from llama_index_memory_ext.fact import raised, retire
-from llama_index_memory_ext.facts.prompt import ask_for_facts, extraction_prompt
-from llama_index_memory_ext.facts.validation import validate_reply
-from llama_index_memory_ext.store.readers import Seen, written_at
+from llama_index_memory_ext.fact import raised, retire, utc_now
+from llama_index_memory_ext.facts.reply import ask_for_facts, extraction_prompt
+from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply
+from llama_index_memory_ext.store.readers import Seen
 from llama_index_memory_ext.text.messages import Utterance, spoken
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Mapping, Sequence
+    from datetime import date, datetime
 
     from llama_index.core.llms.llm import LLM
 
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.facts.cache import FactCache, UserFacts
     from llama_index_memory_ext.facts.reply import ExtractionReply
-    from llama_index_memory_ext.facts.validation import ValidatedReply
-    from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.readers import LogRow, Unread
     from llama_index_memory_ext.text.tokens import TokenCounter
 
@@ -64,33 +61,27 @@ class Extracted:
     asked: bool = False
 
 
-@dataclass(frozen=True)
-class ExtractorState:
-    """What extractors of a block remember: the epochs in which sessions were registered, and counts of rejections."""
-
-    registered: Recent[str, int]
-    rejections: Counter[str]
-
-
 class _Learned(NamedTuple):
-    """The facts that a part of the conversation changes, the validated reply, and the model's seconds."""
+    """The facts that a reply changes, the validated reply, and the model's seconds; None if no model was asked."""
 
-    changed: list[Fact]
-    reply: ValidatedReply | None = None
-    seconds: float = 0.0
+    changed: Sequence[Fact] = ()
+    reply: ValidatedReply = ValidatedReply()
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
 class Extractor:
-    """Extracts the facts of one user (``namespace``) from the log of one session, as this ``reader`` of it."""
+    """Extracts the facts of one user (``namespace``) from the log of one session, as this ``reader`` of it.
+
+    ``rejections`` counts the entries of replies that are not stored, by reason.
+    """
 
     session_id: str
     namespace: str
     reader: str
-    store: MemoryStore
     settings: ExtractionSettings
     cache: FactCache
-    state: ExtractorState
+    rejections: Counter[str]
 
     async def extract(self, *, least_turns: int = 1, with_active: bool = False) -> None:
         """Extract batches until fewer than ``least_turns`` turns are left."""
@@ -104,72 +95,60 @@ class Extractor:
         """
         unread = await self._unread(with_active=with_active)
         utterances = await self._utterances(unread.rows)
-        turns = sum(one.is_users for one in utterances)
+        starts = [one.is_users for one in utterances]
         # A full batch is extracted in any case: a turn of very many tool calls must not stand in the way for ever.
-        if not unread.rows or (turns < least_turns and len(unread.rows) < _BATCH_ROWS):
+        if not unread.rows or (sum(starts) < least_turns and len(unread.rows) < _BATCH_ROWS):
             return None
         days = [row.written_at.date() if row.written_at else None for row in unread.rows]
-        starts = [one.is_users for one in utterances]
         end = batch_end(starts, self._tokens(utterances), days, token_limit=_BATCH_TOKENS)
         return await self._extract_batch(replace(unread, rows=unread.rows[:end]), utterances[:end])
 
     async def recent_lines(self) -> list[Utterance]:
         """What was said last in the session, the turn that is going on included, oldest first."""
-        readers = self.store.readers
+        readers = self.cache.store.readers
         page = await readers.page(self.session_id, "", Seen(), limit=_BATCH_ROWS)
         after = page.rows[-1].id if page.rows else 0
         unread = await readers.unread(self.session_id, "", with_active=True, after=after)
-        rows = [*page.rows, *unread.rows][-_BATCH_ROWS:]
-        return [one for one in await self._utterances(rows) if one.text]
+        return [one for one in await self._utterances([*page.rows, *unread.rows][-_BATCH_ROWS:]) if one.text]
 
     async def apply(
         self, reply: ExtractionReply, lines: Sequence[Utterance], about: Sequence[Fact] = ()
-    ) -> tuple[ValidatedReply, list[Fact]]:
-        """Store a reply that comes from a tool rather than from an extraction, with one more check.
+    ) -> tuple[ValidatedReply, Sequence[Fact]]:
+        """Store a reply that comes from a tool; returns it validated, and all facts that it has changed.
 
         A model that reads more than the conversation may be told by a web page what to store: of what is new, two
-        keywords in five must be the user's.
-
-        Args:
-            reply: New facts, and retired ones.
-            lines: What was said, on which the reply must stand.
-            about: The facts that the reply names by their places, from 1.
-
-        Returns:
-            The validated reply, and all facts that it has changed, as they are now.
+        keywords in five must be the user's. ``about`` are the facts that the reply names by their places, from 1.
         """
         for _ in range(_TRIES):
             known = await self.cache.read(self.namespace)
             # A fact that was deleted since must not come back by being retired.
             still = [known.facts.get(fact.id) or retire(fact, "deleted", fact.updated_at) for fact in about]
-            now = datetime.now(timezone.utc)
-            valid = self._validated(reply, lines, still, known, now, min_keyword_share=_TOOL_KEYWORD_SHARE)
-            changed = self._within_number(known, changes_of(valid, known.facts, now), now)
-            if not changed or await self.store.facts.write(self.namespace, changed, known.changes):
+            learned = self._validated(reply, lines, still, known, utc_now(), min_keyword_share=_TOOL_KEYWORD_SHARE)
+            if not learned.changed:
+                break
+            if await self.cache.store.facts.write(self.namespace, learned.changed, known.changes):
+                await self._tell(0, learned, known.facts)
+                await self.cache.refresh(self.namespace)
                 break
         else:
             raise StoreError("Facts of this user are being deleted at the same time. Try it again.")
-        if changed:
-            await self._tell(0, _Learned(changed, valid), known.facts)
-            await self.cache.prepare(await self.cache.read(self.namespace))
-        return valid, changed
-
-    # ---- one batch ---------------------------------------------------------------------------------
+        return learned.reply, learned.changed
 
     async def _unread(self, *, with_active: bool) -> Unread:
         """The oldest unread rows; the session is registered as the user's before anything is made of them."""
-        store = self.store
+        store, registered = self.cache.store, None
         while True:
             unread = await store.readers.unread(
                 self.session_id, self.reader, with_active=with_active, limit=_BATCH_ROWS
             )
-            if not unread.rows or self.state.registered.get(self.session_id) == unread.epoch:
+            # The cursor of a registered reader has a row, without which it cannot have moved.
+            if not unread.rows or unread.position or registered == unread.epoch:
                 return unread
             # The session may be one that a plain Memory has written.
             if await store.users.register(
                 self.session_id, owners=[self.namespace], readers=[self.reader], epoch=unread.epoch
             ):
-                self.state.registered.put(self.session_id, unread.epoch)
+                registered = unread.epoch
 
     async def _utterances(self, rows: Sequence[LogRow]) -> list[Utterance]:
         # Counting some megabytes takes a second, for which the event loop must not be blocked.
@@ -192,10 +171,9 @@ class Extractor:
     async def _extract_batch(self, unread: Unread, utterances: Sequence[Utterance]) -> Extracted:
         known = await self.cache.read(self.namespace)
         before = known.facts
-        timestamps = [row.timestamp for row in unread.rows]
-        then = said_at([one.is_users for one in utterances], timestamps, datetime.now(timezone.utc))
-        learned = await self._learn(known, [one for one in utterances if one.text], then)
-        stored = await self.store.facts.write_extracted(
+        asked = [row.written_at for row, one in zip(unread.rows, utterances, strict=True) if one.is_users]
+        learned = await self._learn(known, [one for one in utterances if one.text], said_at(asked, utc_now()))
+        stored = await self.cache.store.facts.write_extracted(
             self.namespace,
             learned.changed,
             known.changes,
@@ -206,36 +184,26 @@ class Extractor:
         if stored:
             await self._tell(len(unread.rows), learned, before)
         if learned.changed:
-            # Embedded now rather than when the next question is waiting for it.
-            await self.cache.prepare(await self.cache.read(self.namespace))
-        messages, reply = len(unread.rows) if stored else 0, learned.reply
-        if not stored or reply is None:
-            return Extracted(messages, asked=reply is not None)
-        return Extracted(messages, len(reply.accepted), len(reply.confirmed), len(reply.retired), asked=True)
+            await self.cache.refresh(self.namespace)
+        reply, was_asked = learned.reply, learned.seconds is not None
+        if not stored:
+            return Extracted(asked=was_asked)
+        counts = len(reply.accepted), len(reply.confirmed), len(reply.retired)
+        return Extracted(len(unread.rows), *counts, was_asked)
 
     async def _learn(self, known: UserFacts, lines: Sequence[Utterance], then: datetime) -> _Learned:
         """What changes by a part of the conversation; no model is asked where the user has said nothing."""
         users = [line.text for line in lines if line.is_users]
         if not users:
-            return _Learned([])
-        related = self._related(known, "\n".join(users), then.date())
-        now, started = datetime.now(timezone.utc), perf_counter()
-        prompt = extraction_prompt(lines, related, today=now.date(), said_on=then.date())
+            return _Learned()
+        # A fact that was learned on a later day is none of these: an old conversation would seem to correct it.
+        facts = known.active if len(known.active) <= _RELATED_FACTS else self.cache.best_first(known, "\n".join(users))
+        related = [fact for fact in facts if fact.created_at.date() <= then.date()][:_RELATED_FACTS]
+        started = perf_counter()
+        prompt = extraction_prompt(lines, related, today=utc_now().date(), said_on=then.date())
         reply = await ask_for_facts(self.settings.llm or Settings.llm, prompt)
         seconds = perf_counter() - started
-        valid = self._validated(reply, lines, related, known, then)
-        changed = self._within_number(known, changes_of(valid, known.facts, then), now)
-        return _Learned(changed, valid, seconds)
-
-    def _related(self, known: UserFacts, text: str, day: date) -> list[Fact]:
-        """The known facts that the reply may confirm or retire, best first where there are more than a few.
-
-        A fact that was learned on a later day is none: an old conversation would be taken for a correction of it.
-        """
-        facts = known.active
-        if len(facts) > _RELATED_FACTS:
-            facts = tuple(self.cache.best_first(known, text, []))
-        return [fact for fact in facts if fact.created_at.date() <= day][:_RELATED_FACTS]
+        return self._validated(reply, lines, related, known, then)._replace(seconds=seconds)
 
     def _validated(
         self,
@@ -243,36 +211,29 @@ class Extractor:
         lines: Sequence[Utterance],
         related: Sequence[Fact],
         known: UserFacts,
-        now: datetime,
+        then: datetime,
         *,
         min_keyword_share: float = 0.0,
-    ) -> ValidatedReply:
+    ) -> _Learned:
+        """What changes by a reply; over ``max_facts`` the least confident facts are retired."""
         valid = validate_reply(
             reply,
             lines,
             related,
-            now=now,
-            new_id=lambda: uuid4().hex,
+            now=then,
             active=known.active,
-            namespace=self.namespace,
             session_id=self.session_id,
             min_confidence=self.settings.min_confidence,
             min_keyword_share=min_keyword_share,
         )
-        self.state.rejections.update(valid.rejections)
-        return valid
-
-    def _within_number(self, known: UserFacts, changed: list[Fact], now: datetime) -> list[Fact]:
-        """The changed facts, and over ``max_facts`` the least confident ones as retired."""
-        if self.settings.max_facts is None:
-            return changed
-        after = {**known.facts, **{fact.id: fact for fact in changed}}
-        active = sorted(
-            (fact for fact in after.values() if not fact.retired),
-            key=lambda fact: (fact.pinned, fact.confidence, fact.updated_at),
-        )
-        over = [retire(fact, "over max_facts", now) for fact in active[: max(len(active) - self.settings.max_facts, 0)]]
-        return list({fact.id: fact for fact in [*changed, *over]}.values())
+        self.rejections.update(valid.rejections)
+        changed = {fact.id: fact for fact in changes_of(valid, known.facts, then)}
+        if self.settings.max_facts is not None:
+            active = [fact for fact in {**known.facts, **changed}.values() if not fact.retired]
+            active.sort(key=lambda fact: (fact.pinned, fact.confidence, fact.updated_at))
+            over = active[: max(len(active) - self.settings.max_facts, 0)]
+            changed |= {fact.id: retire(fact, "over max_facts", utc_now()) for fact in over}
+        return _Learned(list(changed.values()), valid)
 
     async def _tell(self, messages: int, learned: _Learned, before: Mapping[str, Fact]) -> None:
         if not is_heard():
@@ -280,7 +241,6 @@ class Extractor:
         # What another process has stored meanwhile was left out.
         facts = (await self.cache.read(self.namespace)).facts
         new, confirmed, retired = ids_by_change([fact for fact in learned.changed if fact.id in facts], before)
-        rejections = learned.reply.rejections if learned.reply else {}
         send(
             FactsExtractedEvent(
                 session_id=self.session_id,
@@ -289,8 +249,8 @@ class Extractor:
                 new=new,
                 confirmed=confirmed,
                 retired=retired,
-                rejections={str(reason): count for reason, count in rejections.items()},
-                seconds=learned.seconds,
+                rejections={str(reason): count for reason, count in learned.reply.rejections.items()},
+                seconds=learned.seconds or 0.0,
             )
         )
 
@@ -317,10 +277,9 @@ def batch_end(
     return len(starts_turn)
 
 
-def said_at(starts_turn: Sequence[bool], timestamps: Sequence[int], now: datetime) -> datetime:
+def said_at(questions: Sequence[datetime | None], now: datetime) -> datetime:
     """When a batch was said: when its last question was written, but never after ``now``, the default."""
-    asked = [written_at(timestamp) for timestamp, starts in zip(timestamps, starts_turn, strict=True) if starts]
-    return min(asked[-1] or now, now) if asked else now
+    return min(questions[-1] or now, now) if questions else now
 
 
 def changes_of(reply: ValidatedReply, facts: Mapping[str, Fact], then: datetime) -> list[Fact]:

@@ -1,7 +1,5 @@
 """Checks whether a statement is supported by the text that it comes from."""
 
-# ruff: noqa: SIM905 - lists of words are easier to read as one text
-
 from __future__ import annotations
 
 import re
@@ -11,10 +9,19 @@ from html import unescape
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from llama_index_memory_ext.search.tokenization import (
+    CHINESE_DIGITS,
+    MONTH_PATTERN,
+    MONTHS,
+    NUMBER_WORDS,
+    TENS,
+    WEEKDAYS,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# The words of search.tokenization are no substitute: their stop words and pairs change which facts are accepted.
+# The words and stop words of search.tokenization are no substitute: with them, other facts would be accepted.
 # Scripts with capitals, and with spaces between words.
 _LETTER = "A-Za-z\u00aa-\u024f\u0370-\u052f\u0531-\u0587\u1e00-\u1fff"
 _WORD = re.compile(rf"[{_LETTER}](?:[{_LETTER}0-9'+#.&-]*[{_LETTER}0-9+#])?")
@@ -31,26 +38,14 @@ _SENTENCE_START = re.compile(rf"(?:^\s*[ \t\"'(\[]*|[.!?:;\n{_CJK_STOPS}]\s*[\"'
 _EDGE_MARKS = " \t\"'.,;:!?\u3001\uff0c" + _CJK_STOPS
 _SHORTEST_QUOTE = 2
 
-_MONTHS = "January February March April May June July August September October November December".split()
-WEEKDAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
-_MONTH = "|".join(f"{name[:3]}(?:{name[3:]})?" for name in _MONTHS)
-_TENS = {word: 10 * i for i, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)}
-_TEENS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-).split()
-_OTHER_NUMBERS = {"first": 1, "second": 2, "third": 3, "twice": 2, "dozen": 12, "hundred": 100, "thousand": 1000}
-_NUMBER_WORDS = {word: i for i, word in enumerate(_TEENS)} | _TENS | _OTHER_NUMBERS
-_CHINESE_DIGITS = {"两": 2, "兩": 2} | {character: i for i, character in enumerate("零一二三四五六七八九")}
-
 _NUMBER = re.compile(r"\d+(?:\.\d+)*")
 _CHINESE_NUMBER = re.compile("([一二三四五六七八九]?)十([一二三四五六七八九]?)|([零一二两兩三四五六七八九])")
 _DATES = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
         r"(?<!\d)(?P<y>\d{4})([-/.])(?P<m>\d{1,2})(?:\2(?P<d>\d{1,2}))?(?!\d)",
-        rf"\b(?P<d>\d{{1,2}})(?:st|nd|rd|th|\.)? (?:of )?(?P<m>{_MONTH})\b(?:,? (?P<y>\d{{4}})\b)?",
-        rf"\b(?P<m>{_MONTH})\b(?: (?P<d>\d{{1,2}})(?:st|nd|rd|th)?\b(?!\.?\d))?(?:,? (?P<y>\d{{4}})\b)?",
+        rf"\b(?P<d>\d{{1,2}})(?:st|nd|rd|th|\.)? (?:of )?(?P<m>{MONTH_PATTERN})\b(?:,? (?P<y>\d{{4}})\b)?",
+        rf"\b(?P<m>{MONTH_PATTERN})\b(?: (?P<d>\d{{1,2}})(?:st|nd|rd|th)?\b(?!\.?\d))?(?:,? (?P<y>\d{{4}})\b)?",
         r"(?:(?P<y>\d{4})年)?(?P<m>\d{1,2})月(?:(?P<d>\d{1,2})[日号])?",
         r"(?P<y>(?<!\d)\d{4})年|\b(?:in|since|until|by|from|during|before|after) (?P<y2>\d{4})\b",
     )
@@ -58,15 +53,14 @@ _DATES = tuple(
 # How many days before or after the conversation a date may be that was worked out from words such as "next March".
 _DATE_RANGE = 366
 # Words with a capital that are no names.
-_NO_NAME = re.compile("|".join(["i(?:'.*)?", *map(str.lower, _MONTHS + WEEKDAYS)]))
+_NO_NAME = re.compile("|".join(["i(?:'.*)?", *map(str.lower, MONTHS + WEEKDAYS)]))
 
 _SHORTEST_KEYWORD, _KEYWORD_CHARACTERS = 3, 4
 # Too common to tell one statement from another.
-_COMMON = frozenset(
-    "about also and any are been but can did does for from get got had has have her him his how its just like more "
-    "most much not now our out she some that the their them then there they this very was were what when which who "
-    "will with would you your".split()
-)
+_COMMON = """about also and any are been but can did does for from get got had has have her him his how its just like
+    more most much not now our out she some that the their them then there they this very was were what when which who
+    will with would you your"""
+_COMMON_WORDS = frozenset(_COMMON.split())
 # Two words with the same stem differ in their last letters only.
 _SHORTEST_STEM, _LONGEST_ENDING = 3, 2
 
@@ -96,8 +90,8 @@ class SourceText:
     def missing_names(self, statement: str) -> list[str]:
         """The words of a statement with a capital that the text does not have.
 
-        The first word of a sentence counts only if it has a capital after its first letter. Months and
-        weekdays never count, nor do scripts without capitals.
+        The first word of a sentence counts only if it has a capital after its first letter. Months and weekdays never
+        count, nor do scripts without capitals.
         """
         return [name for name in _names(self._without_near_dates(statement)) if not self._has_name(name)]
 
@@ -116,7 +110,7 @@ class SourceText:
         parts = match.groupdict()
         year, month, day = parts.get("y") or parts.get("y2"), parts.get("m"), parts.get("d")
         if month and not month.isdigit():
-            month = next(str(i) for i, name in enumerate(_MONTHS, 1) if name.startswith(month[:3].capitalize()))
+            month = next(str(i) for i, name in enumerate(MONTHS, 1) if name.startswith(month[:3].capitalize()))
         widths = ((year, 4), (month, 2), (day, 2))
         form = "-".join(f"{int(part):0{width}}" if part else "." * width for part, width in widths)
         return re.search(form, self._near_days) is not None
@@ -161,9 +155,9 @@ def keywords(text: str) -> frozenset[str]:
     Scripts without spaces between words give all pairs of neighbouring characters.
     """
     folded = comparable(text)
-    words = {word for word in _WORD.findall(folded) if len(word) >= _SHORTEST_KEYWORD and word not in _COMMON}
+    words = {word for word in _WORD.findall(folded) if len(word) >= _SHORTEST_KEYWORD} - _COMMON_WORDS
     starts = {word[:_KEYWORD_CHARACTERS] for word in (*words, *_OTHER_WORD.findall(folded))}
-    pairs = {run[i : i + 2] for run in _UNSPACED.findall(folded) for i in range(len(run) - 1)}
+    pairs = {first + second for run in _UNSPACED.findall(folded) for first, second in pairwise(run)}
     return frozenset(starts | pairs | set(_NUMBER.findall(folded)))
 
 
@@ -204,14 +198,10 @@ def _in_digits(text: str) -> str:
 
 
 def _numbers_in_words(folded: str) -> Iterator[int]:
-    words = re.findall(r"[a-z]+", folded)
-    for word, following in pairwise([*words, ""]):
-        if word in _NUMBER_WORDS:
-            yield _NUMBER_WORDS[word]
-        ones = _NUMBER_WORDS.get(following, 0)
-        if word in _TENS and ones in range(1, 10):
-            yield _TENS[word] + ones
+    for word, following in pairwise([*re.findall(r"[a-z]+", folded), ""]):
+        if word in NUMBER_WORDS:
+            yield NUMBER_WORDS[word]
+        if word in TENS and NUMBER_WORDS.get(following, 0) in range(1, 10):
+            yield TENS[word] + NUMBER_WORDS[following]
     for tens, ones_after, digit in _CHINESE_NUMBER.findall(folded):
-        yield (
-            _CHINESE_DIGITS[digit] if digit else 10 * _CHINESE_DIGITS.get(tens, 1) + _CHINESE_DIGITS.get(ones_after, 0)
-        )
+        yield CHINESE_DIGITS[digit] if digit else 10 * CHINESE_DIGITS.get(tens, 1) + CHINESE_DIGITS.get(ones_after, 0)

@@ -1,17 +1,13 @@
-"""Ranks facts for a question and renders those that fit a token limit, best first."""
+"""Ranks facts for a question, renders those that fit a token limit, and explains why each is shown or not."""
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.search.tfidf import (
-    CONTEXT_SHARE,
-    Document,
-    FactRanker,
-    TfidfRanker,
-    similarities_with_context,
-)
+from llama_index_memory_ext.search.tfidf import CONTEXT_SHARE, Document, TfidfRanker, similarities_with_context
 from llama_index_memory_ext.search.tokenization import date_words, terms_of, words_of
 from llama_index_memory_ext.text.messages import escape_tags
 from llama_index_memory_ext.text.tokens import TokenCounter, fit, fit_tokens, put_first
@@ -20,11 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from llama_index_memory_ext.fact import Fact
+    from llama_index_memory_ext.search.tfidf import FactRanker
 
 SIMILARITY_WEIGHT = 0.6
 CONFIDENCE_WEIGHT = 0.4
 # A line without content: where its tokens do not fit, no fact does.
 EMPTY_LINE = '<fact date="2026-11-20"></fact>\n'
+_COLUMNS = ("fact", "similarity", "confidence", "score", "matched", "tokens", "shown")
+_CONTENT_WIDTH = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +46,45 @@ class RankedFact:
         return tuple(dict.fromkeys(word.written for word in asked if word.term in known))
 
 
-class FittedFact(NamedTuple):
-    """A fact that is shown, its line, and the tokens of the line."""
+class RenderedFact(NamedTuple):
+    """A fact, its line, and the tokens of the line."""
 
     fact: Fact
     line: str
     tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedFact:
+    """One fact for one question: similarity, confidence and score in 0..1, and why it is shown, or why not."""
+
+    fact: Fact
+    similarity: float
+    confidence: float
+    score: float
+    matched: tuple[str, ...]
+    tokens: int
+    injected: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Explanation:
+    """The facts for one question, best first, and the tokens of those that are shown."""
+
+    facts: tuple[ExplainedFact, ...]
+    tokens: int
+    limit: int
+
+    def __repr__(self) -> str:
+        rows = [_COLUMNS, *map(_cells, self.facts)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join([*lines, f"{self.tokens} of {self.limit} tokens"])
+
+    def _repr_html_(self) -> str:
+        rows = [f"<td>{'</td><td>'.join(map(escape, row))}</td>" for row in (_COLUMNS, *map(_cells, self.facts))]
+        return f"<table><tr>{'</tr><tr>'.join(rows)}</tr></table><p>{self.tokens} of {self.limit} tokens</p>"
 
 
 def document_of(fact: Fact) -> Document:
@@ -72,71 +104,50 @@ def rank(
 ) -> list[RankedFact]:
     """All facts, best first: ``score = similarity_weight * similarity + confidence_weight * confidence``.
 
-    Similarities are the ranker's, divided by the best of these facts: raw cosines are too small to be weighed against
-    confidences. If no fact has a word in common with the question, confidence decides. Ties: newest first.
+    Similarities are divided by the best of these facts, weights by their sum. If no fact has a word in common with the
+    question, confidence decides. Ties: newest first.
 
     Args:
         facts: The facts to rank, retired ones like all others; none gives an empty list.
         question: The user's last message.
-        context: The turns before it. Each is scored by itself, divided by its best, and counts a fifth of
-            the question, less where there are more than two.
-        similarity_weight: At least 0.
-        confidence_weight: At least 0. The two are divided by their sum.
+        context: The turns before it, which count less.
+        similarity_weight: At least 0; a ValueError if it is not, or both weights are 0.
+        confidence_weight: At least 0.
         ranker: Holds the documents of these facts; one that it does not hold has similarity 0. None indexes the
             facts for this call, which takes about 0.1 ms for each.
-
-    Raises:
-        ValueError: A negative weight, or both 0.
     """
     if ranker is None:
         ranker = TfidfRanker()
         ranker.add(map(document_of, facts))
-    similarities = similarities_of([fact.id for fact in facts], question, context, ranker)
-    scores = scores_of(facts, similarities, similarity_weight, confidence_weight)
+    shares = shares_of(similarity_weight, confidence_weight)
+    order, similarities, scores = ordered(facts, question, context, ranker, shares)
     asked = (question, *context)
-    return [
-        RankedFact(facts[i], similarities[i], facts[i].confidence, scores[i], asked) for i in best_first(facts, scores)
-    ]
+    return [RankedFact(facts[i], similarities[i], facts[i].confidence, scores[i], asked) for i in order]
 
 
-def similarities_of(ids: Sequence[str], question: str, context: Sequence[str], ranker: FactRanker) -> list[float]:
-    """The similarity of each document to the question and the turns before it, the best 1; all 0 if none is."""
+def ordered(
+    facts: Sequence[Fact], question: str, context: Sequence[str], ranker: FactRanker, shares: tuple[float, float]
+) -> tuple[list[int], list[float], list[float]]:
+    """The indexes of the facts, best first, and the similarity and the score of each, in the given order."""
+    ids = [fact.id for fact in facts]
     similarities: list[float] = similarities_with_context(ranker, ids, question, context).tolist()
-    return similarities
-
-
-def scores_of(
-    facts: Sequence[Fact], similarities: Sequence[float], similarity_weight: float, confidence_weight: float
-) -> list[float]:
-    """The score (0..1) of each fact.
-
-    Raises:
-        ValueError: A negative weight, or both 0.
-    """
-    for_similarity, for_confidence = shares_of(similarity_weight, confidence_weight)
+    by_similarity, by_confidence = shares
     pairs = zip(facts, similarities, strict=True)
-    return [for_similarity * similarity + for_confidence * fact.confidence for fact, similarity in pairs]
+    scores = [by_similarity * similarity + by_confidence * fact.confidence for fact, similarity in pairs]
+    order = sorted(range(len(facts)), key=lambda i: (scores[i], facts[i].created_at), reverse=True)
+    return order, similarities, scores
 
 
 def shares_of(similarity_weight: float, confidence_weight: float) -> tuple[float, float]:
-    """The two weights divided by their sum.
-
-    Raises:
-        ValueError: A negative weight, or both 0.
-    """
+    """The two weights divided by their sum; a ValueError if one is negative, or both are 0."""
     total = similarity_weight + confidence_weight
     if similarity_weight < 0 or confidence_weight < 0 or not total:
         raise ValueError(
             "similarity_weight and confidence_weight must be at least 0 and not both 0, "
-            f"saw {similarity_weight} and {confidence_weight}. The defaults are {SIMILARITY_WEIGHT} and "
-            f"{CONFIDENCE_WEIGHT}."
+            f"saw {similarity_weight} and {confidence_weight}. "
+            f"The defaults are {SIMILARITY_WEIGHT} and {CONFIDENCE_WEIGHT}."
         )
     return similarity_weight / total, confidence_weight / total
-
-
-def best_first(facts: Sequence[Fact], scores: Sequence[float]) -> list[int]:
-    """The indexes of the facts by score, best first. Ties: newest first."""
-    return sorted(range(len(facts)), key=lambda i: (scores[i], facts[i].created_at), reverse=True)
 
 
 def format_facts(facts: Sequence[Fact], max_tokens: int = 2000, current_context: str | None = None) -> str:
@@ -150,8 +161,7 @@ def format_facts(facts: Sequence[Fact], max_tokens: int = 2000, current_context:
     """
     *context, question = turns_of(current_context or "")
     ranked = rank([fact for fact in facts if not fact.retired], question, context)
-    fitted = fit_facts([entry.fact for entry in ranked], max_tokens, TokenCounter(), {})
-    return "".join(entry.line for entry in fitted)
+    return "".join(entry.line for entry in fit_facts([entry.fact for entry in ranked], max_tokens, TokenCounter(), {}))
 
 
 def turns_of(context: str) -> list[str]:
@@ -160,59 +170,71 @@ def turns_of(context: str) -> list[str]:
     >>> turns_of("I use Python.\n\nSince 2019.\n\nHow do I write tests?")[-1]
     'How do I write tests?'
     """
-    turns = [part.strip() for part in context.split("\n\n") if part.strip()]
-    if len(turns) == 1:
-        turns = [line.strip() for line in turns[0].splitlines() if line.strip()]
-    return turns or [""]
+    paragraphs = [part.strip() for part in context.split("\n\n") if part.strip()]
+    if len(paragraphs) > 1:
+        return paragraphs
+    return [line.strip() for line in context.splitlines() if line.strip()] or [""]
 
 
 def fact_line(fact: Fact) -> str:
     """One fact as one line: ``<fact date="2026-11-20">Prefers pytest for testing</fact>`` and a newline.
 
-    The date is the day (UTC) on which the fact was created. White space in the content becomes one space. Category
-    and confidence are left out: they would double the tokens of a short fact, and serve only the ranking.
+    The date is the day (UTC) on which the fact was created. Category and confidence are left out: they would double the
+    tokens of a short fact, and serve only the ranking.
     """
     content = escape_tags(" ".join(fact.content.split()))
     return f'<fact date="{fact.created_at.date().isoformat()}">{content}</fact>\n'
 
 
-def split_lines(text: str) -> list[str]:
-    """The lines of rendered facts, each with its newline."""
-    return [f"{line}\n" for line in text.split("\n") if line]
-
-
-def render(fact: Fact, counter: TokenCounter, rendered: dict[str, tuple[str, int]]) -> tuple[str, int]:
+def render(fact: Fact, counter: TokenCounter, rendered: dict[str, RenderedFact]) -> RenderedFact:
     """The line of a fact and its tokens. ``rendered`` caches them by the id of the fact."""
     if fact.id not in rendered:
         line = fact_line(fact)
-        rendered[fact.id] = line, counter.count(line)
+        rendered[fact.id] = RenderedFact(fact, line, counter.count(line))
     return rendered[fact.id]
 
 
 def fit_facts(
-    facts: Sequence[Fact], limit: int, counter: TokenCounter, rendered: dict[str, tuple[str, int]]
-) -> list[FittedFact]:
-    """The facts that fit into ``limit`` tokens, in the given order, but pinned facts and corrections first.
-
-    ``rendered`` caches the lines, as for ``render``, from one call to the next.
-    """
-    facts = _important_first(facts, limit, counter, rendered)
-    least = counter.count(EMPTY_LINE)
-    lines = (render(fact, counter, rendered) for fact in facts)
-    if counter.adds_up:
-        kept = fit_tokens((tokens for _, tokens in lines), limit, least=least)
-    else:
-        kept = fit([line for line, _ in lines], limit, counter, least=least)
-    return [FittedFact(facts[i], *render(facts[i], counter, rendered)) for i in kept]
-
-
-def _important_first(
-    facts: Sequence[Fact], limit: int, counter: TokenCounter, rendered: dict[str, tuple[str, int]]
-) -> Sequence[Fact]:
+    facts: Sequence[Fact], limit: int, counter: TokenCounter, rendered: dict[str, RenderedFact]
+) -> list[RenderedFact]:
+    """The facts that fit into ``limit`` tokens, in the given order, but pinned facts and corrections first."""
     first = [fact.pinned or fact.category == "correction" for fact in facts]
-    if not any(first):
-        return facts
-    tokens = [
-        render(fact, counter, rendered)[1] if comes_first else 0 for fact, comes_first in zip(facts, first, strict=True)
-    ]
-    return [facts[i] for i in put_first(tokens, first, limit)]
+    if any(first):
+        pairs = zip(facts, first, strict=True)
+        tokens = [render(fact, counter, rendered).tokens if comes_first else 0 for fact, comes_first in pairs]
+        facts = [facts[i] for i in put_first(tokens, first, limit)]
+    least = counter.count(EMPTY_LINE)
+    entries = (render(fact, counter, rendered) for fact in facts)
+    if counter.adds_up:
+        kept = fit_tokens((entry.tokens for entry in entries), limit, least=least)
+    else:
+        kept = fit([entry.line for entry in entries], limit, counter, least=least)
+    return [rendered[facts[i].id] for i in kept]
+
+
+def explain(ranked: Sequence[RankedFact], limit: int, counter: TokenCounter) -> Explanation:
+    """Which of the ranked facts fit into ``limit`` tokens, and why."""
+    rendered: dict[str, RenderedFact] = {}
+    shown = {entry.fact.id for entry in fit_facts([entry.fact for entry in ranked], limit, counter, rendered)}
+    facts = []
+    for entry in ranked:
+        tokens, is_shown = render(entry.fact, counter, rendered).tokens, entry.fact.id in shown
+        numbers = entry.similarity, entry.confidence, entry.score
+        why = _why(entry) if is_shown else "no room"
+        facts.append(ExplainedFact(entry.fact, *numbers, entry.matched, tokens, is_shown, why))
+    return Explanation(tuple(facts), sum(fact.tokens for fact in facts if fact.injected), limit)
+
+
+def _why(entry: RankedFact) -> str:
+    if entry.fact.pinned:
+        return "pinned"
+    if entry.fact.category == "correction":
+        return "correction"
+    return "related" if entry.similarity else "by confidence"
+
+
+def _cells(fact: ExplainedFact) -> tuple[str, ...]:
+    content = textwrap.shorten(fact.fact.content, _CONTENT_WIDTH, placeholder="...")
+    numbers = (f"{number:.2f}" for number in (fact.similarity, fact.confidence, fact.score))
+    shown = f"{'yes' if fact.injected else 'no'}: {fact.why}"
+    return (content, *numbers, ", ".join(fact.matched[:5]), str(fact.tokens), shown)

@@ -13,7 +13,7 @@ from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.cli.demo import add, divide, multiply, subtract
 from llama_index_memory_ext.cli.offline_model import NOT_SEEN, OfflineModel, Reply, reply
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.facts.prompt import ask_for_facts, extraction_prompt
+from llama_index_memory_ext.facts.reply import ask_for_facts, extraction_prompt
 from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.text.messages import Utterance
 from tests.cli.terminal import Here, path_without_extra, run
@@ -130,12 +130,12 @@ def test_the_offline_model_speaks_every_dialect_of_the_host() -> None:
 
 
 async def extracted(*said: str, known: tuple[str, ...] = ()) -> ValidatedReply:
-    """What of the offline model's report passes the gates; new facts have the ids f1, f2, ..."""
-    now, numbers = datetime(2026, 11, 20, tzinfo=timezone.utc), iter(range(1, 99))
+    """What of the offline model's report passes the gates."""
+    now = datetime(2026, 11, 20, tzinfo=timezone.utc)
     lines = [Utterance(i, "user", text) for i, text in enumerate(said, 1)]
     facts = [Fact(id=content, content=content) for content in known]
     report = await ask_for_facts(OfflineModel(), extraction_prompt(lines, facts, today=now.date()))
-    return validate_reply(report, lines, facts, now=now, new_id=lambda: f"f{next(numbers)}")
+    return validate_reply(report, lines, facts, now=now)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ async def test_what_the_offline_model_reports_passes_the_gates(said: str, conten
 @pytest.mark.parametrize("said", ["I moved to Berlin.", "Actually, I live in Berlin now.", "I now live in Berlin!"])
 async def test_a_new_home_takes_the_place_of_the_known_one(said: str) -> None:
     gated = await extracted(said, known=("Lives in Paris", "Likes Paris"))
-    assert [(one.fact_id, one.replaced_by) for one in gated.retired] == [("Lives in Paris", "f1")]
+    assert [(one.fact_id, one.replaced_by) for one in gated.retired] == [("Lives in Paris", gated.accepted[0].id)]
     assert [fact.content for fact in gated.accepted] == ["Lives in Berlin"]
 
 

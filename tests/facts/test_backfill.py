@@ -457,9 +457,9 @@ async def test_a_conversation_of_today_is_read_as_of_today(open_memory: OpenMemo
 def test_said_is_never_after_now() -> None:
     now = datetime(2026, 1, 1, tzinfo=timezone.utc)
     ahead = int((now + timedelta(days=3)).timestamp()) * 10**9
-    assert said_at([True], [ahead], now) == now
-    assert said_at([False], [1], now) == now
-    assert said_at([], [], now) == now
+    assert said_at([written_at(ahead)], now) == now
+    assert said_at([written_at(1), None], now) == now
+    assert said_at([], now) == now
     assert written_at(2**63 - 1) is not None
     assert written_at(10**30) is None
     assert written_at(-1) is None

@@ -25,8 +25,7 @@ from llama_index.core.types import PydanticProgramMode
 
 from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.facts.prompt import ask_for_facts, extraction_prompt
-from llama_index_memory_ext.facts.reply import ExtractionReply
+from llama_index_memory_ext.facts.reply import ExtractionReply, ask_for_facts, extraction_prompt
 from llama_index_memory_ext.text.messages import Utterance
 from tests.models import StartModel
 from tests.openai_server import Message, call, say

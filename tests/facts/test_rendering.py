@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.facts.ranking import EMPTY_LINE, fact_line, split_lines
+from llama_index_memory_ext.facts.ranking import EMPTY_LINE, fact_line
 
 THEN = datetime(2026, 11, 20, tzinfo=timezone.utc)
 CONTENTS = st.lists(st.text(min_size=1).filter(str.strip), max_size=5)
@@ -47,7 +47,7 @@ def test_other_markup_stays_as_it_is() -> None:
 @given(CONTENTS)
 def test_lines_come_apart_as_they_were_put_together(contents: list[str]) -> None:
     lines = [fact_line(fact(content)) for content in contents]
-    assert split_lines("".join(lines)) == lines
+    assert "".join(lines).splitlines(keepends=True) == lines
 
 
 @given(CONTENTS)

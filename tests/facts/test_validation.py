@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
-from itertools import count
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from llama_index_memory_ext.fact import Fact, raised
 from llama_index_memory_ext.facts.reply import ExtractionReply
-from llama_index_memory_ext.facts.validation import ValidatedReply, disallowed_reason, validate_reply
+from llama_index_memory_ext.facts.validation import ValidatedReply, disallowed, validate_reply
 from llama_index_memory_ext.text.messages import Utterance
 
 NOW = datetime(2025, 11, 20, 12, tzinfo=timezone.utc)
@@ -38,9 +37,13 @@ def gated(*new_facts: Any, confirmed: Any = (), retired: Any = (), **options: An
     reply = ExtractionReply.model_validate(
         {"new_facts": list(new_facts), "confirmed": list(confirmed), "retired": list(retired)}
     )
-    ids = (f"id{i}" for i in count(1))
-    options = {"now": NOW, "new_id": lambda: next(ids), **options}
+    options = {"now": NOW, **options}
     return validate_reply(reply, options.pop("lines", LINES), options.pop("known", KNOWN), **options)
+
+
+def reason_against(text: str) -> str | None:
+    rejection = disallowed(text)
+    return rejection and rejection.reason
 
 
 def kept(outcome: ValidatedReply) -> list[str]:
@@ -51,13 +54,10 @@ def kept(outcome: ValidatedReply) -> list[str]:
 
 
 def test_a_fact_in_the_users_words_is_kept_with_all_that_is_known_about_it() -> None:
-    outcome = gated(
-        new("Moved to Berlin", "we moved to Berlin", category="context"), namespace="ann", session_id="chat-17"
-    )
+    outcome = gated(new("Moved to Berlin", "we moved to Berlin", category="context"), session_id="chat-17")
     assert outcome.accepted == (
         Fact(
-            id="id1",
-            namespace="ann",
+            id=outcome.accepted[0].id,
             content="Moved to Berlin",
             category="context",
             confidence=0.9,
@@ -223,7 +223,7 @@ def test_of_who_reads_more_than_the_conversation_more_words_must_be_the_users() 
     ],
 )
 def test_permissions_are_not_remembered(text: str) -> None:
-    assert disallowed_reason(text) == "permission"
+    assert reason_against(text) == "permission"
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_permissions_are_not_remembered(text: str) -> None:
     ],
 )
 def test_instructions_for_one_answer_are_not_remembered(text: str) -> None:
-    assert disallowed_reason(text) == "instruction"
+    assert reason_against(text) == "instruction"
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_instructions_for_one_answer_are_not_remembered(text: str) -> None:
     ],
 )
 def test_secrets_are_not_remembered(text: str) -> None:
-    assert disallowed_reason(text) == "secret"
+    assert reason_against(text) == "secret"
 
 
 @pytest.mark.parametrize(
@@ -287,12 +287,12 @@ def test_secrets_are_not_remembered(text: str) -> None:
     ],
 )
 def test_wishes_and_circumstances_are_remembered(text: str) -> None:
-    assert disallowed_reason(text) is None
+    assert reason_against(text) is None
 
 
 @given(st.text())
 def test_any_text_can_be_checked(text: str) -> None:
-    assert disallowed_reason(text) in (None, "secret", "permission", "instruction")
+    assert reason_against(text) in (None, "secret", "permission", "instruction")
 
 
 # ---- confirmations -----------------------------------------------------------------------------------
@@ -332,7 +332,7 @@ def test_a_correction_retires_the_old_fact_and_names_the_new_one() -> None:
         retired=[{"number": 1, "reason": "stopped", "replaced_by": "n1", "quote": "No more coffee"}],
     )
     (entry,) = outcome.retired
-    assert (entry.fact_id, entry.reason, entry.replaced_by) == ("coffee", "stopped", "id1")
+    assert (entry.fact_id, entry.reason, entry.replaced_by) == ("coffee", "stopped", outcome.accepted[0].id)
     assert outcome.accepted[0].category == "correction"
 
 
@@ -362,8 +362,8 @@ def test_a_label_stands_for_the_first_fact_that_has_it_or_for_none() -> None:
     """Else a retirement would be joined to a fact that it does not mean."""
     both = [new("Drinks 9 teas", label="n1"), new("Likes unit tests", label="n1")]
     assert gated(*both, retired=[{"number": 1, "replaced_by": "n1"}]).retired == ()
-    (entry,) = gated(*reversed(both), retired=[{"number": 1, "replaced_by": "n1"}]).retired
-    assert entry.replaced_by == "id1"
+    outcome = gated(*reversed(both), retired=[{"number": 1, "replaced_by": "n1"}])
+    assert outcome.retired[0].replaced_by == outcome.accepted[0].id
     (entry,) = gated(new("Likes unit tests", label="none"), retired=[{"number": 1, "replaced_by": ""}]).retired
     assert entry.replaced_by is None
 
