@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +22,7 @@ import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import TerminalError, describe_error, one_line, plain
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
 _NARROWEST_COLUMN = 12
@@ -30,35 +31,32 @@ _NARROWEST_COLUMN = 12
 _tables: ContextVar[tuple[str, str | None]] = ContextVar("_tables")
 
 
-def _option(name: str, metavar: str, help_: str, variable: str | None = None) -> Any:
-    return typer.Option(
-        name, metavar=metavar, envvar=variable, callback=_check_not_empty, help=help_, show_default=False
-    )
-
-
 def _check_not_empty(value: str | None) -> str | None:
     if value == "":
         raise typer.BadParameter("it must not be empty.")
     return value
 
 
+# What typer.Option returns is declared as Any.
+def _option(name: str, metavar: str, help_: str, envvar: str | None = None) -> Any:
+    return typer.Option(name, metavar=metavar, envvar=envvar, callback=_check_not_empty, help=help_, show_default=False)
+
+
 _DB_HELP = "A SQLite file, or a SQLAlchemy address. Default: a file in your own folder."
 _TABLE_HELP = "The chat table; the names of the other tables begin with its name. Default: llama_index_memory."
-_USER_HELP = "The user; their facts apply in all of their sessions."
+_SCHEMA_HELP = "The schema of the tables, on PostgreSQL."
 Db = Annotated[str | None, _option("--db", "DB", _DB_HELP, "LLAMA_INDEX_MEMORY_DB")]
-User = Annotated[str | None, _option("--user", "ID", _USER_HELP)]
+User = Annotated[str | None, _option("--user", "ID", "The user; their facts apply in all of their sessions.")]
 Session = Annotated[str | None, _option("--session", "ID", "The conversation.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else; errors as JSON on stderr.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 _Table = Annotated[str, _option("--table", "NAME", _TABLE_HELP, "LLAMA_INDEX_MEMORY_TABLE")]
-_Schema = Annotated[
-    str | None, _option("--schema", "NAME", "The schema of the tables, on PostgreSQL.", "LLAMA_INDEX_MEMORY_SCHEMA")
-]
+_Schema = Annotated[str | None, _option("--schema", "NAME", _SCHEMA_HELP, "LLAMA_INDEX_MEMORY_SCHEMA")]
 _DemoFile = Annotated[Path | None, typer.Option(metavar="PATH", help="The SQLite file; by default in a new folder.")]
 _DemoSession = Annotated[str, typer.Option(metavar="ID", help="The conversation.")]
 
 # Text in brackets in a help text is not markup.
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 @app.callback(help="Condensed memory for LlamaIndex agents.")
@@ -96,19 +94,19 @@ class Place:
 
 def find_place(db: str | None) -> Place:
     """Returns the database that ``--db`` names; without it a file in the user's application folder."""
-    if db is not None and "://" in db:
+    if db and "://" in db:
         store = ext.MemoryStore(db)
         if store.is_in_memory:
             raise typer.BadParameter("a database in memory is gone when the command ends. Name a file or a server.")
         # The options behind the question mark may include a password.
         name = store.identity[0].partition("?")[0]
         return Place(db, name, Path(name) if db.startswith("sqlite") and "uri=" not in db else None)
-    if db is not None and "?" in db:
+    if db and "?" in db:
         raise typer.BadParameter("--db must name a file, without a question mark, or be a SQLAlchemy address.")
     file = Path(db).expanduser().absolute() if db else Path(typer.get_app_dir("llama-index-memory")) / "memory.db"
     if file.is_dir():
         raise typer.BadParameter(f"--db must name a file, and {file} is a folder.")
-    return Place(f"sqlite+aiosqlite:///{file.as_posix()}", str(file), file, is_default=db is None)
+    return Place(f"sqlite+aiosqlite:///{file.as_posix()}", str(file), file, is_default=not db)
 
 
 @asynccontextmanager
@@ -125,7 +123,7 @@ async def open_store(place: Place, *, create: bool = False) -> AsyncIterator[ext
             f"There is no database at {place.name}. Name another one with --db or LLAMA_INDEX_MEMORY_DB; "
             "`chat`, `facts add` and `import` create one."
         )
-    if place.is_default and place.file is not None and create:
+    if place.is_default and place.file is not None:
         # Only the user may read it.
         place.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     table, schema = _tables.get()
@@ -150,14 +148,11 @@ def memory_on(store: ext.MemoryStore, name: str, user_id: str | None = None) -> 
 async def _read_schema_version(store: ext.MemoryStore, place: Place) -> int | None:
     try:
         return await store.read_schema_version()
-    except ext.MemoryExtError:
-        raise
     except ModuleNotFoundError as error:
-        needed = f'The database needs {error.name}: pip install "llama-index-memory-ext[postgres]"'
-        raise TerminalError(needed) from None
+        reason = f'it needs {error.name}: pip install "llama-index-memory-ext[postgres]"'
     except Exception as error:  # noqa: BLE001 - each driver has errors of its own
         reason = describe_error(error).removeprefix("the database cannot be used: ")
-        raise TerminalError(f"The database at {place.name} cannot be used: {reason}") from None
+    raise TerminalError(f"The database at {place.name} cannot be used: {reason}")
 
 
 def one_of(user: str | None, session: str | None) -> str:
@@ -185,7 +180,7 @@ def confirm(question: str) -> None:
         raise KeyboardInterrupt if isinstance(abort.__context__, KeyboardInterrupt) else typer.Exit(1) from None
 
 
-def waiting(text: str) -> AbstractContextManager[Any]:
+def waiting(text: str) -> AbstractContextManager[object]:
     """Shows a spinner until the block ends; nothing outside a terminal."""
     console = _console(stderr=True)
     return console.status(plain(text)) if console.is_terminal else nullcontext()
@@ -196,37 +191,37 @@ def say(text: str, *, style: str = "", stderr: bool = False) -> None:
     _console(stderr=stderr).print(Text(plain(text), style=style))
 
 
-def show_json(value: Any) -> None:
-    """Prints a value as JSON, in ASCII, which any terminal and any pipe takes."""
-    print(json.dumps(value, indent=2, default=datetime.isoformat))
+def show(result: object, otherwise: str | Callable[[], None], *, as_json: bool) -> None:
+    """Prints a result as JSON, in ASCII, which any terminal and any pipe takes; else the text, or by the function."""
+    if as_json:
+        print(json.dumps(result, indent=2, default=_as_json))
+    elif callable(otherwise):
+        otherwise()
+    else:
+        say(otherwise)
 
 
-def show_table(
-    head: Sequence[str],
-    rows: Sequence[Sequence[str | Text]],
-    *,
-    folded: str = "fact",
-    min_widths: Mapping[str, int] | None = None,
-    stderr: bool = False,
-) -> None:
-    """Prints rows as a table, without a header if the first name is empty.
+def _as_json(value: datetime | ext.Fact) -> object:
+    return value.isoformat() if isinstance(value, datetime) else value.model_dump(mode="json")
 
-    ``folded`` names the column that takes the remaining width and may go over several lines. Columns in ``min_widths``
-    are left out on a screen with fewer characters than that.
+
+def show_table(columns: Mapping[str, int], rows: Iterable[Sequence[str]], *, folded: str = "fact") -> None:
+    """Prints rows as a table.
+
+    ``columns`` gives for each name the least width of a screen, in characters, on which the column is shown. The one
+    that is ``folded`` takes the remaining width and may go over several lines.
     """
-    console = _console(stderr=stderr)
-    kept = [i for i, name in enumerate(head) if console.width >= (min_widths or {}).get(name, 0)]
-    table = Table(box=None, pad_edge=False, show_header=bool(head[0]), header_style="bold", padding=(0, 2, 0, 0))
-    for i in kept:
-        width = _NARROWEST_COLUMN if head[i] == folded else None
-        table.add_column(head[i], overflow="fold", no_wrap=width is None, min_width=width)
+    console = _console()
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    is_shown = [console.width >= width for width in columns.values()]
+    for name in compress(columns, is_shown):
+        width = _NARROWEST_COLUMN if name == folded else None
+        table.add_column(name, overflow="fold", no_wrap=width is None, min_width=width)
     for row in rows:
-        table.add_row(
-            *(cell if isinstance(cell, Text) else Text(one_line(cell)) for cell in map(row.__getitem__, kept))
-        )
+        table.add_row(*(Text(one_line(cell)) for cell in compress(row, is_shown)))
     console.print(table, soft_wrap=False)
 
 
-def _console(*, stderr: bool) -> Console:
-    colors: Any = None if os.environ.get("NO_COLOR") else "auto"
+def _console(*, stderr: bool = False) -> Console:
+    colors = None if os.environ.get("NO_COLOR") else "auto"
     return Console(stderr=stderr, color_system=colors, highlight=False, markup=False, emoji=False, soft_wrap=True)

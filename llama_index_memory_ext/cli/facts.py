@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from contextlib import redirect_stdout
+from functools import partial
 from itertools import pairwise
 from os.path import commonprefix
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext import CondensedMemory, Fact
     from llama_index_memory_ext.facts.explanation import Explanation
+    from llama_index_memory_ext.facts.ranking import RankedFact
+
+T = TypeVar("T")
 
 _KEYWORDS_SHOWN = 5
 _IDS_SHOWN = 5
@@ -36,7 +42,7 @@ _Pin = Annotated[bool, typer.Option("--pin", help="Show it before facts that mat
 _Reason = Annotated[str, typer.Option(help="Why it is no longer true.")]
 _All = Annotated[bool, typer.Option("--all", help="All facts of the user.")]
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None)
 cli.app.add_typer(app, name="facts", help="What is known about a user: look at it, search it, change it.")
 
 
@@ -47,10 +53,7 @@ def list_(
     """List the current facts, the newest first."""
     namespace = _namespace(user, session)
     facts = _run(db, namespace, lambda memory: memory.facts.alist(with_retired=retired))
-    if json:
-        cli.show_json([_as_json(fact) for fact in facts])
-    else:
-        show_facts(facts, namespace)
+    cli.show(facts, partial(show_facts, facts, namespace), as_json=json)
 
 
 @app.command()
@@ -66,14 +69,8 @@ def search(
     """Find facts that have words in common with a question."""
     namespace = _namespace(user, session)
     found = _run(db, namespace, lambda memory: memory.facts_block.asearch(question))[:limit]
-    if json:
-        cli.show_json([{**_as_json(one.fact), "score": one.score, "similarity": one.similarity} for one in found])
-    elif not found:
-        cli.say(f"No fact of {namespace} has a word in common with that.")
-    else:
-        ids = short_ids(one.fact.id for one in found)
-        rows = [(f"{one.score:.2f}", ids[one.fact.id], _content(one.fact), _keywords(one)) for one in found]
-        cli.show_table(("score", "id", "fact", "matched"), rows)
+    result = [{**one.fact.model_dump(mode="json"), "score": one.score, "similarity": one.similarity} for one in found]
+    cli.show(result, partial(_show_found, found, namespace), as_json=json)
 
 
 @app.command()
@@ -82,14 +79,14 @@ def explain(
 ) -> None:
     """Say of each fact whether a question shows it to the model."""
     namespace = _namespace(user, session)
-    found: Explanation = _run(db, namespace, lambda memory: memory.facts_block.aexplain(question))
-    if json:
-        names = ("why", "score", "similarity", "matched", "tokens")
-        reasons = [{"shown": one.injected} | {name: getattr(one, name) for name in names} for one in found.facts]
-        facts = [_as_json(one.fact) | reason for one, reason in zip(found.facts, reasons, strict=True)]
-        cli.show_json({"tokens": found.tokens, "token_limit": found.limit, "facts": facts})
-    else:
-        show_explanation(found, namespace)
+    found = _run(db, namespace, lambda memory: memory.facts_block.aexplain(question))
+    names = ("why", "score", "similarity", "matched", "tokens")
+    facts = [
+        one.fact.model_dump(mode="json") | {"shown": one.injected} | {name: getattr(one, name) for name in names}
+        for one in found.facts
+    ]
+    result = {"tokens": found.tokens, "token_limit": found.limit, "facts": facts}
+    cli.show(result, partial(show_explanation, found, namespace), as_json=json)
 
 
 @app.command()
@@ -105,9 +102,11 @@ def add(
     json: Json = False,
 ) -> None:
     """Add a fact; a database that does not exist is created."""
-    fields: dict[str, Any] = {"category": category, "confidence": confidence, "pinned": pin}
-    fact = _run(db, _namespace(user, session), lambda memory: memory.facts.aadd(text, **fields), create=True)
-    _show_change("Added", fact, as_json=json)
+
+    async def run(memory: CondensedMemory) -> Fact:
+        return await memory.facts.aadd(text, category=category, confidence=confidence, pinned=pin)
+
+    _show_change("Added", _run(db, _namespace(user, session), run, create=True), as_json=json)
 
 
 @app.command()
@@ -116,7 +115,7 @@ def retire(
     *,
     user: User = None,
     session: Session = None,
-    reason: _Reason = "retired manually",
+    reason: _Reason = "retired by hand",
     db: Db = None,
     json: Json = False,
 ) -> None:
@@ -156,14 +155,12 @@ def forget(
     known = _run(db, namespace, lambda memory: memory.facts.alist(with_retired=True))
     facts = {fact.id: fact for fact in (known if all_ else [find_fact(known, one) for one in fact_ids or ()])}
     if facts and not yes:
-        show_facts(list(facts.values()), namespace, stderr=True)
+        with redirect_stdout(sys.stderr):
+            show_facts(list(facts.values()), namespace)
         cli.confirm(f"Delete {pluralize(len(facts), 'fact')} of {namespace} for good?")
     # Without ids all facts would be deleted.
     count = _run(db, namespace, lambda memory: memory.facts.aforget(*facts)) if facts else 0
-    if json:
-        cli.show_json({"facts": count})
-    else:
-        cli.say(f"Deleted {pluralize(count, 'fact')} of {namespace}.")
+    cli.show({"facts": count}, f"Deleted {pluralize(count, 'fact')} of {namespace}.", as_json=json)
 
 
 def _namespace(user: str | None, session: str | None) -> str:
@@ -174,8 +171,8 @@ def _namespace(user: str | None, session: str | None) -> str:
     return namespace
 
 
-def _run(db: str | None, name: str, work: Callable[[CondensedMemory], Awaitable[Any]], *, create: bool = False) -> Any:
-    async def run() -> Any:
+def _run(db: str | None, name: str, work: Callable[[CondensedMemory], Awaitable[T]], *, create: bool = False) -> T:
+    async def run() -> T:
         async with cli.open_store(cli.find_place(db), create=create) as store:
             return await work(cli.memory_on(store, name))
 
@@ -193,7 +190,8 @@ def find_fact(facts: Sequence[Fact], text: str, *, in_content: bool = False) -> 
         TerminalError: There is none, or there are several.
     """
     none = f"There is no fact {text!r} among {len(facts)}. `facts list --retired` shows all."
-    found, matched = _with_id(facts, text), "ids begin with"
+    begins = [fact for fact in facts if text and fact.id.startswith(text)]
+    found, matched = [fact for fact in begins if fact.id == text] or begins, "ids begin with"
     if in_content and not found:
         none = f"no fact is called {text!r} or has these words. /facts lists them."
         found, matched = [fact for fact in facts if text.casefold() in fact.content.casefold()], "facts contain"
@@ -205,11 +203,6 @@ def find_fact(facts: Sequence[Fact], text: str, *, in_content: bool = False) -> 
         more = f" and {len(found) - _IDS_SHOWN} more" if len(found) > _IDS_SHOWN else ""
         raise TerminalError(f"{len(found)} {matched} {text!r}: {shown}{more}. Give more of the one you mean.")
     return found[0]
-
-
-def _with_id(facts: Sequence[Fact], text: str) -> list[Fact]:
-    found = [fact for fact in facts if text and fact.id.startswith(text)]
-    return [fact for fact in found if fact.id == text] or found
 
 
 def short_ids(ids: Iterable[str]) -> dict[str, str]:
@@ -224,19 +217,27 @@ def short_ids(ids: Iterable[str]) -> dict[str, str]:
     return {id_: id_[: max(_SHORTEST_ID, 1 + max(shared[i : i + 2]))] for i, id_ in enumerate(ordered)}
 
 
-def show_facts(facts: Sequence[Fact], namespace: str, *, stderr: bool = False) -> None:
+def show_facts(facts: Sequence[Fact], namespace: str) -> None:
     """Prints a table of facts in their order, retired ones with the reason."""
     if not facts:
-        cli.say(f"No facts of {namespace}.", stderr=stderr)
+        cli.say(f"No facts of {namespace}.")
         return
     ids = short_ids(fact.id for fact in facts)
     rows = [
         (ids[fact.id], _content(fact), fact.category, f"{fact.confidence:.2f}", f"{fact.updated_at:%Y-%m-%d}")
         for fact in facts
     ]
-    head = ("id", "fact", "category", "confidence", "since")
     # Half a date would be a wrong one.
-    cli.show_table(head, rows, min_widths={"category": 60, "confidence": 50}, stderr=stderr)
+    cli.show_table({"id": 0, "fact": 0, "category": 60, "confidence": 50, "since": 0}, rows)
+
+
+def _show_found(found: Sequence[RankedFact], namespace: str) -> None:
+    if not found:
+        cli.say(f"No fact of {namespace} has a word in common with that.")
+        return
+    ids = short_ids(one.fact.id for one in found)
+    rows = [(f"{one.score:.2f}", ids[one.fact.id], _content(one.fact), _keywords(one.matched)) for one in found]
+    cli.show_table({"score": 0, "id": 0, "fact": 0, "matched": 0}, rows)
 
 
 def show_explanation(explanation: Explanation, namespace: str) -> None:
@@ -249,22 +250,15 @@ def show_explanation(explanation: Explanation, namespace: str) -> None:
     for one in explanation.facts:
         shown = f"{'yes' if one.injected else 'no'}: {one.why}"
         numbers = [f"{number:.2f}" for number in (one.score, one.similarity, one.confidence)]
-        content = _content(one.fact) + (f" (matched: {_keywords(one)})" if one.matched else "")
+        content = _content(one.fact) + (f" (matched: {_keywords(one.matched)})" if one.matched else "")
         rows.append((shown, *numbers, str(one.tokens), ids[one.fact.id], content))
-    head = ("shown", "score", "similarity", "confidence", "tokens", "id", "fact")
-    cli.show_table(head, rows, min_widths={"similarity": 100, "confidence": 100})
+    columns = {"shown": 0, "score": 0, "similarity": 100, "confidence": 100, "tokens": 0, "id": 0, "fact": 0}
+    cli.show_table(columns, rows)
     cli.say(f"{explanation.tokens} of {explanation.limit} tokens")
 
 
 def _show_change(what: str, fact: Fact, *, as_json: bool) -> None:
-    if as_json:
-        cli.show_json(_as_json(fact))
-    else:
-        cli.say(f"{what} {fact.id}: {one_line(fact.content)}")
-
-
-def _as_json(fact: Fact) -> dict[str, Any]:
-    return fact.model_dump(mode="json")
+    cli.show(fact, f"{what} {fact.id}: {one_line(fact.content)}", as_json=as_json)
 
 
 def _content(fact: Fact) -> str:
@@ -272,5 +266,5 @@ def _content(fact: Fact) -> str:
     return f"{'(pinned) ' if fact.pinned else ''}{one_line(fact.content)}{retired}"
 
 
-def _keywords(ranked: Any) -> str:
-    return ", ".join(ranked.matched[:_KEYWORDS_SHOWN])
+def _keywords(matched: Sequence[str]) -> str:
+    return ", ".join(matched[:_KEYWORDS_SHOWN])
