@@ -32,9 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0 if all went well, 1 if something failed or was not found, 2 for wrong usage, 130 if interrupted.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A model may answer in characters that the terminal does not have.
+            # A model may answer in characters that the terminal does not have, and a pipe may hold any bytes.
             stream.reconfigure(errors="replace")
     try:
         return _run(arguments)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import signal
 import sys
 from contextlib import asynccontextmanager, nullcontext
 from contextvars import ContextVar
@@ -11,10 +13,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -22,8 +24,10 @@ import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import TerminalError, describe_error, one_line, plain
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
+
+T = TypeVar("T")
 
 _NARROWEST_COLUMN = 12
 
@@ -140,6 +144,16 @@ async def open_store(place: Place, *, create: bool = False) -> AsyncIterator[ext
         await store.aclose()
 
 
+def run(db: str | None, work: Callable[[ext.MemoryStore], Awaitable[T]], *, create: bool = False) -> T:
+    """Runs a coroutine function on the store of the database that ``--db`` names; see ``open_store``."""
+
+    async def call() -> T:
+        async with open_store(find_place(db), create=create) as store:
+            return await work(store)
+
+    return asyncio.run(call())
+
+
 def memory_on(store: ext.MemoryStore, name: str, user_id: str | None = None) -> ext.CondensedMemory:
     """Returns the memory of a session, or of a namespace of facts, that extracts nothing."""
     return ext.CondensedMemory.from_defaults(name, user_id=user_id, chat_store=store, extract_facts=False)
@@ -171,6 +185,8 @@ def confirm(question: str) -> None:
     """Asks before something is deleted; ends the command if the answer is no, or if no user can be asked."""
     if not is_terminal():
         raise typer.BadParameter("nobody can be asked here, so nothing was done. Say --yes if it should be.")
+    # An event loop would take the first Ctrl-C for itself, and go on waiting for the answer.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         # On stderr: stdout holds the result and nothing else.
         typer.confirm(question, err=True, abort=True)
@@ -178,6 +194,8 @@ def confirm(question: str) -> None:
         # An Abort has a cause after Ctrl-C and Ctrl-D, when the cursor is still on the line of the question.
         say("\nNothing was deleted." if abort.__context__ else "Nothing was deleted.", stderr=True)
         raise KeyboardInterrupt if isinstance(abort.__context__, KeyboardInterrupt) else typer.Exit(1) from None
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def waiting(text: str) -> AbstractContextManager[object]:
@@ -186,17 +204,16 @@ def waiting(text: str) -> AbstractContextManager[object]:
     return console.status(plain(text)) if console.is_terminal else nullcontext()
 
 
-def say(text: str, *, style: str = "", stderr: bool = False) -> None:
-    """Prints text as it is, never as markup."""
-    _console(stderr=stderr).print(Text(plain(text), style=style))
+def say(what: RenderableType, *, style: str = "", stderr: bool = False) -> None:
+    """Prints a text as it is, never as markup, or a table."""
+    is_text = isinstance(what, str)
+    _console(stderr=stderr).print(Text(plain(what), style) if isinstance(what, str) else what, soft_wrap=is_text)
 
 
-def show(result: object, otherwise: str | Callable[[], None], *, as_json: bool) -> None:
-    """Prints a result as JSON, in ASCII, which any terminal and any pipe takes; else the text, or by the function."""
+def show(result: object, otherwise: RenderableType, *, as_json: bool) -> None:
+    """Prints a result as JSON, in ASCII, which any terminal and any pipe takes; else a text or a table."""
     if as_json:
         print(json.dumps(result, indent=2, default=_as_json))
-    elif callable(otherwise):
-        otherwise()
     else:
         say(otherwise)
 
@@ -205,23 +222,26 @@ def _as_json(value: datetime | ext.Fact) -> object:
     return value.isoformat() if isinstance(value, datetime) else value.model_dump(mode="json")
 
 
-def show_table(columns: Mapping[str, int], rows: Iterable[Sequence[str]], *, folded: str = "fact") -> None:
-    """Prints rows as a table.
+def table(
+    columns: Mapping[str, int], rows: Sequence[Sequence[str]], *, folded: str = "fact", empty: str = ""
+) -> RenderableType:
+    """Returns rows as a table; without rows the text for that.
 
     ``columns`` gives for each name the least width of a screen, in characters, on which the column is shown. The one
     that is ``folded`` takes the remaining width and may go over several lines.
     """
-    console = _console()
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    is_shown = [console.width >= width for width in columns.values()]
+    if not rows:
+        return empty
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    is_shown = [_console().width >= width for width in columns.values()]
     for name in compress(columns, is_shown):
         width = _NARROWEST_COLUMN if name == folded else None
-        table.add_column(name, overflow="fold", no_wrap=width is None, min_width=width)
+        made.add_column(name, overflow="fold", no_wrap=width is None, min_width=width)
     for row in rows:
-        table.add_row(*(Text(one_line(cell)) for cell in compress(row, is_shown)))
-    console.print(table, soft_wrap=False)
+        made.add_row(*(Text(one_line(cell)) for cell in compress(row, is_shown)))
+    return made
 
 
 def _console(*, stderr: bool = False) -> Console:
-    colors = None if os.environ.get("NO_COLOR") else "auto"
-    return Console(stderr=stderr, color_system=colors, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    colors: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
+    return Console(stderr=stderr, color_system=colors, highlight=False, markup=False, emoji=False)

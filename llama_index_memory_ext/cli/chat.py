@@ -18,7 +18,7 @@ import llama_index_memory_ext as ext
 from llama_index_memory_ext.background.loop import BackgroundLoop
 from llama_index_memory_ext.cli import TerminalError, describe_error, one_line, plain
 from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.facts import find_fact, show_explanation, show_facts
+from llama_index_memory_ext.cli.facts import explanation_table, facts_table, only_one, with_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,13 +86,11 @@ async def _open(
         memory = ext.CondensedMemory.from_defaults(session, user_id=user, llm=llm, chat_store=store)
         messages = await store.count_messages(session, None)
         so_far = f"{messages} messages so far" if messages else "new"
-        facts = "this session's alone; --user NAME keeps facts for all of your sessions"
-        facts = f"{user}, in all sessions" if user else facts
-        hint = "\n/help lists the commands, /quit ends." if cli.is_terminal() else ""
-        _note(
-            f"model    {describe_model(llm)}\ndatabase {place.name}\n"
-            f"session  {session}, {so_far}\nfacts    {facts}{hint}"
-        )
+        alone = "this session's alone; --user NAME keeps facts for all of your sessions"
+        _note(f"model    {describe_model(llm)}\ndatabase {place.name}\nsession  {session}, {so_far}")
+        _note(f"facts    {f'{user}, in all sessions' if user else alone}")
+        if cli.is_terminal():
+            _note("/help lists the commands, /quit ends.")
         return _Conversation(loop, FunctionAgent(tools=list(TOOLS), llm=llm), memory, resources.pop_all())
 
 
@@ -161,9 +159,10 @@ class _Conversation:
 
     def _obey(self, name: str, text: str) -> None:
         facts = self.memory.facts
-        if name == "/facts":
+        if name in ("/facts", "/forget"):
             self._extract_facts()
-            show_facts(self.loop.run(facts.alist()), facts.namespace)
+        if name == "/facts":
+            cli.say(facts_table(self.loop.run(facts.alist()), facts.namespace))
         elif name == "/why":
             self._explain(text.strip())
         elif name == "/forget":
@@ -171,7 +170,7 @@ class _Conversation:
         elif name == "/stats":
             cli.say(str(self.loop.run(self.memory.astats())))
         elif name == "/help":
-            cli.show_table({"command": 0, "what it does": 0}, _COMMANDS, folded="what it does")
+            cli.say(cli.table({"command": 0, "what it does": 0}, _COMMANDS, folded="what it does"))
         else:
             cli.say(f"There is no {name}. /help lists the commands.", stderr=True)
 
@@ -196,17 +195,19 @@ class _Conversation:
             raise TerminalError("nothing was asked yet. Say /why QUESTION to look at a question of your own.")
         cli.say(f"For {one_line(question)!r}, as things are now:")
         explanation = self.loop.run(block.aexplain(question, session_id=self.memory.session_id, context=context))
-        show_explanation(explanation, self.memory.facts.namespace)
+        cli.say(explanation_table(explanation, self.memory.facts.namespace))
 
     def _forget(self, text: str) -> None:
         if not text:
             raise TerminalError("say which: /forget ID, or /forget WORDS. /facts lists them.")
-        self._extract_facts()
         facts = self.memory.facts
-        fact = find_fact(self.loop.run(facts.alist(with_retired=True)), text, in_content=True)
+        known = self.loop.run(facts.alist(with_retired=True))
+        found = with_id(known, text) or [fact for fact in known if text.casefold() in fact.content.casefold()]
+        missing = f"no fact is called {text!r} or has these words. /facts lists them."
+        fact = only_one(found, f"facts contain {text!r}", missing)
         if not cli.is_terminal():
             raise TerminalError("nobody can be asked here. Use `facts forget ID --yes`.")
-        show_facts([fact], facts.namespace)
+        cli.say(facts_table([fact], facts.namespace))
         with suppress(typer.Exit):
             cli.confirm("Delete this fact for good?")
             self.loop.run(facts.aforget(fact.id))
@@ -216,9 +217,10 @@ class _Conversation:
 def _lines(warnings: SimpleQueue[logging.LogRecord]) -> Iterator[str]:
     """Yields what is typed or comes through the pipe, without empty lines."""
     prompt = "\nyou> " if cli.is_terminal() else ""
-    with suppress(ImportError):
-        # Arrow keys and a history, where Python has it. For a pipe it would only print control characters.
-        import_module("readline") if prompt else None
+    if prompt:
+        with suppress(ImportError):
+            # Arrow keys and a history, where Python has it. For a pipe it would only print control characters.
+            import readline  # noqa: F401 - input() uses it
     while True:
         _show(warnings)
         try:

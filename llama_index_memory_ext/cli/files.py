@@ -6,6 +6,7 @@ import asyncio
 import os
 import platform
 import sys
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, requires, version
 from json import detect_encoding
 from pathlib import Path
@@ -23,8 +24,6 @@ from llama_index_memory_ext.cli.app import Db, Json, Session, User
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
-
-    from llama_index_memory_ext.store import SessionInfo
 
 _Format = Annotated[Literal["llama_index", "openai"], typer.Option("--format", help="How messages are written.")]
 _Output = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to; - for stdout.")]
@@ -44,25 +43,15 @@ _REASONS = {
 @cli.app.command()
 def sessions(*, user: User = None, db: Db = None, json: Json = False) -> None:
     """List the conversations, the one that was used last first."""
-
-    async def read() -> list[SessionInfo]:
-        async with cli.open_store(cli.find_place(db)) as store:
-            return await store.sessions(user)
-
-    def show() -> None:
-        if not found:
-            cli.say("No sessions." if user is None else f"No sessions of {user}.")
-            return
-        rows = [
-            (info.session_id, str(info.messages), ", ".join(info.user_ids), _time(info.last_at), _time(info.first_at))
-            for info in found
-        ]
-        # An id that goes over two lines cannot be copied.
-        columns = {"session": 0, "messages": 0, "user": 0, "last used": 0, "first used": 80}
-        cli.show_table(columns, rows, folded="session")
-
-    found = asyncio.run(read())
-    cli.show(found, show, as_json=json)
+    found = cli.run(db, lambda store: store.sessions(user))
+    rows = [
+        (info.session_id, str(info.messages), ", ".join(info.user_ids), _time(info.last_at), _time(info.first_at))
+        for info in found
+    ]
+    columns = {"session": 0, "messages": 0, "user": 0, "last used": 0, "first used": 80}
+    empty = "No sessions." if user is None else f"No sessions of {user}."
+    table = cli.table(columns, rows, folded="session", empty=empty)
+    cli.show([asdict(info) for info in found], table, as_json=json)
 
 
 def _time(time: datetime | None) -> str:
@@ -85,19 +74,17 @@ def export(
     name, file = cli.one_of(user, session), output.expanduser()
     if not file.parent.is_dir():
         raise typer.BadParameter(f"the folder {file.parent} does not exist.")
-    if file.is_dir():
+    if file.is_dir() and output != _STREAM:
         raise typer.BadParameter(f"--output must name a file, and {output} is a folder.")
 
-    async def read() -> str:
-        async with cli.open_store(cli.find_place(db)) as store:
-            if not session:
-                return await cli.memory_on(store, name).facts.aexport()
-            messages = await store.get_messages(name, None)
-        if not messages:
-            raise TerminalError(f"There is no session {name!r}. `sessions` lists those that there are.")
-        return ext.messages_to_json(messages, layout=layout) + "\n"
+    async def read(store: ext.MemoryStore) -> str:
+        if not session:
+            return await cli.memory_on(store, name).facts.aexport()
+        if messages := await store.get_messages(name, None):
+            return ext.messages_to_json(messages, layout=layout) + "\n"
+        raise TerminalError(f"There is no session {name!r}. `sessions` lists those that there are.")
 
-    text = asyncio.run(read())
+    text = cli.run(db, read)
     if output != _STREAM:
         try:
             file.write_bytes(text.encode())
@@ -119,8 +106,7 @@ def import_(file: _File, *, session: Session = None, user: User = None, db: Db =
     write them, and --user says whose they are. With --user alone it holds facts as `export --user` writes them. Facts
     of imported messages are extracted when the session is next used.
     """
-    name = session or user
-    if name is None:
+    if not (name := session or user):
         raise typer.BadParameter("say --session ID for messages, or --user ID for facts.")
     try:
         content = sys.stdin.buffer.read() if file == _STREAM else file.expanduser().read_bytes()
@@ -131,15 +117,14 @@ def import_(file: _File, *, session: Session = None, user: User = None, db: Db =
     except UnicodeDecodeError:
         raise TerminalError(f"{file} is not text in UTF-8, as JSON has to be. Nothing was imported.") from None
 
-    async def write() -> int:
-        async with cli.open_store(cli.find_place(db), create=True) as store:
-            memory = cli.memory_on(store, name, user)
-            if session:
-                # As bytes: an error about a text says how a program reads a file.
-                return await memory.aimport(text.encode(), show_progress=sys.stderr.isatty())
-            return await memory.facts.aimport(text)
+    async def write(store: ext.MemoryStore) -> int:
+        memory = cli.memory_on(store, name, user)
+        if session:
+            # As bytes: an error about a text says how a program reads a file.
+            return await memory.aimport(text.encode(), show_progress=sys.stderr.isatty())
+        return await memory.facts.aimport(text)
 
-    count, kind = asyncio.run(write()), "message" if session else "fact"
+    count, kind = cli.run(db, write, create=True), "message" if session else "fact"
     cli.show({f"{kind}s": count}, f"Imported {pluralize(count, kind)} into {name}.", as_json=json)
 
 
@@ -160,11 +145,8 @@ def doctor(*, db: Db = None, json: Json = False) -> None:
     checks = [*check_versions(), *asyncio.run(_check_database(cli.find_place(db))), *_check_models()]
     is_ok = all(check.verdict != "wrong" for check in checks)
     rows = [(check.verdict.replace("wrong", "WRONG"), check.name, check.found) for check in checks]
-    cli.show(
-        {"ok": is_ok, "checks": [check._asdict() for check in checks]},
-        lambda: cli.show_table({"": 0, "checked": 0, "found": 0}, rows, folded="found"),
-        as_json=json,
-    )
+    table = cli.table({"": 0, "checked": 0, "found": 0}, rows, folded="found")
+    cli.show({"ok": is_ok, "checks": [check._asdict() for check in checks]}, table, as_json=json)
     if not is_ok:
         raise typer.Exit(1)
 
@@ -196,6 +178,9 @@ def _check_version(name: str, seen: str, allowed: SpecifierSet) -> Check:
 
 async def _check_database(place: cli.Place) -> list[Check]:
     """Checks whether the database can be reached, the version of its schema, and whether rows can be written."""
+    # Imported here: it imports LlamaIndex.
+    from llama_index_memory_ext.store.schema import SCHEMA_VERSION
+
     if place.file is not None and place.is_missing:
         return [_check_missing_file(place.file, is_default=place.is_default)]
     checks: list[Check] = []
@@ -207,6 +192,9 @@ async def _check_database(place: cli.Place) -> list[Check]:
             if seen is None:
                 none = "no tables of this package yet; the first conversation creates them."
                 return [*checks, Check("schema", "ok", none)]
+            if seen > SCHEMA_VERSION:
+                newer = f"version {seen}, and this package knows version {SCHEMA_VERSION}: use a newer one."
+                return [*checks, Check("schema", "wrong", newer)]
             checks.append(Check("schema", "ok", f"version {seen}"))
             async with store.database.writing(sessions=["doctor"]) as connection:
                 await connection.rollback()
@@ -217,13 +205,11 @@ async def _check_database(place: cli.Place) -> list[Check]:
 
 
 def _check_missing_file(file: Path, *, is_default: bool) -> Check:
-    # Folders are created for the default file only.
-    folder = next(parent for parent in file.parents if parent.exists() or not is_default)
-    if not folder.is_dir():
-        return Check("database", "wrong", f"{file} needs the folder {folder}, which does not exist.")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return Check("database", "wrong", f"{file} does not exist, and {folder} may not be written to.")
-    return Check("database", "ok", f"{file} does not exist yet; the first conversation creates it.")
+    # The folder of the default file is created.
+    if is_default or os.access(file.parent, os.W_OK | os.X_OK):
+        return Check("database", "ok", f"{file} does not exist yet; the first conversation creates it.")
+    needed = f"{file} needs the folder {file.parent}, which does not exist or may not be written to."
+    return Check("database", "wrong", needed)
 
 
 def _check_models() -> Iterator[Check]:

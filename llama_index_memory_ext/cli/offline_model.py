@@ -8,14 +8,7 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from llama_index.core.base.llms.types import (
-    ChatMessage,
-    ChatResponse,
-    CompletionResponse,
-    LLMMetadata,
-    TextBlock,
-    ToolCallBlock,
-)
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, LLMMetadata, ToolCallBlock
 from llama_index.core.llms.custom import CustomLLM
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
@@ -37,7 +30,8 @@ NOT_SEEN = "I cannot see that in what I was shown."
 _OPERATIONS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
 _SUM_NODES = (ast.BinOp, ast.UnaryOp, ast.USub, ast.Constant, *_OPERATIONS)
 _SUM = re.compile(
-    r"(?:.*\b(?:what is|what's|how much is|calculate|compute) )?([-+*/().\d ]{1,300}?)[ ?.!=]*", re.IGNORECASE
+    r"(?:.*\b(?:what is|what's|how much is|calculate|compute) )?((?:[-+*/() ]|\d+(?:\.\d+)?){1,300}?)[ ?.!=]*",
+    re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _ELEMENT = re.compile(r'^<(?:message role="(\w+)"|fact )([^>]*)>(.*?)</(?:message|fact)>$', re.MULTILINE | re.DOTALL)
@@ -51,21 +45,6 @@ _ABOUT_THE_PAST = re.compile("what did i ask|what have we talked about|what did 
 Arguments: TypeAlias = dict[str, Any]
 
 
-class ToolCall(NamedTuple):
-    """A call of a tool."""
-
-    id: str
-    name: str
-    arguments: Arguments
-
-
-class Reply(NamedTuple):
-    """An answer: a text, or the tools to be called first (the text is empty then)."""
-
-    text: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()
-
-
 class _Entry(NamedTuple):
     """A message or a fact of the prompt; ``call_id`` is the call that a tool's message answers."""
 
@@ -73,11 +52,13 @@ class _Entry(NamedTuple):
     text: str
     call_id: str = ""
 
-    @property
-    def calls(self) -> list[ToolCall]:
-        """The tool calls in the text of the assistant; another's text may only look like one."""
-        found = _CALL.findall(self.text) if self.role == "assistant" else []
-        return [ToolCall(id_, name, _arguments(arguments)) for id_, name, arguments in found]
+
+class _Call(NamedTuple):
+    """A tool call that the model made earlier; ``result`` is None if there is none."""
+
+    name: str
+    arguments: Arguments
+    result: str | None
 
 
 class _Topic(NamedTuple):
@@ -112,32 +93,37 @@ _TOPICS = (
 )
 
 
-def reply(messages: Iterable[ChatMessage], tool_names: Collection[str] = ()) -> Reply:
-    """Returns the answer to messages, by the first rule that fits.
+def reply(messages: Iterable[ChatMessage], tool_names: Collection[str] = ()) -> ChatMessage:
+    """Returns the answer to messages, by the first rule that fits: a text, or a tool call.
 
     The past is read from the messages, and from the record and the facts within ``<memory>``; the question is what
     follows the end of that. Of the tools ``add``, ``subtract``, ``multiply``, ``divide`` and ``report_facts`` are used.
 
-    >>> reply([ChatMessage("What is 12 + 30?")], ["add"]).tool_calls
-    (ToolCall(id='call_1', name='add', arguments={'a': 12, 'b': 30}),)
-    >>> reply([ChatMessage("My name is Logan.")]).text
+    >>> reply([ChatMessage("What is 12 + 30?")], ["add"]).blocks[0].tool_kwargs
+    {'a': 12, 'b': 30}
+    >>> reply([ChatMessage("My name is Logan.")]).content
     'Noted: your name is Logan.'
     """
     entries = [entry for message in messages for entry in _entries(message)]
     asked = max((i for i, entry in enumerate(entries) if entry.role == "user"), default=len(entries))
     question, past = "".join(entry.text for entry in entries[asked : asked + 1]), entries[:asked]
     if "report_facts" in tool_names:
-        return Reply(tool_calls=(ToolCall("call_1", "report_facts", _facts_in(question)),))
-    if summary := _SUMMARY_SO_FAR.search(question):
-        return Reply(_summarize(summary[1], question))
-    for sentence in _SENTENCE_END.split(question):
-        if (found := _SUM.fullmatch(sentence)) and (tree := _parse_sum(found[1])):
-            return _calculate(found[1].strip(), tree, entries[asked:], tool_names)
+        return _call("call_1", "report_facts", _facts_in(question))
+    if summary := _summarize(question):
+        return _answer(summary)
+    if found := _sum_in(question):
+        return _calculate(*found, _calls(entries[asked:]), tool_names)
     rules = (_tell_calls, _tell_topic, _tell_questions, _take_note)
-    return Reply(next(filter(None, (rule(question, past) for rule in rules)), ABOUT))
+    return _answer(next(filter(None, (rule(question, past) for rule in rules)), ABOUT))
 
 
-# ---- reading the prompt ----------------------------------------------------------------------------------
+def _answer(text: str) -> ChatMessage:
+    return ChatMessage(text, role="assistant")
+
+
+def _call(call_id: str, name: str, arguments: Arguments) -> ChatMessage:
+    call = ToolCallBlock(tool_call_id=call_id, tool_name=name, tool_kwargs=arguments)
+    return ChatMessage(role="assistant", blocks=[call])
 
 
 def _entries(message: ChatMessage) -> Iterator[_Entry]:
@@ -159,21 +145,19 @@ def _texts_of(role: str, entries: Iterable[_Entry]) -> list[str]:
     return [entry.text for entry in entries if entry.role == role]
 
 
+def _calls(entries: Sequence[_Entry]) -> list[_Call]:
+    """Returns the calls of a turn. They are the assistant's: the text of others may only look like one."""
+    results = {entry.call_id: entry.text for entry in entries if entry.role == "tool"}
+    found = _CALL.findall("\n".join(_texts_of("assistant", entries)))
+    return [_Call(name, _arguments(arguments), results.get(call_id)) for call_id, name, arguments in found]
+
+
 def _arguments(text: str) -> Arguments:
-    """Returns the arguments of a call; {} if its JSON is cut."""
+    """Returns the arguments of a call; {} if their JSON is cut."""
     with suppress(ValueError):
         if isinstance(arguments := json.loads(text), dict):
             return arguments
     return {}
-
-
-def _results(entries: Sequence[_Entry]) -> list[tuple[ToolCall, str | None]]:
-    """Returns the calls of a turn, each with the text of its result, or None."""
-    results = {entry.call_id: entry.text for entry in entries if entry.role == "tool"}
-    return [(call, results.get(call.id)) for entry in entries for call in entry.calls]
-
-
-# ---- facts and summaries ---------------------------------------------------------------------------------
 
 
 def _facts_in(question: str) -> Arguments:
@@ -194,41 +178,32 @@ def _facts_in(question: str) -> Arguments:
     return {"new_facts": new, "confirmed": [], "retired": retired}
 
 
-def _summarize(so_far: str, question: str) -> str:
-    """Adds the first sentence of each message to the summary so far."""
-    said = [entry for entry in _elements(question) if entry.role in {"user", "assistant"} and not entry.calls]
-    lines = [f"The {entry.role}: {_SENTENCE_END.split(entry.text)[0].strip()}" for entry in said]
-    return "\n".join(filter(None, [so_far.replace("(none)", ""), *lines]))
-
-
-# ---- sums ------------------------------------------------------------------------------------------------
-
-
-def _parse_sum(text: str) -> ast.BinOp | None:
-    """Returns the syntax tree of a sum; None if the text is none."""
-    with suppress(SyntaxError):
-        tree = ast.parse(text.strip(), mode="eval").body
-        if isinstance(tree, ast.BinOp) and all(isinstance(node, _SUM_NODES) for node in ast.walk(tree)):
-            return tree
+def _sum_in(question: str) -> tuple[str, ast.BinOp] | None:
+    """Returns the first sum in a text, as it is written and as a syntax tree; None if there is none."""
+    for found in filter(None, map(_SUM.fullmatch, _SENTENCE_END.split(question))):
+        with suppress(SyntaxError):
+            tree = ast.parse(found[1].strip(), mode="eval").body
+            if isinstance(tree, ast.BinOp) and all(isinstance(node, _SUM_NODES) for node in ast.walk(tree)):
+                return found[1].strip(), tree
     return None
 
 
-def _calculate(written: str, tree: ast.BinOp, turn: Sequence[_Entry], tools: Collection[str]) -> Reply:
+def _calculate(written: str, tree: ast.BinOp, calls: Sequence[_Call], tools: Collection[str]) -> ChatMessage:
     """Calls a tool for each operation, the inner ones first; then tells the sum and its value."""
-    calls = _results(turn)
-    results = {(call.name, *call.arguments.values()): result for call, result in calls if result is not None}
+    results = {(call.name, *call.arguments.values()): call.result for call in calls if call.result is not None}
     try:
-        return Reply(f"{written} = {_shown(_evaluate(tree, results))}")
+        return _answer(f"{written} = {_shown(_evaluate(tree, results))}")
     except ValueError as failed:
-        return Reply(f"A tool could not do it: {failed}")
+        return _answer(f"A tool could not do it: {failed}")
     except KeyError as missing:
         tool, a, b = missing.args[0]
     if tool not in tools:
-        return Reply(f"I work out sums with tools only, and there is none named {tool!r}.")
-    return Reply(tool_calls=(ToolCall(f"call_{len(calls) + 1}", tool, {"a": a, "b": b}),))
+        return _answer(f"I work out sums with tools only, and there is none named {tool!r}.")
+    return _call(f"call_{len(calls) + 1}", tool, {"a": a, "b": b})
 
 
-def _evaluate(node: Any, results: Mapping[tuple[Any, ...], str]) -> float:
+# The nodes of a syntax tree have no type in common that has their fields.
+def _evaluate(node: Any, results: Mapping[tuple[object, ...], str]) -> float:
     """Returns the value of a sum.
 
     Raises:
@@ -236,7 +211,7 @@ def _evaluate(node: Any, results: Mapping[tuple[Any, ...], str]) -> float:
         ValueError: The result of an operation that is not a number.
     """
     if isinstance(node, ast.Constant):
-        return float(node.value) if isinstance(node.value, float) else int(node.value)
+        return node.value  # type: ignore[return-value] # the pattern of a sum has numbers only
     if isinstance(node, ast.UnaryOp):
         return -_evaluate(node.operand, results)
     operation = _OPERATIONS[type(node.op)], _evaluate(node.left, results), _evaluate(node.right, results)
@@ -252,7 +227,13 @@ def _shown(value: object) -> str:
     return re.sub(r"^(-?\d+)\.0$", r"\1", str(value))
 
 
-# ---- questions about the past ----------------------------------------------------------------------------
+def _summarize(question: str) -> str:
+    """Adds the first sentence of each message to the summary so far; "" if no summary is asked for."""
+    if not (so_far := _SUMMARY_SO_FAR.search(question)):
+        return ""
+    said = [entry for entry in _elements(question) if entry.role in {"user", "assistant"} and not _calls([entry])]
+    lines = [f"The {entry.role}: {_SENTENCE_END.split(entry.text)[0].strip()}" for entry in said]
+    return "\n".join(filter(None, [so_far[1].replace("(none)", ""), *lines]))
 
 
 def _tell_calls(question: str, past: Sequence[_Entry]) -> str:
@@ -263,15 +244,12 @@ def _tell_calls(question: str, past: Sequence[_Entry]) -> str:
     for entry in past:
         turns += [[]] if entry.role == "user" else []
         turns[-1].append(entry)
-    calls = next(filter(None, map(_results, reversed(turns))), None)
-    if calls is None:
-        return "I cannot see any tool call in what I was shown."
     told = []
-    for call, result in calls:
+    for call in next(filter(None, map(_calls, reversed(turns))), ()):
         arguments = ", ".join(f"{name}={_shown(value)}" for name, value in call.arguments.items()) or "no arguments"
-        outcome = "was shown no result" if result is None else f"got {_shown(result)}"
+        outcome = "was shown no result" if call.result is None else f"got {_shown(call.result)}"
         told.append(f"{call.name} with {arguments} and {outcome}")
-    return f"I called {', then '.join(told)}."
+    return f"I called {', then '.join(told)}." if told else "I cannot see any tool call in what I was shown."
 
 
 def _tell_topic(question: str, past: Sequence[_Entry]) -> str:
@@ -298,9 +276,6 @@ def _take_note(question: str, _: Sequence[_Entry]) -> str:
     return f"Noted: {', '.join(notes)}." if notes else ""
 
 
-# ---- the model -------------------------------------------------------------------------------------------
-
-
 class OfflineModel(CustomLLM, FunctionCallingLLM):
     """A LlamaIndex model for trying things out: no network, no key, no state between calls.
 
@@ -321,16 +296,14 @@ class OfflineModel(CustomLLM, FunctionCallingLLM):
         )
 
     def chat(self, messages: Sequence[ChatMessage], *, tools: Collection[str] = (), **_: object) -> ChatResponse:
-        answer = reply(messages, tools)
-        calls = [ToolCallBlock(tool_call_id=id_, tool_name=name, tool_kwargs=kw) for id_, name, kw in answer.tool_calls]
-        message = ChatMessage(role="assistant", blocks=calls or [TextBlock(text=answer.text)])
-        return ChatResponse(message=message, delta=answer.text)
+        message = reply(messages, tools)
+        return ChatResponse(message=message, delta=message.content or "")
 
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         yield self.chat(messages, **kwargs)
 
     def complete(self, prompt: str, *_: object, **__: object) -> CompletionResponse:
-        text = reply([ChatMessage(prompt)]).text
+        text = reply([ChatMessage(prompt)]).content or ""
         return CompletionResponse(text=text, delta=text)
 
     def stream_complete(self, prompt: str, *_: object, **__: object) -> CompletionResponseGen:
@@ -338,16 +311,11 @@ class OfflineModel(CustomLLM, FunctionCallingLLM):
 
     def _prepare_chat_with_tools(
         self, tools: Sequence[BaseTool], user_msg: Any = None, chat_history: Any = None, *_: object, **__: object
-    ) -> dict[str, Any]:
+    ) -> Arguments:
         asked = ChatMessage(user_msg) if isinstance(user_msg, str) else user_msg
         messages = [*(chat_history or []), *([asked] if asked else [])]
         return {"messages": messages, "tools": [tool.metadata.get_name() for tool in tools]}
 
-    def get_tool_calls_from_response(
-        self, response: ChatResponse, error_on_no_tool_call: bool = True, **_: object
-    ) -> list[ToolSelection]:
-        calls = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
-        if not calls and error_on_no_tool_call:
-            raise ValueError("The answer was expected to call a tool; it calls none.")
-        fields = ({"tool_id": call.tool_call_id, **call.model_dump()} for call in calls)
-        return [ToolSelection.model_validate(field) for field in fields]
+    def get_tool_calls_from_response(self, response: ChatResponse, *_: object, **__: object) -> list[ToolSelection]:
+        fields = [block.model_dump() for block in response.message.blocks if isinstance(block, ToolCallBlock)]
+        return [ToolSelection.model_validate({"tool_id": field["tool_call_id"], **field}) for field in fields]

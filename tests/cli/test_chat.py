@@ -9,17 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from llama_index_memory_ext.cli.offline_model import reply
+from tests.cli.offline_server import model
 from tests.cli.terminal import COMMAND, PATIENCE_SECONDS, Here, at_terminal, clean_environment, run
-from tests.openai_server import Message, call, fail, say, serve
+from tests.openai_server import Message, fail, say, serve
 
 at_a_terminal = pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals")
 KEY = "sk-not-to-be-shown"
-
-
-def model(messages: list[Message], tools: list[str]) -> Message:
-    answer = reply(messages, tools)
-    return call(*answer.tool_calls) if answer.tool_calls else say(answer.text)
 
 
 @pytest.fixture
