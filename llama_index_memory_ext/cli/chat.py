@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from logging.handlers import QueueHandler
-from queue import SimpleQueue
 from secrets import token_hex
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,8 +18,6 @@ from llama_index_memory_ext.cli import app as cli
 from llama_index_memory_ext.cli.facts import explanation_table, facts_table, only_one, with_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from llama_index.core.agent.workflow import FunctionAgent
 
 _MODEL_HELP = "One of OpenAI's; default: OPENAI_MODEL, or gpt-4o-mini."
@@ -48,22 +43,14 @@ def chat(*, session: cli.Session = None, user: cli.User = None, db: cli.Db = Non
     """
     place, unanswered = cli.find_place(db), 0
     session = session or f"chat-{datetime.now().astimezone():%Y-%m-%d-%H%M%S}-{token_hex(2)}"
-    warnings: SimpleQueue[logging.LogRecord] = SimpleQueue()
-    logger, handler = logging.getLogger(ext.__name__), QueueHandler(warnings)
-    handler.setLevel(logging.WARNING)
     with BackgroundLoop() as loop:
         with cli.waiting("Starting"):
             conversation = loop.run(_open(loop, place, session, user, model))
-        logger.addHandler(handler)
         try:
-            for line in _lines(warnings):
-                if line.split()[0] in ("/quit", "/exit"):
-                    break
+            for line in filter(None, iter(_read_line, "/quit")):
                 unanswered += not conversation.respond(line)
         finally:
             conversation.close()
-            _show(warnings)
-            logger.removeHandler(handler)
     if unanswered and not cli.is_terminal():
         raise typer.Exit(1)
 
@@ -112,9 +99,9 @@ class _Conversation:
             else:
                 self.loop.run(self._answer(line))
         except KeyboardInterrupt:
-            if not (is_command or cli.is_terminal()):
+            if not cli.is_terminal():
                 raise
-            _note("(interrupted)" if is_command else "\n(interrupted; the question is kept)")
+            _note("\n(interrupted)" if is_command else "\n(interrupted; the question is kept)")
         except BrokenPipeError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever failed, the conversation goes on
@@ -214,31 +201,24 @@ class _Conversation:
             cli.say("Deleted.")
 
 
-def _lines(warnings: SimpleQueue[logging.LogRecord]) -> Iterator[str]:
-    """Yields what is typed or comes through the pipe, without empty lines."""
+def _read_line() -> str:
+    """Returns what is typed or comes next through the pipe, "" after Ctrl-C, "/quit" at the end."""
     prompt = "\nyou> " if cli.is_terminal() else ""
     if prompt:
         with suppress(ImportError):
             # Arrow keys and a history, where Python has it. For a pipe it would only print control characters.
             import readline  # noqa: F401 - input() uses it
-    while True:
-        _show(warnings)
-        try:
-            if line := input(prompt).strip():
-                yield line
-        except EOFError:
-            print(end="\n" if prompt else "")
-            return
-        except KeyboardInterrupt:
-            if not prompt:
-                raise
-            _note("\n/quit or Ctrl-D ends the conversation.")
-
-
-def _show(warnings: SimpleQueue[logging.LogRecord]) -> None:
-    texts = [one_line(warnings.get().getMessage()) for _ in range(warnings.qsize())]
-    for text in dict.fromkeys(texts):
-        _note(f"({text})")
+    try:
+        line = input(prompt).strip()
+    except EOFError:
+        print(end="\n" if prompt else "")
+        return "/quit"
+    except KeyboardInterrupt:
+        if not prompt:
+            raise
+        _note("\n/quit or Ctrl-D ends the conversation.")
+        return ""
+    return "/quit" if line == "/exit" else line
 
 
 def _note(text: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llama_index.core.agent.workflow import AgentInput, FunctionAgent, ToolCallResult
-from llama_index.core.base.llms.types import ChatMessage, TextBlock
+from llama_index.core.base.llms.types import ChatMessage
 from llama_index.llms.openai import OpenAI
 
 import llama_index_memory_ext as ext
@@ -21,7 +21,7 @@ from llama_index_memory_ext.cli.offline_model import OfflineModel
 from llama_index_memory_ext.text.messages import body_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from httpx import AsyncClient
     from llama_index.core.llms.function_calling import FunctionCallingLLM
@@ -110,43 +110,39 @@ def run(database: Path | None, session: str) -> int:
     model = choose_model()
     if _SECOND_PROCESS in os.environ:
         print(f"\n\nSECOND PROCESS (id {os.getpid()}), with the same file and session")
-        asyncio.run(_converse(model, path, session, range(_IN_FIRST_PROCESS, len(QUESTIONS))))
+        asyncio.run(_converse(model, path, session, QUESTIONS[_IN_FIRST_PROCESS:]))
         return 0
     print("A conversation over two processes, and what the model is shown in each turn\n")
     print(f"  model     {describe_model(model)}\n  database  {path}\n  session   {session}")
     print(f"\nFIRST PROCESS (id {os.getpid()})")
-    asyncio.run(_converse(model, path, session, range(_IN_FIRST_PROCESS)))
+    asyncio.run(_converse(model, path, session, QUESTIONS[:_IN_FIRST_PROCESS]))
     sys.stdout.flush()
     command = [sys.executable, "-m", "llama_index_memory_ext", "demo", f"--database={path}", f"--session={session}"]
     environment = {**os.environ, _SECOND_PROCESS: "1"}
     return subprocess.run(command, env=environment, check=False).returncode  # noqa: S603 - our own command
 
 
-async def _converse(model: FunctionCallingLLM, path: Path, session: str, turns: Sequence[int]) -> None:
-    """Asks some of the questions, and prints each turn."""
+async def _converse(model: FunctionCallingLLM, path: Path, session: str, questions: Iterable[str]) -> None:
+    """Asks the questions; prints what the model is shown first in each turn, the tools that it calls, its answer."""
     agent = FunctionAgent(tools=list(TOOLS), llm=model)
     uri = f"sqlite+aiosqlite:///{path.as_posix()}"
     async with ext.CondensedMemory.from_defaults(session, llm=model, async_database_uri=uri) as memory:
         print(f"  stored    {len(await memory.aget_all())} messages of this session")
-        for turn in turns:
-            print(f"\nTurn {turn + 1}: {QUESTIONS[turn]}")
-            await _ask(agent, memory, QUESTIONS[turn])
-
-
-async def _ask(agent: FunctionAgent, memory: ext.CondensedMemory, question: str) -> None:
-    """Prints what the model is shown in its first call, the tools that it calls, and its answer."""
-    plain = [*await memory.aget_all(), ChatMessage(question)]
-    running = agent.run(question, memory=memory)
-    shown, *_ = [event.input async for event in running.stream_events() if isinstance(event, AgentInput)]
-    output = await running
-    print(f"  shown     {_size(shown)}; all messages as they are would be {_size(plain)}")
-    for message in shown:
-        print(f"    {message.role.value}:")
-        text = "".join(block.text for block in message.blocks if isinstance(block, TextBlock))
-        print(textwrap.indent(text, "      | ", lambda _: True))
-    for call in output.tool_calls:
-        print(f"  tool      {describe_call(call)}")
-    print("  answer   ", str(output).replace("\n", "\n            "))
+        for question in questions:
+            plain = [*await memory.aget_all(), ChatMessage(question)]
+            running = agent.run(question, memory=memory)
+            events = [event async for event in running.stream_events()]
+            shown = next(event.input for event in events if isinstance(event, AgentInput))
+            print(
+                f"\nQuestion: {question}\n  shown     {_size(shown)}; all messages as they are would be {_size(plain)}"
+            )
+            for message in shown:
+                print(f"    {message.role.value}:")
+                print(textwrap.indent(body_of(message), "      | ", lambda _: True))
+            for event in events:
+                if isinstance(event, ToolCallResult):
+                    print(f"  tool      {describe_call(event)}")
+            print("  answer   ", str(await running).replace("\n", "\n            "))
 
 
 def _size(messages: Sequence[ChatMessage]) -> str:

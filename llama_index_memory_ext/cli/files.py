@@ -74,7 +74,7 @@ def export(
     name, file = cli.one_of(user, session), output.expanduser()
     if not file.parent.is_dir():
         raise typer.BadParameter(f"the folder {file.parent} does not exist.")
-    if file.is_dir() and output != _STREAM:
+    if file.is_dir():
         raise typer.BadParameter(f"--output must name a file, and {output} is a folder.")
 
     async def read(store: ext.MemoryStore) -> str:

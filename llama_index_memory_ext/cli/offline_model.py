@@ -193,8 +193,8 @@ def _calculate(written: str, tree: ast.BinOp, calls: Sequence[_Call], tools: Col
     results = {(call.name, *call.arguments.values()): call.result for call in calls if call.result is not None}
     try:
         return _answer(f"{written} = {_shown(_evaluate(tree, results))}")
-    except ValueError as failed:
-        return _answer(f"A tool could not do it: {failed}")
+    except ValueError:
+        return _answer(f"A tool could not do it: {calls[-1].result}")
     except KeyError as missing:
         tool, a, b = missing.args[0]
     if tool not in tools:
@@ -204,22 +204,13 @@ def _calculate(written: str, tree: ast.BinOp, calls: Sequence[_Call], tools: Col
 
 # The nodes of a syntax tree have no type in common that has their fields.
 def _evaluate(node: Any, results: Mapping[tuple[object, ...], str]) -> float:
-    """Returns the value of a sum.
-
-    Raises:
-        KeyError: The first operation that has no result yet.
-        ValueError: The result of an operation that is not a number.
-    """
+    """Returns the value of a sum; a KeyError has the first operation without a result."""
     if isinstance(node, ast.Constant):
         return node.value  # type: ignore[return-value] # the pattern of a sum has numbers only
     if isinstance(node, ast.UnaryOp):
         return -_evaluate(node.operand, results)
     operation = _OPERATIONS[type(node.op)], _evaluate(node.left, results), _evaluate(node.right, results)
-    result = results[operation]
-    try:
-        return int(result) if result.lstrip("-").isdecimal() else float(result)
-    except ValueError:
-        raise ValueError(result) from None
+    return json.loads(results[operation])  # type: ignore[no-any-return] # ValueError: an error's text
 
 
 def _shown(value: object) -> str:
