@@ -115,12 +115,9 @@ def find_place(db: str | None) -> Place:
 
 @asynccontextmanager
 async def open_store(place: Place, *, create: bool = False) -> AsyncIterator[ext.MemoryStore]:
-    """Opens the store of a database, and closes it at the end of the block.
+    """Opens the store of a database; a TerminalError says why it cannot be used.
 
     With ``create`` the first write creates what is missing; of the folders only that of the default file is created.
-
-    Raises:
-        TerminalError: The database cannot be used, or it holds no memory and ``create`` is false.
     """
     if place.is_missing and not create:
         raise TerminalError(

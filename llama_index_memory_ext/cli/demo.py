@@ -67,11 +67,7 @@ TOOLS = (add, subtract, multiply, divide)
 
 
 def choose_model(name: str | None = None, *, async_http_client: AsyncClient | None = None) -> FunctionCallingLLM:
-    """Returns the model of OpenAI's of this name (default: ``OPENAI_MODEL``); without a key the offline model.
-
-    Raises:
-        TerminalError: LlamaIndex does not know the model, or it cannot call tools.
-    """
+    """Returns the model of OpenAI's of this name (default: ``OPENAI_MODEL``); without a key the offline model."""
     if not os.environ.get("OPENAI_API_KEY"):
         return OfflineModel()
     name = name or os.environ.get("OPENAI_MODEL") or DEFAULT_MODEL

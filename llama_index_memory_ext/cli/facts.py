@@ -165,11 +165,7 @@ def with_id(facts: Sequence["Fact"], text: str) -> list["Fact"]:
 
 
 def only_one(found: Sequence["Fact"], condition: str, missing: str) -> "Fact":
-    """Returns the one fact that was found.
-
-    Raises:
-        TerminalError: There is none, for the reason in ``missing``, or there are several that meet the condition.
-    """
+    """Returns the one fact that was found; a TerminalError has ``missing``, or how many facts meet the condition."""
     if not found:
         raise TerminalError(missing)
     if len(found) > 1:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import TerminalError, describe_error, plain, pluralize
@@ -152,28 +151,25 @@ def doctor(*, db: Db = None, json: Json = False) -> None:
 
 
 def check_versions() -> Iterator[Check]:
-    """Checks the versions of Python, of this package, and of the libraries that it requires."""
-    yield _check_version("Python", platform.python_version(), SpecifierSet(">=3.10,<3.14"))
+    """Checks the versions of this package and of the libraries that it requires."""
+    yield Check("Python", "ok", platform.python_version())
     try:
         yield Check(_PACKAGE, "ok", version(_PACKAGE))
     except PackageNotFoundError:
         yield Check(_PACKAGE, "wrong", "runs from a folder and is not installed: pip install it")
         return
     for library in map(Requirement, requires(_PACKAGE) or ()):
-        is_optional = library.marker is not None
-        if library.marker is None or library.marker.evaluate({"extra": "postgres"}):
+        name, allowed, marker = library.name, library.specifier, library.marker
+        if marker is None or marker.evaluate({"extra": "postgres"}):
             try:
-                yield _check_version(library.name, version(library.name), library.specifier)
+                seen = version(name)
             except PackageNotFoundError:
-                verdict = "ok" if is_optional else "wrong"
-                yield Check(library.name, verdict, f"not installed; {library.specifier} is needed")
-
-
-def _check_version(name: str, seen: str, allowed: SpecifierSet) -> Check:
-    if allowed.contains(seen, prereleases=True):
-        return Check(name, "ok", seen)
-    reason = f" ({_REASONS[name]})" if name in _REASONS else ""
-    return Check(name, "wrong", f"{seen}, but {allowed} is needed{reason}")
+                yield Check(name, "ok" if marker else "wrong", f"not installed; {allowed} is needed")
+                continue
+            is_allowed = allowed.contains(seen, prereleases=True)
+            reason = f" ({_REASONS[name]})" if name in _REASONS else ""
+            wrong = f"{seen}, but {allowed} is needed{reason}"
+            yield Check(name, "ok", seen) if is_allowed else Check(name, "wrong", wrong)
 
 
 async def _check_database(place: cli.Place) -> list[Check]:
@@ -182,7 +178,11 @@ async def _check_database(place: cli.Place) -> list[Check]:
     from llama_index_memory_ext.store.schema import SCHEMA_VERSION
 
     if place.file is not None and place.is_missing:
-        return [_check_missing_file(place.file, is_default=place.is_default)]
+        # The folder of the default file is created.
+        if place.is_default or os.access(place.file.parent, os.W_OK | os.X_OK):
+            return [Check("database", "ok", f"{place.name} does not exist yet; the first conversation creates it.")]
+        needed = f"{place.name} needs the folder {place.file.parent}, which does not exist or may not be written to."
+        return [Check("database", "wrong", needed)]
     checks: list[Check] = []
     try:
         # Nothing is created where the database exists.
@@ -202,14 +202,6 @@ async def _check_database(place: cli.Place) -> list[Check]:
     except Exception as error:  # noqa: BLE001 - whatever failed is what this command is to find
         checks.append(Check("writing" if checks else "database", "wrong", describe_error(error)))
     return checks
-
-
-def _check_missing_file(file: Path, *, is_default: bool) -> Check:
-    # The folder of the default file is created.
-    if is_default or os.access(file.parent, os.W_OK | os.X_OK):
-        return Check("database", "ok", f"{file} does not exist yet; the first conversation creates it.")
-    needed = f"{file} needs the folder {file.parent}, which does not exist or may not be written to."
-    return Check("database", "wrong", needed)
 
 
 def _check_models() -> Iterator[Check]:

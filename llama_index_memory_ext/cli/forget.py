@@ -120,12 +120,9 @@ def _text_of(deleted: dict[str, int], residue: DeletionResidue | None) -> str:
 
 
 def search_file(file: Path, texts: Iterable[str], owners: Collection[str]) -> DeletionResidue:
-    """Searches a SQLite file and its journals for texts, byte by byte.
+    """Searches a SQLite file and its journals, byte by byte, for the texts of deleted users and sessions.
 
-    Args:
-        file: The SQLite file.
-        texts: The deleted texts. Blank texts and those of less than eight bytes are left out.
-        owners: The deleted users and sessions: a row that names one of them belongs to nobody else.
+    A row that names one of these ``owners`` is no other's. Texts that are blank or have less than 8 bytes are left out.
     """
     searched = [pieces for text in texts if text.strip() and (pieces := set(_pieces(text)))]
     found = set[bytes]()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ABOUT = (
     "I am a small offline model that answers by rules. I can work out sums with calculator tools, and tell from "
-    "what I was shown what you said about yourself, what you asked, and which tools I called."
+    "what I was shown what you said about yourself, and which tools I called."
 )
 NOT_SEEN = "I cannot see that in what I was shown."
 
@@ -39,7 +39,6 @@ _CALL_ID = re.compile(r'tool_call_id="([^"]*)"')
 _CALL = re.compile(r"^\[tool call ?([^\]]*)\] ([\w.-]+)\((.*)\)$", re.MULTILINE)
 _KNOWN_FACT = re.compile(r"^(\d+)\. (.*)$", re.MULTILINE)
 _SUMMARY_SO_FAR = re.compile(r"<summary_so_far>\n(.*?)\n</summary_so_far>", re.DOTALL)
-_ABOUT_THE_PAST = re.compile("what did i ask|what have we talked about|what did we talk about", re.IGNORECASE)
 
 # The values are any that JSON has.
 Arguments: TypeAlias = dict[str, Any]
@@ -113,7 +112,7 @@ def reply(messages: Iterable[ChatMessage], tool_names: Collection[str] = ()) -> 
         return _answer(summary)
     if found := _sum_in(question):
         return _calculate(*found, _calls(entries[asked:]), tool_names)
-    rules = (_tell_calls, _tell_topic, _tell_questions, _take_note)
+    rules = (_tell_calls, _tell_topic, _take_note)
     return _answer(next(filter(None, (rule(question, past) for rule in rules)), ABOUT))
 
 
@@ -255,13 +254,6 @@ def _tell_topic(question: str, past: Sequence[_Entry]) -> str:
     return ""
 
 
-def _tell_questions(question: str, past: Sequence[_Entry]) -> str:
-    """Tells all that the user has said, in its order."""
-    texts = [f'"{text}"' for text in _texts_of("user", past)]
-    answer = f"First you said {', then '.join(texts)}." if texts else NOT_SEEN
-    return answer if _ABOUT_THE_PAST.search(question) else ""
-
-
 def _take_note(question: str, _: Sequence[_Entry]) -> str:
     notes = [f"{topic.echo} {value}" for topic in _TOPICS for _, value in topic.statements(question)]
     return f"Noted: {', '.join(notes)}." if notes else ""
@@ -282,9 +274,7 @@ class OfflineModel(CustomLLM, FunctionCallingLLM):
 
     @property
     def metadata(self) -> LLMMetadata:
-        return LLMMetadata(
-            context_window=128_000, is_chat_model=True, is_function_calling_model=True, model_name="offline"
-        )
+        return LLMMetadata(context_window=128_000, is_chat_model=True, is_function_calling_model=True)
 
     def chat(self, messages: Sequence[ChatMessage], *, tools: Collection[str] = (), **_: object) -> ChatResponse:
         message = reply(messages, tools)

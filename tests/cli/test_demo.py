@@ -84,7 +84,6 @@ def ask(question: str) -> ChatMessage:
         ("My name is Ann and I live in Rome.", "Noted: your name is Ann, you live in Rome."),
         ("What is my name?", NOT_SEEN),
         ("How did you go about answering that?", "I cannot see any tool call in what I was shown."),
-        ("What have we talked about?", NOT_SEEN),
         ("What is 2 - 1?", "I work out sums with tools only, and there is none named 'subtract'."),
     ],
 )
