@@ -28,8 +28,7 @@ _NOT_INSTALLED = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command that the arguments name (default: ``sys.argv``).
 
-    Returns:
-        0 if all went well, 1 if something failed or was not found, 2 for wrong usage, 130 if interrupted.
+    Returns 0 if all went well, 1 if something failed or was not found, 2 for wrong usage, 130 if interrupted.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdin, sys.stdout, sys.stderr):

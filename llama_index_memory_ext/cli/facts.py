@@ -44,10 +44,7 @@ cli.app.add_typer(app, name="facts", help="What is known about a user: look at i
 
 
 def _command(name: str, *, create: bool = False) -> Callable[[_Work], None]:
-    """Makes a command of a coroutine function; the options for user, session, database and JSON are added to its own.
-
-    With ``create`` a database that does not exist is created.
-    """
+    """Makes a command of a coroutine function: adds the options for user, session, database and JSON to its own."""
 
     def register(work: _Work) -> None:
         def run(
@@ -62,7 +59,6 @@ def _command(name: str, *, create: bool = False) -> Callable[[_Work], None]:
                 raise typer.BadParameter(
                     "say whose facts: --user ID, or --session ID for those of a session without a user."
                 )
-
             result = cli.run(db, lambda store: work(cli.memory_on(store, namespace), **own), create=create)
             cli.show(*result, as_json=json)
 
