@@ -53,21 +53,9 @@ async def _forget(
 ) -> tuple[dict[str, int], DeletionResidue | None]:
     """Returns the counts of the deleted rows, and, where there is a file to search, what is left in it."""
     async with cli.open_store(place) as store:
-        infos = await store.sessions(user, session_ids=[session] if session else [])
-        sessions = [info.session_id for info in infos]
-        # A session without a user is a user of its own.
-        own = [info.session_id for info in infos if info.session_id in info.user_ids]
-        users = list(dict.fromkeys([user, *own] if user else own))
-        facts = await _facts(store, users)
-        if not (sessions or facts):
-            raise TerminalError(f"Nothing is stored about {user or session!r}.")
+        users, sessions, found = await _find(store, user, session)
         if not quiet:
-            where = f" in {pluralize(len(sessions), 'session')}" if user else ""
-            found = (
-                f"{pluralize(sum(info.messages for info in infos), 'message')}{where}, {pluralize(len(facts), 'fact')}."
-            )
-            stays = "" if users else "\nWhat is known of its user stays; `forget --user` deletes that too."
-            cli.say(f"Stored about {user or session}: {found}{stays}", stderr=True)
+            cli.say(f"Stored about {user or session}: {found}", stderr=True)
         if asks:
             cli.confirm("Delete all of it for good?")
         with cli.waiting("Deleting"):
@@ -79,6 +67,25 @@ async def _forget(
                 await store.vacuum()
     with cli.waiting("Searching the file for what was deleted"):
         return deleted, search_file(place.file, texts, {*users, *sessions}) if place.file else None
+
+
+async def _find(store: ext.MemoryStore, user: str | None, session: str | None) -> tuple[list[str], list[str], str]:
+    """Returns the users and the sessions that are to be deleted, and a text that counts what they have."""
+    infos = await store.sessions(user, session_ids=[session] if session else [])
+    sessions = [info.session_id for info in infos]
+    # A session without a user is a user of its own.
+    own = [info.session_id for info in infos if info.session_id in info.user_ids]
+    users = list(dict.fromkeys([user, *own] if user else own))
+    facts = await _facts(store, users)
+    if not (sessions or facts):
+        raise TerminalError(f"Nothing is stored about {user or session!r}.")
+    messages, where = sum(info.messages for info in infos), pluralize(len(sessions), "session")
+    found = f"{pluralize(messages, 'message')} in {where}, {pluralize(len(facts), 'fact')}."
+    return users, sessions, found + _session_hint(users)
+
+
+def _session_hint(users: list[str]) -> str:
+    return "" if users else "\nWhat is known of its user stays; `forget --user` deletes that too."
 
 
 async def _facts(store: ext.MemoryStore, users: Iterable[str]) -> list[ext.Fact]:
