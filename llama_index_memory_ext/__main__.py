@@ -28,18 +28,17 @@ _NOT_INSTALLED = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command that the arguments name (default: ``sys.argv``).
 
-    Returns:
-        0 if all went well, 1 if something failed or was not found, 2 for wrong usage, 130 if interrupted.
+    Returns 0 if all went well, 1 if something failed or was not found, 2 for wrong usage, 130 if interrupted.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A model may answer in characters that the terminal does not have.
+            # A model may answer in characters that the terminal does not have, and a pipe may hold any bytes.
             stream.reconfigure(errors="replace")
     try:
         return _run(arguments)
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else FAILED if end.code else 0
+        return int(end.code or 0)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -67,10 +66,8 @@ def _run(arguments: list[str]) -> int:
         if (error.name or "").split(".")[0] not in {"typer", "rich", "packaging"}:
             raise
         return _run_without_extra(arguments)
-    name = Path(sys.argv[0]).stem
-    name = name if name == "llama-index-memory" else "python -m llama_index_memory_ext"
     try:
-        return app(arguments, prog_name=name, standalone_mode="--json" not in arguments) or 0
+        return app(arguments, standalone_mode="--json" not in arguments) or 0
     except Exception as error:
         # The class of wrong usage has a public name only in older versions of Typer.
         message = getattr(error, "format_message", None)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import signal
 import sys
 from contextlib import asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -21,19 +24,15 @@ import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import TerminalError, describe_error, one_line, plain
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
+
+T = TypeVar("T")
 
 _NARROWEST_COLUMN = 12
 
 # The chat table and the schema, from the options before the command.
 _tables: ContextVar[tuple[str, str | None]] = ContextVar("_tables")
-
-
-def _option(name: str, metavar: str, help_: str, variable: str | None = None) -> Any:
-    return typer.Option(
-        name, metavar=metavar, envvar=variable, callback=_check_not_empty, help=help_, show_default=False
-    )
 
 
 def _check_not_empty(value: str | None) -> str | None:
@@ -42,23 +41,26 @@ def _check_not_empty(value: str | None) -> str | None:
     return value
 
 
+# What typer.Option returns is declared as Any.
+def _option(name: str, metavar: str, help_: str, envvar: str | None = None) -> Any:
+    return typer.Option(name, metavar=metavar, envvar=envvar, callback=_check_not_empty, help=help_, show_default=False)
+
+
 _DB_HELP = "A SQLite file, or a SQLAlchemy address. Default: a file in your own folder."
 _TABLE_HELP = "The chat table; the names of the other tables begin with its name. Default: llama_index_memory."
-_USER_HELP = "The user; their facts apply in all of their sessions."
+_SCHEMA_HELP = "The schema of the tables, on PostgreSQL."
 Db = Annotated[str | None, _option("--db", "DB", _DB_HELP, "LLAMA_INDEX_MEMORY_DB")]
-User = Annotated[str | None, _option("--user", "ID", _USER_HELP)]
+User = Annotated[str | None, _option("--user", "ID", "The user; their facts apply in all of their sessions.")]
 Session = Annotated[str | None, _option("--session", "ID", "The conversation.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else; errors as JSON on stderr.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 _Table = Annotated[str, _option("--table", "NAME", _TABLE_HELP, "LLAMA_INDEX_MEMORY_TABLE")]
-_Schema = Annotated[
-    str | None, _option("--schema", "NAME", "The schema of the tables, on PostgreSQL.", "LLAMA_INDEX_MEMORY_SCHEMA")
-]
+_Schema = Annotated[str | None, _option("--schema", "NAME", _SCHEMA_HELP, "LLAMA_INDEX_MEMORY_SCHEMA")]
 _DemoFile = Annotated[Path | None, typer.Option(metavar="PATH", help="The SQLite file; by default in a new folder.")]
 _DemoSession = Annotated[str, typer.Option(metavar="ID", help="The conversation.")]
 
 # Text in brackets in a help text is not markup.
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 @app.callback(help="Condensed memory for LlamaIndex agents.")
@@ -96,36 +98,33 @@ class Place:
 
 def find_place(db: str | None) -> Place:
     """Returns the database that ``--db`` names; without it a file in the user's application folder."""
-    if db is not None and "://" in db:
+    if db and "://" in db:
         store = ext.MemoryStore(db)
         if store.is_in_memory:
             raise typer.BadParameter("a database in memory is gone when the command ends. Name a file or a server.")
         # The options behind the question mark may include a password.
         name = store.identity[0].partition("?")[0]
         return Place(db, name, Path(name) if db.startswith("sqlite") and "uri=" not in db else None)
-    if db is not None and "?" in db:
+    if db and "?" in db:
         raise typer.BadParameter("--db must name a file, without a question mark, or be a SQLAlchemy address.")
     file = Path(db).expanduser().absolute() if db else Path(typer.get_app_dir("llama-index-memory")) / "memory.db"
     if file.is_dir():
         raise typer.BadParameter(f"--db must name a file, and {file} is a folder.")
-    return Place(f"sqlite+aiosqlite:///{file.as_posix()}", str(file), file, is_default=db is None)
+    return Place(f"sqlite+aiosqlite:///{file.as_posix()}", str(file), file, is_default=not db)
 
 
 @asynccontextmanager
 async def open_store(place: Place, *, create: bool = False) -> AsyncIterator[ext.MemoryStore]:
-    """Opens the store of a database, and closes it at the end of the block.
+    """Opens the store of a database; a TerminalError says why it cannot be used.
 
     With ``create`` the first write creates what is missing; of the folders only that of the default file is created.
-
-    Raises:
-        TerminalError: The database cannot be used, or it holds no memory and ``create`` is false.
     """
     if place.is_missing and not create:
         raise TerminalError(
             f"There is no database at {place.name}. Name another one with --db or LLAMA_INDEX_MEMORY_DB; "
             "`chat`, `facts add` and `import` create one."
         )
-    if place.is_default and place.file is not None and create:
+    if place.is_default and place.file is not None:
         # Only the user may read it.
         place.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     table, schema = _tables.get()
@@ -142,6 +141,16 @@ async def open_store(place: Place, *, create: bool = False) -> AsyncIterator[ext
         await store.aclose()
 
 
+def run(db: str | None, work: Callable[[ext.MemoryStore], Awaitable[T]], *, create: bool = False) -> T:
+    """Runs a coroutine function on the store of the database that ``--db`` names; see ``open_store``."""
+
+    async def call() -> T:
+        async with open_store(find_place(db), create=create) as store:
+            return await work(store)
+
+    return asyncio.run(call())
+
+
 def memory_on(store: ext.MemoryStore, name: str, user_id: str | None = None) -> ext.CondensedMemory:
     """Returns the memory of a session, or of a namespace of facts, that extracts nothing."""
     return ext.CondensedMemory.from_defaults(name, user_id=user_id, chat_store=store, extract_facts=False)
@@ -150,14 +159,11 @@ def memory_on(store: ext.MemoryStore, name: str, user_id: str | None = None) -> 
 async def _read_schema_version(store: ext.MemoryStore, place: Place) -> int | None:
     try:
         return await store.read_schema_version()
-    except ext.MemoryExtError:
-        raise
     except ModuleNotFoundError as error:
-        needed = f'The database needs {error.name}: pip install "llama-index-memory-ext[postgres]"'
-        raise TerminalError(needed) from None
+        reason = f'it needs {error.name}: pip install "llama-index-memory-ext[postgres]"'
     except Exception as error:  # noqa: BLE001 - each driver has errors of its own
         reason = describe_error(error).removeprefix("the database cannot be used: ")
-        raise TerminalError(f"The database at {place.name} cannot be used: {reason}") from None
+    raise TerminalError(f"The database at {place.name} cannot be used: {reason}")
 
 
 def one_of(user: str | None, session: str | None) -> str:
@@ -176,6 +182,8 @@ def confirm(question: str) -> None:
     """Asks before something is deleted; ends the command if the answer is no, or if no user can be asked."""
     if not is_terminal():
         raise typer.BadParameter("nobody can be asked here, so nothing was done. Say --yes if it should be.")
+    # An event loop would take the first Ctrl-C for itself, and go on waiting for the answer.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         # On stderr: stdout holds the result and nothing else.
         typer.confirm(question, err=True, abort=True)
@@ -183,50 +191,54 @@ def confirm(question: str) -> None:
         # An Abort has a cause after Ctrl-C and Ctrl-D, when the cursor is still on the line of the question.
         say("\nNothing was deleted." if abort.__context__ else "Nothing was deleted.", stderr=True)
         raise KeyboardInterrupt if isinstance(abort.__context__, KeyboardInterrupt) else typer.Exit(1) from None
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
-def waiting(text: str) -> AbstractContextManager[Any]:
+def waiting(text: str) -> AbstractContextManager[object]:
     """Shows a spinner until the block ends; nothing outside a terminal."""
     console = _console(stderr=True)
     return console.status(plain(text)) if console.is_terminal else nullcontext()
 
 
-def say(text: str, *, style: str = "", stderr: bool = False) -> None:
-    """Prints text as it is, never as markup."""
-    _console(stderr=stderr).print(Text(plain(text), style=style))
+def say(what: RenderableType, *, style: str = "", stderr: bool = False) -> None:
+    """Prints a text as it is, never as markup, or a table."""
+    is_text = isinstance(what, str)
+    _console(stderr=stderr).print(Text(plain(what), style) if isinstance(what, str) else what, soft_wrap=is_text)
 
 
-def show_json(value: Any) -> None:
-    """Prints a value as JSON, in ASCII, which any terminal and any pipe takes."""
-    print(json.dumps(value, indent=2, default=datetime.isoformat))
+def show(result: object, otherwise: RenderableType, *, as_json: bool) -> None:
+    """Prints a result as JSON, in ASCII, which any terminal and any pipe takes; else a text or a table."""
+    if as_json:
+        print(json.dumps(result, indent=2, default=_as_json))
+    else:
+        say(otherwise)
 
 
-def show_table(
-    head: Sequence[str],
-    rows: Sequence[Sequence[str | Text]],
-    *,
-    folded: str = "fact",
-    min_widths: Mapping[str, int] | None = None,
-    stderr: bool = False,
-) -> None:
-    """Prints rows as a table, without a header if the first name is empty.
+def _as_json(value: datetime | ext.Fact) -> object:
+    return value.isoformat() if isinstance(value, datetime) else value.model_dump(mode="json")
 
-    ``folded`` names the column that takes the remaining width and may go over several lines. Columns in ``min_widths``
-    are left out on a screen with fewer characters than that.
+
+def table(
+    columns: Mapping[str, int], rows: Sequence[Sequence[str]], *, folded: str = "fact", empty: str = ""
+) -> RenderableType:
+    """Returns rows as a table; without rows the text for that.
+
+    ``columns`` gives for each name the least width of a screen, in characters, on which the column is shown. The one
+    that is ``folded`` takes the remaining width and may go over several lines.
     """
-    console = _console(stderr=stderr)
-    kept = [i for i, name in enumerate(head) if console.width >= (min_widths or {}).get(name, 0)]
-    table = Table(box=None, pad_edge=False, show_header=bool(head[0]), header_style="bold", padding=(0, 2, 0, 0))
-    for i in kept:
-        width = _NARROWEST_COLUMN if head[i] == folded else None
-        table.add_column(head[i], overflow="fold", no_wrap=width is None, min_width=width)
+    if not rows:
+        return empty
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    is_shown = [_console().width >= width for width in columns.values()]
+    for name in compress(columns, is_shown):
+        width = _NARROWEST_COLUMN if name == folded else None
+        made.add_column(name, overflow="fold", no_wrap=width is None, min_width=width)
     for row in rows:
-        table.add_row(
-            *(cell if isinstance(cell, Text) else Text(one_line(cell)) for cell in map(row.__getitem__, kept))
-        )
-    console.print(table, soft_wrap=False)
+        made.add_row(*(Text(one_line(cell)) for cell in compress(row, is_shown)))
+    return made
 
 
-def _console(*, stderr: bool) -> Console:
-    colors: Any = None if os.environ.get("NO_COLOR") else "auto"
-    return Console(stderr=stderr, color_system=colors, highlight=False, markup=False, emoji=False, soft_wrap=True)
+def _console(*, stderr: bool = False) -> Console:
+    colors: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
+    return Console(stderr=stderr, color_system=colors, highlight=False, markup=False, emoji=False)

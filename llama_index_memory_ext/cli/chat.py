@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import io
-import logging
-import sys
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from secrets import token_hex
 from typing import TYPE_CHECKING, Annotated
@@ -16,13 +13,11 @@ import typer
 
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.background.loop import BackgroundLoop
-from llama_index_memory_ext.cli import TerminalError, describe_error, model_host, one_line, plain
+from llama_index_memory_ext.cli import TerminalError, describe_error, one_line, plain
 from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.facts import find_fact, show_explanation, show_facts
+from llama_index_memory_ext.cli.facts import explanation_table, facts_table, only_one, with_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from llama_index.core.agent.workflow import FunctionAgent
 
 _MODEL_HELP = "One of OpenAI's; default: OPENAI_MODEL, or gpt-4o-mini."
@@ -46,36 +41,29 @@ def chat(*, session: cli.Session = None, user: cli.User = None, db: cli.Db = Non
     Type /help for what else can be done. Ctrl-C interrupts an answer, Ctrl-D or /quit ends the conversation. Lines that
     come through a pipe are answered one by one.
     """
-    place = cli.find_place(db)
+    place, unanswered = cli.find_place(db), 0
     session = session or f"chat-{datetime.now().astimezone():%Y-%m-%d-%H%M%S}-{token_hex(2)}"
-    logger, warnings, unanswered = logging.getLogger(ext.__name__), _Warnings(), 0
     with BackgroundLoop() as loop:
         with cli.waiting("Starting"):
-            conversation, start = loop.run(_open(loop, place, session, user, model))
-        logger.addHandler(warnings)
+            conversation = loop.run(_open(loop, place, session, user, model))
         try:
-            _note(start)
-            for line in _lines(warnings):
-                if line.split()[0] in ("/quit", "/exit"):
-                    break
+            for line in filter(None, iter(_read_line, "/quit")):
                 unanswered += not conversation.respond(line)
         finally:
             conversation.close()
-            warnings.flush()
-            logger.removeHandler(warnings)
     if unanswered and not cli.is_terminal():
         raise typer.Exit(1)
 
 
 async def _open(
     loop: BackgroundLoop, place: cli.Place, session: str, user: str | None, model_name: str | None
-) -> tuple[_Conversation, str]:
-    """Returns the conversation, and the text that tells its model, its database and whose facts it keeps."""
+) -> _Conversation:
+    """Opens the conversation, and prints its model, its database and whose facts it keeps."""
     # Imported here: LlamaIndex takes seconds to start, and the help does not need it.
     from llama_index.core.agent.workflow import FunctionAgent
     from openai import DefaultAsyncHttpxClient
 
-    from llama_index_memory_ext.cli.demo import TOOLS, choose_model
+    from llama_index_memory_ext.cli.demo import TOOLS, choose_model, describe_model
 
     async with AsyncExitStack() as resources:
         # OpenAI's clients leave connections open unless they are given a client.
@@ -84,26 +72,23 @@ async def _open(
         llm = choose_model(model_name, async_http_client=http)
         memory = ext.CondensedMemory.from_defaults(session, user_id=user, llm=llm, chat_store=store)
         messages = await store.count_messages(session, None)
-        conversation = _Conversation(loop, FunctionAgent(tools=list(TOOLS), llm=llm), memory, resources.pop_all())
-    model = f"{llm.metadata.model_name} at {model_host()}"
-    if llm.metadata.model_name == "offline":
-        model = "a small offline one that answers by rules, because OPENAI_API_KEY is not set"
-    so_far = f"{messages} messages so far" if messages else "new"
-    facts = "this session's alone; --user NAME keeps facts for all of your sessions"
-    facts = f"{user}, in all sessions" if user else facts
-    start = f"model    {model}\ndatabase {place.name}\nsession  {session}, {so_far}\nfacts    {facts}"
-    return conversation, start + ("\n/help lists the commands, /quit ends." if cli.is_terminal() else "")
+        so_far = f"{messages} messages so far" if messages else "new"
+        alone = "this session's alone; --user NAME keeps facts for all of your sessions"
+        _note(f"model    {describe_model(llm)}\ndatabase {place.name}\nsession  {session}, {so_far}")
+        _note(f"facts    {f'{user}, in all sessions' if user else alone}")
+        if cli.is_terminal():
+            _note("/help lists the commands, /quit ends.")
+        return _Conversation(loop, FunctionAgent(tools=list(TOOLS), llm=llm), memory, resources.pop_all())
 
 
 @dataclass
 class _Conversation:
-    """An agent, its memory, and the turns since the program started: questions and answers, oldest first."""
+    """An agent, its memory, and what is to be closed at the end."""
 
     loop: BackgroundLoop
     agent: FunctionAgent
     memory: ext.CondensedMemory
     resources: AsyncExitStack
-    turns: list[tuple[str, str]] = field(default_factory=list)
 
     def respond(self, line: str) -> bool:
         """Answers a question or obeys a command; returns False for a question without an answer."""
@@ -116,13 +101,12 @@ class _Conversation:
         except KeyboardInterrupt:
             if not cli.is_terminal():
                 raise
-            _note("(interrupted)" if is_command else "\n(interrupted; the question is kept)")
+            _note("\n(interrupted)" if is_command else "\n(interrupted; the question is kept)")
         except BrokenPipeError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever failed, the conversation goes on
-            reason = describe_error(error)
-            text = f"That failed: {reason}" if is_command else f"No answer: {reason.rstrip('.')}. The question is kept."
-            cli.say(text, style="red", stderr=True)
+            failed, outcome = ("That failed", "") if is_command else ("No answer", " The question is kept.")
+            cli.say(f"{failed}: {describe_error(error).rstrip('.')}.{outcome}", style="red", stderr=True)
         else:
             return True
         return is_command
@@ -142,42 +126,38 @@ class _Conversation:
         # Imported here: LlamaIndex takes seconds to start, and the help does not need it.
         from llama_index.core.agent.workflow import AgentStream, ToolCallResult
 
-        answer = ""
-        self.turns.append((question, answer))
+        from llama_index_memory_ext.cli.demo import describe_call
+
         async with self.memory.turn():
             run = self.agent.run(question, memory=self.memory)
             try:
                 async for event in run.stream_events():
                     if isinstance(event, AgentStream):
-                        answer += event.delta
                         print(plain(event.delta), end="", flush=True)
                     elif isinstance(event, ToolCallResult) and cli.is_terminal():
-                        arguments = ", ".join(f"{name}={value}" for name, value in event.tool_kwargs.items())
-                        result = one_line(str(event.tool_output.content))
-                        _note(f"{event.tool_name}({one_line(arguments)}) -> {result}")
+                        _note(one_line(describe_call(event)))
                 await run
             except (asyncio.CancelledError, BrokenPipeError):
                 await run.cancel_run()
                 with suppress(asyncio.CancelledError, Exception):
                     await run
                 raise
-        if answer and not answer.endswith("\n"):
-            print(flush=True)
-        self.turns[-1] = (question, answer)
+        print(flush=True)
 
-    def _obey(self, name: str, rest: str) -> None:
-        facts, rest = self.memory.facts, rest.strip()
-        if name == "/facts":
+    def _obey(self, name: str, text: str) -> None:
+        facts = self.memory.facts
+        if name in ("/facts", "/forget"):
             self._extract_facts()
-            show_facts(self.loop.run(facts.alist()), facts.namespace)
+        if name == "/facts":
+            cli.say(facts_table(self.loop.run(facts.alist()), facts.namespace))
         elif name == "/why":
-            self._explain(rest)
+            self._explain(text.strip())
         elif name == "/forget":
-            self._forget(rest)
+            self._forget(text.strip())
         elif name == "/stats":
             cli.say(str(self.loop.run(self.memory.astats())))
         elif name == "/help":
-            cli.show_table(("command", "what it does"), _COMMANDS, folded="what it does")
+            cli.say(cli.table({"command": 0, "what it does": 0}, _COMMANDS, folded="what it does"))
         else:
             cli.say(f"There is no {name}. /help lists the commands.", stderr=True)
 
@@ -189,74 +169,56 @@ class _Conversation:
         except KeyboardInterrupt:
             _note("(the extraction goes on in the background)")
 
-    def _explain(self, question: str) -> None:
-        questions = [asked for asked, _ in self.turns]
-        if not (question or questions):
+    def _explain(self, text: str) -> None:
+        """Explains a question, by default the last one, with the turns before it."""
+        # Imported here: it imports LlamaIndex.
+        from llama_index_memory_ext.text.messages import question_in
+
+        messages = self.loop.run(self.memory.aget_all())
+        messages += ext.messages_from_json([{"role": "user", "content": text}] if text else [])
+        block = self.memory.facts_block
+        question, context = question_in(messages, [], block.context_turns)
+        if not question:
             raise TerminalError("nothing was asked yet. Say /why QUESTION to look at a question of your own.")
-        question = question or questions[-1]
-        # A question that was asked is explained with the turns before it.
-        end = max((i for i, asked in enumerate(questions) if asked == question), default=len(questions))
-        block, session_id = self.memory.facts_block, self.memory.session_id
-        context = ["\n".join(turn) for turn in self.turns[max(end - block.context_turns + 1, 0) : end]]
         cli.say(f"For {one_line(question)!r}, as things are now:")
-        explanation = self.loop.run(block.aexplain(question, session_id=session_id, context=context))
-        show_explanation(explanation, self.memory.facts.namespace)
+        explanation = self.loop.run(block.aexplain(question, session_id=self.memory.session_id, context=context))
+        cli.say(explanation_table(explanation, self.memory.facts.namespace))
 
     def _forget(self, text: str) -> None:
         if not text:
             raise TerminalError("say which: /forget ID, or /forget WORDS. /facts lists them.")
-        self._extract_facts()
         facts = self.memory.facts
-        fact = find_fact(self.loop.run(facts.alist(with_retired=True)), text, in_content=True)
+        known = self.loop.run(facts.alist(with_retired=True))
+        found = with_id(known, text) or [fact for fact in known if text.casefold() in fact.content.casefold()]
+        missing = f"no fact is called {text!r} or has these words. /facts lists them."
+        fact = only_one(found, f"facts contain {text!r}", missing)
         if not cli.is_terminal():
             raise TerminalError("nobody can be asked here. Use `facts forget ID --yes`.")
-        show_facts([fact], facts.namespace)
+        cli.say(facts_table([fact], facts.namespace))
         with suppress(typer.Exit):
             cli.confirm("Delete this fact for good?")
             self.loop.run(facts.aforget(fact.id))
             cli.say("Deleted.")
 
 
-class _Warnings(logging.Handler):
-    """Collects the warnings of the package until no answer is being printed, each text once."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self._texts: dict[str, None] = {}
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Collects a warning."""
-        self._texts[one_line(record.getMessage())] = None
-
-    def flush(self) -> None:
-        """Prints what was collected since the last call."""
-        texts, self._texts = self._texts, {}
-        for text in texts:
-            _note(f"({text})")
-
-
-def _lines(warnings: _Warnings) -> Iterator[str]:
-    """Yields what is typed or comes through the pipe, without empty lines."""
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")
-    if not cli.is_terminal():
-        yield from (line.strip() for line in sys.stdin if line.strip())
-        return
-    with suppress(ImportError):
-        # Arrow keys and a history, where Python has it.
-        import readline  # noqa: F401
-    while True:
-        warnings.flush()
-        try:
-            line = input("\nyou> ").strip()
-        except EOFError:
-            print()
-            return
-        except KeyboardInterrupt:
-            _note("\n/quit or Ctrl-D ends the conversation.")
-            continue
-        if line:
-            yield line
+def _read_line() -> str:
+    """Returns what is typed or comes next through the pipe, "" after Ctrl-C, "/quit" at the end."""
+    prompt = "\nyou> " if cli.is_terminal() else ""
+    if prompt:
+        with suppress(ImportError):
+            # Arrow keys and a history, where Python has it. For a pipe it would only print control characters.
+            import readline  # noqa: F401 - input() uses it
+    try:
+        line = input(prompt).strip()
+    except EOFError:
+        print(end="\n" if prompt else "")
+        return "/quit"
+    except KeyboardInterrupt:
+        if not prompt:
+            raise
+        _note("\n/quit or Ctrl-D ends the conversation.")
+        return ""
+    return "/quit" if line == "/exit" else line
 
 
 def _note(text: str) -> None:

@@ -1,23 +1,26 @@
 """The commands under ``facts``: show and change what is known about a user."""
 
-from __future__ import annotations
-
-import asyncio
+# No annotation is a string here: Typer reads those of the commands, through the signatures that _command makes.
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from inspect import Signature, signature
 from itertools import pairwise
 from os.path import commonprefix
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
+from rich.console import Group, RenderableType
 
 from llama_index_memory_ext.cli import TerminalError, one_line, pluralize
 from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.app import Db, Json, Session, User, Yes
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
-
     from llama_index_memory_ext import CondensedMemory, Fact
     from llama_index_memory_ext.facts.ranking import Explanation
+
+# A result for JSON, and what is printed otherwise.
+Output: TypeAlias = tuple[object, RenderableType]
+# Begins with the memory whose facts are meant; the other parameters are the arguments and options of the command.
+_Work: TypeAlias = Callable[..., Awaitable[Output]]
 
 _KEYWORDS_SHOWN = 5
 _IDS_SHOWN = 5
@@ -36,180 +39,135 @@ _Pin = Annotated[bool, typer.Option("--pin", help="Show it before facts that mat
 _Reason = Annotated[str, typer.Option(help="Why it is no longer true.")]
 _All = Annotated[bool, typer.Option("--all", help="All facts of the user.")]
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None)
 cli.app.add_typer(app, name="facts", help="What is known about a user: look at it, search it, change it.")
 
 
-@app.command("list")
-def list_(
-    *, user: User = None, session: Session = None, retired: _Retired = False, db: Db = None, json: Json = False
-) -> None:
+def _command(name: str, *, create: bool = False) -> Callable[[_Work], None]:
+    """Makes a command of a coroutine function: adds the options for user, session, database and JSON to its own."""
+
+    def register(work: _Work) -> None:
+        def run(
+            *,
+            user: cli.User = None,
+            session: cli.Session = None,
+            db: cli.Db = None,
+            json: cli.Json = False,
+            **own: object,
+        ) -> None:
+            if not (namespace := user or session):
+                raise typer.BadParameter(
+                    "say whose facts: --user ID, or --session ID for those of a session without a user."
+                )
+            result = cli.run(db, lambda store: work(cli.memory_on(store, namespace), **own), create=create)
+            cli.show(*result, as_json=json)
+
+        _, *own_options = signature(work).parameters.values()
+        *options, _ = signature(run).parameters.values()
+        run.__signature__ = Signature([*own_options, *options])  # type: ignore[attr-defined] # what Typer reads
+        app.command(name, help=work.__doc__)(run)
+
+    return register
+
+
+@_command("list")
+async def _list(memory: "CondensedMemory", *, retired: _Retired = False) -> Output:
     """List the current facts, the newest first."""
-    namespace = _namespace(user, session)
-    facts = _run(db, namespace, lambda memory: memory.facts.alist(with_retired=retired))
-    if json:
-        cli.show_json([_as_json(fact) for fact in facts])
-    else:
-        show_facts(facts, namespace)
+    facts = await memory.facts.alist(with_retired=retired)
+    return facts, facts_table(facts, memory.facts.namespace)
 
 
-@app.command()
-def search(
-    question: _Question,
-    *,
-    user: User = None,
-    session: Session = None,
-    limit: _Limit = 10,
-    db: Db = None,
-    json: Json = False,
-) -> None:
+@_command("search")
+async def _search(memory: "CondensedMemory", question: _Question, *, limit: _Limit = 10) -> Output:
     """Find facts that have words in common with a question."""
-    namespace = _namespace(user, session)
-    found = _run(db, namespace, lambda memory: memory.facts_block.asearch(question))[:limit]
-    if json:
-        cli.show_json([{**_as_json(one.fact), "score": one.score, "similarity": one.similarity} for one in found])
-    elif not found:
-        cli.say(f"No fact of {namespace} has a word in common with that.")
-    else:
-        ids = short_ids(one.fact.id for one in found)
-        rows = [(f"{one.score:.2f}", ids[one.fact.id], _content(one.fact), _keywords(one)) for one in found]
-        cli.show_table(("score", "id", "fact", "matched"), rows)
+    found = (await memory.facts_block.asearch(question))[:limit]
+    result = [{**one.fact.model_dump(mode="json"), "score": one.score, "similarity": one.similarity} for one in found]
+    ids = short_ids(one.fact.id for one in found)
+    rows = [(f"{one.score:.2f}", ids[one.fact.id], _content(one.fact), _keywords(one.matched)) for one in found]
+    empty = f"No fact of {memory.facts.namespace} has a word in common with that."
+    return result, cli.table({"score": 0, "id": 0, "fact": 0, "matched": 0}, rows, empty=empty)
 
 
-@app.command()
-def explain(
-    question: _Question, *, user: User = None, session: Session = None, db: Db = None, json: Json = False
-) -> None:
+@_command("explain")
+async def _explain(memory: "CondensedMemory", question: _Question) -> Output:
     """Say of each fact whether a question shows it to the model."""
-    namespace = _namespace(user, session)
-    found: Explanation = _run(db, namespace, lambda memory: memory.facts_block.aexplain(question))
-    if json:
-        names = ("why", "score", "similarity", "matched", "tokens")
-        reasons = [{"shown": one.injected} | {name: getattr(one, name) for name in names} for one in found.facts]
-        facts = [_as_json(one.fact) | reason for one, reason in zip(found.facts, reasons, strict=True)]
-        cli.show_json({"tokens": found.tokens, "token_limit": found.limit, "facts": facts})
-    else:
-        show_explanation(found, namespace)
+    found = await memory.facts_block.aexplain(question)
+    names = ("why", "score", "similarity", "matched", "tokens")
+    facts = [
+        one.fact.model_dump(mode="json") | {"shown": one.injected} | {name: getattr(one, name) for name in names}
+        for one in found.facts
+    ]
+    result = {"tokens": found.tokens, "token_limit": found.limit, "facts": facts}
+    return result, explanation_table(found, memory.facts.namespace)
 
 
-@app.command()
-def add(
+@_command("add", create=True)
+async def _add(
+    memory: "CondensedMemory",
     text: _Text,
     *,
-    user: User = None,
-    session: Session = None,
     category: _Category = "knowledge",
     confidence: _Confidence = 1.0,
     pin: _Pin = False,
-    db: Db = None,
-    json: Json = False,
-) -> None:
+) -> Output:
     """Add a fact; a database that does not exist is created."""
-    fields: dict[str, Any] = {"category": category, "confidence": confidence, "pinned": pin}
-    fact = _run(db, _namespace(user, session), lambda memory: memory.facts.aadd(text, **fields), create=True)
-    _show_change("Added", fact, as_json=json)
+    return _changed("Added", await memory.facts.aadd(text, category=category, confidence=confidence, pinned=pin))
 
 
-@app.command()
-def retire(
-    fact_id: _Id,
-    *,
-    user: User = None,
-    session: Session = None,
-    reason: _Reason = "retired manually",
-    db: Db = None,
-    json: Json = False,
-) -> None:
+@_command("retire")
+async def _retire(memory: "CondensedMemory", fact_id: _Id, *, reason: _Reason = "retired by hand") -> Output:
     """Keep a fact, but no longer show it to the model."""
-
-    async def run(memory: CondensedMemory) -> Fact:
-        return await memory.facts.aretire(await _find_id(memory, fact_id), reason)
-
-    _show_change("Retired", _run(db, _namespace(user, session), run), as_json=json)
+    fact = _find(await memory.facts.alist(with_retired=True), fact_id)
+    return _changed("Retired", await memory.facts.aretire(fact.id, reason))
 
 
-@app.command()
-def restore(fact_id: _Id, *, user: User = None, session: Session = None, db: Db = None, json: Json = False) -> None:
+@_command("restore")
+async def _restore(memory: "CondensedMemory", fact_id: _Id) -> Output:
     """Show a retired fact to the model again."""
-
-    async def run(memory: CondensedMemory) -> Fact:
-        return await memory.facts.arestore(await _find_id(memory, fact_id))
-
-    _show_change("Restored", _run(db, _namespace(user, session), run), as_json=json)
+    fact = _find(await memory.facts.alist(with_retired=True), fact_id)
+    return _changed("Restored", await memory.facts.arestore(fact.id))
 
 
-@app.command()
-def forget(
-    fact_ids: _Ids = None,
-    *,
-    user: User = None,
-    session: Session = None,
-    all_: _All = False,
-    yes: Yes = False,
-    db: Db = None,
-    json: Json = False,
-) -> None:
+@_command("forget")
+async def _forget(
+    memory: "CondensedMemory", fact_ids: _Ids = None, *, all_: _All = False, yes: cli.Yes = False
+) -> Output:
     """Delete facts permanently; asks for confirmation."""
     if bool(fact_ids) == all_:
         raise typer.BadParameter("name the facts, or say --all.")
-    namespace = _namespace(user, session)
-    known = _run(db, namespace, lambda memory: memory.facts.alist(with_retired=True))
-    facts = {fact.id: fact for fact in (known if all_ else [find_fact(known, one) for one in fact_ids or ()])}
+    namespace, known = memory.facts.namespace, await memory.facts.alist(with_retired=True)
+    facts = {fact.id: fact for fact in (known if all_ else [_find(known, one) for one in fact_ids or ()])}
     if facts and not yes:
-        show_facts(list(facts.values()), namespace, stderr=True)
+        cli.say(facts_table([*facts.values()], namespace), stderr=True)
         cli.confirm(f"Delete {pluralize(len(facts), 'fact')} of {namespace} for good?")
     # Without ids all facts would be deleted.
-    count = _run(db, namespace, lambda memory: memory.facts.aforget(*facts)) if facts else 0
-    if json:
-        cli.show_json({"facts": count})
-    else:
-        cli.say(f"Deleted {pluralize(count, 'fact')} of {namespace}.")
+    count = await memory.facts.aforget(*facts) if facts else 0
+    return {"facts": count}, f"Deleted {pluralize(count, 'fact')} of {namespace}."
 
 
-def _namespace(user: str | None, session: str | None) -> str:
-    """Returns whose facts are meant: the user's, or those of a session that has no user."""
-    namespace = user or session
-    if namespace is None:
-        raise typer.BadParameter("say whose facts: --user ID, or --session ID for those of a session without a user.")
-    return namespace
+def _changed(what: str, fact: "Fact") -> Output:
+    return fact, f"{what} {fact.id}: {one_line(fact.content)}"
 
 
-def _run(db: str | None, name: str, work: Callable[[CondensedMemory], Awaitable[Any]], *, create: bool = False) -> Any:
-    async def run() -> Any:
-        async with cli.open_store(cli.find_place(db), create=create) as store:
-            return await work(cli.memory_on(store, name))
-
-    return asyncio.run(run())
+def _find(facts: Sequence["Fact"], text: str) -> "Fact":
+    missing = f"There is no fact {text!r} among {len(facts)}. `facts list --retired` shows all."
+    return only_one(with_id(facts, text), f"ids begin with {text!r}", missing)
 
 
-async def _find_id(memory: CondensedMemory, text: str) -> str:
-    return find_fact(await memory.facts.alist(with_retired=True), text).id
-
-
-def find_fact(facts: Sequence[Fact], text: str, *, in_content: bool = False) -> Fact:
-    """Returns the one fact whose id is ``text`` or begins with it, or, with ``in_content``, that contains it.
-
-    Raises:
-        TerminalError: There is none, or there are several.
-    """
-    none = f"There is no fact {text!r} among {len(facts)}. `facts list --retired` shows all."
-    found, matched = _with_id(facts, text), "ids begin with"
-    if in_content and not found:
-        none = f"no fact is called {text!r} or has these words. /facts lists them."
-        found, matched = [fact for fact in facts if text.casefold() in fact.content.casefold()], "facts contain"
-    if not found:
-        raise TerminalError(none)
-    if len(found) > 1:
-        ids = short_ids(fact.id for fact in facts)
-        shown = ", ".join(sorted(ids[fact.id] for fact in found)[:_IDS_SHOWN])
-        more = f" and {len(found) - _IDS_SHOWN} more" if len(found) > _IDS_SHOWN else ""
-        raise TerminalError(f"{len(found)} {matched} {text!r}: {shown}{more}. Give more of the one you mean.")
-    return found[0]
-
-
-def _with_id(facts: Sequence[Fact], text: str) -> list[Fact]:
+def with_id(facts: Sequence["Fact"], text: str) -> list["Fact"]:
+    """Returns the fact with an id, or else those whose ids begin with the text; [] for no text."""
     found = [fact for fact in facts if text and fact.id.startswith(text)]
     return [fact for fact in found if fact.id == text] or found
+
+
+def only_one(found: Sequence["Fact"], condition: str, missing: str) -> "Fact":
+    """Returns the one fact that was found; a TerminalError has ``missing``, or how many facts meet the condition."""
+    if not found:
+        raise TerminalError(missing)
+    if len(found) > 1:
+        shown = ", ".join(sorted(short_ids(fact.id for fact in found).values())[:_IDS_SHOWN])
+        raise TerminalError(f"{len(found)} {condition}: {shown}. Give more of the one you mean.")
+    return found[0]
 
 
 def short_ids(ids: Iterable[str]) -> dict[str, str]:
@@ -224,53 +182,36 @@ def short_ids(ids: Iterable[str]) -> dict[str, str]:
     return {id_: id_[: max(_SHORTEST_ID, 1 + max(shared[i : i + 2]))] for i, id_ in enumerate(ordered)}
 
 
-def show_facts(facts: Sequence[Fact], namespace: str, *, stderr: bool = False) -> None:
-    """Prints a table of facts in their order, retired ones with the reason."""
-    if not facts:
-        cli.say(f"No facts of {namespace}.", stderr=stderr)
-        return
+def facts_table(facts: Sequence["Fact"], namespace: str) -> RenderableType:
+    """Returns a table of facts in their order, retired ones with the reason."""
     ids = short_ids(fact.id for fact in facts)
     rows = [
         (ids[fact.id], _content(fact), fact.category, f"{fact.confidence:.2f}", f"{fact.updated_at:%Y-%m-%d}")
         for fact in facts
     ]
-    head = ("id", "fact", "category", "confidence", "since")
     # Half a date would be a wrong one.
-    cli.show_table(head, rows, min_widths={"category": 60, "confidence": 50}, stderr=stderr)
+    columns = {"id": 0, "fact": 0, "category": 60, "confidence": 50, "since": 0}
+    return cli.table(columns, rows, empty=f"No facts of {namespace}.")
 
 
-def show_explanation(explanation: Explanation, namespace: str) -> None:
-    """Prints a table that says of each fact whether it is shown, and why."""
-    if not explanation.facts:
-        cli.say(f"No facts of {namespace}.")
-        return
+def explanation_table(explanation: "Explanation", namespace: str) -> RenderableType:
+    """Returns a table that says of each fact whether it is shown, and why."""
     ids = short_ids(one.fact.id for one in explanation.facts)
     rows = []
     for one in explanation.facts:
         shown = f"{'yes' if one.injected else 'no'}: {one.why}"
         numbers = [f"{number:.2f}" for number in (one.score, one.similarity, one.confidence)]
-        content = _content(one.fact) + (f" (matched: {_keywords(one)})" if one.matched else "")
+        content = _content(one.fact) + (f" (matched: {_keywords(one.matched)})" if one.matched else "")
         rows.append((shown, *numbers, str(one.tokens), ids[one.fact.id], content))
-    head = ("shown", "score", "similarity", "confidence", "tokens", "id", "fact")
-    cli.show_table(head, rows, min_widths={"similarity": 100, "confidence": 100})
-    cli.say(f"{explanation.tokens} of {explanation.limit} tokens")
+    columns = {"shown": 0, "score": 0, "similarity": 100, "confidence": 100, "tokens": 0, "id": 0, "fact": 0}
+    table = cli.table(columns, rows, empty=f"No facts of {namespace}.")
+    return Group(table, f"{explanation.tokens} of {explanation.limit} tokens") if rows else table
 
 
-def _show_change(what: str, fact: Fact, *, as_json: bool) -> None:
-    if as_json:
-        cli.show_json(_as_json(fact))
-    else:
-        cli.say(f"{what} {fact.id}: {one_line(fact.content)}")
-
-
-def _as_json(fact: Fact) -> dict[str, Any]:
-    return fact.model_dump(mode="json")
-
-
-def _content(fact: Fact) -> str:
+def _content(fact: "Fact") -> str:
     retired = f" (retired: {one_line(fact.retired_reason or '')})" if fact.retired else ""
     return f"{'(pinned) ' if fact.pinned else ''}{one_line(fact.content)}{retired}"
 
 
-def _keywords(ranked: Any) -> str:
-    return ", ".join(ranked.matched[:_KEYWORDS_SHOWN])
+def _keywords(matched: Sequence[str]) -> str:
+    return ", ".join(matched[:_KEYWORDS_SHOWN])

@@ -6,19 +6,17 @@ import asyncio
 import os
 import platform
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, requires, version
 from json import detect_encoding
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
-from rich.text import Text
 
 import llama_index_memory_ext as ext
-from llama_index_memory_ext.cli import TerminalError, describe_error, model_host, plain, pluralize
+from llama_index_memory_ext.cli import TerminalError, describe_error, plain, pluralize
 from llama_index_memory_ext.cli import app as cli
 from llama_index_memory_ext.cli.app import Db, Json, Session, User
 
@@ -26,17 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
 
-    from llama_index_memory_ext.store import SessionInfo
-
-_Layout = Literal["llama_index", "openai"]
-_Format = Annotated[_Layout, typer.Option("--format", help="How messages are written.")]
+_Format = Annotated[Literal["llama_index", "openai"], typer.Option("--format", help="How messages are written.")]
 _Output = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to; - for stdout.")]
 _File = Annotated[Path, typer.Argument(metavar="FILE", help="Where from; - for stdin.")]
 
 _STREAM = Path("-")
 _PACKAGE = "llama-index-memory-ext"
-_ENCODINGS = ("o200k_base", "cl100k_base")
-_MARKS = {"ok": ("ok", "green"), "warning": ("note", "yellow"), "wrong": ("WRONG", "bold red")}
 # Why a version that is installed but not allowed does harm.
 _REASONS = {
     "llama-index-core": "Memory.from_defaults(chat_store=...) came with 0.14.24",
@@ -49,24 +42,15 @@ _REASONS = {
 @cli.app.command()
 def sessions(*, user: User = None, db: Db = None, json: Json = False) -> None:
     """List the conversations, the one that was used last first."""
-
-    async def read() -> list[SessionInfo]:
-        async with cli.open_store(cli.find_place(db)) as store:
-            return await store.sessions(user)
-
-    found = asyncio.run(read())
-    if json:
-        cli.show_json([asdict(info) for info in found])
-    elif not found:
-        cli.say("No sessions." if user is None else f"No sessions of {user}.")
-    else:
-        rows = [
-            (info.session_id, str(info.messages), ", ".join(info.user_ids), _time(info.last_at), _time(info.first_at))
-            for info in found
-        ]
-        head = ("session", "messages", "user", "last used", "first used")
-        # An id that goes over two lines cannot be copied.
-        cli.show_table(head, rows, folded="session", min_widths={"first used": 80})
+    found = cli.run(db, lambda store: store.sessions(user))
+    rows = [
+        (info.session_id, str(info.messages), ", ".join(info.user_ids), _time(info.last_at), _time(info.first_at))
+        for info in found
+    ]
+    columns = {"session": 0, "messages": 0, "user": 0, "last used": 0, "first used": 80}
+    empty = "No sessions." if user is None else f"No sessions of {user}."
+    table = cli.table(columns, rows, folded="session", empty=empty)
+    cli.show([asdict(info) for info in found], table, as_json=json)
 
 
 def _time(time: datetime | None) -> str:
@@ -86,13 +70,20 @@ def export(
 
     With --session the messages of the session, with --user all that is known about the user, retired facts too.
     """
-    name = cli.one_of(user, session)
-    file = output.expanduser()
-    if output != _STREAM and not file.parent.is_dir():
+    name, file = cli.one_of(user, session), output.expanduser()
+    if not file.parent.is_dir():
         raise typer.BadParameter(f"the folder {file.parent} does not exist.")
-    if output != _STREAM and file.is_dir():
+    if file.is_dir():
         raise typer.BadParameter(f"--output must name a file, and {output} is a folder.")
-    text = asyncio.run(_read(cli.find_place(db), name, layout if session else None))
+
+    async def read(store: ext.MemoryStore) -> str:
+        if not session:
+            return await cli.memory_on(store, name).facts.aexport()
+        if messages := await store.get_messages(name, None):
+            return ext.messages_to_json(messages, layout=layout) + "\n"
+        raise TerminalError(f"There is no session {name!r}. `sessions` lists those that there are.")
+
+    text = cli.run(db, read)
     if output != _STREAM:
         try:
             file.write_bytes(text.encode())
@@ -102,20 +93,8 @@ def export(
     elif sys.stdout.isatty():
         print(plain(text), end="")
     else:
-        sys.stdout.flush()
         sys.stdout.buffer.write(text.encode())
         sys.stdout.buffer.flush()
-
-
-async def _read(place: cli.Place, name: str, layout: _Layout | None) -> str:
-    """Returns the messages of a session in a layout, or, without one, the facts of a user."""
-    async with cli.open_store(place) as store:
-        if layout is None:
-            return await cli.memory_on(store, name).facts.aexport()
-        messages = await store.get_messages(name, None)
-    if not messages:
-        raise TerminalError(f"There is no session {name!r}. `sessions` lists those that there are.")
-    return ext.messages_to_json(messages, layout=layout) + "\n"
 
 
 @cli.app.command("import")
@@ -126,34 +105,29 @@ def import_(file: _File, *, session: Session = None, user: User = None, db: Db =
     write them, and --user says whose they are. With --user alone it holds facts as `export --user` writes them. Facts
     of imported messages are extracted when the session is next used.
     """
-    name = session or user
-    if name is None:
+    if not (name := session or user):
         raise typer.BadParameter("say --session ID for messages, or --user ID for facts.")
     try:
         content = sys.stdin.buffer.read() if file == _STREAM else file.expanduser().read_bytes()
-        # Some editors put a mark in front, or write UTF-16. The reader of messages knows that itself.
-        facts = "" if session else content.decode(detect_encoding(content)).removeprefix("\ufeff")
+        # Some editors write UTF-16.
+        text = content.decode(detect_encoding(content))
     except OSError as error:
         raise TerminalError(f"{file} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise TerminalError(f"{file} is not text in UTF-8, as JSON has to be. Nothing was imported.") from None
 
-    async def write() -> int:
-        async with cli.open_store(cli.find_place(db), create=True) as store:
-            memory = cli.memory_on(store, name, user)
-            if session:
-                return await memory.aimport(content, show_progress=sys.stderr.isatty())
-            return await memory.facts.aimport(facts)
+    async def write(store: ext.MemoryStore) -> int:
+        memory = cli.memory_on(store, name, user)
+        if session:
+            # As bytes: an error about a text says how a program reads a file.
+            return await memory.aimport(text.encode(), show_progress=sys.stderr.isatty())
+        return await memory.facts.aimport(text)
 
-    count, kind = asyncio.run(write()), "message" if session else "fact"
-    if json:
-        cli.show_json({f"{kind}s": count})
-    else:
-        cli.say(f"Imported {pluralize(count, kind)} into {name}.")
+    count, kind = cli.run(db, write, create=True), "message" if session else "fact"
+    cli.show({f"{kind}s": count}, f"Imported {pluralize(count, kind)} into {name}.", as_json=json)
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """What was checked, the verdict (ok, warning or wrong), and what was found."""
 
     name: str
@@ -169,98 +143,79 @@ def doctor(*, db: Db = None, json: Json = False) -> None:
     """
     checks = [*check_versions(), *asyncio.run(_check_database(cli.find_place(db))), *_check_models()]
     is_ok = all(check.verdict != "wrong" for check in checks)
-    if json:
-        cli.show_json({"ok": is_ok, "checks": [asdict(check) for check in checks]})
-    else:
-        rows = [(Text(*_MARKS[check.verdict]), check.name, check.found) for check in checks]
-        cli.show_table(("", "name", "found"), rows, folded="found")
+    rows = [(check.verdict.replace("wrong", "WRONG"), check.name, check.found) for check in checks]
+    table = cli.table({"": 0, "checked": 0, "found": 0}, rows, folded="found")
+    cli.show({"ok": is_ok, "checks": [check._asdict() for check in checks]}, table, as_json=json)
     if not is_ok:
         raise typer.Exit(1)
 
 
 def check_versions() -> Iterator[Check]:
-    """Checks the versions of Python, of this package, and of the libraries that it requires."""
-    yield _check_version("Python", platform.python_version(), SpecifierSet(">=3.10,<3.14"))
+    """Checks the versions of this package and of the libraries that it requires."""
+    yield Check("Python", "ok", platform.python_version())
     try:
-        required = [Requirement(line) for line in requires(_PACKAGE) or ()]
         yield Check(_PACKAGE, "ok", version(_PACKAGE))
     except PackageNotFoundError:
         yield Check(_PACKAGE, "wrong", "runs from a folder and is not installed: pip install it")
         return
-    for library in required:
-        is_needed = library.marker is None or library.marker.evaluate()
-        try:
-            if is_needed or library.name == "asyncpg":
-                yield _check_version(library.name, version(library.name), library.specifier)
-        except PackageNotFoundError:
-            if is_needed:
-                yield Check(library.name, "wrong", f"not installed; {library.specifier} is needed")
-            else:
-                found = 'not installed (for PostgreSQL: pip install "llama-index-memory-ext[postgres]")'
-                yield Check(library.name, "ok", found)
-
-
-def _check_version(name: str, seen: str, allowed: SpecifierSet) -> Check:
-    if allowed.contains(seen, prereleases=True):
-        return Check(name, "ok", seen)
-    reason = f" ({_REASONS[name]})" if name in _REASONS else ""
-    return Check(name, "wrong", f"{seen}, but {allowed} is needed{reason}")
+    for library in map(Requirement, requires(_PACKAGE) or ()):
+        name, allowed, marker = library.name, library.specifier, library.marker
+        if marker is None or marker.evaluate({"extra": "postgres"}):
+            try:
+                seen = version(name)
+            except PackageNotFoundError:
+                yield Check(name, "ok" if marker else "wrong", f"not installed; {allowed} is needed")
+                continue
+            is_allowed = allowed.contains(seen, prereleases=True)
+            reason = f" ({_REASONS[name]})" if name in _REASONS else ""
+            wrong = f"{seen}, but {allowed} is needed{reason}"
+            yield Check(name, "ok", seen) if is_allowed else Check(name, "wrong", wrong)
 
 
 async def _check_database(place: cli.Place) -> list[Check]:
     """Checks whether the database can be reached, the version of its schema, and whether rows can be written."""
+    # Imported here: it imports LlamaIndex.
+    from llama_index_memory_ext.store.schema import SCHEMA_VERSION
+
     if place.file is not None and place.is_missing:
-        return [_check_missing_file(place.file, place)]
+        # The folder of the default file is created.
+        if place.is_default or os.access(place.file.parent, os.W_OK | os.X_OK):
+            return [Check("database", "ok", f"{place.name} does not exist yet; the first conversation creates it.")]
+        needed = f"{place.name} needs the folder {place.file.parent}, which does not exist or may not be written to."
+        return [Check("database", "wrong", needed)]
     checks: list[Check] = []
     try:
         # Nothing is created where the database exists.
         async with cli.open_store(place, create=True) as store:
+            checks.append(Check("database", "ok", place.name))
             seen = await store.read_schema_version()
-            checks += [Check("database", "ok", place.name), _check_schema(seen)]
-            if seen is not None and checks[-1].verdict == "ok":
-                async with store.database.writing(sessions=["doctor"]) as connection:
-                    await connection.rollback()
-                checks.append(Check("writing", "ok", "rows can be written"))
+            if seen is None:
+                none = "no tables of this package yet; the first conversation creates them."
+                return [*checks, Check("schema", "ok", none)]
+            if seen > SCHEMA_VERSION:
+                newer = f"version {seen}, and this package knows version {SCHEMA_VERSION}: use a newer one."
+                return [*checks, Check("schema", "wrong", newer)]
+            checks.append(Check("schema", "ok", f"version {seen}"))
+            async with store.database.writing(sessions=["doctor"]) as connection:
+                await connection.rollback()
+            checks.append(Check("writing", "ok", "rows can be written"))
     except Exception as error:  # noqa: BLE001 - whatever failed is what this command is to find
         checks.append(Check("writing" if checks else "database", "wrong", describe_error(error)))
     return checks
 
 
-def _check_missing_file(file: Path, place: cli.Place) -> Check:
-    # Folders are created for the default file only.
-    folder = next(parent for parent in file.parents if parent.exists() or not place.is_default)
-    if not folder.is_dir():
-        return Check("database", "wrong", f"{file} needs the folder {folder}, which does not exist.")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return Check("database", "wrong", f"{file} does not exist, and {folder} may not be written to.")
-    return Check("database", "ok", f"{file} does not exist yet; the first conversation creates it.")
-
-
-def _check_schema(seen: int | None) -> Check:
-    # Imported here: it imports LlamaIndex.
-    from llama_index_memory_ext.store.schema import SCHEMA_VERSION
-
-    if seen is None:
-        return Check("schema", "ok", "no tables of this package yet; the first conversation creates them.")
-    if seen > SCHEMA_VERSION:
-        newer = f"version {seen}, and this package knows version {SCHEMA_VERSION}: use a newer one."
-        return Check("schema", "wrong", newer)
-    return Check("schema", "ok", f"version {seen}")
-
-
 def _check_models() -> Iterator[Check]:
     # Imported here: both import LlamaIndex.
-    from llama_index_memory_ext.cli.demo import DEFAULT_MODEL, choose_model
+    from llama_index_memory_ext.cli.demo import choose_model, describe_model
     from llama_index_memory_ext.text.tokens import is_shipped
 
     missing = "the file that llama-index-core brings cannot be loaded: install llama-index-core again."
-    for name in _ENCODINGS:
+    for name in ("o200k_base", "cl100k_base"):
         yield Check(name, "ok", "counts exactly, offline") if is_shipped(name) else Check(name, "wrong", missing)
     has_key = bool(os.environ.get("OPENAI_API_KEY"))
     unset = "not set: `chat` and `demo` answer with the offline model"
     yield Check("OPENAI_API_KEY", "ok" if has_key else "warning", "set" if has_key else unset)
     try:
-        choose_model()
-        yield Check("model", "ok", f"{os.environ.get('OPENAI_MODEL') or DEFAULT_MODEL} at {model_host()}")
+        yield Check("model", "ok", describe_model(choose_model()))
     except TerminalError as error:
         yield Check("model", "wrong", str(error))

@@ -6,11 +6,8 @@ import asyncio
 import json
 import sqlite3
 from contextlib import closing
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import typer
+from typing import TYPE_CHECKING, NamedTuple
 
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import TerminalError, pluralize
@@ -18,7 +15,7 @@ from llama_index_memory_ext.cli import app as cli
 from llama_index_memory_ext.cli.app import Db, Json, Session, User, Yes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
 # The search looks up this many bytes at once; a shorter text is too common to prove anything.
 _KEY_BYTES = 8
@@ -27,24 +24,7 @@ _PIECE_BYTES = 48
 _BLOCK_BYTES = 1 << 22
 
 
-@dataclass(frozen=True)
-class DeletionPlan:
-    """What is to be deleted: sessions, users, and how many messages and facts they have."""
-
-    sessions: list[str]
-    users: list[str]
-    messages: int
-    facts: int
-    is_person: bool
-
-    def __str__(self) -> str:
-        sessions = f" in {pluralize(len(self.sessions), 'session')}" if self.is_person else ""
-        stays = "" if self.users else "\nWhat is known of its user stays; `forget --user` deletes that too."
-        return f"{pluralize(self.messages, 'message')}{sessions}, {pluralize(self.facts, 'fact')}.{stays}"
-
-
-@dataclass(frozen=True)
-class DeletionResidue:
+class DeletionResidue(NamedTuple):
     """How many texts were searched, how many are left in the file, and how many are in rows of others."""
 
     searched: int
@@ -59,66 +39,70 @@ def forget(*, user: User = None, session: Session = None, yes: Yes = False, db: 
     Of a person all facts and all sessions. It asks before it does.
     Afterwards the file is searched for the words that were deleted (SQLite only); exit code 1 if some are left.
     """
-    name, place = cli.one_of(user, session), cli.find_place(db)
-    plan = asyncio.run(_plan(place, user, session))
-    if not (plan.sessions or plan.facts):
-        raise TerminalError(f"Nothing is stored about {name!r}.")
-    if not (json and yes):
-        cli.say(f"Stored about {name}: {plan}", stderr=True)
-    if not yes:
-        cli.confirm("Delete all of it for good?")
-    with cli.waiting("Deleting, and searching the file for what was deleted"):
-        deleted, residue = _delete(place, plan)
-    if json:
-        cli.show_json({"deleted": deleted, "file": asdict(residue) if residue else None})
-    else:
-        _show(deleted, residue)
+    cli.one_of(user, session)
+    deleted, residue = asyncio.run(_forget(cli.find_place(db), user, session, asks=not yes, quiet=json and yes))
+    result = {"deleted": deleted, "file": residue._asdict() if residue else None}
+    cli.show(result, _text_of(deleted, residue), as_json=json)
     if residue and residue.left:
-        raise typer.Exit(1)
+        searched = pluralize(residue.searched, "text")
+        raise TerminalError(f"Still in the file or in its journal: {residue.left} of {searched}.")
 
 
-async def _plan(place: cli.Place, user: str | None, session: str | None) -> DeletionPlan:
-    async with cli.open_store(place) as store:
-        infos = await store.sessions(user, session_ids=[session] if session else [])
-        # A session without a user is a user of its own.
-        own = [info.session_id for info in infos if info.session_id in info.user_ids]
-        users = list(dict.fromkeys([user, *own] if user else own))
-        facts = [len(await cli.memory_on(store, name).facts.alist(with_retired=True)) for name in users]
-    sessions, messages = [info.session_id for info in infos], sum(info.messages for info in infos)
-    return DeletionPlan(sessions, users, messages, sum(facts), is_person=user is not None)
-
-
-def _delete(place: cli.Place, plan: DeletionPlan) -> tuple[dict[str, int], DeletionResidue | None]:
+async def _forget(
+    place: cli.Place, user: str | None, session: str | None, *, asks: bool, quiet: bool
+) -> tuple[dict[str, int], DeletionResidue | None]:
     """Returns the counts of the deleted rows, and, where there is a file to search, what is left in it."""
-    deleted, texts = asyncio.run(_delete_rows(place, plan))
-    return deleted, search_file(place.file, texts, {*plan.users, *plan.sessions}) if place.file else None
-
-
-async def _delete_rows(place: cli.Place, plan: DeletionPlan) -> tuple[dict[str, int], set[str]]:
-    """Returns the counts of the deleted rows, and, where there is a file to search, their texts."""
     async with cli.open_store(place) as store:
-        texts = {text async for text in _texts(store, plan)} if place.file else set()
-        if plan.users:
-            return await store.forget_user(plan.users[0], session_ids=plan.sessions), texts
-        deleted = await store.forget(plan.sessions[0])
-        await store.vacuum()
-    return deleted, texts
+        users, sessions, found = await _find(store, user, session)
+        if not quiet:
+            cli.say(f"Stored about {user or session}: {found}", stderr=True)
+        if asks:
+            cli.confirm("Delete all of it for good?")
+        with cli.waiting("Deleting"):
+            texts = await _texts(store, users, sessions) if place.file else set()
+            if users:
+                deleted = await store.forget_user(users[0], session_ids=sessions)
+            else:
+                deleted = await store.forget(sessions[0])
+                await store.vacuum()
+    with cli.waiting("Searching the file for what was deleted"):
+        return deleted, search_file(place.file, texts, {*users, *sessions}) if place.file else None
 
 
-async def _texts(store: ext.MemoryStore, plan: DeletionPlan) -> AsyncIterator[str]:
-    for name in plan.users:
-        for fact in await cli.memory_on(store, name).facts.alist(with_retired=True):
-            for text in (fact.content, fact.quote, fact.source, fact.retired_reason or ""):
-                yield text
+async def _find(store: ext.MemoryStore, user: str | None, session: str | None) -> tuple[list[str], list[str], str]:
+    """Returns the users and the sessions that are to be deleted, and a text that counts what they have."""
+    infos = await store.sessions(user, session_ids=[session] if session else [])
+    sessions = [info.session_id for info in infos]
+    # A session without a user is a user of its own.
+    own = [info.session_id for info in infos if info.session_id in info.user_ids]
+    users = list(dict.fromkeys([user, *own] if user else own))
+    facts = await _facts(store, users)
+    if not (sessions or facts):
+        raise TerminalError(f"Nothing is stored about {user or session!r}.")
+    messages, where = sum(info.messages for info in infos), pluralize(len(sessions), "session")
+    found = f"{pluralize(messages, 'message')} in {where}, {pluralize(len(facts), 'fact')}."
+    return users, sessions, found + _session_hint(users)
+
+
+def _session_hint(users: list[str]) -> str:
+    return "" if users else "\nWhat is known of its user stays; `forget --user` deletes that too."
+
+
+async def _facts(store: ext.MemoryStore, users: Iterable[str]) -> list[ext.Fact]:
+    return [fact for user in users for fact in await cli.memory_on(store, user).facts.alist(with_retired=True)]
+
+
+async def _texts(store: ext.MemoryStore, users: Iterable[str], sessions: Iterable[str]) -> set[str]:
+    facts = await _facts(store, users)
+    texts = {text for fact in facts for text in (fact.content, fact.quote, fact.source, fact.retired_reason or "")}
     # One session at a time: a parsed message takes much more memory than its text.
-    for key in plan.sessions:
-        for message in await store.get_messages(key, None):
-            for block in message.blocks:
-                for text in _strings(block.model_dump(exclude={"block_type"})):
-                    yield text
+    for session in sessions:
+        for message in await store.get_messages(session, None):
+            texts.update(*(_strings(block.model_dump(exclude={"block_type"})) for block in message.blocks))
+    return texts
 
 
-def _strings(value: Any) -> Iterator[str]:
+def _strings(value: object) -> Iterator[str]:
     """Yields the strings in a JSON value: text, and the arguments of calls."""
     if isinstance(value, str):
         yield value
@@ -127,27 +111,25 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(inner)
 
 
-def _show(deleted: dict[str, int], residue: DeletionResidue | None) -> None:
-    cli.say("Deleted " + ", ".join(pluralize(n, kind.removesuffix("s")) for kind, n in deleted.items()) + ".")
+def _text_of(deleted: dict[str, int], residue: DeletionResidue | None) -> str:
+    lines = [f"Deleted {', '.join(pluralize(n, kind.removesuffix('s')) for kind, n in deleted.items())}."]
     if residue is None:
-        cli.say("The files of a server cannot be searched from here; its log, replicas and backups are its operator's.")
-        return
-    searched = pluralize(residue.searched, "text")
-    if residue.elsewhere:
-        cli.say(f"Also said elsewhere, and kept there, in whole or in part: {pluralize(residue.elsewhere, 'text')}.")
-    if residue.left:
-        cli.say(f"Still in the file or in its journal: {residue.left} of {searched}.", stderr=True)
-    else:
-        cli.say(f"The file was searched: none of {searched} is left in it.")
+        lines.append(
+            "The files of a server cannot be searched from here; its log, replicas and backups are its operator's."
+        )
+    elif residue.elsewhere:
+        lines.append(
+            f"Also said elsewhere, and kept there, in whole or in part: {pluralize(residue.elsewhere, 'text')}."
+        )
+    if residue and not residue.left:
+        lines.append(f"The file was searched: none of {pluralize(residue.searched, 'text')} is left in it.")
+    return "\n".join(lines)
 
 
 def search_file(file: Path, texts: Iterable[str], owners: Collection[str]) -> DeletionResidue:
-    """Searches a SQLite file and its journals for texts, byte by byte.
+    """Searches a SQLite file and its journals, byte by byte, for the texts of deleted users and sessions.
 
-    Args:
-        file: The SQLite file.
-        texts: The deleted texts. Blank texts and those of less than eight bytes are left out.
-        owners: The deleted users and sessions: a row that names one of them belongs to nobody else.
+    A row that names one of these ``owners`` is no other's. Texts that are blank or have less than 8 bytes are left out.
     """
     searched = [pieces for text in texts if text.strip() and (pieces := set(_pieces(text)))]
     found = set[bytes]()
@@ -194,21 +176,20 @@ def _pieces_of_others(file: Path, pieces: Collection[bytes], owners: Collection[
     for row in _rows(file) if pieces else ():
         # A user may be called "assistant".
         if gone.isdisjoint(value for column, value in row.items() if column not in {"role", "status"}):
-            content = b"\n".join(map(_as_bytes, row.values()))
+            values = (
+                value if isinstance(value, bytes) else str(value).encode(errors="replace") for value in row.values()
+            )
+            content = b"\n".join(values)
             kept.update(piece for piece in pieces if piece in content)
     return kept
 
 
-def _rows(file: Path) -> Iterator[dict[str, Any]]:
+def _rows(file: Path) -> Iterator[dict[str, object]]:
     """Yields all rows of all tables, by their columns."""
     with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        connection.row_factory = sqlite3.Row
         tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         for table in ("sqlite_master", *tables):
             quoted = table.replace('"', '""')
             rows = connection.execute(f'SELECT * FROM "{quoted}"')  # noqa: S608 - a name from the database itself
-            columns = [column[0] for column in rows.description]
-            yield from (dict(zip(columns, row, strict=True)) for row in rows)
-
-
-def _as_bytes(value: Any) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode(errors="replace")
+            yield from map(dict, rows)

@@ -5,19 +5,15 @@ from __future__ import annotations
 import ast
 import json
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from llama_index.core.base.llms.types import (
-    ChatMessage,
-    ChatResponse,
-    CompletionResponse,
-    LLMMetadata,
-    TextBlock,
-    ToolCallBlock,
-)
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, LLMMetadata, ToolCallBlock
 from llama_index.core.llms.custom import CustomLLM
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
+
+from llama_index_memory_ext.text.messages import body_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -27,14 +23,16 @@ if TYPE_CHECKING:
 
 ABOUT = (
     "I am a small offline model that answers by rules. I can work out sums with calculator tools, and tell from "
-    "what I was shown what you said about yourself, what you asked, and which tools I called."
+    "what I was shown what you said about yourself, and which tools I called."
 )
 NOT_SEEN = "I cannot see that in what I was shown."
 
 _OPERATIONS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
 _SUM_NODES = (ast.BinOp, ast.UnaryOp, ast.USub, ast.Constant, *_OPERATIONS)
-_SUM = re.compile(r"(?:.*\b(?:what is|what's|how much is|calculate|compute) )?([-+*/().\d ]+?)[ ?.!=]*", re.IGNORECASE)
-_LONGEST_SUM = 300
+_SUM = re.compile(
+    r"(?:.*\b(?:what is|what's|how much is|calculate|compute) )?((?:[-+*/() ]|\d+(?:\.\d+)?){1,300}?)[ ?.!=]*",
+    re.IGNORECASE,
+)
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _ELEMENT = re.compile(r'^<(?:message role="(\w+)"|fact )([^>]*)>(.*?)</(?:message|fact)>$', re.MULTILINE | re.DOTALL)
 _CALL_ID = re.compile(r'tool_call_id="([^"]*)"')
@@ -42,20 +40,8 @@ _CALL = re.compile(r"^\[tool call ?([^\]]*)\] ([\w.-]+)\((.*)\)$", re.MULTILINE)
 _KNOWN_FACT = re.compile(r"^(\d+)\. (.*)$", re.MULTILINE)
 _SUMMARY_SO_FAR = re.compile(r"<summary_so_far>\n(.*?)\n</summary_so_far>", re.DOTALL)
 
-
-class ToolCall(NamedTuple):
-    """A call of a tool; the arguments are JSON values by name."""
-
-    id: str
-    name: str
-    arguments: dict[str, Any]
-
-
-class Reply(NamedTuple):
-    """An answer: a text, or the tools to be called first (the text is empty then)."""
-
-    text: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()
+# The values are any that JSON has.
+Arguments: TypeAlias = dict[str, Any]
 
 
 class _Entry(NamedTuple):
@@ -65,11 +51,13 @@ class _Entry(NamedTuple):
     text: str
     call_id: str = ""
 
-    @property
-    def calls(self) -> list[ToolCall]:
-        """The tool calls in the text of the assistant; another's text may only look like one."""
-        found = _CALL.findall(self.text) if self.role == "assistant" else []
-        return [ToolCall(id_, name, _arguments(arguments)) for id_, name, arguments in found]
+
+class _Call(NamedTuple):
+    """A tool call that the model made earlier; ``result`` is None if there is none."""
+
+    name: str
+    arguments: Arguments
+    result: str | None
 
 
 class _Topic(NamedTuple):
@@ -90,63 +78,60 @@ class _Topic(NamedTuple):
         """Returns what a text says of the topic, up to the next topic: ("I like tea", "tea") for each statement."""
         pattern = rf"\b((?i:{self.said})\s+(.+?))(?=,? now\b|,? and (?i:i|my)\b|[\s.!]*$)"
         sentences = (sentence for sentence in _SENTENCE_END.split(text) if not sentence.endswith("?"))
-        return [statement for sentence in sentences for statement in re.findall(pattern, sentence)]
+        found = [statement for sentence in sentences for statement in re.findall(pattern, sentence)]
+        return found[-1:] if self.is_single else found
 
 
-_WORK_ON = ("i(?: work|['\u2019]m working| am working) on", "you work on", "Works on", "context")
 _TOPICS = (
     _Topic("my name is", "your name is", "Is called", "knowledge", "what(?: i|['\u2019])s my name|who am i"),
     _Topic("i (?:now )?(?:live in|moved to)", "you live in", "Lives in", "context", "where do i live"),
     _Topic("i like", "you like", "Likes", "preference", "what do i like"),
-    _Topic(*_WORK_ON, "what (?:do i work|am i working) on"),
+    _Topic("i(?:['\u2019]m| am)? work(?:ing)? on", "you work on", "Works on", "context", "what (?:do|am) i work"),
     _Topic("i use", "you use", "Uses", "context", "what do i use"),
     _Topic("i prefer", "you prefer", "Prefers", "preference", "what do i prefer"),
 )
 
 
-def reply(messages: Sequence[Mapping[str, Any]], tool_names: Collection[str] = ()) -> Reply:
-    """Returns the answer to messages in the form of OpenAI's Chat Completions, by the first rule that fits.
+def reply(messages: Iterable[ChatMessage], tool_names: Collection[str] = ()) -> ChatMessage:
+    """Returns the answer to messages, by the first rule that fits: a text, or a tool call.
 
-    Args:
-        messages: Each with ``role`` and ``content`` (a string, None, or parts of type ``text``), and where they
-            apply ``tool_calls`` and ``tool_call_id``. The past is read from the messages and from the record and the
-            facts within ``<memory>``; the question is what follows the end of that.
-        tool_names: The tools on offer; ``add``, ``subtract``, ``multiply``, ``divide`` and ``report_facts`` are used.
+    The past is read from the messages, and from the record and the facts within ``<memory>``; the question is what
+    follows the end of that. Of the tools ``add``, ``subtract``, ``multiply``, ``divide`` and ``report_facts`` are used.
 
-    >>> reply([{"role": "user", "content": "What is 12 + 30?"}], ["add"]).tool_calls
-    (ToolCall(id='call_1', name='add', arguments={'a': 12, 'b': 30}),)
-    >>> reply([{"role": "user", "content": "My name is Logan."}]).text
+    >>> reply([ChatMessage("What is 12 + 30?")], ["add"]).blocks[0].tool_kwargs
+    {'a': 12, 'b': 30}
+    >>> reply([ChatMessage("My name is Logan.")]).content
     'Noted: your name is Logan.'
     """
     entries = [entry for message in messages for entry in _entries(message)]
     asked = max((i for i, entry in enumerate(entries) if entry.role == "user"), default=len(entries))
     question, past = "".join(entry.text for entry in entries[asked : asked + 1]), entries[:asked]
     if "report_facts" in tool_names:
-        return Reply(tool_calls=(ToolCall("call_1", "report_facts", _facts_in(question)),))
-    if (summary := _SUMMARY_SO_FAR.search(question)) is not None:
-        return Reply(_summarize(summary[1], question))
-    if (sum_ := next(filter(None, map(_sum_in, _SENTENCE_END.split(question))), None)) is not None:
-        return _calculate(*sum_, entries[asked:], tool_names)
-    rules = (_tell_calls, _tell_topic, _tell_questions, _take_note)
-    return Reply(next(filter(None, (rule(question, past) for rule in rules)), ABOUT))
+        return _call("call_1", "report_facts", _facts_in(question))
+    if summary := _summarize(question):
+        return _answer(summary)
+    if found := _sum_in(question):
+        return _calculate(*found, _calls(entries[asked:]), tool_names)
+    rules = (_tell_calls, _tell_topic, _take_note)
+    return _answer(next(filter(None, (rule(question, past) for rule in rules)), ABOUT))
 
 
-# ---- reading the prompt ----------------------------------------------------------------------------------
+def _answer(text: str) -> ChatMessage:
+    return ChatMessage(text, role="assistant")
 
 
-def _entries(message: Mapping[str, Any]) -> Iterator[_Entry]:
+def _call(call_id: str, name: str, arguments: Arguments) -> ChatMessage:
+    call = ToolCallBlock(tool_call_id=call_id, tool_name=name, tool_kwargs=arguments)
+    return ChatMessage(role="assistant", blocks=[call])
+
+
+def _entries(message: ChatMessage) -> Iterator[_Entry]:
     """Yields what is in the memory of a message, and the message itself with its calls as the record shows them."""
-    role, text = str(message.get("role")), message.get("content") or ""
-    if isinstance(text, list):
-        text = "".join(part["text"] for part in text if part.get("type") == "text")
-    if role in {"system", "user"}:
+    text = body_of(message)
+    if message.role in ("system", "user"):
         memory, _, text = text.rpartition("</memory>")
         yield from _elements(memory)
-    for call in message.get("tool_calls") or ():
-        arguments = call["function"].get("arguments")
-        arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
-        text += f"\n[tool call {call.get('id')}] {call['function']['name']}({arguments})"
-    yield _Entry(role, text.strip(), str(message.get("tool_call_id") or ""))
+    yield _Entry(message.role.value, text.strip(), message.additional_kwargs.get("tool_call_id") or "")
 
 
 def _elements(text: str) -> list[_Entry]:
@@ -155,39 +140,33 @@ def _elements(text: str) -> list[_Entry]:
     return [_Entry(role or "fact", body.strip(), "".join(_CALL_ID.findall(more))) for role, more, body in found]
 
 
-def _arguments(value: Any) -> dict[str, Any]:
-    """Returns the arguments of a call, which may be JSON; {} if they are no object."""
-    try:
-        value = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+def _texts_of(role: str, entries: Iterable[_Entry]) -> list[str]:
+    return [entry.text for entry in entries if entry.role == role]
 
 
-def _results(entries: Sequence[_Entry]) -> list[tuple[ToolCall, float | str | None]]:
-    """Returns the calls of a turn, each with its result: a number, another text, or None."""
-    results = {entry.call_id: _number(entry.text) for entry in entries if entry.role == "tool"}
-    return [(call, results.get(call.id)) for entry in entries for call in entry.calls]
+def _calls(entries: Sequence[_Entry]) -> list[_Call]:
+    """Returns the calls of a turn. They are the assistant's: the text of others may only look like one."""
+    results = {entry.call_id: entry.text for entry in entries if entry.role == "tool"}
+    found = _CALL.findall("\n".join(_texts_of("assistant", entries)))
+    return [_Call(name, _arguments(arguments), results.get(call_id)) for call_id, name, arguments in found]
 
 
-def _number(text: str) -> float | str:
-    try:
-        return int(text) if text.lstrip("-").isdecimal() else float(text)
-    except ValueError:
-        return text
+def _arguments(text: str) -> Arguments:
+    """Returns the arguments of a call; {} if their JSON is cut."""
+    with suppress(ValueError):
+        if isinstance(arguments := json.loads(text), dict):
+            return arguments
+    return {}
 
 
-# ---- the rules -------------------------------------------------------------------------------------------
-
-
-def _facts_in(question: str) -> dict[str, Any]:
+def _facts_in(question: str) -> Arguments:
     """Reports what the user says of himself in a transcript, and the known facts that it contradicts."""
     known, _, transcript = question.partition("<transcript>")
     text = "\n".join(_texts_of("user", _elements(transcript)))
-    new: list[dict[str, Any]] = []
-    retired: list[dict[str, Any]] = []
+    new: list[Arguments] = []
+    retired: list[Arguments] = []
     for topic in _TOPICS:
-        for quote, value in topic.statements(text)[-1 if topic.is_single else 0 :]:
+        for quote, value in topic.statements(text):
             content, label = f"{topic.noted} {value}", f"n{len(new) + 1}"
             fact = {"label": label, "content": content, "category": topic.category, "confidence": 0.9, "quote": quote}
             new.append(fact)
@@ -198,52 +177,53 @@ def _facts_in(question: str) -> dict[str, Any]:
     return {"new_facts": new, "confirmed": [], "retired": retired}
 
 
-def _summarize(so_far: str, question: str) -> str:
-    """Adds the first sentence of each message to the summary so far."""
-    said = [entry for entry in _elements(question) if entry.role in {"user", "assistant"} and not entry.calls]
-    lines = [f"The {entry.role}: {_SENTENCE_END.split(entry.text)[0].strip()}" for entry in said]
-    return "\n".join(filter(None, [so_far.replace("(none)", ""), *lines]))
+def _sum_in(question: str) -> tuple[str, ast.BinOp] | None:
+    """Returns the first sum in a text, as it is written and as a syntax tree; None if there is none."""
+    for found in filter(None, map(_SUM.fullmatch, _SENTENCE_END.split(question))):
+        with suppress(SyntaxError):
+            tree = ast.parse(found[1].strip(), mode="eval").body
+            if isinstance(tree, ast.BinOp) and all(isinstance(node, _SUM_NODES) for node in ast.walk(tree)):
+                return found[1].strip(), tree
+    return None
 
 
-def _sum_in(sentence: str) -> tuple[str, ast.expr] | None:
-    """Returns a sum as it was written, and its syntax tree; None if the sentence is about something else."""
-    found = _SUM.fullmatch(sentence) if len(sentence) <= _LONGEST_SUM else None
-    try:
-        tree = ast.parse(found[1].strip() if found else "", mode="eval").body
-    except SyntaxError:
-        return None
-    is_sum = isinstance(tree, ast.BinOp) and all(isinstance(node, _SUM_NODES) for node in ast.walk(tree))
-    return (found[1].strip(), tree) if found and is_sum else None
-
-
-def _calculate(written: str, tree: ast.expr, turn: Sequence[_Entry], tools: Collection[str]) -> Reply:
+def _calculate(written: str, tree: ast.BinOp, calls: Sequence[_Call], tools: Collection[str]) -> ChatMessage:
     """Calls a tool for each operation, the inner ones first; then tells the sum and its value."""
-    calls = _results(turn)
-    results = {(call.name, call.arguments.get("a"), call.arguments.get("b")): result for call, result in calls}
-    outcome = _evaluate(tree, results)
-    if isinstance(outcome, str):
-        return Reply(f"A tool could not do it: {outcome}")
-    if not isinstance(outcome, tuple):
-        return Reply(f"{written} = {_shown(outcome)}")
-    tool, a, b = outcome
+    results = {(call.name, *call.arguments.values()): call.result for call in calls if call.result is not None}
+    try:
+        return _answer(f"{written} = {_shown(_evaluate(tree, results))}")
+    except ValueError:
+        return _answer(f"A tool could not do it: {calls[-1].result}")
+    except KeyError as missing:
+        tool, a, b = missing.args[0]
     if tool not in tools:
-        return Reply(f"I work out sums with tools only, and there is none named {tool!r}.")
-    return Reply(tool_calls=(ToolCall(f"call_{len(calls) + 1}", tool, {"a": a, "b": b}),))
+        return _answer(f"I work out sums with tools only, and there is none named {tool!r}.")
+    return _call(f"call_{len(calls) + 1}", tool, {"a": a, "b": b})
 
 
-def _evaluate(node: Any, results: Mapping[Any, Any]) -> Any:
-    """Returns the value of a sum; or its first operation without a result, or the text of a failed one."""
+# The nodes of a syntax tree have no type in common that has their fields.
+def _evaluate(node: Any, results: Mapping[tuple[object, ...], str]) -> float:
+    """Returns the value of a sum; a KeyError has the first operation without a result."""
     if isinstance(node, ast.Constant):
-        return node.value
-    sides = [node.operand] if isinstance(node, ast.UnaryOp) else [node.left, node.right]
-    values = [_evaluate(side, results) for side in sides]
-    for value in values:
-        if not isinstance(value, int | float):
-            return value
+        return node.value  # type: ignore[return-value] # the pattern of a sum has numbers only
     if isinstance(node, ast.UnaryOp):
-        return -values[0]
-    operation = (_OPERATIONS[type(node.op)], *values)
-    return operation if results.get(operation) is None else results[operation]
+        return -_evaluate(node.operand, results)
+    operation = _OPERATIONS[type(node.op)], _evaluate(node.left, results), _evaluate(node.right, results)
+    return json.loads(results[operation])  # type: ignore[no-any-return] # ValueError: an error's text
+
+
+def _shown(value: object) -> str:
+    """Returns a number without a fraction that is zero, and any other value as it is."""
+    return re.sub(r"^(-?\d+)\.0$", r"\1", str(value))
+
+
+def _summarize(question: str) -> str:
+    """Adds the first sentence of each message to the summary so far; "" if no summary is asked for."""
+    if not (so_far := _SUMMARY_SO_FAR.search(question)):
+        return ""
+    said = [entry for entry in _elements(question) if entry.role in {"user", "assistant"} and not _calls([entry])]
+    lines = [f"The {entry.role}: {_SENTENCE_END.split(entry.text)[0].strip()}" for entry in said]
+    return "\n".join(filter(None, [so_far[1].replace("(none)", ""), *lines]))
 
 
 def _tell_calls(question: str, past: Sequence[_Entry]) -> str:
@@ -254,19 +234,12 @@ def _tell_calls(question: str, past: Sequence[_Entry]) -> str:
     for entry in past:
         turns += [[]] if entry.role == "user" else []
         turns[-1].append(entry)
-    calls = next(filter(None, map(_results, reversed(turns))), None)
-    if calls is None:
-        return "I cannot see any tool call in what I was shown."
-    return f"I called {', then '.join(_told(*call) for call in calls)}."
-
-
-def _told(call: ToolCall, result: float | str | None) -> str:
-    arguments = ", ".join(f"{name}={_shown(value)}" for name, value in call.arguments.items()) or "no arguments"
-    return f"{call.name} with {arguments} and " + ("was shown no result" if result is None else f"got {_shown(result)}")
-
-
-def _shown(value: Any) -> str:
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    told = []
+    for call in next(filter(None, map(_calls, reversed(turns))), ()):
+        arguments = ", ".join(f"{name}={_shown(value)}" for name, value in call.arguments.items()) or "no arguments"
+        outcome = "was shown no result" if call.result is None else f"got {_shown(call.result)}"
+        told.append(f"{call.name} with {arguments} and {outcome}")
+    return f"I called {', then '.join(told)}." if told else "I cannot see any tool call in what I was shown."
 
 
 def _tell_topic(question: str, past: Sequence[_Entry]) -> str:
@@ -281,24 +254,9 @@ def _tell_topic(question: str, past: Sequence[_Entry]) -> str:
     return ""
 
 
-def _tell_questions(question: str, past: Sequence[_Entry]) -> str:
-    """Tells all that the user has said, in its order."""
-    if not re.search("what did i ask|what have we talked about|what did we talk about", question, re.IGNORECASE):
-        return ""
-    texts = [f'"{text}"' for text in _texts_of("user", past)]
-    return f"First you said {', then '.join(texts)}." if texts else NOT_SEEN
-
-
-def _texts_of(role: str, entries: Iterable[_Entry]) -> list[str]:
-    return [entry.text for entry in entries if entry.role == role]
-
-
 def _take_note(question: str, _: Sequence[_Entry]) -> str:
     notes = [f"{topic.echo} {value}" for topic in _TOPICS for _, value in topic.statements(question)]
     return f"Noted: {', '.join(notes)}." if notes else ""
-
-
-# ---- the model -------------------------------------------------------------------------------------------
 
 
 class OfflineModel(CustomLLM, FunctionCallingLLM):
@@ -312,56 +270,33 @@ class OfflineModel(CustomLLM, FunctionCallingLLM):
 
     @classmethod
     def class_name(cls) -> str:
-        """The name under which LlamaIndex serialises this model."""
         return "OfflineModel"
 
     @property
     def metadata(self) -> LLMMetadata:
-        """A chat model that calls tools."""
-        return LLMMetadata(
-            context_window=128_000, is_chat_model=True, is_function_calling_model=True, model_name="offline"
-        )
+        return LLMMetadata(context_window=128_000, is_chat_model=True, is_function_calling_model=True)
 
-    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        answer = reply(as_dicts(messages), kwargs.get("tools", ()))
-        calls = [ToolCallBlock(tool_call_id=id_, tool_name=name, tool_kwargs=kw) for id_, name, kw in answer.tool_calls]
-        message = ChatMessage(role="assistant", blocks=calls or [TextBlock(text=answer.text)])
-        return ChatResponse(message=message, delta=answer.text)
+    def chat(self, messages: Sequence[ChatMessage], *, tools: Collection[str] = (), **_: object) -> ChatResponse:
+        message = reply(messages, tools)
+        return ChatResponse(message=message, delta=message.content or "")
 
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         yield self.chat(messages, **kwargs)
 
-    def complete(self, prompt: str, *_: Any, **__: Any) -> CompletionResponse:
-        text = reply([{"role": "user", "content": prompt}]).text
+    def complete(self, prompt: str, *_: object, **__: object) -> CompletionResponse:
+        text = reply([ChatMessage(prompt)]).content or ""
         return CompletionResponse(text=text, delta=text)
 
-    def stream_complete(self, prompt: str, *_: Any, **__: Any) -> CompletionResponseGen:
+    def stream_complete(self, prompt: str, *_: object, **__: object) -> CompletionResponseGen:
         yield self.complete(prompt)
 
     def _prepare_chat_with_tools(
-        self, tools: Sequence[BaseTool], user_msg: Any = None, chat_history: Any = None, *_: Any, **__: Any
-    ) -> dict[str, Any]:
-        asked = ChatMessage(content=user_msg) if isinstance(user_msg, str) else user_msg
+        self, tools: Sequence[BaseTool], user_msg: Any = None, chat_history: Any = None, *_: object, **__: object
+    ) -> Arguments:
+        asked = ChatMessage(user_msg) if isinstance(user_msg, str) else user_msg
         messages = [*(chat_history or []), *([asked] if asked else [])]
         return {"messages": messages, "tools": [tool.metadata.get_name() for tool in tools]}
 
-    def get_tool_calls_from_response(
-        self, response: ChatResponse, error_on_no_tool_call: bool = True, **_: Any
-    ) -> list[ToolSelection]:
-        """The tools that the answer calls; a ``ValueError`` if it calls none and ``error_on_no_tool_call``."""
-        calls = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
-        if not calls and error_on_no_tool_call:
-            raise ValueError("The answer was expected to call a tool; it calls none.")
-        ids = [call.tool_call_id or "" for call in calls]
-        return [
-            ToolSelection(tool_id=id_, tool_name=call.tool_name, tool_kwargs=_arguments(call.tool_kwargs))
-            for id_, call in zip(ids, calls, strict=True)
-        ]
-
-
-def as_dicts(messages: Iterable[ChatMessage]) -> list[dict[str, Any]]:
-    """Returns messages as LlamaIndex sends them to OpenAI's Chat Completions."""
-    # Imported here: it takes as long as all the rest, and not every user of the rules needs it.
-    from llama_index.llms.openai.utils import to_openai_message_dict
-
-    return [dict(to_openai_message_dict(message)) for message in messages]
+    def get_tool_calls_from_response(self, response: ChatResponse, *_: object, **__: object) -> list[ToolSelection]:
+        fields = [block.model_dump() for block in response.message.blocks if isinstance(block, ToolCallBlock)]
+        return [ToolSelection.model_validate({"tool_id": field["tool_call_id"], **field}) for field in fields]

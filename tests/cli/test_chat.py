@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -9,17 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from llama_index_memory_ext.cli.offline_model import reply
-from tests.cli.terminal import COMMAND, PATIENCE_SECONDS, Here, at_terminal, clean_environment, run
-from tests.openai_server import Message, call, fail, say, serve
+from tests.cli.offline_server import model
+from tests.cli.terminal import COMMAND, PATIENCE_SECONDS, Here, at_terminal, clean_environment, interruptible, run
+from tests.openai_server import Message, fail, say, serve
 
 at_a_terminal = pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals")
 KEY = "sk-not-to-be-shown"
-
-
-def model(messages: list[Message], tools: list[str]) -> Message:
-    answer = reply(messages, tools)
-    return call(*answer.tool_calls) if answer.tool_calls else say(answer.text)
 
 
 @pytest.fixture
@@ -231,6 +227,25 @@ def test_ctrl_c_ends_the_wait_for_facts(command: Here, database: str) -> None:
     assert "Lives in Rome" in command("chat", "--db", database, "--session", "s", stdin="Hello\n/facts\n").stdout + (
         command("facts", "list", "--db", database, "--session", "s").stdout
     )
+
+
+@at_a_terminal
+def test_ctrl_c_ends_a_conversation_through_a_pipe(database: str) -> None:
+    """Whatever bytes came through it."""
+    command, pipe = [*COMMAND, "chat", "--db", database], subprocess.PIPE
+    with (
+        interruptible(),
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=clean_environment()) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"My name is Logan\xff.\n")
+        process.stdin.flush()
+        assert process.stdout.readline().startswith(b"Noted: your name is Logan")
+        process.send_signal(signal.SIGINT)
+        _, printed = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 130
+    assert b"Traceback" not in printed
 
 
 def test_an_error_of_the_model_is_told_in_its_words(command: Here, database: str) -> None:

@@ -131,6 +131,7 @@ def test_a_fact_is_added_found_retired_restored_and_forgotten(cli: Here) -> None
     assert cli("facts", "retire", pytest_id[:10], *ANN, "--reason", "uses unittest now").returncode == 0
     assert "pytest" not in cli("facts", "list", *ANN).stdout
     assert "(retired: uses unittest now)" in cli("facts", "list", "--retired", *ANN, COLUMNS="200").stdout
+    assert json.loads(cli("facts", "retire", docker_id, *ANN, "--json").stdout)["retired_reason"] == "retired by hand"
     assert cli("facts", "restore", pytest_id, *ANN).stdout == f"Restored {pytest_id}: Prefers pytest for testing\n"
     assert cli("facts", "forget", pytest_id[:8], *ANN, "--yes").stdout == "Deleted 1 fact of ann.\n"
     assert cli("facts", "forget", "--all", *ANN, "--yes", "--json").stdout == '{\n  "facts": 1\n}\n'
