@@ -114,7 +114,7 @@ class FactCache:
         ranker = settings.ranker_factory()
         if settings.embed_model is None:
             return ranker
-        keeper = self.store.embeddings.of(namespace, model_key(settings.embed_model))
+        keeper = self.store.facts.vectors(namespace, model_key(settings.embed_model))
         embedding_ranker = EmbeddingRanker(settings.embed_model, lexical=ranker, keeper=keeper)
         self.store.jobs.watch(embedding_ranker)
         return embedding_ranker

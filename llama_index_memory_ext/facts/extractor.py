@@ -16,7 +16,8 @@ from llama_index_memory_ext.events import FactsExtractedEvent, is_heard, send
 from llama_index_memory_ext.fact import raised, retire
 from llama_index_memory_ext.facts.prompt import ask_for_facts, extraction_prompt
 from llama_index_memory_ext.facts.validation import validate_reply
-from llama_index_memory_ext.store.readers import Seen, written_at
+from llama_index_memory_ext.store.database import written_at
+from llama_index_memory_ext.store.readers import Seen
 from llama_index_memory_ext.text.messages import Utterance, spoken
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.facts.reply import ExtractionReply
     from llama_index_memory_ext.facts.validation import ValidatedReply
     from llama_index_memory_ext.store import MemoryStore
-    from llama_index_memory_ext.store.readers import LogRow, Unread
+    from llama_index_memory_ext.store.readers import LogPage, LogRow
     from llama_index_memory_ext.text.tokens import Recent, TokenCounter
 
 _BATCH_ROWS, _BATCH_TOKENS = 200, 8_000
@@ -155,7 +156,7 @@ class Extractor:
 
     # ---- one batch ---------------------------------------------------------------------------------
 
-    async def _unread(self, *, with_active: bool) -> Unread:
+    async def _unread(self, *, with_active: bool) -> LogPage:
         """The oldest unread rows; the session is registered as the user's before anything is made of them."""
         store = self.store
         while True:
@@ -165,7 +166,7 @@ class Extractor:
             if not unread.rows or self.state.registered.get(self.session_id) == unread.epoch:
                 return unread
             # The session may be one that a plain Memory has written.
-            if await store.users.register(
+            if await store.readers.register(
                 self.session_id, owners=[self.namespace], readers=[self.reader], epoch=unread.epoch
             ):
                 self.state.registered.put(self.session_id, unread.epoch)
@@ -188,7 +189,7 @@ class Extractor:
             return sizes
         return [self.settings.tokenizer_fn.count(one.text) for one in utterances]
 
-    async def _extract_batch(self, unread: Unread, utterances: Sequence[Utterance]) -> Extracted:
+    async def _extract_batch(self, unread: LogPage, utterances: Sequence[Utterance]) -> Extracted:
         known = await self.cache.read(self.namespace)
         before = known.facts
         timestamps = [row.timestamp for row in unread.rows]
