@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.bridge.pydantic import ValidationError
-from sqlalchemy import and_, bindparam, case, func, null, select
+from sqlalchemy import bindparam, case, func, null, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from llama_index_memory_ext.store.database import reads, writes_session, written_at
@@ -287,7 +287,7 @@ class Readers:
         return now.position if same else None
 
 
-def _page_of(found: Sequence[Row[Any]], seen: Seen, limit: int, *, watched: bool) -> LogPage:
+def _page_of(found: Statement, seen: Seen, limit: int, *, watched: bool) -> LogPage:
     """The page of these rows, which are newest first, without the row that was seen last."""
     newest = found[0]
     facts = (newest.facts_epoch, newest.facts_change) if watched else None
