@@ -10,7 +10,6 @@ from llama_index.core.bridge.pydantic import ConfigDict, Field, model_serializer
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI, SQLAlchemyChatStore
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from llama_index_memory_ext.background.jobs import JobRegistry
 from llama_index_memory_ext.errors import StoreError
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
     from llama_index.core.base.llms.types import ChatMessage
     from sqlalchemy import Table
+    from sqlalchemy.ext.asyncio import AsyncEngine
     from typing_extensions import Self
 
     from llama_index_memory_ext.store.schema import Row

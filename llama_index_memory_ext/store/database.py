@@ -32,15 +32,15 @@ from llama_index_memory_ext.store.engine import (
 )
 from llama_index_memory_ext.store.schema import (
     SCHEMA_VERSION,
-    create_missing,
     Tables,
+    create_missing,
     lock_rows,
     refuse_newer,
     version_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
     from contextlib import AbstractAsyncContextManager
 
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -53,8 +53,6 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.01
-# Databases take a limited number of parameters in one statement.
-_PAGE = 500
 # Any number that no other program takes for its own lock.
 _SETUP_LOCK = 7_453_010_323_281_277_817
 _INSUFFICIENT_PRIVILEGE = "42501"
@@ -342,11 +340,6 @@ class Database:
         # The driver begins a transaction before it changes rows, but not before it changes tables.
         if driver is not None and not driver.in_transaction:
             await conn.exec_driver_sql("BEGIN IMMEDIATE")
-
-
-def pages(keys: Sequence[str]) -> list[Sequence[str]]:
-    """The keys in parts that fit into one statement; [] if there are none."""
-    return [keys[i : i + _PAGE] for i in range(0, len(keys), _PAGE)]
 
 
 def written_at(timestamp: int | None) -> datetime | None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from sqlalchemy import bindparam, delete, func, select, update
 
 from llama_index_memory_ext.fact import Fact, normalised, retire
-from llama_index_memory_ext.store.database import connected, pages, reads, writes_user
-from llama_index_memory_ext.store.schema import upsert
+from llama_index_memory_ext.store.database import connected, reads, writes_user
+from llama_index_memory_ext.store.schema import one_of, upsert
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -183,29 +183,23 @@ class KeptVectors:
     @reads
     async def read(self, conn: AsyncConnection, ids: Sequence[str]) -> dict[str, tuple[str, bytes]]:
         """The digest and the vector of each of these facts that has one."""
-        table, found = self.database.tables.embeddings, dict[str, tuple[str, bytes]]()
-        of_model = (table.c.namespace == self.namespace, table.c.model == self.model)
-        query = select(table.c.id, table.c.digest, table.c.vector).where(*of_model)
-        for page in pages(ids):
-            rows = await conn.execute(query.where(table.c.id.in_(page)))
-            found.update((row.id, (row.digest, row.vector)) for row in rows)
-        return found
+        table, backend = self.database.tables.embeddings, self.database.backend
+        these = (table.c.namespace == self.namespace, table.c.model == self.model, one_of(table.c.id, backend))
+        query = select(table.c.id, table.c.digest, table.c.vector).where(*these)
+        return {row.id: (row.digest, row.vector) for row in await conn.execute(query, {"names": ids})}
 
     # The lock is that of the facts, so that no vector outlives a user who is being forgotten.
     @connected(lambda part, *_: part.database.writing(users=[part.namespace]))
     async def write(self, conn: AsyncConnection, vectors: Mapping[str, tuple[str, bytes]]) -> None:
         """Keep vectors; those of facts that were deleted meanwhile are passed over."""
-        facts, rows = self.database.tables.facts, []
-        for page in pages(list(vectors)):
-            query = select(facts.c.id).where(facts.c.namespace == self.namespace, facts.c.id.in_(page))
-            for fact_id in (await conn.execute(query)).scalars():
-                digest, vector = vectors[fact_id]
-                row = {"namespace": self.namespace, "id": fact_id, "model": self.model}
-                rows.append({**row, "digest": digest, "vector": vector})
+        tables, backend = self.database.tables, self.database.backend
+        these = (tables.facts.c.namespace == self.namespace, one_of(tables.facts.c.id, backend))
+        found = await conn.execute(select(tables.facts.c.id).where(*these), {"names": list(vectors)})
+        model = {"namespace": self.namespace, "model": self.model}
+        rows = [{**model, "id": one, "digest": vectors[one][0], "vector": vectors[one][1]} for one in found.scalars()]
         if rows:
             # Two processes that embed the same content store the same; only one knows of a content that changed.
-            put = upsert(self.database.tables.embeddings, self.database.backend, "digest", "vector")
-            await conn.execute(put, rows)
+            await conn.execute(upsert(tables.embeddings, backend, "digest", "vector"), rows)
         else:
             await conn.rollback()
 

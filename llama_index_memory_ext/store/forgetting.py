@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import delete, text
 
-from llama_index_memory_ext.store.database import connected, pages
+from llama_index_memory_ext.store.database import connected
+from llama_index_memory_ext.store.schema import one_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sqlalchemy import Column
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from llama_index_memory_ext.store.database import Database
+    from llama_index_memory_ext.store.schema import Statement
 
 logger = logging.getLogger(__name__)
 
@@ -35,26 +38,33 @@ class Forgetting:
 
     def __init__(self, database: Database) -> None:
         self.database = database
+        tables = database.tables
+
+        def deletion(column: Column[str]) -> Statement:
+            return delete(column.table).where(one_of(column, database.backend))
+
+        # A session's row, and a user's, is no row that the result counts.
+        self._of_sessions = (
+            ("messages", deletion(tables.rows.c.key)),
+            ("cursors", deletion(tables.cursors.c.key)),
+            ("cursors", deletion(tables.owners.c.key)),
+            ("", deletion(tables.sessions.c.key)),
+        )
+        self._of_users = (
+            ("facts", deletion(tables.facts.c.namespace)),
+            ("embeddings", deletion(tables.embeddings.c.namespace)),
+            ("", deletion(tables.users.c.namespace)),
+        )
 
     @connected(lambda part, keys, namespaces=(): part.database.writing(sessions=keys, users=namespaces))
     async def delete(
         self, conn: AsyncConnection, keys: Sequence[str], namespaces: Sequence[str] = ()
     ) -> dict[str, int]:
         """Delete sessions, and the facts of users, in one transaction; returns the number of deleted rows by kind."""
-        tables = self.database.tables
-        deletions = (
-            ("messages", tables.rows.c.key, keys),
-            ("cursors", tables.cursors.c.key, keys),
-            ("cursors", tables.owners.c.key, keys),
-            ("sessions", tables.sessions.c.key, keys),
-            ("facts", tables.facts.c.namespace, namespaces),
-            ("embeddings", tables.embeddings.c.namespace, namespaces),
-            ("users", tables.users.c.namespace, namespaces),
-        )
         counts = Counter[str]()
-        for kind, column, names in deletions:
-            for page in pages(names):
-                counts[kind] += (await conn.execute(delete(column.table).where(column.in_(page)))).rowcount
+        for names, deletions in ((keys, self._of_sessions), (namespaces, self._of_users)):
+            for kind, deletion in deletions if names else ():
+                counts[kind] += (await conn.execute(deletion, {"names": names})).rowcount
         return {kind: counts[kind] for kind in ("messages", "cursors", "facts", "embeddings")}
 
     @connected(lambda part: part.database.without_transaction())

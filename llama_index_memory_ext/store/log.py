@@ -45,7 +45,7 @@ class Log:
         All of it is one transaction.
 
         Args:
-            connection: Opened by ``writes_session``.
+            conn: Opened by ``writes_session``.
             key: The session.
             messages: May be empty.
             plan_flush: Is given the active messages and then the new ones, oldest first, and says how many of the

@@ -103,6 +103,14 @@ def lock_rows(table: sa.Table, backend: str) -> Statement:
     return _insert(table, backend).on_conflict_do_update(index_elements=[*table.primary_key], set_=same)
 
 
+def one_of(column: Statement, backend: str) -> Statement:
+    """The condition that a column has one of the ``names``, any number of them in one parameter."""
+    if backend == "postgresql":
+        return column == sa.any_(sa.bindparam("names", type_=sa.ARRAY(sa.String)))
+    each = sa.func.json_each(sa.bindparam("names", type_=sa.JSON)).table_valued("value")
+    return column.in_(sa.select(each.c.value))
+
+
 def _insert(table: sa.Table, backend: str) -> Statement:
     # Only the dialect that is used: importing each takes a while.
     return import_module(f"sqlalchemy.dialects.{backend}").insert(table)

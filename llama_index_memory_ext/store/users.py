@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import exists, func, or_, select
 
-from llama_index_memory_ext.store.database import pages, reads, written_at
-from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED
+from llama_index_memory_ext.store.database import reads, written_at
+from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -57,6 +57,10 @@ class Users:
 
     def __init__(self, database: Database) -> None:
         self.database, self._tables = database, database.tables
+        owners, other = self._tables.owners, self._tables.owners.alias()
+        elsewhere = exists().where(other.c.user_id == owners.c.key, other.c.key != owners.c.key)
+        own = select(owners.c.key).where(owners.c.user_id == owners.c.key, ~elsewhere).order_by(owners.c.key)
+        self._own_users = own.where(one_of(owners.c.key, database.backend))
 
     @reads
     async def knows(self, conn: AsyncConnection, key: str) -> bool:
@@ -97,14 +101,7 @@ class Users:
     @reads
     async def own_users(self, conn: AsyncConnection, sessions: Sequence[str]) -> list[str]:
         """Those of these sessions that are users of themselves, and of no other session: others are people."""
-        owners, own = self._tables.owners, set[str]()
-        for page in pages(sessions):
-            query = select(owners.c.key).where(owners.c.key.in_(page), owners.c.user_id == owners.c.key)
-            own.update((await conn.execute(query)).scalars())
-        for page in pages(sorted(own)):
-            query = select(owners.c.user_id).where(owners.c.user_id.in_(page), owners.c.user_id != owners.c.key)
-            own.difference_update((await conn.execute(query)).scalars())
-        return sorted(own)
+        return list((await conn.execute(self._own_users, {"names": sessions})).scalars())
 
     @reads
     async def pending(self, conn: AsyncConnection, reader: str) -> list[str]:
@@ -114,41 +111,39 @@ class Users:
         query = select(cursors.c.key).where(cursors.c.reader == reader, behind)
         return list((await conn.execute(query)).scalars())
 
-    async def counts(self, key: str, *, record: str, extraction: str, namespace: str) -> Counts:
+    @reads
+    async def counts(self, conn: AsyncConnection, key: str, *, record: str, extraction: str, namespace: str) -> Counts:
         """Count by indexes, without reading a message.
 
         ``record`` and ``extraction`` are the names of the readers, and ``namespace`` says whose facts are counted.
         """
         rows, facts = self._tables.rows, self._tables.facts
-        of_session, in_log = rows.c.key == key, rows.c.status == ARCHIVED
-        known, retired_at = facts.c.namespace == namespace, facts.c.data["retired_at"].as_string()
-        conditions = (
-            (of_session,),
-            (of_session, rows.c.status == ACTIVE),
-            (of_session, in_log, rows.c.id <= self._position(key, record)),
-            (of_session, rows.c.id > self._position(key, extraction)),
-            (known, retired_at.is_(None)),
-            (known, retired_at.is_not(None)),
+        of_session = select(func.count()).where(rows.c.key == key)
+        known = select(func.count()).where(facts.c.namespace == namespace)
+        retired_at = facts.c.data["retired_at"].as_string()
+        counts = (
+            of_session,
+            of_session.where(rows.c.status == ACTIVE),
+            of_session.where(rows.c.status == ARCHIVED, rows.c.id <= self._position(key, record)),
+            of_session.where(rows.c.id > self._position(key, extraction)),
+            known.where(retired_at.is_(None)),
+            known.where(retired_at.is_not(None)),
         )
-        return Counts(*await self._count(*conditions))
+        return Counts(*(await conn.execute(select(*(count.scalar_subquery() for count in counts)))).one())
 
-    async def count_unread(self, key: str, reader: str) -> int:
+    @reads
+    async def count_unread(self, conn: AsyncConnection, key: str, reader: str) -> int:
         """The number of messages of a session, active ones too, that this reader has not left behind."""
         rows = self._tables.rows
-        (count,) = await self._count((rows.c.key == key, rows.c.id > self._position(key, reader)))
-        return count
+        unread = (rows.c.key == key, rows.c.id > self._position(key, reader))
+        return (await conn.execute(select(func.count()).where(*unread))).scalar_one()
 
-    async def count_between(self, key: str, after: int, last: int) -> int:
+    @reads
+    async def count_between(self, conn: AsyncConnection, key: str, after: int, last: int) -> int:
         """The number of rows of the log of a session after the row ``after``, up to the row ``last``."""
         rows = self._tables.rows
         between = (rows.c.key == key, rows.c.status == ARCHIVED, rows.c.id > after, rows.c.id <= last)
-        (count,) = await self._count(between)
-        return count
-
-    @reads
-    async def _count(self, conn: AsyncConnection, *conditions: Sequence[Statement]) -> Sequence[int]:
-        counts = (select(func.count()).where(*condition).scalar_subquery() for condition in conditions)
-        return tuple((await conn.execute(select(*counts))).one())
+        return (await conn.execute(select(func.count()).where(*between))).scalar_one()
 
     def _position(self, key: str, reader: str) -> Statement:
         cursors = self._tables.cursors
