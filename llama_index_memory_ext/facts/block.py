@@ -92,7 +92,7 @@ class RelevantFactsBlock(LogBlock):
     _users: Recent[str, UserFacts] = PrivateAttr(default_factory=Recent)
     _talks: Recent[str, _Talk] = PrivateAttr(default_factory=Recent)
     _shown: Recent[tuple[object, ...], _Shown] = PrivateAttr(default_factory=Recent)
-    _state: ExtractorState = PrivateAttr(default_factory=lambda: ExtractorState(Recent(), Counter()))
+    _state: ExtractorState = PrivateAttr(default_factory=lambda: ExtractorState(Counter()))
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.facts.validation import ValidatedReply
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.readers import LogPage, LogRow
-    from llama_index_memory_ext.text.tokens import Recent, TokenCounter
+    from llama_index_memory_ext.text.tokens import TokenCounter
 
 _BATCH_ROWS, _BATCH_TOKENS = 200, 8_000
 _RELATED_FACTS = 10
@@ -66,9 +66,8 @@ class Extracted:
 
 @dataclass(frozen=True)
 class ExtractorState:
-    """What extractors of a block remember: the epochs in which sessions were registered, and counts of rejections."""
+    """What extractors of a block remember: how many facts were rejected for each reason."""
 
-    registered: Recent[str, int]
     rejections: Counter[str]
 
 
@@ -163,13 +162,11 @@ class Extractor:
             unread = await store.readers.unread(
                 self.session_id, self.reader, with_active=with_active, limit=_BATCH_ROWS
             )
-            if not unread.rows or self.state.registered.get(self.session_id) == unread.epoch:
+            if unread.registered or not unread.rows:
                 return unread
             # The session may be one that a plain Memory has written.
-            if await store.readers.register(
-                self.session_id, owners=[self.namespace], readers=[self.reader], epoch=unread.epoch
-            ):
-                self.state.registered.put(self.session_id, unread.epoch)
+            owners, readers = [self.namespace], [self.reader]
+            await store.readers.register(self.session_id, owners=owners, readers=readers, epoch=unread.epoch)
 
     async def _utterances(self, rows: Sequence[LogRow]) -> list[Utterance]:
         # Counting some megabytes takes a second, for which the event loop must not be blocked.

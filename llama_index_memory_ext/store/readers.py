@@ -80,9 +80,9 @@ class LogPage:
     """Rows for a reader, oldest first.
 
     ``position`` is the reader's cursor: the last row that it has left behind, 0 at the beginning. ``epoch`` changes
-    whenever rows were deleted. ``fresh`` is false, and the page empty, if that has happened since ``Seen``: what was
-    remembered of the session is void then. ``more`` is true if there are older rows before the page. ``facts`` is the
-    epoch and the last change of the facts that were watched.
+    when rows are deleted. ``fresh`` is false, and the page empty, if that has happened since ``Seen``: what the reader
+    remembers of the session is void then. ``more`` is true if there are older rows before the page. ``registered`` is
+    true if the cursor is stored. ``facts`` is the epoch and the last change of the facts that were watched.
     """
 
     position: int
@@ -90,46 +90,47 @@ class LogPage:
     rows: list[LogRow]
     fresh: bool = True
     more: bool = False
-    facts: tuple[int, int] | None = None
+    registered: bool = False
+    facts: tuple[int, int] = (0, 0)
 
 
 class Readers:
     """The rows and the cursors of a store.
 
     The log of a session is its rows with the status ``archived``: they have left short-term memory. A reader of any
-    name begins at the first row. Methods with a ``connection`` work within a transaction that has locked the session.
+    name begins at the first row. Methods named ``..._within`` work in a transaction that has locked the session.
     """
 
     def __init__(self, database: Database) -> None:
         self.database = database
         tables = database.tables
         rows, cursors, users = tables.rows, tables.cursors, tables.users
-        session: Statement = bindparam("session")
-        last_id: Statement = bindparam("last_id")
-        of_reader = (cursors.c.key == session, cursors.c.reader == bindparam("by"))
-        of_user = users.c.namespace == bindparam("namespace")
-        epoch = _value(tables.sessions.c.epoch, tables.sessions.c.key == session).label("epoch")
-        position = _value(cursors.c.position, *of_reader).label("position")
-        watched = [_value(users.c[name], of_user).label(f"facts_{name}") for name in ("epoch", "change")]
+        session, last_id = _parameter("session"), _parameter("last_id")
+        of_reader = (cursors.c.key == session, cursors.c.reader == _parameter("reader"))
+        of_user = users.c.namespace == _parameter("watch")
+        position = select(cursors.c.position).where(*of_reader).scalar_subquery()
+        state = (
+            _or_zero(select(tables.sessions.c.epoch).where(tables.sessions.c.key == session)).label("epoch"),
+            position.label("position"),
+            *(_or_zero(select(users.c[name]).where(of_user)).label(f"facts_{name}") for name in ("epoch", "change")),
+        )
         # Statements of every turn are built once: building one costs as much as running it.
-        columns = select(rows.c.id, rows.c.role, rows.c.data, rows.c.timestamp)
-        self._all = columns.where(rows.c.key == session).order_by(rows.c.id)
+        self._cursor = select(null().label("id"), *state)
+        # The last row that was seen comes along as a witness that it still exists.
+        unseen = case((rows.c.id == last_id, null()), else_=rows.c.data).label("data")
+        self._page = (
+            select(rows.c.id, rows.c.role, unseen, *state)
+            .where(rows.c.key == session, rows.c.status == ARCHIVED, rows.c.id >= last_id)
+            .where(rows.c.id > func.coalesce(position, 0), rows.c.id <= _parameter("newest"))
+            .order_by(rows.c.id.desc())
+            .limit(_parameter("most"))
+        )
+        self._all = select(rows.c.id, rows.c.role, rows.c.data, rows.c.timestamp).where(rows.c.key == session)
+        self._all = self._all.order_by(rows.c.id)
         self._active = self._all.where(rows.c.status == ACTIVE)
         chosen = self._all.where(rows.c.status.in_(bindparam("statuses", expanding=True)))
         self._rows = chosen.where(rows.c.id.in_(bindparam("ids", expanding=True)))
-        self._unread = chosen.where(rows.c.id > last_id).limit(bindparam("most"))
-        cursor = select(null().label("id"), epoch, position)
-        # The last row that was seen comes along as a witness that it still exists.
-        unseen = case((rows.c.id == last_id, null()), else_=rows.c.data).label("data")
-        page = (
-            select(rows.c.id, rows.c.role, unseen, epoch, position)
-            .where(rows.c.key == session, rows.c.status == ARCHIVED)
-            .where(rows.c.id >= last_id, rows.c.id > position, rows.c.id <= bindparam("newest"))
-            .order_by(rows.c.id.desc())
-            .limit(bindparam("most"))
-        )
-        self._cursor, self._page = cursor, page
-        self._watching_page, self._watching_cursor = page.add_columns(*watched), cursor.add_columns(*watched)
+        self._unread = chosen.where(rows.c.id > last_id).limit(_parameter("most"))
         self._state = select(cursors.c.position, cursors.c.state).where(*of_reader)
         self._put = upsert(cursors, database.backend, "position", "state")
         self._add_owner, self._add_reader = upsert(tables.owners, database.backend), upsert(cursors, database.backend)
@@ -165,19 +166,17 @@ class Readers:
         *,
         before: int | None = None,
         limit: int,
-        watch: str | None = None,
+        watch: str = "",
     ) -> LogPage:
         """The newest rows of the log that this reader has neither left behind nor seen, at most ``limit``.
 
         With ``before`` only rows with a smaller id, to turn the page. ``watch`` is a namespace of facts: the page says
         how far its changes have come, which saves a query.
         """
-        cursor = {"session": key, "by": reader, **({} if watch is None else {"namespace": watch})}
+        cursor = {"session": key, "reader": reader, "watch": watch}
         page = {"last_id": seen.last_id, "newest": LAST_ID if before is None else before - 1, "most": limit + 1}
-        found = (await conn.execute(self._page if watch is None else self._watching_page, cursor | page)).all()
-        if not found:
-            found = (await conn.execute(self._cursor if watch is None else self._watching_cursor, cursor)).all()
-        return _page_of(found, seen, limit, watched=watch is not None)
+        found = (await conn.execute(self._page, cursor | page)).all()
+        return _page_of(found or (await conn.execute(self._cursor, cursor)).all(), seen, limit)
 
     @reads
     async def unread(
@@ -194,11 +193,12 @@ class Readers:
 
         They begin after the row ``after``, wherever the cursor is, if that is given.
         """
-        cursor = (await conn.execute(self._cursor, {"session": key, "by": reader})).one()
-        last_id = cursor.position if after is None else after
+        cursor = await self._read_cursor(conn, key, reader)
+        last_id = (cursor.position or 0) if after is None else after
         page = {"session": key, "last_id": last_id, "statuses": _statuses(with_active=with_active), "most": limit}
         found = await conn.execute(self._unread, page)
-        return LogPage(cursor.position, cursor.epoch, [LogRow(*row) for row in found])
+        rows, registered = [LogRow(*row) for row in found], cursor.position is not None
+        return LogPage(cursor.position or 0, cursor.epoch, rows, registered=registered)
 
     async def rows_within(
         self, conn: AsyncConnection, key: str, ids: Sequence[int], *, with_active: bool = False
@@ -214,7 +214,7 @@ class Readers:
     @reads
     async def state(self, conn: AsyncConnection, key: str, reader: str) -> tuple[int, Json]:
         """The position of a cursor, and the state that it was moved with."""
-        row = (await conn.execute(self._state, {"session": key, "by": reader})).first()
+        row = (await conn.execute(self._state, {"session": key, "reader": reader})).first()
         return (0, None) if row is None else (row.position, row.state)
 
     async def move(self, key: str, reader: str, *, epoch: int, old: int, new: int, state: Json = None) -> bool:
@@ -277,30 +277,37 @@ class Readers:
 
     async def _position(self, conn: AsyncConnection, key: str, reader: str, epoch: int) -> int | None:
         """Where a cursor is; None if rows of the session were deleted since ``epoch``."""
-        now = (await conn.execute(self._cursor, {"session": key, "by": reader})).one()
+        now = await self._read_cursor(conn, key, reader)
         if epoch == 0:
             # A log that only the plain host has written had no epoch before it was locked just now.
             same = (await conn.execute(self._all.limit(1), {"session": key})).first() is not None
         else:
             same = now.epoch == epoch
-        return now.position if same else None
+        return (now.position or 0) if same else None
+
+    async def _read_cursor(self, conn: AsyncConnection, key: str, reader: str) -> Statement:
+        return (await conn.execute(self._cursor, {"session": key, "reader": reader, "watch": ""})).one()
 
 
-def _page_of(found: Statement, seen: Seen, limit: int, *, watched: bool) -> LogPage:
+def _page_of(found: Statement, seen: Seen, limit: int) -> LogPage:
     """The page of these rows, which are newest first, without the row that was seen last."""
     newest = found[0]
-    facts = (newest.facts_epoch, newest.facts_change) if watched else None
+    position, facts = newest.position or 0, (newest.facts_epoch, newest.facts_change)
     rows = [row for row in found if row.id not in (None, seen.last_id)]
-    witnessed = len(rows) > limit or found[-1].id == seen.last_id or seen.last_id <= newest.position
+    witnessed = len(rows) > limit or found[-1].id == seen.last_id or seen.last_id <= position
     if seen.last_id and (newest.epoch != seen.epoch or not witnessed):
-        return LogPage(newest.position, newest.epoch, [], fresh=False, facts=facts)
+        return LogPage(position, newest.epoch, [], fresh=False, facts=facts)
     shown = [LogRow(row.id, row.role, row.data) for row in reversed(rows[:limit])]
-    return LogPage(newest.position, newest.epoch, shown, more=len(rows) > limit, facts=facts)
+    return LogPage(position, newest.epoch, shown, more=len(rows) > limit, facts=facts)
 
 
 def _statuses(*, with_active: bool) -> list[str]:
     return [ARCHIVED, ACTIVE] if with_active else [ARCHIVED]
 
 
-def _value(column: Statement, *where: Statement) -> Statement:
-    return func.coalesce(select(column).where(*where).scalar_subquery(), 0)
+def _or_zero(query: Statement) -> Statement:
+    return func.coalesce(query.scalar_subquery(), 0)
+
+
+def _parameter(name: str) -> Statement:
+    return bindparam(name)
