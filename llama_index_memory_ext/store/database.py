@@ -10,7 +10,7 @@ import warnings
 from contextlib import asynccontextmanager, nullcontext
 from datetime import datetime, timedelta, timezone
 from functools import wraps
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 from uuid import uuid4
 
 from sqlalchemy import func, insert, select
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Part = TypeVar("Part")
 
 logger = logging.getLogger(__name__)
 
@@ -57,22 +58,6 @@ _RETRY_SECONDS = 0.01
 _SETUP_LOCK = 7_453_010_323_281_277_817
 _INSUFFICIENT_PRIVILEGE = "42501"
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-
-
-class Part(Protocol):
-    """A part of a store, which works on its database."""
-
-    @property
-    def database(self) -> Database:
-        """The database."""
-
-
-PartT = TypeVar("PartT", bound=Part)
-
-if TYPE_CHECKING:
-    Connect: TypeAlias = Callable[..., AbstractAsyncContextManager[AsyncConnection]]
-    Method: TypeAlias = Callable[Concatenate[PartT, AsyncConnection, P], Awaitable[T]]
-    ConnectedMethod: TypeAlias = Callable[Concatenate[PartT, P], Coroutine[None, None, T]]
 
 
 def shielded(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[None, None, T]]:
@@ -88,8 +73,7 @@ def shielded(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[None,
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if not task.done():
-                await asyncio.wait([task])
+            await asyncio.wait([task])
             if not task.cancelled() and task.exception() is not None:
                 logger.warning("%s failed after its caller was cancelled: %r", run.__name__, type(task.exception()))
             raise
@@ -97,15 +81,22 @@ def shielded(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[None,
     return run
 
 
-def connected(connect: Connect) -> Callable[[Method[PartT, P, T]], ConnectedMethod[PartT, P, T]]:
+def connected(
+    connect: Callable[..., AbstractAsyncContextManager[AsyncConnection]],
+) -> Callable[
+    [Callable[Concatenate[Part, AsyncConnection, P], Awaitable[T]]],
+    Callable[Concatenate[Part, P], Coroutine[None, None, T]],
+]:
     """Call a method with a connection, its first argument, that ``connect`` opens; shielded from cancellation.
 
-    ``connect`` is given the part and the other arguments.
+    ``connect`` is given the object, a part of a store, and the other arguments.
     """
 
-    def decorate(method: Method[PartT, P, T]) -> ConnectedMethod[PartT, P, T]:
+    def decorate(
+        method: Callable[Concatenate[Part, AsyncConnection, P], Awaitable[T]],
+    ) -> Callable[Concatenate[Part, P], Coroutine[None, None, T]]:
         @wraps(method)
-        async def run(part: PartT, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        async def run(part: Part, /, *args: P.args, **kwargs: P.kwargs) -> T:
             async with connect(part, *args, **kwargs) as conn:
                 return await method(part, conn, *args, **kwargs)
 
