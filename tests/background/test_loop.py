@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from llama_index_memory_ext.background.loop import BackgroundLoop
+from llama_index_memory_ext.background.locks import BackgroundLoop
 
 
 def test_the_result_or_the_error_of_a_coroutine_comes_back() -> None:
