@@ -132,19 +132,22 @@ class BackgroundLoop:
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed. The coroutine was cancelled, and has ended.
         """
+        started: Future[asyncio.Task[T]] = Future()
+        ended: Future[None] = Future()
 
-        async def start() -> asyncio.Task[T]:
-            return asyncio.ensure_future(call)
+        def start() -> None:
+            task = self._loop.create_task(call)
+            task.add_done_callback(lambda _: ended.set_result(None))
+            started.set_result(task)
 
-        task = asyncio.run_coroutine_threadsafe(start(), self._loop).result()
-        ended = asyncio.run_coroutine_threadsafe(asyncio.wait([task]), self._loop)
+        self._loop.call_soon_threadsafe(start)
         try:
             _wait_for(ended)
         except KeyboardInterrupt:
-            self._loop.call_soon_threadsafe(task.cancel)
+            self._loop.call_soon_threadsafe(started.result().cancel)
             _wait_for(ended)
             raise
-        return task.result()
+        return started.result().result()
 
     async def _cancel_tasks(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
