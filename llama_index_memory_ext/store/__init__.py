@@ -44,16 +44,14 @@ def _part(description: str) -> Any:
 class MemoryStore(SQLAlchemyChatStore):
     """LlamaIndex's SQL chat store, with a log of each session that blocks read by cursors, and with facts.
 
-    The chat table is the host's own, with the same columns, so an existing database keeps working; rows
-    with the status ``archived`` are the log. Rows of a session are written, archived and read in the order of their
-    ids.
+    The chat table is the host's own, with the same columns, so an existing database keeps working; rows with the status
+    ``archived`` are the log. Rows of a session are written, archived and read in the order of their ids.
 
     Args:
-        async_database_uri: A SQLAlchemy address with an async driver: SQLite by aiosqlite (the default is
-            a private in-memory database) or PostgreSQL by asyncpg, with a new connection per transaction.
-        table_name: The host's chat table, with whose name those of all other tables begin.
-        async_engine: An engine of your own instead of an address, with a pool as you like it. It is used as
-            it is and never closed.
+        async_database_uri: A SQLAlchemy address with an async driver: SQLite by aiosqlite (the default is a private
+            in-memory database) or PostgreSQL by asyncpg, with a new connection per transaction.
+        table_name: The host's chat table; the names of all other tables begin with this.
+        async_engine: An engine of your own instead of an address. It is used as it is and never closed.
         db_data: Rows of the chat table that a database in memory begins with, as ``model_dump`` gives them.
         db_schema: The schema of the tables, where the database has schemas.
 
@@ -99,8 +97,6 @@ class MemoryStore(SQLAlchemyChatStore):
         """The name under which LlamaIndex serialises this store."""
         return "MemoryStore"
 
-    # ---- what it is --------------------------------------------------------------------------------
-
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
         return [("async_database_uri", self.async_database_uri), ("table_name", self.table_name)]
 
@@ -121,18 +117,18 @@ class MemoryStore(SQLAlchemyChatStore):
         return dump
 
     async def read_schema_version(self) -> int | None:
-        """The version of the tables in the database, ``SCHEMA_VERSION`` once this store has used it.
+        """The version of the tables, ``SCHEMA_VERSION`` once this store has used them; nothing is made or changed.
 
-        Nothing is made or changed by asking, and a version that is too new to be opened comes back too. None if
-        there is no database file, or none of the tables of this package exist, as in a database of the plain host.
+        A version that is too new to be opened comes back too. None if there is no database file, or none of the tables
+        of this package, as in a database of the plain host.
         """
         return await self.database.read_version()
 
     async def aclose(self) -> None:
-        """Close the engine if this store has opened it; a later call opens it again.
+        """Close the engine if this store has opened it; a later call opens it again. An in-memory database is gone.
 
-        First, what memories on this store have under way in the background, in this event loop, is cancelled; the next
-        memory of that session or user takes it up. An in-memory database is gone then.
+        Background work of memories on this store, in this event loop, is cancelled first; the next memory of that
+        session or user takes it up.
         """
         await self.jobs.stop()
         await self.database.aclose()
@@ -204,19 +200,19 @@ class MemoryStore(SQLAlchemyChatStore):
     async def forget_user(
         self, user_id: str, *, session_ids: Collection[str] = (), vacuum: bool = True
     ) -> dict[str, int]:
-        """Delete a person: the facts, retired ones too, their embeddings, and all of the person's sessions.
+        """Delete a user: the facts, retired ones too, their embeddings, and all of the user's sessions.
 
-        A session is theirs if a memory with their ``user_id`` has ever written to it or has extracted their facts from
-        it. If another user has talked in it too, it is deleted all the same, and the other user's facts stay.
+        A session belongs to the user if a memory with the ``user_id`` has ever written to it or has extracted facts from
+        it. If another user has written to it too, it is deleted all the same, and the other user's facts stay.
 
         Args:
-            user_id: Whose. A session to which a memory without a ``user_id`` has written is its own user.
-            session_ids: Further sessions that are theirs, such as those of a plain ``Memory``.
+            user_id: A session to which a memory without a ``user_id`` has written is its own user.
+            session_ids: Further sessions of the user, such as those of a plain ``Memory``.
             vacuum: Whether ``vacuum`` follows, without which deleted words may still be in the file.
 
         Returns:
-            The number of deleted rows of ``"messages"``, ``"cursors"`` (those of readers, and those that say whose a
-            session is), ``"facts"`` and ``"embeddings"``; 0 each if nothing is known.
+            The number of deleted rows of ``"messages"``, ``"cursors"`` (of readers and of owners), ``"facts"`` and
+            ``"embeddings"``; 0 each if nothing is known.
 
         Raises:
             StoreError: The arguments are no ids; nothing is deleted then.
@@ -227,9 +223,9 @@ class MemoryStore(SQLAlchemyChatStore):
                 f"{type(user_id).__name__} and a {type(session_ids).__name__}. Nothing was deleted."
             )
         sessions = sorted({*session_ids, *await self.users.keys(user_id)})
-        # A session without a user has facts of its own, from before it was known whose it is.
-        own = await self.users.own_users(sessions)
-        counts = await self.forgetting.delete(sessions, sorted({user_id, *own}))
+        # A session without a user has facts of its own, from before its user was known.
+        own_users = await self.users.own_users(sessions)
+        counts = await self.forgetting.delete(sessions, sorted({user_id, *own_users}))
         if vacuum:
             await self.vacuum()
         return counts
@@ -237,12 +233,9 @@ class MemoryStore(SQLAlchemyChatStore):
     async def vacuum(self) -> bool:
         """Rewrite the database, so that what was deleted is not in its files any more.
 
-        SQLite rewrites the whole file, for which nobody else may read or write, and which takes up to twice its size
-        on the disk. A PostgreSQL server frees the space of the rows for new ones; its write-ahead log, replicas and
-        backups are its operator's. A database in memory has no files.
-
-        Returns:
-            False if that could not be done; a warning in the log says why. Call it again then.
+        SQLite rewrites the whole file. It needs up to twice the size of the file on the disk, and nobody else may read
+        or write. PostgreSQL frees the space of the rows for new ones; its write-ahead log, replicas and backups are its
+        operator's. Returns False if it failed; a warning in the log says why. Call it again then.
         """
         if self.is_in_memory:
             return True

@@ -34,8 +34,8 @@ from llama_index_memory_ext.store.schema import (
     SCHEMA_VERSION,
     Tables,
     create_missing,
+    known_version,
     lock_rows,
-    refuse_newer,
     version_of,
 )
 
@@ -114,27 +114,12 @@ writes_user = connected(lambda part, namespace, *_, **__: part.database.writing(
 class Database:
     """The database of a store: a SQLite file or one in memory by aiosqlite, or PostgreSQL by asyncpg.
 
-    The engine is opened at first use, with the tables that are missing. A lent engine is used as it is and never
-    closed; its isolation level stays its own.
-
-    Args:
-        uri: A SQLAlchemy address with an async driver; None: a private database in memory.
-        table_name: The host's chat table, with whose name all others begin.
-        db_schema: The schema of the tables, on PostgreSQL.
-        lent: An engine to use instead of the address.
-        rows: Rows of the chat table that a database in memory begins with.
-
-    Raises:
-        StoreError: The address cannot be read, or names a database or a driver that cannot keep the log.
+    The engine is opened at first use, and missing tables are made. A ``lent`` engine is used instead of the ``uri``,
+    keeps its isolation level, and is never closed. A database in memory begins with ``rows`` of the chat table.
     """
 
     def __init__(
-        self,
-        uri: str | None,
-        table_name: str,
-        db_schema: str | None,
-        lent: AsyncEngine | None,
-        rows: list[Row] | None = None,
+        self, uri: str | None, table_name: str, db_schema: str | None, lent: AsyncEngine | None, rows: list[Row] | None
     ) -> None:
         self.url = checked_url(uri) if lent is None else lent.url
         check_backend(self.url)
@@ -165,10 +150,10 @@ class Database:
     async def writing(
         self, *, sessions: Collection[str] = (), users: Collection[str] = ()
     ) -> AsyncIterator[AsyncConnection]:
-        """A transaction that holds the locks of these sessions and users, so that no other process writes to them.
+        """A transaction in which no other process writes to these sessions and users.
 
-        The locks are rows, which are made where they are missing: roll back if nothing is to be written, or a session
-        that was forgotten would be known again. On SQLite the first statement takes the lock of the whole file.
+        Their rows are locked, and made where they are missing: roll back if nothing is written, or a session that was
+        forgotten would be known again. On SQLite the first statement locks the whole file.
         """
         engine = await self.opened()
         async with self._alone(), self._connected(engine) as conn, conn.begin():
@@ -218,18 +203,16 @@ class Database:
         give_up, now = time.monotonic() + BUSY_SECONDS, time.time_ns()
         of_sessions = [{"key": key, "epoch": now} for key in sorted(sessions)]
         of_users = [{"namespace": namespace, "epoch": now, "change": 0} for namespace in sorted(users)]
-        while True:
-            try:
-                for statement, rows in ((self._lock_sessions, of_sessions), (self._lock_users, of_users)):
-                    if rows:
-                        await conn.execute(statement, rows)
-            except OperationalError:  # noqa: PERF203 - it is tried again
-                # A connection in memory that was discarded in the middle of a statement is about to be closed.
-                if self._anchor is None or time.monotonic() > give_up:
-                    raise
-                await asyncio.sleep(_RETRY_SECONDS)
-            else:
-                return
+        for statement, rows in ((self._lock_sessions, of_sessions), (self._lock_users, of_users)):
+            while rows:
+                try:
+                    await conn.execute(statement, rows)
+                    break
+                except OperationalError:
+                    # A connection in memory that was discarded in the middle of a statement is about to be closed.
+                    if self._anchor is None or time.monotonic() > give_up:
+                        raise
+                    await asyncio.sleep(_RETRY_SECONDS)
 
     # ---- opening and closing -----------------------------------------------------------------------
 
@@ -253,10 +236,7 @@ class Database:
 
     @shielded
     async def read_version(self) -> int | None:
-        """The version of the tables, ``SCHEMA_VERSION`` once this store has used them; nothing is made or changed.
-
-        None if there is no database file, or none of the tables of this package.
-        """
+        """As ``MemoryStore.read_schema_version``."""
         engine = self.engine or self._lent
         if engine is None and is_missing(self.url):
             return None
@@ -271,11 +251,10 @@ class Database:
     async def aclose(self) -> None:
         """Close the engine, unless it was lent; a later call opens it again. A database in memory is gone."""
         if self._lent is None and self.engine is not None:
-            engine, self.engine = self.engine, None
+            engine, anchor, self.engine, self._anchor = self.engine, self._anchor, None, None
             await engine.dispose()
-            if self._anchor is not None:
-                self._anchor.close()
-                self._anchor = None
+            if anchor is not None:
+                anchor.close()
 
     def __del__(self) -> None:
         anchor = getattr(self, "_anchor", None)
@@ -293,8 +272,8 @@ class Database:
     def _open_engine(self) -> AsyncEngine:
         if not self.in_memory or "mode" in self.url.query:
             return open_engine(self.url)
-        # A database in memory is gone when its last connection is closed, and SQLAlchemy discards a connection on which
-        # a statement was cancelled, as at the end of asyncio.run. So one more connection stays open.
+        # A database in memory is gone with its last connection, and SQLAlchemy discards one on which a statement was
+        # cancelled, as at the end of asyncio.run. So one more connection stays open.
         name = f"file:{uuid4().hex}?mode=memory&cache=shared"
         self._anchor = sqlite3.connect(name, uri=True, check_same_thread=False)
         return open_engine(make_url(f"sqlite+aiosqlite:///{name}&uri=true"))
@@ -302,8 +281,7 @@ class Database:
     async def _make_ready(self, engine: AsyncEngine) -> None:
         # Looking comes first: mostly all tables exist, and then a database user need not be allowed to make any.
         async with self._connected(engine) as conn:
-            version = await conn.run_sync(version_of, self.tables)
-        refuse_newer(version, self.tables)
+            version = await conn.run_sync(known_version, self.tables)
         if version == SCHEMA_VERSION and not self._rows:
             return
         try:

@@ -106,8 +106,8 @@ class Facts:
     ) -> bool:
         """Store what was extracted from unread rows and move the reader's cursor past them, both or neither.
 
-        What others have stored since ``seen`` is kept: it is neither doubled nor undone. False if the cursor was moved,
-        or messages or facts were deleted meanwhile: nothing is stored then, and what was deleted stays deleted.
+        What others have stored since ``seen`` is neither doubled nor undone. False, and nothing is stored, if the cursor
+        was moved, or messages or facts were deleted meanwhile.
         """
         epoch, old, new = unread.epoch, unread.position, unread.rows[-1].id
         if not await self._is_same(conn, namespace, seen):

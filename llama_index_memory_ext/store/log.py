@@ -42,20 +42,10 @@ class Log:
     ) -> list[ChatMessage]:
         """Write messages after the active ones, and move what leaves short-term memory into the log.
 
-        All of it is one transaction.
-
-        Args:
-            conn: Opened by ``writes_session``.
-            key: The session.
-            messages: May be empty.
-            plan_flush: Is given the active messages and then the new ones, oldest first, and says how many of the
-                oldest go into the log. None: none.
-            replace: Whether all messages of the session are deleted first.
-            owners: Users whose session it is from now on.
-            readers: Readers that ``Users.pending`` finds the session by from now on.
-
-        Returns:
-            The messages that went into the log, oldest first, as copies.
+        ``plan_flush`` is given the active messages and then the new ones, oldest first. It returns how many of the
+        oldest go into the log; without it, none. With ``replace`` all messages of the session are deleted first.
+        ``owners`` are users whose session it is from now on, and ``readers`` those by which ``Users.pending`` finds it.
+        Returns copies of the messages that went into the log, oldest first.
         """
         if replace:
             await self._clear(conn, key)

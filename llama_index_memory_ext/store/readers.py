@@ -189,9 +189,9 @@ class Readers:
         after: int | None = None,
         limit: int = LAST_ID,
     ) -> LogPage:
-        """The oldest rows of the log that this reader has not left behind, on request also the active ones.
+        """The oldest rows of the log that this reader has not left behind, or those after the row ``after``.
 
-        They begin after the row ``after``, wherever the cursor is, if that is given.
+        ``with_active`` adds the active rows.
         """
         cursor = await self._read_cursor(conn, key, reader)
         last_id = (cursor.position or 0) if after is None else after
@@ -218,18 +218,11 @@ class Readers:
         return (0, None) if row is None else (row.position, row.state)
 
     async def move(self, key: str, reader: str, *, epoch: int, old: int, new: int, state: Json = None) -> bool:
-        """Move a cursor from ``old`` to ``new``, for every process.
+        """Move a reader's cursor from ``old`` to ``new``, the last row that is left behind, for every process.
 
-        Args:
-            key: The session.
-            reader: Whose cursor it is.
-            epoch: The epoch in which the reader has read.
-            old: Where the reader has seen its cursor.
-            new: The last row that is left behind.
-            state: What the reader has made of the rows before, as JSON; it replaces the state before.
-
-        Returns:
-            False if another process has moved it, rows were deleted meanwhile, or the database is busy.
+        ``epoch`` is the one in which the reader has read. ``state`` is what it has made of the rows before, as JSON; it
+        replaces the state before. False if another process has moved the cursor, rows were deleted meanwhile, or the
+        database is busy.
         """
         try:
             return await self._move(key, reader, epoch=epoch, old=old, new=new, state=state)
@@ -254,10 +247,7 @@ class Readers:
     async def register(
         self, conn: AsyncConnection, key: str, *, owners: Sequence[str], readers: Sequence[str], epoch: int
     ) -> bool:
-        """Note users whose session it is, and readers that ``Users.pending`` finds it by.
-
-        False, and nothing is noted, if rows were deleted since ``epoch``.
-        """
+        """Store whose session it is, and readers by which ``Users.pending`` finds it; False if rows were deleted since."""
         same = await self._position(conn, key, "", epoch) is not None
         if same:
             await self.register_within(conn, key, owners, readers)

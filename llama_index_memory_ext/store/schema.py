@@ -59,16 +59,14 @@ class Tables:
         by_change = sa.Index(f"ix_{name}_facts_change", "namespace", "change")
         self.facts = table("_facts", _key("namespace"), _key("id"), _number("change"), data, by_change)
         # The vector that a model gave for the content of a fact, and a digest of that content.
-        digest, vector = (
-            sa.Column("digest", sa.String, nullable=False),
-            sa.Column("vector", sa.LargeBinary, nullable=False),
-        )
+        digest = sa.Column("digest", sa.String, nullable=False)
+        vector = sa.Column("vector", sa.LargeBinary, nullable=False)
         self.embeddings = table("_embeddings", _key("namespace"), _key("id"), _key("model"), digest, vector)
         self.schema = table("_schema", sa.Column("version", sa.Integer, primary_key=True))
 
 
 def _host_columns() -> tuple[sa.Column[Any], ...]:
-    """The columns of LlamaIndex's own table, but for the size of its ids on a server."""
+    """The columns of LlamaIndex's own table, but with 64-bit ids on a server."""
     return (
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
         sa.Column("key", sa.String, nullable=False, index=True),
@@ -124,22 +122,23 @@ def version_of(conn: sa.Connection, tables: Tables) -> int | None:
     return version
 
 
-def refuse_newer(version: int | None, tables: Tables) -> None:
-    """Raise a StoreError for tables of a version that this package does not know."""
+def known_version(conn: sa.Connection, tables: Tables) -> int | None:
+    """As ``version_of``; raises a StoreError for a version that this package does not know."""
+    version = version_of(conn, tables)
     if version is not None and version > SCHEMA_VERSION:
         raise StoreError(
             f"The tables of {tables.rows.fullname!r} have schema version {version}, and this package knows version "
             f"{SCHEMA_VERSION}. Use llama-index-memory-ext in a version at least as new as the one that made them. "
             "Nothing was changed."
         )
+    return version
 
 
 def create_missing(conn: sa.Connection, tables: Tables) -> None:
     """Create the tables and indexes that do not exist, and note the version."""
+    metadata = tables.rows.metadata
     # Another process may have created them since.
-    version, metadata = version_of(conn, tables), tables.rows.metadata
-    refuse_newer(version, tables)
-    if version == SCHEMA_VERSION:
+    if known_version(conn, tables) == SCHEMA_VERSION:
         return
     if metadata.schema is not None and not sa.inspect(conn).has_schema(metadata.schema):
         conn.execute(CreateSchema(metadata.schema, if_not_exists=True))
