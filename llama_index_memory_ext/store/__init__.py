@@ -202,8 +202,8 @@ class MemoryStore(SQLAlchemyChatStore):
     ) -> dict[str, int]:
         """Delete a user: the facts, retired ones too, their embeddings, and all of the user's sessions.
 
-        A session belongs to the user if a memory with the ``user_id`` has ever written to it or has extracted facts from
-        it. If another user has written to it too, it is deleted all the same, and the other user's facts stay.
+        A session belongs to the user if a memory with the ``user_id`` has written to it or extracted facts from it.
+        If another user has written to it too, it is deleted all the same, and the other user's facts stay.
 
         Args:
             user_id: A session to which a memory without a ``user_id`` has written is its own user.

@@ -71,11 +71,12 @@ class Facts:
 
         With ``seen``, what others have stored since is kept. False if facts were deleted since: nothing is stored then.
         """
-        if seen is not None and not await self._is_same(conn, namespace, seen):
+        same = seen is None or await self._is_same(conn, namespace, seen)
+        if same:
+            await self._put_all(conn, namespace, facts, seen)
+        else:
             await conn.rollback()
-            return False
-        await self._put_all(conn, namespace, facts, seen)
-        return True
+        return same
 
     @writes_user
     async def change(
@@ -106,8 +107,8 @@ class Facts:
     ) -> bool:
         """Store what was extracted from unread rows and move the reader's cursor past them, both or neither.
 
-        What others have stored since ``seen`` is neither doubled nor undone. False, and nothing is stored, if the cursor
-        was moved, or messages or facts were deleted meanwhile.
+        What others have stored since ``seen`` is neither doubled nor undone. False, and nothing is stored, if the
+        cursor was moved, or messages or facts were deleted meanwhile.
         """
         epoch, old, new = unread.epoch, unread.position, unread.rows[-1].id
         if not await self._is_same(conn, namespace, seen):
@@ -121,14 +122,15 @@ class Facts:
     @writes_user
     async def delete(self, conn: AsyncConnection, namespace: str, ids: Sequence[str] | None = None) -> int:
         """Delete facts and their embeddings for good, None: all of the namespace; returns the number of facts."""
-        counts = []
-        for table in (self._tables.facts, self._tables.embeddings):
+        count = 0
+        for table in (self._tables.embeddings, self._tables.facts):
             query = delete(table).where(table.c.namespace == namespace)
-            query = query if ids is None else query.where(table.c.id.in_(ids))
-            counts.append((await conn.execute(query)).rowcount)
+            if ids is not None:
+                query = query.where(table.c.id.in_(ids))
+            count = (await conn.execute(query)).rowcount
         of_user = self._users.c.namespace == namespace
         await conn.execute(update(self._users).where(of_user).values(epoch=time.time_ns()))
-        return counts[0]
+        return count
 
     @reads
     async def count(self, conn: AsyncConnection, namespace: str) -> int:

@@ -197,8 +197,8 @@ class Readers:
         last_id = (cursor.position or 0) if after is None else after
         page = {"session": key, "last_id": last_id, "statuses": _statuses(with_active=with_active), "most": limit}
         found = await conn.execute(self._unread, page)
-        rows, registered = [LogRow(*row) for row in found], cursor.position is not None
-        return LogPage(cursor.position or 0, cursor.epoch, rows, registered=registered)
+        position, rows = cursor.position, [LogRow(*row) for row in found]
+        return LogPage(position or 0, cursor.epoch, rows, registered=position is not None)
 
     async def rows_within(
         self, conn: AsyncConnection, key: str, ids: Sequence[int], *, with_active: bool = False
@@ -246,19 +246,17 @@ class Readers:
     @writes_session
     async def register(
         self, conn: AsyncConnection, key: str, *, owners: Sequence[str], readers: Sequence[str], epoch: int
-    ) -> bool:
-        """Store whose session it is, and readers by which ``Users.pending`` finds it; False if rows were deleted since."""
-        same = await self._position(conn, key, "", epoch) is not None
-        if same:
-            await self.register_within(conn, key, owners, readers)
-        else:
+    ) -> None:
+        """Store whose session it is, and the readers that ``Users.pending`` knows, unless rows were deleted since."""
+        if await self._position(conn, key, "", epoch) is None:
             await conn.rollback()
-        return same
+        else:
+            await self.register_within(conn, key, owners, readers)
 
     async def register_within(
         self, conn: AsyncConnection, key: str, owners: Sequence[str], readers: Sequence[str]
     ) -> None:
-        """As ``register``, whatever was deleted."""
+        """As ``register``, even if rows were deleted."""
         if owners:
             await conn.execute(self._add_owner, [{"key": key, "user_id": user_id} for user_id in owners])
         if readers:
@@ -268,11 +266,10 @@ class Readers:
     async def _position(self, conn: AsyncConnection, key: str, reader: str, epoch: int) -> int | None:
         """Where a cursor is; None if rows of the session were deleted since ``epoch``."""
         now = await self._read_cursor(conn, key, reader)
+        same = now.epoch == epoch
         if epoch == 0:
             # A log that only the plain host has written had no epoch before it was locked just now.
             same = (await conn.execute(self._all.limit(1), {"session": key})).first() is not None
-        else:
-            same = now.epoch == epoch
         return (now.position or 0) if same else None
 
     async def _read_cursor(self, conn: AsyncConnection, key: str, reader: str) -> Statement:
