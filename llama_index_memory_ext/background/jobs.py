@@ -1,4 +1,4 @@
-"""Runs work in the background: one job at a time for each key, again with growing pauses after a failure."""
+"""Runs work in the background: one job at a time for each key, and again after a failure, with growing pauses."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from llama_index_memory_ext.events import JobFailedEvent, send, span
 
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LONGEST_PAUSE_SECONDS = 300.0
-# The pause is at its longest long before; 2 to the power of some days' failures is no float any more.
+# The longest pause is reached long before; a larger power of 2 may be no float.
 _MOST_DOUBLINGS = 30
-# Failures are remembered for so many keys.
+# The number of keys whose failures are remembered.
 _MOST_FAILURES = 1_000
 
 Work: TypeAlias = Callable[[], Awaitable[None]]
@@ -97,7 +98,7 @@ class Failure:
     retry_at: datetime | None = None
 
 
-# An event loop keeps no task alive, and the memory of a web request is gone before its jobs have ended.
+# An event loop keeps no task alive, and the memory of a web request may be deleted before its jobs have ended.
 _under_way: set[asyncio.Task[None]] = set()
 
 
@@ -117,7 +118,7 @@ class _Job:
 
 
 class Jobs:
-    """Jobs of one kind, at most one for each key and event loop, and the last failures of each key.
+    """Jobs of one kind, at most one for each key and event loop, and the last failure of each key.
 
     Args:
         kind: Names the spans around the work, and the failures in ``astats``: "facts".
@@ -129,16 +130,13 @@ class Jobs:
         self.kind = kind
         self._failed = failed
         self._event = event
-        self._jobs: dict[tuple[int, JobKey], _Job] = {}
+        self._jobs: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[JobKey, _Job]] = WeakKeyDictionary()
         self._failures: dict[JobKey, tuple[Failure, float]] = {}
 
     def start(self, key: JobKey, work: Work, pause_seconds: float) -> None:
-        """Run the work in the background; if a job of this key is under way, once more after it.
+        """Run the work in the background, or once more after the job of this key that is under way.
 
-        Args:
-            key: What the job belongs to.
-            work: Called without arguments.
-            pause_seconds: The pause after a first failure.
+        ``pause_seconds`` is the pause after a first failure.
         """
         job = self._running(key)
         if job is not None:
@@ -147,9 +145,8 @@ class Jobs:
         task = asyncio.ensure_future(self._run(key))
         _under_way.add(task)
         task.add_done_callback(_under_way.discard)
-        place = id(asyncio.get_running_loop()), key
-        job = self._jobs[place] = _Job(work, pause_seconds, task)
-        task.add_done_callback(lambda _: self._remove(place, job))
+        job = self._jobs.setdefault(task.get_loop(), {})[key] = _Job(work, pause_seconds, task)
+        task.add_done_callback(partial(self._remove, key, job))
 
     def failure_of(self, key: JobKey) -> Failure | None:
         """The last failure since the last success; None if there is none."""
@@ -160,10 +157,6 @@ class Jobs:
         """The number of failures since the last success."""
         failure = self.failure_of(key)
         return failure.failures if failure else 0
-
-    def is_running(self, key: JobKey) -> bool:
-        """Whether a job of this key is under way in this event loop."""
-        return self._running(key) is not None
 
     async def wait(self, key: JobKey) -> None:
         """Wait until the job of a key has ended; a job that pauses after a failure is cancelled instead."""
@@ -181,7 +174,7 @@ class Jobs:
 
     async def stop(self, names: Collection[str] | None = None) -> None:
         """Cancel the jobs of these sessions in this event loop; None: all."""
-        jobs = [job for key, job in self._here() if names is None or key.session_id in names]
+        jobs = [job for key, job in self._here().items() if names is None or key.session_id in names]
         for job in jobs:
             job.task.cancel()
         if jobs:
@@ -189,25 +182,23 @@ class Jobs:
 
     async def wait_for_all(self) -> None:
         """Wait until all jobs of this event loop have ended; those that pause are cancelled."""
-        await asyncio.gather(*(self.wait(key) for key, _ in self._here()))
+        await asyncio.gather(*map(self.wait, self._here()))
 
-    def _here(self) -> list[tuple[JobKey, _Job]]:
-        keys = {key for _, key in list(self._jobs)}
-        return [(key, job) for key in keys if (job := self._running(key)) is not None]
+    def _here(self) -> dict[JobKey, _Job]:
+        """The jobs that are under way in this event loop: no other loop could wait for them."""
+        return self._jobs.get(asyncio.get_running_loop(), {})
 
     def _running(self, key: JobKey) -> _Job | None:
-        # A job belongs to its event loop: no other could wait for it. A closed loop may have had the same id.
-        loop = asyncio.get_running_loop()
-        job = self._jobs.get((id(loop), key))
-        return job if job is not None and job.task.get_loop() is loop and not job.task.done() else None
+        job = self._here().get(key)
+        return job if job is not None and not job.task.done() else None
 
-    def _remove(self, place: tuple[int, JobKey], job: _Job) -> None:
-        # A task keeps its event loop alive.
-        if self._jobs.get(place) is job:
-            del self._jobs[place]
+    def _remove(self, key: JobKey, job: _Job, _: asyncio.Task[None]) -> None:
+        # A task keeps its event loop alive. Another job of the key may have begun before this callback.
+        if self._here().get(key) is job:
+            del self._here()[key]
 
     async def _run(self, key: JobKey) -> None:
-        job = self._jobs[id(asyncio.get_running_loop()), key]
+        job = self._here()[key]
         while True:
             _, not_before = self._failures.get(key, (None, 0.0))
             if time.monotonic() < not_before:
@@ -237,20 +228,21 @@ class Jobs:
         earlier, not_before = self._failures.pop(key, (None, 0.0))
         failures = earlier.failures if earlier else 0
         at = datetime.now(timezone.utc)
-        if first_pause is None:
-            pause, retry_at = None, earlier.retry_at if earlier else None
-            outcome = "the next start of this session's memory tries again"
-        else:
+        pause, retry_at, outcome = None, None, "the next start of this session's memory tries again"
+        if first_pause is not None:
             pause = pause_seconds(first_pause, failures)
             retry_at, not_before = at + timedelta(seconds=pause), time.monotonic() + pause
             outcome = f"trying again in {pause:g} s"
-        self._failures[key] = Failure(failures + 1, type(error).__name__, at, retry_at), not_before
-        while len(self._failures) > _MOST_FAILURES:
+        elif earlier:
+            retry_at = earlier.retry_at
+        failure = Failure(failures + 1, type(error).__name__, at, retry_at)
+        self._failures[key] = failure, not_before
+        if len(self._failures) > _MOST_FAILURES:
             del self._failures[next(iter(self._failures))]
         log_failure(self._failed, key.session_id, error, outcome)
         if self._event is not None:
-            kind = type(error).__name__
-            send(self._event(session_id=key.session_id, error=kind, failures=failures + 1, retry_seconds=pause))
+            number = failure.failures
+            send(self._event(session_id=key.session_id, error=failure.error, failures=number, retry_seconds=pause))
 
 
 class JobRegistry:

@@ -1,32 +1,32 @@
-"""Locks and caches that tasks, event loops and threads of this process share."""
+"""Locks, caches and event loops that tasks and threads of this process share."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections import OrderedDict, deque
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-    from types import TracebackType
+    from collections.abc import Coroutine, Hashable
 
-logger = logging.getLogger(__name__)
+    from typing_extensions import Self
 
-P = ParamSpec("P")
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
+
+# On Windows Ctrl-C does not reach a thread that waits without a timeout.
+_WAIT_SECONDS = 0.2
 
 
 class SharedLock:
     """A first-come, first-served lock for tasks of any event loop in any thread.
 
-    ``asyncio.Lock`` belongs to one event loop, and a ``threading.Lock`` that waits blocks its whole loop.
-    Here a waiter is a future that the releasing thread completes.
+    ``asyncio.Lock`` belongs to one event loop, and waiting for a ``threading.Lock`` blocks the whole loop. Here a
+    waiter is a future that the releasing thread completes.
     """
 
     def __init__(self) -> None:
@@ -58,9 +58,7 @@ class SharedLock:
     async def __aenter__(self) -> None:
         await self.acquire()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.release()
 
     def _queue_up(self) -> Future[None] | None:
@@ -137,3 +135,66 @@ class Recent(Generic[K, V]):
 
     def __reduce__(self) -> tuple[type[Recent[K, V]], tuple[int]]:
         return type(self), (self.size,)
+
+
+class BackgroundLoop:
+    """An event loop in a thread of its own; use it as a context manager.
+
+    Tasks in the loop go on while the main thread does something else. Ctrl-C reaches the main thread only: it ends the
+    call that the main thread waits for, and no other task. At the end of the block all tasks are cancelled.
+
+    Examples:
+        >>> with BackgroundLoop() as loop:
+        ...     loop.run(asyncio.sleep(0, "done"))
+        'done'
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.run(self._cancel_tasks())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine in the loop, and returns its result.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed. The coroutine was cancelled, and has ended.
+        """
+        started: Future[asyncio.Task[T]] = Future()
+        ended: Future[None] = Future()
+
+        def start() -> None:
+            task = self._loop.create_task(call)
+            task.add_done_callback(lambda _: ended.set_result(None))
+            started.set_result(task)
+
+        self._loop.call_soon_threadsafe(start)
+        try:
+            _wait_for(ended)
+        except KeyboardInterrupt:
+            self._loop.call_soon_threadsafe(started.result().cancel)
+            _wait_for(ended)
+            raise
+        return started.result().result()
+
+    async def _cancel_tasks(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
+        await self._loop.shutdown_default_executor()
+
+
+def _wait_for(future: Future[Any]) -> None:
+    while not future.done():
+        wait([future], _WAIT_SECONDS)

@@ -103,7 +103,7 @@ class FactCache:
         ranker = self.ranker_factory()
         if self.embed_model is None:
             return ranker
-        keeper = self.store.embeddings.of(namespace, model_key(self.embed_model))
+        keeper = self.store.facts.vectors(namespace, model_key(self.embed_model))
         embedding_ranker = EmbeddingRanker(self.embed_model, lexical=ranker, keeper=keeper)
         self.store.jobs.watch(embedding_ranker)
         return embedding_ranker

@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 
     from llama_index.core.llms.llm import LLM
 
-    from llama_index_memory_ext.background.locks import Recent
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.facts.cache import FactCache, UserFacts
     from llama_index_memory_ext.facts.reply import ExtractionReply
-    from llama_index_memory_ext.store.readers import LogRow, Unread
+    from llama_index_memory_ext.store.readers import LogPage, LogRow
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 _BATCH_ROWS, _BATCH_TOKENS = 200, 8_000
@@ -134,21 +133,18 @@ class Extractor:
             raise StoreError("Facts of this user are being deleted at the same time. Try it again.")
         return learned.reply, learned.changed
 
-    async def _unread(self, *, with_active: bool) -> Unread:
+    async def _unread(self, *, with_active: bool) -> LogPage:
         """The oldest unread rows; the session is registered as the user's before anything is made of them."""
-        store, registered = self.cache.store, None
+        store = self.cache.store
         while True:
             unread = await store.readers.unread(
                 self.session_id, self.reader, with_active=with_active, limit=_BATCH_ROWS
             )
-            # The cursor of a registered reader has a row, without which it cannot have moved.
-            if not unread.rows or unread.position or registered == unread.epoch:
+            if unread.registered or not unread.rows:
                 return unread
             # The session may be one that a plain Memory has written.
-            if await store.users.register(
-                self.session_id, owners=[self.namespace], readers=[self.reader], epoch=unread.epoch
-            ):
-                registered = unread.epoch
+            owners, readers = [self.namespace], [self.reader]
+            await store.readers.register(self.session_id, owners=owners, readers=readers, epoch=unread.epoch)
 
     async def _utterances(self, rows: Sequence[LogRow]) -> list[Utterance]:
         # Counting some megabytes takes a second, for which the event loop must not be blocked.
@@ -168,7 +164,7 @@ class Extractor:
             return sizes
         return [self.settings.tokenizer_fn.count(one.text) for one in utterances]
 
-    async def _extract_batch(self, unread: Unread, utterances: Sequence[Utterance]) -> Extracted:
+    async def _extract_batch(self, unread: LogPage, utterances: Sequence[Utterance]) -> Extracted:
         known = await self.cache.read(self.namespace)
         before = known.facts
         asked = [row.written_at for row, one in zip(unread.rows, utterances, strict=True) if one.is_users]

@@ -376,8 +376,7 @@ class CondensedMemory(Memory):
         """
         async with self._calls():
             store, user_id = self.sql_store, self.facts_block.namespace_of(self.session_id)
-            sessions = await store.users.sessions(user_id, [self.session_id])
-            await store.jobs.stop({user_id, self.session_id, *(info.session_id for info in sessions)})
+            await store.jobs.stop({user_id, self.session_id, *await store.users.keys(user_id)})
             return await store.forget_user(user_id, session_ids=[self.session_id], vacuum=vacuum)
 
     def forget(self, *, vacuum: bool = True) -> dict[str, int]:

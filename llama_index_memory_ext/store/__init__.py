@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.async_utils import asyncio_run
 from llama_index.core.bridge.pydantic import ConfigDict, Field, model_serializer
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI, SQLAlchemyChatStore
-from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
+from sqlalchemy.exc import SQLAlchemyError
 
 from llama_index_memory_ext.background.jobs import JobRegistry
+from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.store.database import Database
-from llama_index_memory_ext.store.embeddings import Embeddings
 from llama_index_memory_ext.store.facts import Facts
 from llama_index_memory_ext.store.forgetting import Forgetting
 from llama_index_memory_ext.store.log import Log
@@ -24,11 +25,16 @@ if TYPE_CHECKING:
 
     from llama_index.core.base.llms.types import ChatMessage
     from sqlalchemy import Table
+    from sqlalchemy.ext.asyncio import AsyncEngine
     from typing_extensions import Self
+
+    from llama_index_memory_ext.store.schema import Row
 
 __all__ = ["DEFAULT_TABLE_NAME", "MemoryStore", "SessionInfo"]
 
 DEFAULT_TABLE_NAME = "llama_index_memory"
+
+logger = logging.getLogger(__name__)
 
 
 def _part(description: str) -> Any:
@@ -38,16 +44,15 @@ def _part(description: str) -> Any:
 class MemoryStore(SQLAlchemyChatStore):
     """LlamaIndex's SQL chat store, with a log of each session that blocks read by cursors, and with facts.
 
-    The chat table is the host's own, with the same columns, so an existing database keeps working; rows
-    with the status ``archived`` are the log. Rows of a session are written, archived and read in the order of their
-    ids.
+    The chat table is the host's own, with the same columns, so an existing database keeps working; rows with the status
+    ``archived`` are the log. Rows of a session are written, archived and read in the order of their ids.
 
     Args:
-        async_database_uri: A SQLAlchemy address with an async driver: SQLite by aiosqlite (the default is
-            a private in-memory database) or PostgreSQL by asyncpg, with a new connection per transaction.
-        table_name: The host's chat table, with whose name those of all other tables begin.
-        async_engine: An engine of your own instead of an address, with a pool as you like it. It is used as
-            it is and never closed.
+        async_database_uri: A SQLAlchemy address with an async driver: SQLite by aiosqlite (the default is a private
+            in-memory database) or PostgreSQL by asyncpg, with a new connection per transaction.
+        table_name: The host's chat table; the names of all other tables begin with this.
+        async_engine: An engine of your own instead of an address. It is used as it is and never closed.
+        db_data: Rows of the chat table that a database in memory begins with, as ``model_dump`` gives them.
         db_schema: The schema of the tables, where the database has schemas.
 
     Raises:
@@ -63,29 +68,28 @@ class MemoryStore(SQLAlchemyChatStore):
     log: Log = _part("Writes the messages of each session.")
     readers: Readers = _part("Reads them for readers with cursors.")
     users: Users = _part("The sessions of each user.")
-    facts: Facts = _part("The facts of each user.")
-    embeddings: Embeddings = _part("The embeddings of the facts.")
-    forgetting: Forgetting = _part("Deletes sessions and persons.")
+    facts: Facts = _part("The facts of each user, and their embeddings.")
+    forgetting: Forgetting = _part("Deletes sessions and users.")
     jobs: JobRegistry = _part("What memories on this store have under way in the background.")
+    is_in_memory: bool = _part("Whether everything is gone when this store is.")
+    identity: tuple[str, ...] = _part("Equal for two stores of one process that keep their rows in the same table.")
+    address: str = _part("The address of the database without the password and the options, which may hold one.")
 
     def __init__(
         self,
         async_database_uri: str | None = DEFAULT_ASYNC_DATABASE_URI,
         table_name: str = DEFAULT_TABLE_NAME,
         async_engine: AsyncEngine | None = None,
-        db_data: list[dict[str, Any]] | None = None,
+        db_data: list[Row] | None = None,
         db_schema: str | None = None,
     ) -> None:
         database = Database(async_database_uri, table_name, db_schema, async_engine, db_data)
         # Only people and dumps read this address, and they need not see the password.
         super().__init__(table_name=table_name, async_database_uri=database.shown_uri, db_schema=db_schema)
-        self.database = database
-        self.readers = Readers(database)
-        self.users = Users(database, self.readers)
-        self.log = Log(database, self.users)
-        self.facts = Facts(database, self.readers)
-        self.embeddings = Embeddings(database)
-        self.forgetting = Forgetting(database, self.users)
+        self.database, self.identity, self.is_in_memory = database, database.identity, database.in_memory
+        self.address = database.shown_uri.partition("?")[0]
+        self.readers, self.users, self.forgetting = Readers(database), Users(database), Forgetting(database)
+        self.log, self.facts = Log(database, self.readers), Facts(database, self.readers)
         self.jobs = JobRegistry()
 
     @classmethod
@@ -93,58 +97,38 @@ class MemoryStore(SQLAlchemyChatStore):
         """The name under which LlamaIndex serialises this store."""
         return "MemoryStore"
 
-    # ---- what it is --------------------------------------------------------------------------------
-
-    @property
-    def is_in_memory(self) -> bool:
-        """Whether everything is gone when this store is."""
-        return self.database.in_memory
-
-    @property
-    def identity(self) -> tuple[str, ...]:
-        """Equal for two stores of one process that keep their rows in the same table."""
-        return self.database.identity
-
-    @property
-    def address(self) -> str:
-        """The address of the database without the password and the options, which may hold one."""
-        return self.database.shown_uri.partition("?")[0]
-
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
-        return [("async_database_uri", self.database.shown_uri), ("table_name", self.table_name)]
+        return [("async_database_uri", self.async_database_uri), ("table_name", self.table_name)]
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         # An engine cannot travel and a password must not: the copy opens its own connections.
-        return type(self), (self.database.shown_uri, self.table_name, None, None, self.db_schema)
+        return type(self), (self.async_database_uri, self.table_name, None, None, self.db_schema)
 
     @model_serializer()
     def dump_store(self) -> dict[str, Any]:
         """The settings without the password, and the rows if they are kept in memory only."""
-        dump: dict[str, Any] = {
-            "table_name": self.table_name,
-            "async_database_uri": self.database.shown_uri,
-            "db_schema": self.db_schema,
-        }
+        names = ("table_name", "async_database_uri", "db_schema")
+        dump: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.is_in_memory:
             dump["db_data"] = asyncio_run(self._dump_db_data())
         return dump
 
     async def read_schema_version(self) -> int | None:
-        """The version of the tables in the database, ``SCHEMA_VERSION`` once this store has used it.
+        """The version of the tables, ``SCHEMA_VERSION`` once this store has used them; nothing is made or changed.
 
-        Nothing is made or changed by asking, and a version that is too new to be opened comes back too. None if
-        there is no database file, or none of the tables of this package exist, as in a database of the plain host.
+        A version that is too new to be opened comes back too. None if there is no database file, or none of the tables
+        of this package, as in a database of the plain host.
         """
         return await self.database.read_version()
 
     async def aclose(self) -> None:
-        """Close the engine if this store has opened it; a later call opens it again.
+        """Close the engine if this store has opened it; a later call opens it again. An in-memory database is gone.
 
-        First, what memories on this store have under way in the background, in this event loop, is cancelled; the next
-        memory of that session or user takes it up. An in-memory database is gone then.
+        Background work of memories on this store, in this event loop, is cancelled first; the next memory of that
+        session or user takes it up.
         """
         await self.jobs.stop()
         await self.database.aclose()
@@ -159,11 +143,7 @@ class MemoryStore(SQLAlchemyChatStore):
         offset: int | None = None,
     ) -> list[ChatMessage]:
         """The messages of a session, in the order in which they were written."""
-        return await self.log.messages(key, _value(status), limit, offset)
-
-    async def count_messages(self, key: str, status: MessageStatus | None = MessageStatus.ACTIVE) -> int:
-        """The number of messages of a session."""
-        return await self.log.count(key, _value(status))
+        return await self.readers.messages(key, status, limit, offset)
 
     async def add_message(self, key: str, message: ChatMessage, status: MessageStatus = MessageStatus.ACTIVE) -> None:
         """Write one message."""
@@ -173,14 +153,15 @@ class MemoryStore(SQLAlchemyChatStore):
         self, key: str, messages: Sequence[ChatMessage], status: MessageStatus = MessageStatus.ACTIVE
     ) -> None:
         """Write messages in one transaction; none is fine."""
-        await self.log.add(key, messages, archived=status == MessageStatus.ARCHIVED)
+        if messages:
+            await self.log.add(key, messages, archived=status == MessageStatus.ARCHIVED)
 
     async def set_messages(
         self, key: str, messages: Sequence[ChatMessage], status: MessageStatus = MessageStatus.ACTIVE
     ) -> None:
         """Replace all messages of a session, the log's too."""
-        archived = len(messages) if status == MessageStatus.ARCHIVED else 0
-        await self.log.append(key, messages, lambda _: archived, replace=True)
+        plan = len if status == MessageStatus.ARCHIVED else None
+        await self.log.append(key, messages, plan, replace=True)
 
     async def delete_message(self, key: str, idx: int) -> ChatMessage | None:
         """Delete the message with this row id and return it, or None if the session has none such."""
@@ -188,7 +169,7 @@ class MemoryStore(SQLAlchemyChatStore):
 
     async def delete_messages(self, key: str, status: MessageStatus | None = None) -> None:
         """Delete the messages of a session."""
-        await self.log.delete(key, _value(status))
+        await self.log.delete(key, status)
 
     async def delete_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:
         """Delete the oldest n active messages and return them."""
@@ -198,17 +179,9 @@ class MemoryStore(SQLAlchemyChatStore):
         """Move the oldest n active messages into the log and return them."""
         return await self.log.take_oldest(key, n, archive=True)
 
-    async def get_keys(self) -> list[str]:
-        """The ids of all sessions."""
-        return await self.log.keys()
-
-    async def _dump_db_data(self) -> list[dict[str, Any]]:
-        return await self.log.dump()
-
     async def _initialize(self) -> tuple[Any, Table]:
-        """The host's own way to the table, for its code that uses none of the methods above."""
-        engine = await self.database.opened()
-        return async_sessionmaker(bind=engine, expire_on_commit=False), self.database.tables.rows
+        """The host's own way to the table, for its methods that only read: to count, and to list keys and rows."""
+        return self.database.reading, self.database.tables.rows
 
     # ---- sessions and persons ----------------------------------------------------------------------
 
@@ -221,30 +194,38 @@ class MemoryStore(SQLAlchemyChatStore):
 
     async def forget(self, key: str) -> dict[str, int]:
         """Delete a session: its messages and the cursors of its readers. Returns the number of rows by kind."""
-        counts = await self.forgetting.delete_sessions([key])
+        counts = await self.forgetting.delete([key])
         return {kind: counts[kind] for kind in ("messages", "cursors")}
 
     async def forget_user(
         self, user_id: str, *, session_ids: Collection[str] = (), vacuum: bool = True
     ) -> dict[str, int]:
-        """Delete a person: the facts, retired ones too, their embeddings, and all of the person's sessions.
+        """Delete a user: the facts, retired ones too, their embeddings, and all of the user's sessions.
 
-        A session is theirs if a memory with their ``user_id`` has ever written to it or has extracted their facts from
-        it. If another user has talked in it too, it is deleted all the same, and the other user's facts stay.
+        A session belongs to the user if a memory with the ``user_id`` has written to it or extracted facts from it.
+        If another user has written to it too, it is deleted all the same, and the other user's facts stay.
 
         Args:
-            user_id: Whose. A session to which a memory without a ``user_id`` has written is its own user.
-            session_ids: Further sessions that are theirs, such as those of a plain ``Memory``.
+            user_id: A session to which a memory without a ``user_id`` has written is its own user.
+            session_ids: Further sessions of the user, such as those of a plain ``Memory``.
             vacuum: Whether ``vacuum`` follows, without which deleted words may still be in the file.
 
         Returns:
-            The number of deleted rows of ``"messages"``, ``"cursors"`` (those of readers, and those that say whose a
-            session is), ``"facts"`` and ``"embeddings"``; 0 each if nothing is known.
+            The number of deleted rows of ``"messages"``, ``"cursors"`` (of readers and of owners), ``"facts"`` and
+            ``"embeddings"``; 0 each if nothing is known.
 
         Raises:
             StoreError: The arguments are no ids; nothing is deleted then.
         """
-        counts = await self.forgetting.delete_person(user_id, session_ids)
+        if not isinstance(user_id, str) or isinstance(session_ids, str):
+            raise StoreError(
+                f"forget_user takes a user_id as a text, and session_ids as a list of texts; these are a "
+                f"{type(user_id).__name__} and a {type(session_ids).__name__}. Nothing was deleted."
+            )
+        sessions = sorted({*session_ids, *await self.users.keys(user_id)})
+        # A session without a user has facts of its own, from before its user was known.
+        own_users = await self.users.own_users(sessions)
+        counts = await self.forgetting.delete(sessions, sorted({user_id, *own_users}))
         if vacuum:
             await self.vacuum()
         return counts
@@ -252,15 +233,18 @@ class MemoryStore(SQLAlchemyChatStore):
     async def vacuum(self) -> bool:
         """Rewrite the database, so that what was deleted is not in its files any more.
 
-        SQLite rewrites the whole file, for which nobody else may read or write, and which takes up to twice its size
-        on the disk. A PostgreSQL server frees the space of the rows for new ones; its write-ahead log, replicas and
-        backups are its operator's. A database in memory has no files.
-
-        Returns:
-            False if that could not be done; a warning in the log says why. Call it again then.
+        SQLite rewrites the whole file. It needs up to twice the size of the file on the disk, and nobody else may read
+        or write. PostgreSQL frees the space of the rows for new ones; its write-ahead log, replicas and backups are its
+        operator's. Returns False if it failed; a warning in the log says why. Call it again then.
         """
-        return await self.forgetting.vacuum()
-
-
-def _value(status: MessageStatus | None) -> str | None:
-    return None if status is None else status.value
+        if self.is_in_memory:
+            return True
+        try:
+            return await self.forgetting.vacuum()
+        except (SQLAlchemyError, StoreError, OSError) as error:
+            logger.warning(
+                "The database was not vacuumed (%s); deleted rows are gone, but their words may still be in its files "
+                "until `await store.vacuum()` is called while nobody else uses it.",
+                type(error).__name__,
+            )
+            return False

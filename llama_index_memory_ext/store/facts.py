@@ -1,24 +1,24 @@
-"""Keeps the facts of each user, in the order in which they changed."""
+"""Keeps the facts of each user in the order in which they changed, and their embeddings."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sqlalchemy import bindparam, delete, func, select, update
 
 from llama_index_memory_ext.fact import Fact, normalised, retire
-from llama_index_memory_ext.store.database import shielded
-from llama_index_memory_ext.store.schema import upsert
+from llama_index_memory_ext.store.database import connected, reads, writes_user
+from llama_index_memory_ext.store.schema import one_of, upsert
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from llama_index_memory_ext.store.database import Database
-    from llama_index_memory_ext.store.readers import Readers, Unread
+    from llama_index_memory_ext.store.readers import LogPage, Readers
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,121 +39,171 @@ NOTHING_READ = FactChanges(epoch=0, change=0, fresh=True, facts=[])
 
 
 class Facts:
-    """The facts of a store, within the transactions of its database."""
+    """The facts of a store."""
 
     def __init__(self, database: Database, readers: Readers) -> None:
-        self._database, self._readers, self._tables = database, readers, database.tables
+        self.database, self._readers, self._tables = database, readers, database.tables
         facts, self._users = self._tables.facts, self._tables.users
         of_user = self._users.c.namespace == bindparam("ns")
         self._state = select(self._users.c.epoch, self._users.c.change).where(of_user)
         columns = select(facts.c.change, facts.c.data).where(facts.c.namespace == bindparam("ns"))
         self._changed = columns.where(facts.c.change > bindparam("seen")).order_by(facts.c.change)
         self._one = columns.where(facts.c.id == bindparam("fact"))
-        put = upsert(facts, database.backend)
-        self._put = put.on_conflict_do_update(
-            index_elements=["namespace", "id"], set_={"change": put.excluded.change, "data": put.excluded.data}
-        )
+        self._put = upsert(facts, database.backend, "change", "data")
 
-    @shielded
-    async def read(self, namespace: str, seen: FactChanges = NOTHING_READ) -> FactChanges:
+    @reads
+    async def read(self, conn: AsyncConnection, namespace: str, seen: FactChanges = NOTHING_READ) -> FactChanges:
         """What has changed since ``seen``; all facts if some were deleted meanwhile."""
-        async with self._database.reading() as connection:
-            epoch, last = await self._epoch_and_change(connection, namespace)
-            fresh = epoch == seen.epoch
-            if fresh and last == seen.change:
-                return FactChanges(epoch, last, fresh=True, facts=[])
-            found = await connection.execute(self._changed, {"ns": namespace, "seen": seen.change if fresh else 0})
-            rows = found.all()
+        epoch, last = await self._epoch_and_change(conn, namespace)
+        fresh = epoch == seen.epoch
+        if fresh and last == seen.change:
+            return FactChanges(epoch, last, fresh=True, facts=[])
+        found = await conn.execute(self._changed, {"ns": namespace, "seen": seen.change if fresh else 0})
+        rows = found.all()
         change = max([last, *(row.change for row in rows)])
         return FactChanges(epoch, change, fresh, [Fact.model_validate(row.data) for row in rows])
 
-    @shielded
-    async def write(self, namespace: str, facts: Sequence[Fact], seen: FactChanges | None = None) -> bool:
+    @writes_user
+    async def write(
+        self, conn: AsyncConnection, namespace: str, facts: Sequence[Fact], seen: FactChanges | None = None
+    ) -> bool:
         """Store facts; one with a known id replaces that.
 
         With ``seen``, what others have stored since is kept. False if facts were deleted since: nothing is stored then.
         """
-        async with self._database.writing(users=[namespace]) as connection:
-            if seen is not None and not await self._is_same(connection, namespace, seen):
-                await connection.rollback()
-                return False
-            await self._put_all(connection, namespace, facts, seen)
-        return True
+        same = seen is None or await self._is_same(conn, namespace, seen)
+        if same:
+            await self._put_all(conn, namespace, facts, seen)
+        else:
+            await conn.rollback()
+        return same
 
-    @shielded
-    async def change(self, namespace: str, fact_id: str, changed: Callable[[Fact], Fact]) -> Fact | None:
+    @writes_user
+    async def change(
+        self, conn: AsyncConnection, namespace: str, fact_id: str, changed: Callable[[Fact], Fact]
+    ) -> Fact | None:
         """Change one fact as it is stored now; None, and nothing is written, if there is none with this id."""
-        async with self._database.writing(users=[namespace]) as connection:
-            row = (await connection.execute(self._one, {"ns": namespace, "fact": fact_id})).first()
-            if row is None:
-                await connection.rollback()
-                return None
-            fact = changed(Fact.model_validate(row.data))
-            await self._put_all(connection, namespace, [fact])
+        row = (await conn.execute(self._one, {"ns": namespace, "fact": fact_id})).first()
+        if row is None:
+            await conn.rollback()
+            return None
+        fact = changed(Fact.model_validate(row.data))
+        await self._put_all(conn, namespace, [fact])
         return fact
 
-    @shielded
+    @connected(
+        lambda part, namespace, *_, session_id, **__: part.database.writing(sessions=[session_id], users=[namespace])
+    )
     async def write_extracted(
-        self, namespace: str, facts: Sequence[Fact], seen: FactChanges, *, session_id: str, reader: str, unread: Unread
+        self,
+        conn: AsyncConnection,
+        namespace: str,
+        facts: Sequence[Fact],
+        seen: FactChanges,
+        *,
+        session_id: str,
+        reader: str,
+        unread: LogPage,
     ) -> bool:
         """Store what was extracted from unread rows and move the reader's cursor past them, both or neither.
 
-        What others have stored since ``seen`` is kept: it is neither doubled nor undone. False if the cursor was moved,
-        or messages or facts were deleted meanwhile: nothing is stored then, and what was deleted stays deleted.
+        What others have stored since ``seen`` is neither doubled nor undone. False, and nothing is stored, if the
+        cursor was moved, or messages or facts were deleted meanwhile.
         """
-        readers = self._readers
-        async with self._database.writing(sessions=[session_id], users=[namespace]) as connection:
-            epoch, old, new = unread.epoch, unread.position, unread.rows[-1].id
-            moved = await self._is_same(connection, namespace, seen) and await readers.move_within(
-                connection, session_id, reader, epoch=epoch, old=old, new=new
-            )
-            if moved:
-                await self._put_all(connection, namespace, facts, seen)
-            else:
-                await connection.rollback()
+        epoch, old, new = unread.epoch, unread.position, unread.rows[-1].id
+        if not await self._is_same(conn, namespace, seen):
+            await conn.rollback()
+            return False
+        moved = await self._readers.move_within(conn, session_id, reader, epoch=epoch, old=old, new=new)
+        if moved:
+            await self._put_all(conn, namespace, facts, seen)
         return moved
 
-    @shielded
-    async def delete(self, namespace: str, ids: Sequence[str] | None = None) -> int:
+    @writes_user
+    async def delete(self, conn: AsyncConnection, namespace: str, ids: Sequence[str] | None = None) -> int:
         """Delete facts and their embeddings for good, None: all of the namespace; returns the number of facts."""
-        async with self._database.writing(users=[namespace]) as connection:
-            counts = []
-            for table in (self._tables.facts, self._tables.embeddings):
-                query = delete(table).where(table.c.namespace == namespace)
-                query = query if ids is None else query.where(table.c.id.in_(ids))
-                counts.append((await connection.execute(query)).rowcount)
-            of_user = self._users.c.namespace == namespace
-            await connection.execute(update(self._users).where(of_user).values(epoch=time.time_ns()))
-        return int(counts[0])
-
-    @shielded
-    async def count(self, namespace: str) -> int:
-        """The number of facts, retired ones too."""
-        query = select(func.count()).where(self._tables.facts.c.namespace == namespace)
-        async with self._database.reading() as connection:
-            count: int = (await connection.execute(query)).scalar_one()
+        count = 0
+        for table in (self._tables.embeddings, self._tables.facts):
+            query = delete(table).where(table.c.namespace == namespace)
+            if ids is not None:
+                query = query.where(table.c.id.in_(ids))
+            count = (await conn.execute(query)).rowcount
+        of_user = self._users.c.namespace == namespace
+        await conn.execute(update(self._users).where(of_user).values(epoch=time.time_ns()))
         return count
 
-    async def _epoch_and_change(self, connection: AsyncConnection, namespace: str) -> tuple[int, int]:
-        row = (await connection.execute(self._state, {"ns": namespace})).first()
+    @reads
+    async def count(self, conn: AsyncConnection, namespace: str) -> int:
+        """The number of facts, retired ones too."""
+        query = select(func.count()).where(self._tables.facts.c.namespace == namespace)
+        count: int = (await conn.execute(query)).scalar_one()
+        return count
+
+    def vectors(self, namespace: str, model: str) -> KeptVectors:
+        """The embeddings that one model gave for the facts of one user."""
+        return KeptVectors(self.database, namespace, model)
+
+    async def _epoch_and_change(self, conn: AsyncConnection, namespace: str) -> tuple[int, int]:
+        row = (await conn.execute(self._state, {"ns": namespace})).first()
         return (0, 0) if row is None else (row.epoch, row.change)
 
-    async def _is_same(self, connection: AsyncConnection, namespace: str, seen: FactChanges) -> bool:
+    async def _is_same(self, conn: AsyncConnection, namespace: str, seen: FactChanges) -> bool:
         """Whether no facts were deleted since ``seen``."""
-        return seen.epoch in (0, (await self._epoch_and_change(connection, namespace))[0])
+        return seen.epoch in (0, (await self._epoch_and_change(conn, namespace))[0])
 
     async def _put_all(
-        self, connection: AsyncConnection, namespace: str, facts: Sequence[Fact], seen: FactChanges | None = None
+        self, conn: AsyncConnection, namespace: str, facts: Sequence[Fact], seen: FactChanges | None = None
     ) -> None:
         if seen is not None:
-            found = await connection.execute(self._changed, {"ns": namespace, "seen": seen.change})
+            found = await conn.execute(self._changed, {"ns": namespace, "seen": seen.change})
             facts = _merged([Fact.model_validate(row.data) for row in found], facts)
         if facts:
-            _, last = await self._epoch_and_change(connection, namespace)
-            rows = [_row(fact, namespace, last + i) for i, fact in enumerate(facts, 1)]
-            await connection.execute(self._put, rows)
+            _, last = await self._epoch_and_change(conn, namespace)
+            stored = [fact.model_copy(update={"namespace": namespace}).model_dump(mode="json") for fact in facts]
+            rows = [
+                {"namespace": namespace, "id": fact.id, "change": last + i, "data": data}
+                for i, (fact, data) in enumerate(zip(facts, stored, strict=True), 1)
+            ]
+            await conn.execute(self._put, rows)
             of_user = self._users.c.namespace == namespace
-            await connection.execute(update(self._users).where(of_user).values(change=last + len(rows)))
+            await conn.execute(update(self._users).where(of_user).values(change=last + len(rows)))
+
+
+@dataclass(frozen=True, slots=True)
+class KeptVectors:
+    """The vectors of one model for the facts of one user: pairs of a content's digest and bytes, by fact id."""
+
+    database: Database
+    namespace: str
+    model: str
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """Equal for all that keep the vectors of these facts in this process."""
+        return (*self.database.identity, self.namespace, self.model)
+
+    @reads
+    async def read(self, conn: AsyncConnection, ids: Sequence[str]) -> dict[str, tuple[str, bytes]]:
+        """The digest and the vector of each of these facts that has one."""
+        table, backend = self.database.tables.embeddings, self.database.backend
+        these = (table.c.namespace == self.namespace, table.c.model == self.model, one_of(table.c.id, backend))
+        query = select(table.c.id, table.c.digest, table.c.vector).where(*these)
+        return {row.id: (row.digest, row.vector) for row in await conn.execute(query, {"names": ids})}
+
+    # The lock is that of the facts, so that no vector outlives a user who is being forgotten.
+    @connected(lambda part, *_: part.database.writing(users=[part.namespace]))
+    async def write(self, conn: AsyncConnection, vectors: Mapping[str, tuple[str, bytes]]) -> None:
+        """Keep vectors; those of facts that were deleted meanwhile are passed over."""
+        tables, backend = self.database.tables, self.database.backend
+        these = (tables.facts.c.namespace == self.namespace, one_of(tables.facts.c.id, backend))
+        found = await conn.execute(select(tables.facts.c.id).where(*these), {"names": list(vectors)})
+        model = {"namespace": self.namespace, "model": self.model}
+        rows = [{**model, "id": one, "digest": vectors[one][0], "vector": vectors[one][1]} for one in found.scalars()]
+        if rows:
+            # Two processes that embed the same content store the same; only one knows of a content that changed.
+            await conn.execute(upsert(tables.embeddings, backend, "digest", "vector"), rows)
+        else:
+            await conn.rollback()
 
 
 def _merged(newer: Sequence[Fact], extracted: Sequence[Fact]) -> list[Fact]:
@@ -161,18 +211,16 @@ def _merged(newer: Sequence[Fact], extracted: Sequence[Fact]) -> list[Fact]:
     now = {fact.id: fact for fact in newer}
     contents = {normalised(fact.content): fact.id for fact in newer if not fact.retired}
     same = {fact.id: contents.get(normalised(fact.content), fact.id) for fact in extracted}
-    kept = []
-    for fact in extracted:
-        replaced_by = same.get(fact.replaced_by, fact.replaced_by) if fact.replaced_by else None
-        if fact.id not in now:
-            if same[fact.id] == fact.id:
-                kept.append(fact.model_copy(update={"replaced_by": replaced_by}))
-        elif fact.retired and not (now[fact.id].retired or now[fact.id].pinned):
-            # The user's own words have ended it, whatever was made of it meanwhile.
-            kept.append(retire(now[fact.id], fact.retired_reason or "", fact.updated_at, replaced_by))
-    return kept
+    merged = (_onto(fact, now.get(fact.id), same) for fact in extracted)
+    return [fact for fact in merged if fact is not None]
 
 
-def _row(fact: Fact, namespace: str, change: int) -> dict[str, Any]:
-    stored = fact.model_copy(update={"namespace": namespace}).model_dump(mode="json")
-    return {"id": fact.id, "namespace": namespace, "change": change, "data": stored}
+def _onto(fact: Fact, stored: Fact | None, same: Mapping[str, str]) -> Fact | None:
+    """An extracted fact as it is stored where others have stored it meanwhile, or ``same`` facts; None: not at all."""
+    replaced_by = same.get(fact.replaced_by or "", fact.replaced_by)
+    if stored is None:
+        return fact.model_copy(update={"replaced_by": replaced_by}) if same[fact.id] == fact.id else None
+    if fact.retired and not (stored.retired or stored.pinned):
+        # The user's own words have ended it, whatever was made of it meanwhile.
+        return retire(stored, fact.retired_reason or "", fact.updated_at, replaced_by)
+    return None

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sqlalchemy import bindparam, exists, func, or_, select
+from sqlalchemy import exists, func, or_, select
 
-from llama_index_memory_ext.store.database import shielded
-from llama_index_memory_ext.store.readers import written_at
-from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, upsert
+from llama_index_memory_ext.store.database import reads, written_at
+from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from llama_index_memory_ext.store.database import Database
-    from llama_index_memory_ext.store.readers import Readers
+    from llama_index_memory_ext.store.schema import Statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +53,25 @@ class Counts:
 
 
 class Users:
-    """The sessions of users, within the transactions of a database."""
+    """The sessions of users."""
 
-    def __init__(self, database: Database, readers: Readers) -> None:
-        self._database, self._readers, self._tables = database, readers, database.tables
-        rows, cursors = self._tables.rows, self._tables.cursors
-        self._add_owner = upsert(self._tables.owners, database.backend).on_conflict_do_nothing()
-        self._add_reader = upsert(cursors, database.backend).on_conflict_do_nothing()
-        behind = exists().where(rows.c.key == cursors.c.key, rows.c.id > cursors.c.position)
-        self._pending = select(cursors.c.key).where(cursors.c.reader == bindparam("by"), behind)
+    def __init__(self, database: Database) -> None:
+        self.database, self._tables = database, database.tables
+        owners, other = self._tables.owners, self._tables.owners.alias()
+        elsewhere = exists().where(other.c.user_id == owners.c.key, other.c.key != owners.c.key)
+        own = select(owners.c.key).where(owners.c.user_id == owners.c.key, ~elsewhere).order_by(owners.c.key)
+        self._own_users = own.where(one_of(owners.c.key, database.backend))
 
-    @shielded
-    async def knows(self, key: str) -> bool:
+    @reads
+    async def knows(self, conn: AsyncConnection, key: str) -> bool:
         """Whether the store has ever been given a message of a session."""
-        tables = self._tables
-        async with self._database.reading() as connection:
-            for table in (tables.sessions, tables.rows):
-                if (await connection.execute(select(table.c.key).where(table.c.key == key).limit(1))).first():
-                    return True
-        return False
+        known = (exists().where(table.c.key == key) for table in (self._tables.sessions, self._tables.rows))
+        return bool((await conn.execute(select(or_(*known)))).scalar_one())
 
-    @shielded
-    async def sessions(self, user_id: str | None = None, session_ids: Collection[str] = ()) -> list[SessionInfo]:
+    @reads
+    async def sessions(
+        self, conn: AsyncConnection, user_id: str | None = None, session_ids: Collection[str] = ()
+    ) -> list[SessionInfo]:
         """The sessions that have messages, the one that was written to last first; [] if there is none.
 
         With a ``user_id``, only those of this user, and those of the ``session_ids``.
@@ -83,98 +79,73 @@ class Users:
         rows, owners = self._tables.rows, self._tables.owners
         first, last = func.min(rows.c.timestamp), func.max(rows.c.timestamp)
         sessions = select(rows.c.key, func.count(), first, last).group_by(rows.c.key).order_by(last.desc(), rows.c.key)
-        owned = select(owners.c.key, owners.c.user_id)
+        owned = select(owners.c.key, owners.c.user_id).order_by(owners.c.user_id)
         if user_id is not None or session_ids:
-            chosen: list[Any] = [session_ids] if user_id is None else [session_ids, self.keys_of(user_id)]
-            sessions = sessions.where(or_(*(rows.c.key.in_(keys) for keys in chosen)))
-            owned = owned.where(or_(*(owners.c.key.in_(keys) for keys in chosen)))
+            mine = select(owners.c.key).where(owners.c.user_id == user_id)
+            sessions = sessions.where(or_(rows.c.key.in_(session_ids), rows.c.key.in_(mine)))
+            owned = owned.where(or_(owners.c.key.in_(session_ids), owners.c.key.in_(mine)))
         users: dict[str, list[str]] = {}
-        async with self._database.reading() as connection:
-            for key, owner in await connection.execute(owned):
-                users.setdefault(key, []).append(owner)
-            found = (await connection.execute(sessions)).all()
+        for key, owner in await conn.execute(owned):
+            users.setdefault(key, []).append(owner)
         return [
             SessionInfo(key, count, tuple(sorted(users.get(key, ()))), written_at(oldest), written_at(newest))
-            for key, count, oldest, newest in found
+            for key, count, oldest, newest in await conn.execute(sessions)
         ]
 
-    def keys_of(self, user_id: str) -> Any:
-        """The query for the sessions of a user."""
-        return select(self._tables.owners.c.key).where(self._tables.owners.c.user_id == user_id)
+    @reads
+    async def keys(self, conn: AsyncConnection, user_id: str) -> list[str]:
+        """The sessions of a user, also those without a message."""
+        owners = self._tables.owners
+        return list((await conn.execute(select(owners.c.key).where(owners.c.user_id == user_id))).scalars())
 
-    @shielded
-    async def register(
-        self, key: str, *, owners: Sequence[str] = (), readers: Sequence[str] = (), epoch: int | None = None
-    ) -> bool:
-        """Note users whose session it is, and readers that ``pending`` finds it by.
+    @reads
+    async def own_users(self, conn: AsyncConnection, sessions: Sequence[str]) -> list[str]:
+        """Those of these sessions that are users of themselves, and of no other session: others are people."""
+        return list((await conn.execute(self._own_users, {"names": sessions})).scalars())
 
-        False, and nothing is noted, if an ``epoch`` is given and rows were deleted since.
-        """
-        async with self._database.writing(sessions=[key]) as connection:
-            same = epoch is None or await self._readers.is_same_log(connection, key, epoch)
-            if same:
-                await self.add(connection, key, owners, readers)
-            else:
-                await connection.rollback()
-        return same
-
-    async def add(self, connection: AsyncConnection, key: str, owners: Sequence[str], readers: Sequence[str]) -> None:
-        """As ``register``, within a transaction that has locked the session."""
-        if owners:
-            await connection.execute(self._add_owner, [{"key": key, "user_id": user_id} for user_id in owners])
-        if readers:
-            begin = [{"key": key, "reader": reader, "position": 0, "state": None} for reader in readers]
-            await connection.execute(self._add_reader, begin)
-
-    @shielded
-    async def pending(self, reader: str) -> list[str]:
+    @reads
+    async def pending(self, conn: AsyncConnection, reader: str) -> list[str]:
         """The sessions with messages, active ones too, that this reader is registered for and has not left behind."""
-        async with self._database.reading() as connection:
-            return list((await connection.execute(self._pending, {"by": reader})).scalars())
+        rows, cursors = self._tables.rows, self._tables.cursors
+        behind = exists().where(rows.c.key == cursors.c.key, rows.c.id > cursors.c.position)
+        query = select(cursors.c.key).where(cursors.c.reader == reader, behind)
+        return list((await conn.execute(query)).scalars())
 
-    @shielded
-    async def counts(self, key: str, *, record: str, extraction: str, namespace: str) -> Counts:
-        """Count by indexes; no message is read.
+    @reads
+    async def counts(self, conn: AsyncConnection, key: str, *, record: str, extraction: str, namespace: str) -> Counts:
+        """Count by indexes, without reading a message.
 
-        Args:
-            key: The session.
-            record: The reader of the record.
-            extraction: The reader of the facts.
-            namespace: Whose facts are counted.
+        ``record`` and ``extraction`` are the names of the readers, and ``namespace`` says whose facts are counted.
         """
         rows, facts = self._tables.rows, self._tables.facts
-        of_session, in_log = rows.c.key == key, rows.c.status == ARCHIVED
-        known, retired_at = facts.c.namespace == namespace, facts.c.data["retired_at"].as_string()
-        conditions = (
-            (of_session,),
-            (of_session, rows.c.status == ACTIVE),
-            (of_session, in_log, rows.c.id <= self._position(key, record)),
-            (of_session, rows.c.id > self._position(key, extraction)),
-            (known, retired_at.is_(None)),
-            (known, retired_at.is_not(None)),
+        of_session = select(func.count()).where(rows.c.key == key)
+        known = select(func.count()).where(facts.c.namespace == namespace)
+        retired_at = facts.c.data["retired_at"].as_string()
+        counts = (
+            of_session,
+            of_session.where(rows.c.status == ACTIVE),
+            of_session.where(rows.c.status == ARCHIVED, rows.c.id <= self._position(key, record)),
+            of_session.where(rows.c.id > self._position(key, extraction)),
+            known.where(retired_at.is_(None)),
+            known.where(retired_at.is_not(None)),
         )
-        return Counts(*await self._count(*conditions))
+        return Counts(*(await conn.execute(select(*(count.scalar_subquery() for count in counts)))).one())
 
-    async def count_unread(self, key: str, reader: str) -> int:
+    @reads
+    async def count_unread(self, conn: AsyncConnection, key: str, reader: str) -> int:
         """The number of messages of a session, active ones too, that this reader has not left behind."""
         rows = self._tables.rows
-        (count,) = await self._count((rows.c.key == key, rows.c.id > self._position(key, reader)))
-        return count
+        unread = (rows.c.key == key, rows.c.id > self._position(key, reader))
+        return (await conn.execute(select(func.count()).where(*unread))).scalar_one()
 
-    async def count_between(self, key: str, after: int, last: int) -> int:
+    @reads
+    async def count_between(self, conn: AsyncConnection, key: str, after: int, last: int) -> int:
         """The number of rows of the log of a session after the row ``after``, up to the row ``last``."""
         rows = self._tables.rows
         between = (rows.c.key == key, rows.c.status == ARCHIVED, rows.c.id > after, rows.c.id <= last)
-        (count,) = await self._count(between)
-        return count
+        return (await conn.execute(select(func.count()).where(*between))).scalar_one()
 
-    @shielded
-    async def _count(self, *conditions: Sequence[Any]) -> Sequence[int]:
-        counts = (select(func.count()).where(*condition).scalar_subquery() for condition in conditions)
-        async with self._database.reading() as connection:
-            return tuple((await connection.execute(select(*counts))).one())
-
-    def _position(self, key: str, reader: str) -> Any:
+    def _position(self, key: str, reader: str) -> Statement:
         cursors = self._tables.cursors
         query = select(cursors.c.position).where(cursors.c.key == key, cursors.c.reader == reader)
         return func.coalesce(query.scalar_subquery(), 0)

@@ -328,7 +328,7 @@ async def test_leaving_the_block_closes_the_memory(database_uri: str) -> None:
     """And the last turn is in the record."""
     async with CondensedMemory.from_defaults("chat", async_database_uri=database_uri, extract_facts=False) as memory:
         await talk(memory, 1)
-    assert not memory.sql_store.database.is_open
+    assert memory.sql_store.database.engine is None
     async with CondensedMemory.from_defaults("chat", async_database_uri=database_uri, extract_facts=False) as memory:
         assert len(record(sent_text(await memory.aget()))) == 2
 

@@ -213,8 +213,9 @@ async def test_many_sessions_are_deleted_at_once(store: MemoryStore) -> None:
     """More than a statement takes parameters."""
     await store.add_message("s7", user("Hello."))
     sessions = [f"s{i}" for i in range(1_200)]
-    for session_id in sessions:
-        await store.users.register(session_id, owners=["ann"])
+    async with store.database.writing(sessions=sessions) as connection:
+        for session_id in sessions:
+            await store.readers.register_within(connection, session_id, ["ann"], [])
     assert await store.forget_user("ann", vacuum=False) == {**NOTHING, "messages": 1, "cursors": 1_200}
     assert await is_empty(store)
 

@@ -395,9 +395,10 @@ async def test_a_vector_that_comes_after_its_fact_was_forgotten_is_not_kept(open
     block = open_block(embed_model=Meanings())
     await block.book().aadd(FACTS[0])
     assert block.store is not None
-    await block.store.embeddings.write("ann", "a model", {FACTS[0].id: ("", b"1"), FACTS[1].id: ("", b"2")})
-    assert await block.store.embeddings.read("ann", "a model", [FACTS[0].id, FACTS[1].id]) == {FACTS[0].id: ("", b"1")}
-    assert await block.store.embeddings.read("bob", "a model", [FACTS[0].id]) == {}
+    await block.store.facts.vectors("ann", "a model").write({FACTS[0].id: ("", b"1"), FACTS[1].id: ("", b"2")})
+    kept = await block.store.facts.vectors("ann", "a model").read([FACTS[0].id, FACTS[1].id])
+    assert kept == {FACTS[0].id: ("", b"1")}
+    assert await block.store.facts.vectors("bob", "a model").read([FACTS[0].id]) == {}
 
 
 @IN_MEMORY

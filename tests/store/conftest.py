@@ -1,7 +1,46 @@
-"""The fixtures of these tests."""
+"""Databases for the tests of the store, one of them with partitioned tables."""
 
 from __future__ import annotations
 
-from tests.databases import any_database_uri, database_uri, postgres_server, postgres_uri
+import re
+from pathlib import Path
 
-__all__ = ["any_database_uri", "database_uri", "postgres_server", "postgres_uri"]
+import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+from tests.databases import database_uri, postgres_server, postgres_uri
+
+__all__ = ["any_database_uri", "database_uri", "partitioned_uri", "postgres_server", "postgres_uri"]
+
+PAGE = Path(__file__).parents[2] / ".ci/docs/partitioning.md"
+CREATE_TABLES, CREATE_PARTITIONS, WIDEN_IDS = re.findall(
+    r"```sql\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
+)
+
+
+async def run_script(uri: str, script: str) -> None:
+    """Run several statements at once, as psql does."""
+    engine = create_async_engine(uri, poolclass=NullPool)
+    async with engine.connect() as connection:
+        driver = (await connection.get_raw_connection()).driver_connection
+        assert driver is not None
+        await driver.execute(script)
+    await engine.dispose()
+
+
+@pytest.fixture
+async def partitioned_uri(postgres_uri: str) -> str:
+    """A database with the tables of the page on partitioning."""
+    await run_script(postgres_uri, CREATE_TABLES + CREATE_PARTITIONS)
+    return postgres_uri
+
+
+@pytest.fixture(params=["memory", "file", "postgres", "partitioned"])
+def any_database_uri(request: pytest.FixtureRequest) -> str | None:
+    """No address, for a database in memory; then a file; then a server, with whole and with partitioned tables."""
+    if request.param == "memory":
+        return None
+    names = {"file": "database_uri", "postgres": "postgres_uri", "partitioned": "partitioned_uri"}
+    uri: str = request.getfixturevalue(names[request.param])
+    return uri

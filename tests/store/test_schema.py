@@ -142,7 +142,7 @@ async def test_a_newer_database_is_refused_and_left_as_it_is(uri: str, engine: A
     for call in (memory.aput(user("one")), memory.aget(), memory.sql_store.sessions()):
         with pytest.raises(StoreError, match=rf"version {newer}, and .* version {SCHEMA_VERSION}\. Use .* at least as"):
             await call
-    assert not memory.sql_store.database.is_open
+    assert memory.sql_store.database.engine is None
     assert await tables_of(engine) == {"llama_index_memory_schema"}
     assert contents(tmp_path) == files
 
