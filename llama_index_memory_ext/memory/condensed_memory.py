@@ -10,7 +10,7 @@ from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageR
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
 from llama_index.core.memory import BaseMemoryBlock, InsertMethod, Memory
 from llama_index.core.memory.memory import generate_chat_store_key
-from llama_index.core.prompts import RichPromptTemplate  # noqa: TC002 - pydantic reads the annotations of fields
+from llama_index.core.prompts import RichPromptTemplate
 from typing_extensions import Self, Unpack
 
 from llama_index_memory_ext.background.locks import SharedLock, lock_for

@@ -41,7 +41,7 @@ def gated(*new_facts: Any, confirmed: Any = (), retired: Any = (), **options: An
     return validate_reply(reply, options.pop("lines", LINES), options.pop("known", KNOWN), **options)
 
 
-def reason_against(text: str) -> str | None:
+def reason_against(text: str) -> object:
     rejection = disallowed(text)
     return rejection and rejection.reason
 
