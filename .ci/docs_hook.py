@@ -8,7 +8,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-ELSEWHERE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "notebooks/*.ipynb")
+ELSEWHERE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "docs/*.md", "notebooks/*.ipynb")
 HELP = ".ci/command_line.py utils docs --name llama-index-memory"
 
 

@@ -13,7 +13,7 @@ from tests.databases import database_uri, postgres_server, postgres_uri
 
 __all__ = ["any_database_uri", "database_uri", "partitioned_uri", "postgres_server", "postgres_uri"]
 
-PAGE = Path(__file__).parents[2] / ".ci/docs/partitioning.md"
+PAGE = Path(__file__).parents[2] / "docs/partitioning.md"
 CREATE_TABLES, CREATE_PARTITIONS, WIDEN_IDS = re.findall(
     r"```sql\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
 )
