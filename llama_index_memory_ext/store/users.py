@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import exists, func, or_, select
 
 from llama_index_memory_ext.store.database import reads, written_at
-from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, one_of
+from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, LAST_ID, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -36,31 +36,11 @@ class SessionInfo:
     last_at: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """How much there is of a session and of its user's facts; 0 of each where nothing is known.
-
-    ``messages`` are all rows, ``active`` those that are not in the log. The record's reader has left ``left`` rows
-    behind, and the facts' reader not yet ``unread`` ones. ``facts`` are not retired.
-    """
-
-    messages: int
-    active: int
-    left: int
-    unread: int
-    facts: int
-    retired: int
-
-
 class Users:
     """The sessions of users."""
 
     def __init__(self, database: Database) -> None:
         self.database, self._tables = database, database.tables
-        owners, other = self._tables.owners, self._tables.owners.alias()
-        elsewhere = exists().where(other.c.user_id == owners.c.key, other.c.key != owners.c.key)
-        own = select(owners.c.key).where(owners.c.user_id == owners.c.key, ~elsewhere).order_by(owners.c.key)
-        self._own_users = own.where(one_of(owners.c.key, database.backend))
 
     @reads
     async def knows(self, conn: AsyncConnection, key: str) -> bool:
@@ -101,7 +81,11 @@ class Users:
     @reads
     async def own_users(self, conn: AsyncConnection, sessions: Sequence[str]) -> list[str]:
         """Those of these sessions that are users of themselves, and of no other session: others are people."""
-        return list((await conn.execute(self._own_users, {"names": sessions})).scalars())
+        owners, other = self._tables.owners, self._tables.owners.alias()
+        elsewhere = exists().where(other.c.user_id == owners.c.key, other.c.key != owners.c.key)
+        own = select(owners.c.key).where(owners.c.user_id == owners.c.key, ~elsewhere)
+        these = own.where(one_of(owners.c.key, self.database.backend))
+        return list((await conn.execute(these, {"names": sessions})).scalars())
 
     @reads
     async def pending(self, conn: AsyncConnection, reader: str) -> list[str]:
@@ -112,37 +96,42 @@ class Users:
         return list((await conn.execute(query)).scalars())
 
     @reads
-    async def counts(self, conn: AsyncConnection, key: str, *, record: str, extraction: str, namespace: str) -> Counts:
-        """Count by indexes, without reading a message.
+    async def counts(
+        self, conn: AsyncConnection, key: str, *, record: str, extraction: str, namespace: str
+    ) -> dict[str, int]:
+        """Count by indexes, without reading a message; ``record`` and ``extraction`` are the names of readers.
 
-        ``record`` and ``extraction`` are the names of the readers, and ``namespace`` says whose facts are counted.
+        ``messages`` are all of the session, ``active`` those that are not in the log. The record's reader has left
+        ``left`` messages behind, and the facts' reader not yet ``unread`` ones. ``facts`` are not retired.
         """
         rows, facts = self._tables.rows, self._tables.facts
         of_session = select(func.count()).where(rows.c.key == key)
         known = select(func.count()).where(facts.c.namespace == namespace)
         retired_at = facts.c.data["retired_at"].as_string()
-        counts = (
-            of_session,
-            of_session.where(rows.c.status == ACTIVE),
-            of_session.where(rows.c.status == ARCHIVED, rows.c.id <= self._position(key, record)),
-            of_session.where(rows.c.id > self._position(key, extraction)),
-            known.where(retired_at.is_(None)),
-            known.where(retired_at.is_not(None)),
-        )
-        return Counts(*(await conn.execute(select(*(count.scalar_subquery() for count in counts)))).one())
+        counts = {
+            "messages": of_session,
+            "active": of_session.where(rows.c.status == ACTIVE),
+            "left": of_session.where(rows.c.status == ARCHIVED, rows.c.id <= self._position(key, record)),
+            "unread": of_session.where(rows.c.id > self._position(key, extraction)),
+            "facts": known.where(retired_at.is_(None)),
+            "retired": known.where(retired_at.is_not(None)),
+        }
+        found = await conn.execute(select(*(count.scalar_subquery().label(name) for name, count in counts.items())))
+        return dict(found.mappings().one())
 
     @reads
     async def count_unread(self, conn: AsyncConnection, key: str, reader: str) -> int:
         """The number of messages of a session, active ones too, that this reader has not left behind."""
-        rows = self._tables.rows
-        unread = (rows.c.key == key, rows.c.id > self._position(key, reader))
-        return (await conn.execute(select(func.count()).where(*unread))).scalar_one()
+        return await self._count(conn, key, self._position(key, reader))
 
     @reads
     async def count_between(self, conn: AsyncConnection, key: str, after: int, last: int) -> int:
-        """The number of rows of the log of a session after the row ``after``, up to the row ``last``."""
+        """The number of messages of a session after the row ``after``, up to the row ``last``."""
+        return await self._count(conn, key, after, last)
+
+    async def _count(self, conn: AsyncConnection, key: str, after: Statement, last: int = LAST_ID) -> int:
         rows = self._tables.rows
-        between = (rows.c.key == key, rows.c.status == ARCHIVED, rows.c.id > after, rows.c.id <= last)
+        between = (rows.c.key == key, rows.c.id > after, rows.c.id <= last)
         return (await conn.execute(select(func.count()).where(*between))).scalar_one()
 
     def _position(self, key: str, reader: str) -> Statement:
