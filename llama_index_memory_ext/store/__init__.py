@@ -15,9 +15,9 @@ from llama_index_memory_ext.background.jobs import JobRegistry
 from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.store.database import Database
 from llama_index_memory_ext.store.facts import Facts
-from llama_index_memory_ext.store.forgetting import Forgetting
 from llama_index_memory_ext.store.log import Log
 from llama_index_memory_ext.store.readers import Readers
+from llama_index_memory_ext.store.schema import LAST_ID
 from llama_index_memory_ext.store.users import SessionInfo, Users
 
 if TYPE_CHECKING:
@@ -62,9 +62,8 @@ class MemoryStore(SQLAlchemyChatStore):
     database: Database = Field(default=_UNSET, description="Connections and transactions.")
     log: Log = Field(default=_UNSET, description="Writes the messages of each session.")
     readers: Readers = Field(default=_UNSET, description="Reads them for readers with cursors.")
-    users: Users = Field(default=_UNSET, description="The sessions of each user.")
+    users: Users = Field(default=_UNSET, description="Whose the sessions are; counts and deletes them.")
     facts: Facts = Field(default=_UNSET, description="The facts of each user, and their embeddings.")
-    forgetting: Forgetting = Field(default=_UNSET, description="Deletes sessions and users.")
     jobs: JobRegistry = Field(default_factory=JobRegistry, description="What runs in the background of memories here.")
     address: str = Field(default="", description="The database's address without its password and options.")
 
@@ -80,7 +79,7 @@ class MemoryStore(SQLAlchemyChatStore):
         # Only people and dumps read this address, and they need not see the password.
         super().__init__(table_name=table_name, async_database_uri=database.shown_uri, db_schema=db_schema)
         self.database, self.address = database, database.shown_uri.partition("?")[0]
-        self.readers, self.users, self.forgetting = Readers(database), Users(database), Forgetting(database)
+        self.readers, self.users = Readers(database), Users(database)
         self.log, self.facts = Log(database, self.readers), Facts(database, self.readers)
 
     @classmethod
@@ -132,7 +131,7 @@ class MemoryStore(SQLAlchemyChatStore):
         offset: int | None = None,
     ) -> list[ChatMessage]:
         """The messages of a session, in the order in which they were written."""
-        return await self.readers.messages(key, status, limit, offset)
+        return await self.readers.messages(key, status, LAST_ID if limit is None else limit, offset or 0)
 
     async def add_message(self, key: str, message: ChatMessage, status: MessageStatus = MessageStatus.ACTIVE) -> None:
         """Write one message."""
@@ -181,7 +180,7 @@ class MemoryStore(SQLAlchemyChatStore):
 
     async def forget(self, key: str) -> dict[str, int]:
         """Delete a session: its messages and the cursors of its readers. Returns the number of rows by kind."""
-        counts = await self.forgetting.delete([key])
+        counts = await self.users.delete([key])
         return {kind: counts[kind] for kind in ("messages", "cursors")}
 
     async def forget_user(
@@ -212,7 +211,7 @@ class MemoryStore(SQLAlchemyChatStore):
         sessions = sorted({*session_ids, *await self.users.keys(user_id)})
         # A session without a user has facts of its own, from before its user was known.
         own_users = await self.users.own_users(sessions)
-        counts = await self.forgetting.delete(sessions, sorted({user_id, *own_users}))
+        counts = await self.users.delete(sessions, sorted({user_id, *own_users}))
         if vacuum:
             await self.vacuum()
         return counts
@@ -227,7 +226,7 @@ class MemoryStore(SQLAlchemyChatStore):
         if self.database.in_memory:
             return True
         try:
-            return await self.forgetting.vacuum()
+            return await self.users.vacuum()
         except (SQLAlchemyError, StoreError, OSError) as error:
             logger.warning(
                 "The database was not vacuumed (%s); deleted rows are gone, but their words may still be in its files "

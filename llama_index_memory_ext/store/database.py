@@ -231,16 +231,16 @@ class Database:
     @shielded
     async def read_version(self) -> int | None:
         """As ``MemoryStore.read_schema_version``."""
-        engine = self.engine or self._lent
-        if engine is None and is_missing(self.url):
+        opened = self.engine or self._lent
+        if opened is None and is_missing(self.url):
             return None
-        looking = engine or open_engine(self.url)
+        engine = opened or open_engine(self.url)
         try:
-            async with self._connected(looking) as conn:
+            async with self._connected(engine) as conn:
                 return await conn.run_sync(version_of, self.tables)
         finally:
-            if engine is None:
-                await looking.dispose()
+            if opened is None:
+                await engine.dispose()
 
     async def aclose(self) -> None:
         """Close the engine, unless it was lent; a later call opens it again. A database in memory is gone."""

@@ -136,31 +136,20 @@ class Readers:
         self._add_owner, self._add_reader = upsert(tables.owners, database.backend), upsert(cursors, database.backend)
 
     async def find_within(
-        self,
-        conn: AsyncConnection,
-        key: str,
-        statuses: Sequence[str] = _LOG_AND_ACTIVE,
-        *,
-        after: int = -LAST_ID,
-        limit: int = LAST_ID,
-        offset: int = 0,
+        self, conn: AsyncConnection, key: str, statuses: Sequence[str], after: int = 0, limit: int = LAST_ID
     ) -> list[LogRow]:
         """The oldest rows of a session with these statuses, oldest first."""
-        page = {"session": key, "statuses": statuses, "last_id": after, "most": limit, "skipped": offset}
+        page = {"session": key, "statuses": statuses, "last_id": after, "most": limit, "skipped": 0}
         return [LogRow(*row) for row in await conn.execute(self._after, page)]
 
     @reads
     async def messages(
-        self,
-        conn: AsyncConnection,
-        key: str,
-        status: str | None = ACTIVE,
-        limit: int | None = None,
-        offset: int | None = None,
+        self, conn: AsyncConnection, key: str, status: str | None = ACTIVE, limit: int = LAST_ID, offset: int = 0
     ) -> list[ChatMessage]:
         """The messages of a session, oldest first; None: of any status."""
-        statuses, most = [status] if status else _LOG_AND_ACTIVE, LAST_ID if limit is None else limit
-        return [row.message for row in await self.find_within(conn, key, statuses, limit=most, offset=offset or 0)]
+        statuses = [status] if status else _LOG_AND_ACTIVE
+        page = {"session": key, "statuses": statuses, "last_id": 0, "most": limit, "skipped": offset}
+        return [LogRow(*row).message for row in await conn.execute(self._after, page)]
 
     @reads
     async def page(
@@ -268,7 +257,7 @@ class Readers:
         same = now.epoch == epoch
         if epoch == 0:
             # A log that only the plain host has written had no epoch before it was locked just now.
-            same = bool(await self.find_within(conn, key, limit=1))
+            same = bool(await self.find_within(conn, key, _LOG_AND_ACTIVE, limit=1))
         return (now.position or 0) if same else None
 
     async def _read_cursor(self, conn: AsyncConnection, key: str, reader: str) -> Statement:

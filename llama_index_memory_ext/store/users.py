@@ -1,13 +1,15 @@
-"""Knows whose the sessions of a store are, who reads them, and how much there is of each."""
+"""Knows whose the sessions of a store are, counts what there is of each, and deletes sessions and users."""
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sqlalchemy import exists, func, or_, select
+from sqlalchemy import delete, exists, func, or_, select, text
 
-from llama_index_memory_ext.store.database import reads, written_at
+from llama_index_memory_ext.store.database import connected, reads, written_at
 from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, LAST_ID, one_of
 
 if TYPE_CHECKING:
@@ -18,6 +20,14 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.store.database import Database
     from llama_index_memory_ext.store.schema import Statement
+
+logger = logging.getLogger(__name__)
+
+# A server skips a table that one may not vacuum with no more than a notice, which drivers do not hand on.
+_MAY_VACUUM = text(
+    "SELECT pg_has_role(relowner, 'USAGE') OR (SELECT pg_has_role(datdba, 'USAGE') FROM pg_database "
+    "WHERE datname = current_database()) FROM pg_class WHERE oid = to_regclass(:name)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +50,25 @@ class Users:
     """The sessions of users."""
 
     def __init__(self, database: Database) -> None:
-        self.database, self._tables = database, database.tables
+        tables = database.tables
+        self.database, self._tables = database, tables
+        owners, other = tables.owners, tables.owners.alias()
+        elsewhere = exists().where(other.c.user_id == owners.c.key, other.c.key != owners.c.key)
+        own = select(owners.c.key).where(owners.c.user_id == owners.c.key, ~elsewhere)
+        self._own_users = own.where(one_of(owners.c.key, database.backend))
+        # A session's row, and a user's, is no row that the result counts.
+        kinds = (
+            ("messages", tables.rows.c.key),
+            ("cursors", tables.cursors.c.key),
+            ("cursors", owners.c.key),
+            ("", tables.sessions.c.key),
+            ("facts", tables.facts.c.namespace),
+            ("embeddings", tables.embeddings.c.namespace),
+            ("", tables.users.c.namespace),
+        )
+        self._deletions = [
+            (kind, column.name, delete(column.table).where(one_of(column, database.backend))) for kind, column in kinds
+        ]
 
     @reads
     async def knows(self, conn: AsyncConnection, key: str) -> bool:
@@ -81,11 +109,7 @@ class Users:
     @reads
     async def own_users(self, conn: AsyncConnection, sessions: Sequence[str]) -> list[str]:
         """Those of these sessions that are users of themselves, and of no other session: others are people."""
-        owners, other = self._tables.owners, self._tables.owners.alias()
-        elsewhere = exists().where(other.c.user_id == owners.c.key, other.c.key != owners.c.key)
-        own = select(owners.c.key).where(owners.c.user_id == owners.c.key, ~elsewhere)
-        these = own.where(one_of(owners.c.key, self.database.backend))
-        return list((await conn.execute(these, {"names": sessions})).scalars())
+        return list((await conn.execute(self._own_users, {"names": sessions})).scalars())
 
     @reads
     async def pending(self, conn: AsyncConnection, reader: str) -> list[str]:
@@ -128,6 +152,51 @@ class Users:
     async def count_between(self, conn: AsyncConnection, key: str, after: int, last: int) -> int:
         """The number of messages of a session after the row ``after``, up to the row ``last``."""
         return await self._count(conn, key, after, last)
+
+    @connected(lambda part, keys, namespaces=(): part.database.writing(sessions=keys, users=namespaces))
+    async def delete(
+        self, conn: AsyncConnection, keys: Sequence[str], namespaces: Sequence[str] = ()
+    ) -> dict[str, int]:
+        """Delete sessions, and the facts of users, in one transaction; returns the number of deleted rows by kind."""
+        counts = Counter(messages=0, cursors=0, facts=0, embeddings=0)
+        for kind, column, deletion in self._deletions:
+            names = keys if column == "key" else namespaces
+            if names:
+                counts[kind] += (await conn.execute(deletion, {"names": names})).rowcount
+        del counts[""]
+        return dict(counts)
+
+    @connected(lambda part: part.database.without_transaction())
+    async def vacuum(self, conn: AsyncConnection) -> bool:
+        """Vacuum the file or, on a server, the tables; False, and a warning in the log, if something is left."""
+        if self.database.backend != "sqlite":
+            return await self._vacuum_on_server(conn)
+        await conn.exec_driver_sql("VACUUM")
+        # What was deleted may still be in the write-ahead log, if there is one.
+        busy = (await conn.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")).scalar()
+        if busy:
+            logger.warning(
+                "The write-ahead log of the database could not be emptied, because another connection is reading: what "
+                "was deleted may be in it until `await store.vacuum()` is called once more, or the last connection is "
+                "closed."
+            )
+        return not busy
+
+    async def _vacuum_on_server(self, conn: AsyncConnection) -> bool:
+        forbidden = []
+        for table in self.database.tables.rows.metadata.sorted_tables:
+            name = conn.dialect.identifier_preparer.format_table(table)
+            if (await conn.execute(_MAY_VACUUM, {"name": name})).scalar():
+                await conn.exec_driver_sql(f"VACUUM {name}")
+            else:
+                forbidden.append(name)
+        if forbidden:
+            logger.warning(
+                "This database user may not vacuum %s: what was deleted stays in the files of the server until its "
+                "owner or autovacuum does.",
+                ", ".join(forbidden),
+            )
+        return not forbidden
 
     async def _count(self, conn: AsyncConnection, key: str, after: Statement, last: int = LAST_ID) -> int:
         rows = self._tables.rows
