@@ -64,7 +64,6 @@ class UnchangedError(Exception):
     """Raised in a method that writes: its transaction is rolled back, and it returns the ``result``."""
 
     def __init__(self, result: object = None) -> None:
-        super().__init__()
         self.result = result
 
 

@@ -82,7 +82,6 @@ class Log:
         return [row.message for row in oldest]
 
     async def _take(self, conn: AsyncConnection, key: str, oldest: Sequence[LogRow], *, archive: bool) -> None:
-        """Archive the oldest active rows of a session, or delete them."""
         if oldest:
             rows = self._tables.rows
             change = update(rows).values(status=ARCHIVED) if archive else delete(rows)

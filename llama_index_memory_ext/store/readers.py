@@ -107,9 +107,10 @@ class Readers:
         self.database = database
         tables = database.tables
         rows, cursors, users = tables.rows, tables.cursors, tables.users
-        session, last_id = _parameter("session"), _parameter("last_id")
-        of_reader = (cursors.c.key == session, cursors.c.reader == _parameter("reader"))
-        of_user = users.c.namespace == _parameter("watch")
+        session: Statement = bindparam("session")
+        last_id: Statement = bindparam("last_id")
+        of_reader = (cursors.c.key == session, cursors.c.reader == bindparam("reader"))
+        of_user = users.c.namespace == bindparam("watch")
         position = select(cursors.c.position).where(*of_reader).scalar_subquery()
         state = (
             _or_zero(select(tables.sessions.c.epoch).where(tables.sessions.c.key == session)).label("epoch"),
@@ -123,14 +124,14 @@ class Readers:
         self._page = (
             select(rows.c.id, rows.c.role, unseen, *state)
             .where(rows.c.key == session, rows.c.status == ARCHIVED, rows.c.id >= last_id)
-            .where(rows.c.id > func.coalesce(position, 0), rows.c.id <= _parameter("newest"))
+            .where(rows.c.id > func.coalesce(position, 0), rows.c.id <= bindparam("newest"))
             .order_by(rows.c.id.desc())
-            .limit(_parameter("most"))
+            .limit(bindparam("most"))
         )
         some = select(rows.c.id, rows.c.role, rows.c.data, rows.c.timestamp).order_by(rows.c.id)
         some = some.where(rows.c.key == session, rows.c.status.in_(bindparam("statuses", expanding=True)))
         self._rows = some.where(rows.c.id.in_(bindparam("ids", expanding=True)))
-        self._after = some.where(rows.c.id > last_id).limit(_parameter("most")).offset(_parameter("skipped"))
+        self._after = some.where(rows.c.id > last_id).limit(bindparam("most")).offset(bindparam("skipped"))
         self._state = select(cursors.c.position, cursors.c.state).where(*of_reader)
         self._put = upsert(cursors, database.backend, "position", "state")
         self._add_owner, self._add_reader = upsert(tables.owners, database.backend), upsert(cursors, database.backend)
@@ -190,14 +191,16 @@ class Readers:
         """
         cursor = await self._read_cursor(conn, key, reader)
         last_id = (cursor.position or 0) if after is None else after
-        rows = await self.find_within(conn, key, _statuses(with_active=with_active), after=last_id, limit=limit)
+        statuses = _LOG_AND_ACTIVE if with_active else [ARCHIVED]
+        rows = await self.find_within(conn, key, statuses, last_id, limit)
         return LogPage(cursor.position or 0, cursor.epoch, rows, registered=cursor.position is not None)
 
     async def rows_within(
         self, conn: AsyncConnection, key: str, ids: Sequence[int], *, with_active: bool = False
     ) -> list[LogRow]:
         """These rows of the log, on request also active ones, oldest first; rows that are gone are left out."""
-        wanted = {"session": key, "ids": list(ids), "statuses": _statuses(with_active=with_active)}
+        statuses = _LOG_AND_ACTIVE if with_active else [ARCHIVED]
+        wanted = {"session": key, "ids": list(ids), "statuses": statuses}
         return [LogRow(*row) for row in await conn.execute(self._rows, wanted)]
 
     rows = reads(rows_within)
@@ -276,13 +279,5 @@ def _page_of(found: Statement, seen: Seen, limit: int) -> LogPage:
     return LogPage(position, newest.epoch, shown, more=len(rows) > limit, facts=facts)
 
 
-def _statuses(*, with_active: bool) -> list[str]:
-    return _LOG_AND_ACTIVE if with_active else [ARCHIVED]
-
-
 def _or_zero(query: Statement) -> Statement:
     return func.coalesce(query.scalar_subquery(), 0)
-
-
-def _parameter(name: str) -> Statement:
-    return bindparam(name)

@@ -80,10 +80,7 @@ class Users:
     async def sessions(
         self, conn: AsyncConnection, user_id: str | None = None, session_ids: Collection[str] = ()
     ) -> list[SessionInfo]:
-        """The sessions that have messages, the one that was written to last first; [] if there is none.
-
-        With a ``user_id``, only those of this user, and those of the ``session_ids``.
-        """
+        """As ``MemoryStore.sessions``."""
         rows, owners = self._tables.rows, self._tables.owners
         first, last = func.min(rows.c.timestamp), func.max(rows.c.timestamp)
         sessions = select(rows.c.key, func.count(), first, last).group_by(rows.c.key).order_by(last.desc(), rows.c.key)
