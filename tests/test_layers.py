@@ -28,7 +28,7 @@ facts       backfill > block > extractor > cache validation > book grounding ran
 ---
 .           log_block                                                     # what both blocks share: reading one log
 ---
-store       __init__ > forgetting log > facts users > readers > database > engine schema  # the tables
+store       __init__ > log > facts users > readers > database > engine schema  # the tables
 search      embeddings > tfidf > tokenization                             # similarity of texts
 formats     __init__ > openai                                             # messages of other programs as JSON
 ---

@@ -172,7 +172,7 @@ class MemoryRetriever(BaseRetriever):
             memory.facts_block.similarity_weight, memory.facts_block.confidence_weight
         )
         # Each database counts its rows from 1, and the host takes two nodes with the same id for one.
-        place = (*memory.sql_store.identity, memory.session_id, message.row_ids[0])
+        place = (*memory.sql_store.database.identity, memory.session_id, message.row_ids[0])
         return _node(
             uuid5(NAMESPACE_OID, repr(place)).hex,
             message.text,

@@ -100,10 +100,10 @@ def find_place(db: str | None) -> Place:
     """Returns the database that ``--db`` names; without it a file in the user's application folder."""
     if db and "://" in db:
         store = ext.MemoryStore(db)
-        if store.is_in_memory:
+        if store.database.in_memory:
             raise typer.BadParameter("a database in memory is gone when the command ends. Name a file or a server.")
         # The options behind the question mark may include a password.
-        name = store.identity[0].partition("?")[0]
+        name = store.database.identity[0].partition("?")[0]
         return Place(db, name, Path(name) if db.startswith("sqlite") and "uri=" not in db else None)
     if db and "?" in db:
         raise typer.BadParameter("--db must name a file, without a question mark, or be a SQLAlchemy address.")

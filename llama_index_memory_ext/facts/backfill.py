@@ -62,7 +62,7 @@ async def backfill(
     else:
         chosen = await _checked(store, session_ids)
     # Two backfills at once would ask for everything twice, and store only one of the results.
-    async with lock_for("backfill", id(asyncio.get_running_loop()), *store.identity, namespace):
+    async with lock_for("backfill", id(asyncio.get_running_loop()), *store.database.identity, namespace):
         unread = {one: await store.users.count_unread(one, block.reader_of(one)) for one in chosen}
         if any(unread.values()) and block.llm is None:
             # Raises what LlamaIndex raises where there is no model.

@@ -226,7 +226,7 @@ class CondensedMemory(Memory):
         limit are left free; ``block_kwargs`` are passed on to each block.
         """
         async with self._calls():
-            turn = await self.sql_store.readers.active(self.session_id)
+            turn = await self.sql_store.readers.messages(self.session_id)
             question = ChatMessage(content=input) if isinstance(input, str) else input
             asked = [question] if question is not None and not template.is_last_question(question, turn) else []
             contents = await self._get_memory_blocks_content([*turn, *asked], **block_kwargs)

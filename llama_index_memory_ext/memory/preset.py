@@ -60,7 +60,7 @@ def check_store(store: object, session_id: str | None) -> None:
             f"chat_store must be a MemoryStore, which keeps the cursors of the blocks; it is a "
             f"{type(store).__name__}. Use MemoryStore(async_database_uri)."
         )
-    if not (session_id or store.is_in_memory):
+    if not (session_id or store.database.in_memory):
         raise StoreError(
             f"{store!r} outlives this process, but without a session_id nobody could find the conversation "
             "again. Give it one: CondensedMemory.from_defaults(session_id=...)."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -68,8 +67,8 @@ async def read_stats(
         user_id=namespace,
         database=store.address,
         **size._asdict(),
-        **asdict(counts),
-        pending=counts.unread if facts.extract_facts else None,
+        **counts,
+        pending=counts["unread"] if facts.extract_facts else None,
         failures={**facts.failures_of(session_id), **record.failures_of(session_id)},
         rejections=facts.rejections,
     )

@@ -15,9 +15,9 @@ from llama_index_memory_ext.background.jobs import JobRegistry
 from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.store.database import Database
 from llama_index_memory_ext.store.facts import Facts
-from llama_index_memory_ext.store.forgetting import Forgetting
 from llama_index_memory_ext.store.log import Log
 from llama_index_memory_ext.store.readers import Readers
+from llama_index_memory_ext.store.schema import LAST_ID
 from llama_index_memory_ext.store.users import SessionInfo, Users
 
 if TYPE_CHECKING:
@@ -33,12 +33,10 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_TABLE_NAME", "MemoryStore", "SessionInfo"]
 
 DEFAULT_TABLE_NAME = "llama_index_memory"
+# A part of the store that ``__init__`` sets.
+_UNSET: Any = None
 
 logger = logging.getLogger(__name__)
-
-
-def _part(description: str) -> Any:
-    return Field(default=None, exclude=True, repr=False, description=description)
 
 
 class MemoryStore(SQLAlchemyChatStore):
@@ -61,19 +59,13 @@ class MemoryStore(SQLAlchemyChatStore):
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    async_database_uri: str = Field(
-        default=DEFAULT_ASYNC_DATABASE_URI, repr=False, description="SQLAlchemy async connection URI"
-    )
-    database: Database = _part("Connections and transactions.")
-    log: Log = _part("Writes the messages of each session.")
-    readers: Readers = _part("Reads them for readers with cursors.")
-    users: Users = _part("The sessions of each user.")
-    facts: Facts = _part("The facts of each user, and their embeddings.")
-    forgetting: Forgetting = _part("Deletes sessions and users.")
-    jobs: JobRegistry = _part("What memories on this store have under way in the background.")
-    is_in_memory: bool = _part("Whether everything is gone when this store is.")
-    identity: tuple[str, ...] = _part("Equal for two stores of one process that keep their rows in the same table.")
-    address: str = _part("The address of the database without the password and the options, which may hold one.")
+    database: Database = Field(default=_UNSET, description="Connections and transactions.")
+    log: Log = Field(default=_UNSET, description="Writes the messages of each session.")
+    readers: Readers = Field(default=_UNSET, description="Reads them for readers with cursors.")
+    users: Users = Field(default=_UNSET, description="Whose the sessions are; counts and deletes them.")
+    facts: Facts = Field(default=_UNSET, description="The facts of each user, and their embeddings.")
+    jobs: JobRegistry = Field(default_factory=JobRegistry, description="What runs in the background of memories here.")
+    address: str = Field(default="", description="The database's address without its password and options.")
 
     def __init__(
         self,
@@ -86,11 +78,9 @@ class MemoryStore(SQLAlchemyChatStore):
         database = Database(async_database_uri, table_name, db_schema, async_engine, db_data)
         # Only people and dumps read this address, and they need not see the password.
         super().__init__(table_name=table_name, async_database_uri=database.shown_uri, db_schema=db_schema)
-        self.database, self.identity, self.is_in_memory = database, database.identity, database.in_memory
-        self.address = database.shown_uri.partition("?")[0]
-        self.readers, self.users, self.forgetting = Readers(database), Users(database), Forgetting(database)
+        self.database, self.address = database, database.shown_uri.partition("?")[0]
+        self.readers, self.users = Readers(database), Users(database)
         self.log, self.facts = Log(database, self.readers), Facts(database, self.readers)
-        self.jobs = JobRegistry()
 
     @classmethod
     def class_name(cls) -> str:
@@ -112,7 +102,7 @@ class MemoryStore(SQLAlchemyChatStore):
         """The settings without the password, and the rows if they are kept in memory only."""
         names = ("table_name", "async_database_uri", "db_schema")
         dump: dict[str, Any] = {name: getattr(self, name) for name in names}
-        if self.is_in_memory:
+        if self.database.in_memory:
             dump["db_data"] = asyncio_run(self._dump_db_data())
         return dump
 
@@ -133,8 +123,6 @@ class MemoryStore(SQLAlchemyChatStore):
         await self.jobs.stop()
         await self.database.aclose()
 
-    # ---- what LlamaIndex asks of a chat store ------------------------------------------------------
-
     async def get_messages(
         self,
         key: str,
@@ -143,7 +131,7 @@ class MemoryStore(SQLAlchemyChatStore):
         offset: int | None = None,
     ) -> list[ChatMessage]:
         """The messages of a session, in the order in which they were written."""
-        return await self.readers.messages(key, status, limit, offset)
+        return await self.readers.messages(key, status, LAST_ID if limit is None else limit, offset or 0)
 
     async def add_message(self, key: str, message: ChatMessage, status: MessageStatus = MessageStatus.ACTIVE) -> None:
         """Write one message."""
@@ -154,7 +142,7 @@ class MemoryStore(SQLAlchemyChatStore):
     ) -> None:
         """Write messages in one transaction; none is fine."""
         if messages:
-            await self.log.add(key, messages, archived=status == MessageStatus.ARCHIVED)
+            await self.log.add(key, messages, archived=len(messages) if status == MessageStatus.ARCHIVED else 0)
 
     async def set_messages(
         self, key: str, messages: Sequence[ChatMessage], status: MessageStatus = MessageStatus.ACTIVE
@@ -183,8 +171,6 @@ class MemoryStore(SQLAlchemyChatStore):
         """The host's own way to the table, for its methods that only read: to count, and to list keys and rows."""
         return self.database.reading, self.database.tables.rows
 
-    # ---- sessions and persons ----------------------------------------------------------------------
-
     async def sessions(self, user_id: str | None = None, *, session_ids: Collection[str] = ()) -> list[SessionInfo]:
         """The sessions that have messages, the one that was written to last first; [] if there is none.
 
@@ -194,7 +180,7 @@ class MemoryStore(SQLAlchemyChatStore):
 
     async def forget(self, key: str) -> dict[str, int]:
         """Delete a session: its messages and the cursors of its readers. Returns the number of rows by kind."""
-        counts = await self.forgetting.delete([key])
+        counts = await self.users.delete([key])
         return {kind: counts[kind] for kind in ("messages", "cursors")}
 
     async def forget_user(
@@ -225,7 +211,7 @@ class MemoryStore(SQLAlchemyChatStore):
         sessions = sorted({*session_ids, *await self.users.keys(user_id)})
         # A session without a user has facts of its own, from before its user was known.
         own_users = await self.users.own_users(sessions)
-        counts = await self.forgetting.delete(sessions, sorted({user_id, *own_users}))
+        counts = await self.users.delete(sessions, sorted({user_id, *own_users}))
         if vacuum:
             await self.vacuum()
         return counts
@@ -237,10 +223,10 @@ class MemoryStore(SQLAlchemyChatStore):
         or write. PostgreSQL frees the space of the rows for new ones; its write-ahead log, replicas and backups are its
         operator's. Returns False if it failed; a warning in the log says why. Call it again then.
         """
-        if self.is_in_memory:
+        if self.database.in_memory:
             return True
         try:
-            return await self.forgetting.vacuum()
+            return await self.users.vacuum()
         except (SQLAlchemyError, StoreError, OSError) as error:
             logger.warning(
                 "The database was not vacuumed (%s); deleted rows are gone, but their words may still be in its files "

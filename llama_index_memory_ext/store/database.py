@@ -10,7 +10,7 @@ import warnings
 from contextlib import asynccontextmanager, nullcontext
 from datetime import datetime, timedelta, timezone
 from functools import wraps
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, cast
 from uuid import uuid4
 
 from sqlalchemy import func, insert, select
@@ -60,6 +60,13 @@ _INSUFFICIENT_PRIVILEGE = "42501"
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
+class UnchangedError(Exception):
+    """Raised in a method that writes: its transaction is rolled back, and it returns the ``result``."""
+
+    def __init__(self, result: object = None) -> None:
+        self.result = result
+
+
 def shielded(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[None, None, T]]:
     """Let a coroutine function run to its end even if its caller is cancelled; the caller is cancelled afterwards.
 
@@ -87,18 +94,18 @@ def connected(
     [Callable[Concatenate[Part, AsyncConnection, P], Awaitable[T]]],
     Callable[Concatenate[Part, P], Coroutine[None, None, T]],
 ]:
-    """Call a method with a connection, its first argument, that ``connect`` opens; shielded from cancellation.
-
-    ``connect`` is given the object, a part of a store, and the other arguments.
-    """
+    """Call a method with the connection that ``connect`` opens for its arguments; shielded from cancellation."""
 
     def decorate(
         method: Callable[Concatenate[Part, AsyncConnection, P], Awaitable[T]],
     ) -> Callable[Concatenate[Part, P], Coroutine[None, None, T]]:
         @wraps(method)
         async def run(part: Part, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            async with connect(part, *args, **kwargs) as conn:
-                return await method(part, conn, *args, **kwargs)
+            try:
+                async with connect(part, *args, **kwargs) as conn:
+                    return await method(part, conn, *args, **kwargs)
+            except UnchangedError as unchanged:
+                return cast("T", unchanged.result)
 
         return shielded(run)
 
@@ -137,13 +144,10 @@ class Database:
         self._lock_sessions = lock_rows(self.tables.sessions, self.backend)
         self._lock_users = lock_rows(self.tables.users, self.backend)
 
-    # ---- connections -------------------------------------------------------------------------------
-
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
         """A connection to read with."""
-        engine = await self.opened()
-        async with self._alone_in_memory(), self._connected(engine) as conn:
+        async with self._connected(await self.opened()) as conn:
             yield conn
 
     @asynccontextmanager
@@ -152,27 +156,32 @@ class Database:
     ) -> AsyncIterator[AsyncConnection]:
         """A transaction in which no other process writes to these sessions and users.
 
-        Their rows are locked, and made where they are missing: roll back if nothing is written, or a session that was
-        forgotten would be known again. On SQLite the first statement locks the whole file.
+        Their rows are locked, and made where they are missing: raise ``UnchangedError`` if nothing is written, or a
+        session that was forgotten would be known again. On SQLite the first statement locks the whole file.
         """
-        engine = await self.opened()
-        async with self._alone(), self._connected(engine) as conn, conn.begin():
+        async with self._connected(await self.opened(), writes=True) as conn, conn.begin():
             await self._lock(conn, sessions, users)
             yield conn
 
     @asynccontextmanager
     async def without_transaction(self) -> AsyncIterator[AsyncConnection]:
         """A connection that commits each statement."""
-        engine = await self.opened()
-        async with self._alone(), engine.connect() as conn:
+        async with self._connected(await self.opened(), writes=True) as conn:
             yield await conn.execution_options(isolation_level="AUTOCOMMIT")
 
     @asynccontextmanager
+    async def _connected(self, engine: AsyncEngine, *, writes: bool = False) -> AsyncIterator[AsyncConnection]:
+        # An in-memory database has one connection: its readers must not end a writer's transaction.
+        alone = self.in_memory or (writes and self.backend == "sqlite")
+        async with self._alone() if alone else nullcontext(), engine.connect() as conn:
+            if self._lent is not None:
+                # The engine may have any isolation level, set in several ways; a connection's option overrides all.
+                await conn.execution_options(isolation_level=LEVELS[self.backend])
+            yield conn
+
+    @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-        """On SQLite, one writer of this process at a time: waiting here is cheaper than SQLite's own by polling."""
-        if self.backend != "sqlite":
-            yield
-            return
+        """One task of this process at a time: on SQLite, waiting here is cheaper than SQLite's own by polling."""
         lock = lock_for("database", *self.identity)
         try:
             await lock.acquire(BUSY_SECONDS)
@@ -185,18 +194,6 @@ class Database:
             yield
         finally:
             lock.release()
-
-    def _alone_in_memory(self) -> AbstractAsyncContextManager[None]:
-        # An in-memory database has one connection: its readers must not end a writer's transaction.
-        return self._alone() if self.in_memory else nullcontext()
-
-    @asynccontextmanager
-    async def _connected(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
-        async with engine.connect() as conn:
-            if self._lent is not None:
-                # The engine may have any isolation level, set in several ways; a connection's option overrides all.
-                await conn.execution_options(isolation_level=LEVELS[self.backend])
-            yield conn
 
     async def _lock(self, conn: AsyncConnection, sessions: Collection[str], users: Collection[str]) -> None:
         """Lock sessions before users, each in order, so that no two writers wait for each other."""
@@ -214,8 +211,6 @@ class Database:
                         raise
                     await asyncio.sleep(_RETRY_SECONDS)
 
-    # ---- opening and closing -----------------------------------------------------------------------
-
     async def opened(self) -> AsyncEngine:
         """The engine, with all tables made; a StoreError if the tables are newer, or cannot be made."""
         if self.engine is not None:
@@ -224,9 +219,7 @@ class Database:
             if self.engine is None:
                 engine = self._lent or self._open_engine()
                 try:
-                    # A lent engine in memory has one connection, which another store may be writing with.
-                    async with self._alone_in_memory():
-                        await self._make_ready(engine)
+                    await self._make_ready(engine)
                 except BaseException:
                     if self._lent is None:
                         await engine.dispose()
@@ -237,16 +230,16 @@ class Database:
     @shielded
     async def read_version(self) -> int | None:
         """As ``MemoryStore.read_schema_version``."""
-        engine = self.engine or self._lent
-        if engine is None and is_missing(self.url):
+        opened = self.engine or self._lent
+        if opened is None and is_missing(self.url):
             return None
-        looking = engine or open_engine(self.url)
+        engine = opened or open_engine(self.url)
         try:
-            async with self._alone_in_memory(), looking.connect() as conn:
+            async with self._connected(engine) as conn:
                 return await conn.run_sync(version_of, self.tables)
         finally:
-            if engine is None:
-                await looking.dispose()
+            if opened is None:
+                await engine.dispose()
 
     async def aclose(self) -> None:
         """Close the engine, unless it was lent; a later call opens it again. A database in memory is gone."""
@@ -285,7 +278,7 @@ class Database:
         if version == SCHEMA_VERSION and not self._rows:
             return
         try:
-            async with self._connected(engine) as conn, conn.begin():
+            async with self._connected(engine, writes=True) as conn, conn.begin():
                 await self._lock_setup(conn)
                 await conn.run_sync(create_missing, self.tables)
                 if self._rows:

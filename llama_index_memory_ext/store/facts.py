@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import bindparam, delete, func, select, update
 
 from llama_index_memory_ext.fact import Fact, normalised, retire
-from llama_index_memory_ext.store.database import connected, reads, writes_user
+from llama_index_memory_ext.store.database import UnchangedError, connected, reads, writes_user
 from llama_index_memory_ext.store.schema import one_of, upsert
 
 if TYPE_CHECKING:
@@ -71,12 +71,8 @@ class Facts:
 
         With ``seen``, what others have stored since is kept. False if facts were deleted since: nothing is stored then.
         """
-        same = seen is None or await self._is_same(conn, namespace, seen)
-        if same:
-            await self._put_all(conn, namespace, facts, seen)
-        else:
-            await conn.rollback()
-        return same
+        await self._put_all(conn, namespace, facts, seen)
+        return True
 
     @writes_user
     async def change(
@@ -85,8 +81,7 @@ class Facts:
         """Change one fact as it is stored now; None, and nothing is written, if there is none with this id."""
         row = (await conn.execute(self._one, {"ns": namespace, "fact": fact_id})).first()
         if row is None:
-            await conn.rollback()
-            return None
+            raise UnchangedError
         fact = changed(Fact.model_validate(row.data))
         await self._put_all(conn, namespace, [fact])
         return fact
@@ -111,13 +106,8 @@ class Facts:
         cursor was moved, or messages or facts were deleted meanwhile.
         """
         epoch, old, new = unread.epoch, unread.position, unread.rows[-1].id
-        if not await self._is_same(conn, namespace, seen):
-            await conn.rollback()
-            return False
-        moved = await self._readers.move_within(conn, session_id, reader, epoch=epoch, old=old, new=new)
-        if moved:
-            await self._put_all(conn, namespace, facts, seen)
-        return moved
+        await self._put_all(conn, namespace, facts, seen)
+        return await self._readers.move_within(conn, session_id, reader, epoch=epoch, old=old, new=new)
 
     @writes_user
     async def delete(self, conn: AsyncConnection, namespace: str, ids: Sequence[str] | None = None) -> int:
@@ -147,18 +137,16 @@ class Facts:
         row = (await conn.execute(self._state, {"ns": namespace})).first()
         return (0, 0) if row is None else (row.epoch, row.change)
 
-    async def _is_same(self, conn: AsyncConnection, namespace: str, seen: FactChanges) -> bool:
-        """Whether no facts were deleted since ``seen``."""
-        return seen.epoch in (0, (await self._epoch_and_change(conn, namespace))[0])
-
     async def _put_all(
         self, conn: AsyncConnection, namespace: str, facts: Sequence[Fact], seen: FactChanges | None = None
     ) -> None:
+        epoch, last = await self._epoch_and_change(conn, namespace)
         if seen is not None:
+            if seen.epoch not in (0, epoch):
+                raise UnchangedError(result=False)
             found = await conn.execute(self._changed, {"ns": namespace, "seen": seen.change})
             facts = _merged([Fact.model_validate(row.data) for row in found], facts)
         if facts:
-            _, last = await self._epoch_and_change(conn, namespace)
             stored = [fact.model_copy(update={"namespace": namespace}).model_dump(mode="json") for fact in facts]
             rows = [
                 {"namespace": namespace, "id": fact.id, "change": last + i, "data": data}
@@ -199,11 +187,10 @@ class KeptVectors:
         found = await conn.execute(select(tables.facts.c.id).where(*these), {"names": list(vectors)})
         model = {"namespace": self.namespace, "model": self.model}
         rows = [{**model, "id": one, "digest": vectors[one][0], "vector": vectors[one][1]} for one in found.scalars()]
-        if rows:
-            # Two processes that embed the same content store the same; only one knows of a content that changed.
-            await conn.execute(upsert(tables.embeddings, backend, "digest", "vector"), rows)
-        else:
-            await conn.rollback()
+        if not rows:
+            raise UnchangedError
+        # Two processes that embed the same content store the same; only one knows of a content that changed.
+        await conn.execute(upsert(tables.embeddings, backend, "digest", "vector"), rows)
 
 
 def _merged(newer: Sequence[Fact], extracted: Sequence[Fact]) -> list[Fact]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from llama_index.core.base.llms.types import ChatMessage
 from sqlalchemy import delete, insert, update
 
-from llama_index_memory_ext.store.database import writes_session
+from llama_index_memory_ext.store.database import UnchangedError, writes_session
 from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED
 from llama_index_memory_ext.text.messages import storable
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.store.database import Database
     from llama_index_memory_ext.store.readers import LogRow, Readers
-    from llama_index_memory_ext.store.schema import Row
+    from llama_index_memory_ext.store.schema import Row, Statement
 
 
 class Log:
@@ -48,11 +48,10 @@ class Log:
         Returns copies of the messages that went into the log, oldest first.
         """
         if replace:
-            await self._clear(conn, key)
-        active = await self._readers.active_within(conn, key) if plan_flush and not replace else []
+            await self._delete(conn, key)
+        active = await self._readers.find_within(conn, key, [ACTIVE]) if plan_flush and not replace else []
         if not (messages or active or replace):
-            await conn.rollback()
-            return []
+            raise UnchangedError(result=[])
         await self._readers.register_within(conn, key, owners, readers)
         old = [row.message for row in active]
         flushed = plan_flush([*old, *messages]) if plan_flush else 0
@@ -62,33 +61,27 @@ class Log:
         return [*old[:flushed], *(ChatMessage.model_validate(row["data"]) for row in rows[:new])]
 
     @writes_session
-    async def add(self, conn: AsyncConnection, key: str, messages: Sequence[ChatMessage], *, archived: bool) -> None:
-        """Write messages in one transaction, all active or all archived."""
-        await self._insert(conn, key, messages, archived=len(messages) if archived else 0)
-
-    @writes_session
     async def delete_row(self, conn: AsyncConnection, key: str, row_id: int) -> ChatMessage | None:
         """Delete one message and return it; None if the session has no such row."""
-        rows = self._tables.rows
         found = await self._readers.rows_within(conn, key, [row_id], with_active=True)
         if not found:
-            await conn.rollback()
-            return None
-        await conn.execute(delete(rows).where(rows.c.key == key, rows.c.id == row_id))
-        await self._start_epoch(conn, key)
+            raise UnchangedError
+        await self._delete(conn, key, self._tables.rows.c.id == row_id)
         return found[0].message
+
+    @writes_session
+    async def delete(self, conn: AsyncConnection, key: str, status: str | None = None) -> None:
+        """Delete the messages of a session; None: of any status."""
+        await self._delete(conn, key, *([self._tables.rows.c.status == status] if status else []))
 
     @writes_session
     async def take_oldest(self, conn: AsyncConnection, key: str, count: int, *, archive: bool) -> list[ChatMessage]:
         """Archive the oldest active messages of a session, or delete them, and return them."""
-        oldest = (await self._readers.active_within(conn, key))[:count]
+        oldest = await self._readers.find_within(conn, key, [ACTIVE], limit=count)
         await self._take(conn, key, oldest, archive=archive)
         return [row.message for row in oldest]
 
-    # ---- within a transaction that has locked the session ------------------------------------------
-
     async def _take(self, conn: AsyncConnection, key: str, oldest: Sequence[LogRow], *, archive: bool) -> None:
-        """Archive the oldest active rows of a session, or delete them."""
         if oldest:
             rows = self._tables.rows
             change = update(rows).values(status=ARCHIVED) if archive else delete(rows)
@@ -114,17 +107,12 @@ class Log:
             await conn.execute(insert(self._tables.rows), rows)
         return rows
 
-    async def _clear(self, conn: AsyncConnection, key: str, status: str | None = None) -> None:
-        """Delete the messages of a session; None: of any status."""
+    add = writes_session(_insert)
+
+    async def _delete(self, conn: AsyncConnection, key: str, *conditions: Statement) -> None:
+        """Delete rows of a session, and tell its readers, which begin again."""
         rows = self._tables.rows
-        query = delete(rows).where(rows.c.key == key)
-        await conn.execute(query if status is None else query.where(rows.c.status == status))
-        await self._start_epoch(conn, key)
-
-    delete = writes_session(_clear)
-
-    async def _start_epoch(self, conn: AsyncConnection, key: str) -> None:
-        """Tell readers that rows of a session were deleted; all of them begin again."""
+        await conn.execute(delete(rows).where(rows.c.key == key, *conditions))
         sessions, cursors = self._tables.sessions, self._tables.cursors
         await conn.execute(delete(cursors).where(cursors.c.key == key))
         await conn.execute(update(sessions).where(sessions.c.key == key).values(epoch=time.time_ns()))

@@ -11,7 +11,7 @@ from llama_index.core.bridge.pydantic import ValidationError
 from sqlalchemy import bindparam, case, func, null, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from llama_index_memory_ext.store.database import reads, writes_session, written_at
+from llama_index_memory_ext.store.database import UnchangedError, reads, writes_session, written_at
 from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, LAST_ID, upsert
 from llama_index_memory_ext.text.tool_calls import RESULT_ROLES
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store.schema import Json, Statement
 
 logger = logging.getLogger(__name__)
+
+_LOG_AND_ACTIVE = [ARCHIVED, ACTIVE]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +107,10 @@ class Readers:
         self.database = database
         tables = database.tables
         rows, cursors, users = tables.rows, tables.cursors, tables.users
-        session, last_id = _parameter("session"), _parameter("last_id")
-        of_reader = (cursors.c.key == session, cursors.c.reader == _parameter("reader"))
-        of_user = users.c.namespace == _parameter("watch")
+        session: Statement = bindparam("session")
+        last_id: Statement = bindparam("last_id")
+        of_reader = (cursors.c.key == session, cursors.c.reader == bindparam("reader"))
+        of_user = users.c.namespace == bindparam("watch")
         position = select(cursors.c.position).where(*of_reader).scalar_subquery()
         state = (
             _or_zero(select(tables.sessions.c.epoch).where(tables.sessions.c.key == session)).label("epoch"),
@@ -121,40 +124,33 @@ class Readers:
         self._page = (
             select(rows.c.id, rows.c.role, unseen, *state)
             .where(rows.c.key == session, rows.c.status == ARCHIVED, rows.c.id >= last_id)
-            .where(rows.c.id > func.coalesce(position, 0), rows.c.id <= _parameter("newest"))
+            .where(rows.c.id > func.coalesce(position, 0), rows.c.id <= bindparam("newest"))
             .order_by(rows.c.id.desc())
-            .limit(_parameter("most"))
+            .limit(bindparam("most"))
         )
-        self._all = select(rows.c.id, rows.c.role, rows.c.data, rows.c.timestamp).where(rows.c.key == session)
-        self._all = self._all.order_by(rows.c.id)
-        self._active = self._all.where(rows.c.status == ACTIVE)
-        chosen = self._all.where(rows.c.status.in_(bindparam("statuses", expanding=True)))
-        self._rows = chosen.where(rows.c.id.in_(bindparam("ids", expanding=True)))
-        self._unread = chosen.where(rows.c.id > last_id).limit(_parameter("most"))
+        some = select(rows.c.id, rows.c.role, rows.c.data, rows.c.timestamp).order_by(rows.c.id)
+        some = some.where(rows.c.key == session, rows.c.status.in_(bindparam("statuses", expanding=True)))
+        self._rows = some.where(rows.c.id.in_(bindparam("ids", expanding=True)))
+        self._after = some.where(rows.c.id > last_id).limit(bindparam("most")).offset(bindparam("skipped"))
         self._state = select(cursors.c.position, cursors.c.state).where(*of_reader)
         self._put = upsert(cursors, database.backend, "position", "state")
         self._add_owner, self._add_reader = upsert(tables.owners, database.backend), upsert(cursors, database.backend)
 
-    # ---- rows --------------------------------------------------------------------------------------
-
-    async def active_within(self, conn: AsyncConnection, key: str) -> list[LogRow]:
-        """The rows of a session that are not in the log yet, oldest first."""
-        return [LogRow(*row) for row in await conn.execute(self._active, {"session": key})]
-
-    @reads
-    async def active(self, conn: AsyncConnection, key: str) -> list[ChatMessage]:
-        """The messages of a session that are not in the log yet, oldest first."""
-        return [row.message for row in await self.active_within(conn, key)]
+    async def find_within(
+        self, conn: AsyncConnection, key: str, statuses: Sequence[str], after: int = 0, limit: int = LAST_ID
+    ) -> list[LogRow]:
+        """The oldest rows of a session with these statuses, oldest first."""
+        page = {"session": key, "statuses": statuses, "last_id": after, "most": limit, "skipped": 0}
+        return [LogRow(*row) for row in await conn.execute(self._after, page)]
 
     @reads
     async def messages(
-        self, conn: AsyncConnection, key: str, status: str | None, limit: int | None, offset: int | None
+        self, conn: AsyncConnection, key: str, status: str | None = ACTIVE, limit: int = LAST_ID, offset: int = 0
     ) -> list[ChatMessage]:
         """The messages of a session, oldest first; None: of any status."""
-        query = self._all if status is None else self._all.where(self.database.tables.rows.c.status == status)
-        # SQLite knows an offset only after a limit.
-        query = query.limit(LAST_ID if limit is None else limit).offset(offset or 0)
-        return [LogRow(*row).message for row in await conn.execute(query, {"session": key})]
+        statuses = [status] if status else _LOG_AND_ACTIVE
+        page = {"session": key, "statuses": statuses, "last_id": 0, "most": limit, "skipped": offset}
+        return [LogRow(*row).message for row in await conn.execute(self._after, page)]
 
     @reads
     async def page(
@@ -195,21 +191,19 @@ class Readers:
         """
         cursor = await self._read_cursor(conn, key, reader)
         last_id = (cursor.position or 0) if after is None else after
-        page = {"session": key, "last_id": last_id, "statuses": _statuses(with_active=with_active), "most": limit}
-        found = await conn.execute(self._unread, page)
-        position, rows = cursor.position, [LogRow(*row) for row in found]
-        return LogPage(position or 0, cursor.epoch, rows, registered=position is not None)
+        statuses = _LOG_AND_ACTIVE if with_active else [ARCHIVED]
+        rows = await self.find_within(conn, key, statuses, last_id, limit)
+        return LogPage(cursor.position or 0, cursor.epoch, rows, registered=cursor.position is not None)
 
     async def rows_within(
         self, conn: AsyncConnection, key: str, ids: Sequence[int], *, with_active: bool = False
     ) -> list[LogRow]:
         """These rows of the log, on request also active ones, oldest first; rows that are gone are left out."""
-        wanted = {"session": key, "ids": list(ids), "statuses": _statuses(with_active=with_active)}
+        statuses = _LOG_AND_ACTIVE if with_active else [ARCHIVED]
+        wanted = {"session": key, "ids": list(ids), "statuses": statuses}
         return [LogRow(*row) for row in await conn.execute(self._rows, wanted)]
 
     rows = reads(rows_within)
-
-    # ---- cursors -----------------------------------------------------------------------------------
 
     @reads
     async def state(self, conn: AsyncConnection, key: str, reader: str) -> tuple[int, Json]:
@@ -234,12 +228,10 @@ class Readers:
         self, conn: AsyncConnection, key: str, reader: str, *, epoch: int, old: int, new: int, state: Json = None
     ) -> bool:
         """As ``move``; the transaction is rolled back where it is False."""
-        moved = await self._position(conn, key, reader, epoch) == old
-        if moved:
-            await conn.execute(self._put, {"key": key, "reader": reader, "position": new, "state": state})
-        else:
-            await conn.rollback()
-        return moved
+        if await self._position(conn, key, reader, epoch) != old:
+            raise UnchangedError(result=False)
+        await conn.execute(self._put, {"key": key, "reader": reader, "position": new, "state": state})
+        return True
 
     _move = writes_session(move_within)
 
@@ -249,9 +241,8 @@ class Readers:
     ) -> None:
         """Store whose session it is, and the readers that ``Users.pending`` knows, unless rows were deleted since."""
         if await self._position(conn, key, "", epoch) is None:
-            await conn.rollback()
-        else:
-            await self.register_within(conn, key, owners, readers)
+            raise UnchangedError
+        await self.register_within(conn, key, owners, readers)
 
     async def register_within(
         self, conn: AsyncConnection, key: str, owners: Sequence[str], readers: Sequence[str]
@@ -269,7 +260,7 @@ class Readers:
         same = now.epoch == epoch
         if epoch == 0:
             # A log that only the plain host has written had no epoch before it was locked just now.
-            same = (await conn.execute(self._all.limit(1), {"session": key})).first() is not None
+            same = bool(await self.find_within(conn, key, _LOG_AND_ACTIVE, limit=1))
         return (now.position or 0) if same else None
 
     async def _read_cursor(self, conn: AsyncConnection, key: str, reader: str) -> Statement:
@@ -288,13 +279,5 @@ def _page_of(found: Statement, seen: Seen, limit: int) -> LogPage:
     return LogPage(position, newest.epoch, shown, more=len(rows) > limit, facts=facts)
 
 
-def _statuses(*, with_active: bool) -> list[str]:
-    return [ARCHIVED, ACTIVE] if with_active else [ARCHIVED]
-
-
 def _or_zero(query: Statement) -> Statement:
     return func.coalesce(query.scalar_subquery(), 0)
-
-
-def _parameter(name: str) -> Statement:
-    return bindparam(name)

@@ -41,8 +41,17 @@ class Tables:
         def table(ending: str, *parts: SchemaItem) -> sa.Table:
             return sa.Table(f"{name}{ending}", metadata, *parts)
 
-        # The host's own indexes find a session's active rows only by reading all of its rows.
-        self.rows = table("", *_host_columns(), sa.Index(f"ix_{name}_log", "key", "status", "id"))
+        # LlamaIndex's own table, but with 64-bit ids on a server, and an index that finds a session's active rows.
+        self.rows = table(
+            "",
+            sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
+            sa.Column("key", sa.String, nullable=False, index=True),
+            sa.Column("timestamp", sa.BigInteger, nullable=False, index=True),
+            sa.Column("role", sa.String, nullable=False),
+            sa.Column("status", sa.String, nullable=False, default=ACTIVE, index=True),
+            sa.Column("data", sa.JSON, nullable=False),
+            sa.Index(f"ix_{name}_log", "key", "status", "id"),
+        )
         # A writer of a session locks its row. The epoch tells readers that rows were deleted.
         self.sessions = table("_sessions", _key("key"), _number("epoch"))
         # The users who have written to a session.
@@ -63,18 +72,6 @@ class Tables:
         vector = sa.Column("vector", sa.LargeBinary, nullable=False)
         self.embeddings = table("_embeddings", _key("namespace"), _key("id"), _key("model"), digest, vector)
         self.schema = table("_schema", sa.Column("version", sa.Integer, primary_key=True))
-
-
-def _host_columns() -> tuple[sa.Column[Any], ...]:
-    """The columns of LlamaIndex's own table, but with 64-bit ids on a server."""
-    return (
-        sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
-        sa.Column("key", sa.String, nullable=False, index=True),
-        sa.Column("timestamp", sa.BigInteger, nullable=False, index=True),
-        sa.Column("role", sa.String, nullable=False),
-        sa.Column("status", sa.String, nullable=False, default=ACTIVE, index=True),
-        sa.Column("data", sa.JSON, nullable=False),
-    )
 
 
 def _key(name: str) -> sa.Column[str]:

@@ -1,14 +1,16 @@
-"""Knows whose the sessions of a store are, who reads them, and how much there is of each."""
+"""Knows whose the sessions of a store are, counts what there is of each, and deletes sessions and users."""
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sqlalchemy import exists, func, or_, select
+from sqlalchemy import delete, exists, func, or_, select, text
 
-from llama_index_memory_ext.store.database import reads, written_at
-from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, one_of
+from llama_index_memory_ext.store.database import connected, reads, written_at
+from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, LAST_ID, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -18,6 +20,14 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.store.database import Database
     from llama_index_memory_ext.store.schema import Statement
+
+logger = logging.getLogger(__name__)
+
+# A server skips a table that one may not vacuum with no more than a notice, which drivers do not hand on.
+_MAY_VACUUM = text(
+    "SELECT pg_has_role(relowner, 'USAGE') OR (SELECT pg_has_role(datdba, 'USAGE') FROM pg_database "
+    "WHERE datname = current_database()) FROM pg_class WHERE oid = to_regclass(:name)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,31 +46,29 @@ class SessionInfo:
     last_at: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """How much there is of a session and of its user's facts; 0 of each where nothing is known.
-
-    ``messages`` are all rows, ``active`` those that are not in the log. The record's reader has left ``left`` rows
-    behind, and the facts' reader not yet ``unread`` ones. ``facts`` are not retired.
-    """
-
-    messages: int
-    active: int
-    left: int
-    unread: int
-    facts: int
-    retired: int
-
-
 class Users:
     """The sessions of users."""
 
     def __init__(self, database: Database) -> None:
-        self.database, self._tables = database, database.tables
-        owners, other = self._tables.owners, self._tables.owners.alias()
+        tables = database.tables
+        self.database, self._tables = database, tables
+        owners, other = tables.owners, tables.owners.alias()
         elsewhere = exists().where(other.c.user_id == owners.c.key, other.c.key != owners.c.key)
-        own = select(owners.c.key).where(owners.c.user_id == owners.c.key, ~elsewhere).order_by(owners.c.key)
+        own = select(owners.c.key).where(owners.c.user_id == owners.c.key, ~elsewhere)
         self._own_users = own.where(one_of(owners.c.key, database.backend))
+        # A session's row, and a user's, is no row that the result counts.
+        kinds = (
+            ("messages", tables.rows.c.key),
+            ("cursors", tables.cursors.c.key),
+            ("cursors", owners.c.key),
+            ("", tables.sessions.c.key),
+            ("facts", tables.facts.c.namespace),
+            ("embeddings", tables.embeddings.c.namespace),
+            ("", tables.users.c.namespace),
+        )
+        self._deletions = [
+            (kind, column.name, delete(column.table).where(one_of(column, database.backend))) for kind, column in kinds
+        ]
 
     @reads
     async def knows(self, conn: AsyncConnection, key: str) -> bool:
@@ -72,10 +80,7 @@ class Users:
     async def sessions(
         self, conn: AsyncConnection, user_id: str | None = None, session_ids: Collection[str] = ()
     ) -> list[SessionInfo]:
-        """The sessions that have messages, the one that was written to last first; [] if there is none.
-
-        With a ``user_id``, only those of this user, and those of the ``session_ids``.
-        """
+        """As ``MemoryStore.sessions``."""
         rows, owners = self._tables.rows, self._tables.owners
         first, last = func.min(rows.c.timestamp), func.max(rows.c.timestamp)
         sessions = select(rows.c.key, func.count(), first, last).group_by(rows.c.key).order_by(last.desc(), rows.c.key)
@@ -112,37 +117,87 @@ class Users:
         return list((await conn.execute(query)).scalars())
 
     @reads
-    async def counts(self, conn: AsyncConnection, key: str, *, record: str, extraction: str, namespace: str) -> Counts:
-        """Count by indexes, without reading a message.
+    async def counts(
+        self, conn: AsyncConnection, key: str, *, record: str, extraction: str, namespace: str
+    ) -> dict[str, int]:
+        """Count by indexes, without reading a message; ``record`` and ``extraction`` are the names of readers.
 
-        ``record`` and ``extraction`` are the names of the readers, and ``namespace`` says whose facts are counted.
+        ``messages`` are all of the session, ``active`` those that are not in the log. The record's reader has left
+        ``left`` messages behind, and the facts' reader not yet ``unread`` ones. ``facts`` are not retired.
         """
         rows, facts = self._tables.rows, self._tables.facts
         of_session = select(func.count()).where(rows.c.key == key)
         known = select(func.count()).where(facts.c.namespace == namespace)
         retired_at = facts.c.data["retired_at"].as_string()
-        counts = (
-            of_session,
-            of_session.where(rows.c.status == ACTIVE),
-            of_session.where(rows.c.status == ARCHIVED, rows.c.id <= self._position(key, record)),
-            of_session.where(rows.c.id > self._position(key, extraction)),
-            known.where(retired_at.is_(None)),
-            known.where(retired_at.is_not(None)),
-        )
-        return Counts(*(await conn.execute(select(*(count.scalar_subquery() for count in counts)))).one())
+        counts = {
+            "messages": of_session,
+            "active": of_session.where(rows.c.status == ACTIVE),
+            "left": of_session.where(rows.c.status == ARCHIVED, rows.c.id <= self._position(key, record)),
+            "unread": of_session.where(rows.c.id > self._position(key, extraction)),
+            "facts": known.where(retired_at.is_(None)),
+            "retired": known.where(retired_at.is_not(None)),
+        }
+        found = await conn.execute(select(*(count.scalar_subquery().label(name) for name, count in counts.items())))
+        return dict(found.mappings().one())
 
     @reads
     async def count_unread(self, conn: AsyncConnection, key: str, reader: str) -> int:
         """The number of messages of a session, active ones too, that this reader has not left behind."""
-        rows = self._tables.rows
-        unread = (rows.c.key == key, rows.c.id > self._position(key, reader))
-        return (await conn.execute(select(func.count()).where(*unread))).scalar_one()
+        return await self._count(conn, key, self._position(key, reader))
 
     @reads
     async def count_between(self, conn: AsyncConnection, key: str, after: int, last: int) -> int:
-        """The number of rows of the log of a session after the row ``after``, up to the row ``last``."""
+        """The number of messages of a session after the row ``after``, up to the row ``last``."""
+        return await self._count(conn, key, after, last)
+
+    @connected(lambda part, keys, namespaces=(): part.database.writing(sessions=keys, users=namespaces))
+    async def delete(
+        self, conn: AsyncConnection, keys: Sequence[str], namespaces: Sequence[str] = ()
+    ) -> dict[str, int]:
+        """Delete sessions, and the facts of users, in one transaction; returns the number of deleted rows by kind."""
+        counts = Counter(messages=0, cursors=0, facts=0, embeddings=0)
+        for kind, column, deletion in self._deletions:
+            names = keys if column == "key" else namespaces
+            if names:
+                counts[kind] += (await conn.execute(deletion, {"names": names})).rowcount
+        del counts[""]
+        return dict(counts)
+
+    @connected(lambda part: part.database.without_transaction())
+    async def vacuum(self, conn: AsyncConnection) -> bool:
+        """Vacuum the file or, on a server, the tables; False, and a warning in the log, if something is left."""
+        if self.database.backend != "sqlite":
+            return await self._vacuum_on_server(conn)
+        await conn.exec_driver_sql("VACUUM")
+        # What was deleted may still be in the write-ahead log, if there is one.
+        busy = (await conn.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")).scalar()
+        if busy:
+            logger.warning(
+                "The write-ahead log of the database could not be emptied, because another connection is reading: what "
+                "was deleted may be in it until `await store.vacuum()` is called once more, or the last connection is "
+                "closed."
+            )
+        return not busy
+
+    async def _vacuum_on_server(self, conn: AsyncConnection) -> bool:
+        forbidden = []
+        for table in self.database.tables.rows.metadata.sorted_tables:
+            name = conn.dialect.identifier_preparer.format_table(table)
+            if (await conn.execute(_MAY_VACUUM, {"name": name})).scalar():
+                await conn.exec_driver_sql(f"VACUUM {name}")
+            else:
+                forbidden.append(name)
+        if forbidden:
+            logger.warning(
+                "This database user may not vacuum %s: what was deleted stays in the files of the server until its "
+                "owner or autovacuum does.",
+                ", ".join(forbidden),
+            )
+        return not forbidden
+
+    async def _count(self, conn: AsyncConnection, key: str, after: Statement, last: int = LAST_ID) -> int:
         rows = self._tables.rows
-        between = (rows.c.key == key, rows.c.status == ARCHIVED, rows.c.id > after, rows.c.id <= last)
+        between = (rows.c.key == key, rows.c.id > after, rows.c.id <= last)
         return (await conn.execute(select(func.count()).where(*between))).scalar_one()
 
     def _position(self, key: str, reader: str) -> Statement:

@@ -189,7 +189,7 @@ async def test_a_synchronous_call_that_blocks_the_writing_loop_is_told_so(
     """It could wait for ever: the task that it waits for needs the loop that it blocks."""
     monkeypatch.setattr(database, "BUSY_SECONDS", 0.2)
     memory = open_memory()
-    lock = lock_for("database", *memory.sql_store.identity)
+    lock = lock_for("database", *memory.sql_store.database.identity)
     async with lock:
         with pytest.raises(StoreError, match=r"await aput, aget, \.\.\. there"):
             memory.put(user("one"))

@@ -111,7 +111,7 @@ def test_the_host_dumps_a_memory_without_secrets() -> None:
     memory = memory_with_secrets()
     assert not has_secret(str(memory.to_dict()))
     assert not has_secret(str(vars(memory)) + str(vars(memory.sql_store)) + str(dict(memory.sql_store)))
-    assert not has_secret(str(memory.sql_store.identity))
+    assert not has_secret(str(memory.sql_store.database.identity))
 
 
 def test_a_block_without_a_memory_keeps_its_key_to_itself() -> None:
