@@ -6,7 +6,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from llama_index.core.bridge.pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr
-from llama_index.core.llms.llm import LLM  # noqa: TC002 - pydantic reads the annotations of fields
+from llama_index.core.llms.llm import LLM
 from llama_index.core.memory import BaseMemoryBlock
 
 from llama_index_memory_ext.store import MemoryStore

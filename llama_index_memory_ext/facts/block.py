@@ -7,7 +7,7 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llama_index.core.base.embeddings.base import BaseEmbedding  # noqa: TC002 - pydantic reads the annotations of fields
+from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 
 from llama_index_memory_ext.background.jobs import JobKey

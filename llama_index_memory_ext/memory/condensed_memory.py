@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
 from llama_index.core.memory import BaseMemoryBlock, InsertMethod, Memory
 from llama_index.core.memory.memory import generate_chat_store_key
-from llama_index.core.prompts import RichPromptTemplate  # noqa: TC002 - pydantic reads the annotations of fields
+from llama_index.core.prompts import RichPromptTemplate
 from typing_extensions import Self, Unpack
 
 from llama_index_memory_ext.background.locks import SharedLock, lock_for
@@ -22,7 +23,6 @@ from llama_index_memory_ext.log_block import Counter, LogBlock
 from llama_index_memory_ext.memory import preset, template
 from llama_index_memory_ext.memory.flushing import Flusher
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
-from llama_index_memory_ext.memory.sync_calls import run_alone
 from llama_index_memory_ext.record.block import CondensedMemoryBlock
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.text.cutting import plan_flush
@@ -30,20 +30,38 @@ from llama_index_memory_ext.text.messages import MEDIA_TOKENS, checked_messages,
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
     from llama_index.core.llms.llm import LLM
+    from llama_index.core.storage.chat_store.base_db import MessageStatus
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from llama_index_memory_ext.facts.book import FactBook
     from llama_index_memory_ext.formats import Layout
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 DEFAULT_TOKEN_LIMIT = 60_000
 DEFAULT_CONDENSED_TOKEN_LIMIT = 50_000
 DEFAULT_FACTS_TOKEN_LIMIT = 2_000
 # At this share of the token limit or less, every turn but the newest leaves short-term memory, however short it is.
 FLUSH_EVERY_TURN = 0.0001
+
+
+def _in_sync(
+    method: Callable[Concatenate[CondensedMemory, P], Coroutine[Any, Any, T]], *, with_jobs: bool = False
+) -> Callable[Concatenate[CondensedMemory, P], T]:
+    """Returns the synchronous twin of a method; ``with_jobs`` makes it wait for extraction and summary too."""
+
+    @wraps(method)
+    def twin(self: CondensedMemory, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        call: Coroutine[Any, Any, T] = getattr(self, method.__name__)(*args, **kwargs)
+        return self.sql_store.jobs.run(call, with_jobs=with_jobs)
+
+    twin.__doc__ = f"As ``{method.__name__}``{', then wait for extraction and summary' if with_jobs else ''}."
+    return twin
 
 
 class CondensedMemory(Memory):
@@ -192,6 +210,11 @@ class CondensedMemory(Memory):
         """Replace the whole conversation, the record included."""
         await self._append(checked_messages(messages), flush=True, replace=True)
 
+    async def areset(self, status: MessageStatus | None = None) -> None:
+        """Delete the messages of the session, or those with a status, after the calls that are under way."""
+        async with self._calls():
+            await super().areset(status)
+
     async def aflush(self) -> None:
         """Move the last turn into the record too, as the next question would; wait for facts and summary."""
         async with self._calls():
@@ -199,26 +222,15 @@ class CondensedMemory(Memory):
         for block in self._flusher.log_blocks:
             await block.aflush(self.session_id)
 
-    def put(self, message: ChatMessage) -> None:
-        """Add a message, and wait for extraction and summary."""
-        self.put_messages([message])
-
-    def put_messages(self, messages: list[ChatMessage]) -> None:
-        """Add messages in one step, and wait for extraction and summary."""
-        run_alone(self.sql_store, self.aput_messages(messages), with_jobs=True)
-
-    def set(self, messages: list[ChatMessage]) -> None:
-        """As ``aset``."""
-        run_alone(self.sql_store, self.aset(messages))
-
-    def flush(self) -> None:
-        """As ``aflush``."""
-        run_alone(self.sql_store, self.aflush())
+    put = _in_sync(aput, with_jobs=True)
+    put_messages = _in_sync(aput_messages, with_jobs=True)
+    set = _in_sync(aset)
+    flush = _in_sync(aflush)
 
     # ---- reading -------------------------------------------------------------------------------------
 
     async def aget(
-        self, input: str | ChatMessage | None = None, initial_token_count: int = 0, **block_kwargs: Any
+        self, /, input: str | ChatMessage | None = None, initial_token_count: int = 0, **block_kwargs: Any
     ) -> list[ChatMessage]:
         """Returns the messages for the model: the current turn, with the record in front of its question.
 
@@ -234,11 +246,7 @@ class CondensedMemory(Memory):
             content, messages = await self._fit(contents, room)
         return self._insert_memory_content([template.without_our_tags(message) for message in turn], content, messages)
 
-    def get(
-        self, input: str | ChatMessage | None = None, initial_token_count: int = 0, **block_kwargs: Any
-    ) -> list[ChatMessage]:
-        """As ``aget``."""
-        return run_alone(self.sql_store, self.aget(input, initial_token_count, **block_kwargs))
+    get = _in_sync(aget)
 
     async def astats(self) -> MemoryStats:
         """Returns how much the session holds and shows, and what has failed; all zero before the first message.
@@ -247,9 +255,7 @@ class CondensedMemory(Memory):
         """
         return await read_stats(self.sql_store, self.condensed_block, self.facts_block, self.session_id)
 
-    def stats(self) -> MemoryStats:
-        """As ``astats``."""
-        return run_alone(self.sql_store, self.astats())
+    stats = _in_sync(astats)
 
     # ---- parts and life cycle -------------------------------------------------------------------------
 
@@ -289,9 +295,7 @@ class CondensedMemory(Memory):
         if self._owns_store:
             await self.sql_store.aclose()
 
-    def close(self) -> None:
-        """As ``aclose``."""
-        run_alone(self.sql_store, self.aclose())
+    close = _in_sync(aclose)
 
     # ---- importing and forgetting --------------------------------------------------------------------
 
@@ -316,9 +320,7 @@ class CondensedMemory(Memory):
         await self.aput_messages(messages)
         return len(messages)
 
-    def import_(self, source: str | bytes | Iterable[Any], *, show_progress: bool = False) -> int:
-        """As ``aimport``, then wait for extraction and summary."""
-        return run_alone(self.sql_store, self.aimport(source, show_progress=show_progress), with_jobs=True)
+    import_ = _in_sync(aimport, with_jobs=True)
 
     async def aexport(self, *, layout: Layout = "llama_index") -> str:
         """Returns all messages of the session, oldest first, as a JSON list; "[]" if there are none.
@@ -327,9 +329,7 @@ class CondensedMemory(Memory):
         """
         return messages_to_json(await self.aget_all(), layout=layout)
 
-    def export(self, *, layout: Layout = "llama_index") -> str:
-        """As ``aexport``."""
-        return run_alone(self.sql_store, self.aexport(layout=layout))
+    export = _in_sync(aexport)
 
     async def abackfill(self, session_ids: Sequence[str] | None = None, *, show_progress: bool = False) -> Backfilled:
         """Extract facts from messages from which none were extracted yet, those of the current turn too.
@@ -356,9 +356,7 @@ class CondensedMemory(Memory):
             self.sql_store, self.facts_block, self.session_id, session_ids, show_progress=show_progress
         )
 
-    def backfill(self, session_ids: Sequence[str] | None = None, *, show_progress: bool = False) -> Backfilled:
-        """As ``abackfill``."""
-        return run_alone(self.sql_store, self.abackfill(session_ids, show_progress=show_progress))
+    backfill = _in_sync(abackfill)
 
     async def aforget(self, *, vacuum: bool = True) -> dict[str, int]:
         """Delete for good all that is stored about the user of this memory, in all of their sessions, and this session.
@@ -379,9 +377,7 @@ class CondensedMemory(Memory):
             await store.jobs.stop({user_id, self.session_id, *await store.users.keys(user_id)})
             return await store.forget_user(user_id, session_ids=[self.session_id], vacuum=vacuum)
 
-    def forget(self, *, vacuum: bool = True) -> dict[str, int]:
-        """As ``aforget``."""
-        return run_alone(self.sql_store, self.aforget(vacuum=vacuum))
+    forget = _in_sync(aforget)
 
     # ---- internals -----------------------------------------------------------------------------------
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from llama_index.core.memory import InsertMethod  # noqa: TC002 - the preset's type hints are evaluated
-from llama_index.core.prompts import RichPromptTemplate  # noqa: TC002 - as above
+from llama_index.core.memory import InsertMethod
+from llama_index.core.prompts import RichPromptTemplate
 
 from llama_index_memory_ext.errors import LimitError, StoreError
 from llama_index_memory_ext.record.selection import CondensedOptions

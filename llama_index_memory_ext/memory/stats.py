@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from llama_index_memory_ext.background.jobs import Failure  # noqa: TC001 - pydantic reads the annotations of fields
+from llama_index_memory_ext.background.jobs import Failure
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.facts.block import RelevantFactsBlock

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence  # noqa: TC003 - pydantic reads the annotations of fields
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationInfo, field_validator
