@@ -130,18 +130,17 @@ class BackgroundLoop:
     """
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._started: Future[asyncio.AbstractEventLoop] = Future()
+        self._end = asyncio.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.run(self._cancel_tasks())
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._started.result().call_soon_threadsafe(self._end.set)
         self._thread.join()
-        self._loop.close()
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine in the loop, and returns its result.
@@ -149,30 +148,27 @@ class BackgroundLoop:
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed. The coroutine was cancelled, and has ended.
         """
+        loop = self._started.result()
         started: Future[asyncio.Task[T]] = Future()
         ended: Future[None] = Future()
 
         def start() -> None:
-            task = self._loop.create_task(call)
+            task = loop.create_task(call)
             task.add_done_callback(lambda _: ended.set_result(None))
             started.set_result(task)
 
         try:
-            self._loop.call_soon_threadsafe(start)
+            loop.call_soon_threadsafe(start)
             _wait_for(ended)
         except KeyboardInterrupt:
-            self._loop.call_soon_threadsafe(started.result().cancel)
+            loop.call_soon_threadsafe(started.result().cancel)
             _wait_for(ended)
             raise
         return started.result().result()
 
-    async def _cancel_tasks(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._loop.shutdown_asyncgens()
-        await self._loop.shutdown_default_executor()
+    async def _serve(self) -> None:
+        self._started.set_result(asyncio.get_running_loop())
+        await self._end.wait()
 
 
 def _wait_for(future: Future[Any]) -> None:

@@ -20,8 +20,7 @@ from llama_index_memory_ext.facts.backfill import Backfilled, backfill
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.formats import messages_from_json, messages_to_json
 from llama_index_memory_ext.log_block import Counter, LogBlock
-from llama_index_memory_ext.memory import preset, template
-from llama_index_memory_ext.memory.flushing import Flusher
+from llama_index_memory_ext.memory import flushing, preset, template
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
 from llama_index_memory_ext.record.block import CondensedMemoryBlock
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
@@ -44,8 +43,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 DEFAULT_TOKEN_LIMIT = 60_000
-DEFAULT_CONDENSED_TOKEN_LIMIT = 50_000
-DEFAULT_FACTS_TOKEN_LIMIT = 2_000
 # At this share of the token limit or less, every turn but the newest leaves short-term memory, however short it is.
 FLUSH_EVERY_TURN = 0.0001
 
@@ -108,8 +105,8 @@ class CondensedMemory(Memory):
         chat_history: list[ChatMessage] | None = None,
         *,
         token_limit: int = DEFAULT_TOKEN_LIMIT,
-        condensed_token_limit: int = DEFAULT_CONDENSED_TOKEN_LIMIT,
-        facts_token_limit: int = DEFAULT_FACTS_TOKEN_LIMIT,
+        condensed_token_limit: int = 50_000,
+        facts_token_limit: int = 2_000,
         user_id: str | None = None,
         llm: LLM | None = None,
         embed_model: BaseEmbedding | None = None,
@@ -204,11 +201,12 @@ class CondensedMemory(Memory):
         messages = checked_messages(messages)
         if messages:
             # Only a new question ends the turn before it.
-            await self._append(messages, flush=any(message.role == MessageRole.USER for message in messages))
+            ends_turn = any(message.role == MessageRole.USER for message in messages)
+            await self._append(messages, self._plan_flush if ends_turn else None)
 
     async def aset(self, messages: list[ChatMessage]) -> None:
         """Replace the whole conversation, the record included."""
-        await self._append(checked_messages(messages), flush=True, replace=True)
+        await self._append(checked_messages(messages), self._plan_flush, replace=True)
 
     async def areset(self, status: MessageStatus | None = None) -> None:
         """Delete the messages of the session, or those with a status, after the calls that are under way."""
@@ -218,14 +216,9 @@ class CondensedMemory(Memory):
     async def aflush(self) -> None:
         """Move the last turn into the record too, as the next question would; wait for facts and summary."""
         async with self._calls():
-            await self._flusher.append([], len)
-        for block in self._flusher.log_blocks:
+            await flushing.append(self.sql_store, self.session_id, self.memory_blocks, [], len)
+        for block in flushing.log_blocks(self.memory_blocks):
             await block.aflush(self.session_id)
-
-    put = _in_sync(aput, with_jobs=True)
-    put_messages = _in_sync(aput_messages, with_jobs=True)
-    set = _in_sync(aset)
-    flush = _in_sync(aflush)
 
     # ---- reading -------------------------------------------------------------------------------------
 
@@ -246,16 +239,12 @@ class CondensedMemory(Memory):
             content, messages = await self._fit(contents, room)
         return self._insert_memory_content([template.without_our_tags(message) for message in turn], content, messages)
 
-    get = _in_sync(aget)
-
     async def astats(self) -> MemoryStats:
         """Returns how much the session holds and shows, and what has failed; all zero before the first message.
 
         It counts by index, and reads as much of the log as the next question needs. Nothing is written.
         """
         return await read_stats(self.sql_store, self.condensed_block, self.facts_block, self.session_id)
-
-    stats = _in_sync(astats)
 
     # ---- parts and life cycle -------------------------------------------------------------------------
 
@@ -295,8 +284,6 @@ class CondensedMemory(Memory):
         if self._owns_store:
             await self.sql_store.aclose()
 
-    close = _in_sync(aclose)
-
     # ---- importing and forgetting --------------------------------------------------------------------
 
     async def aimport(self, source: str | bytes | Iterable[Any], *, show_progress: bool = False) -> int:
@@ -320,16 +307,12 @@ class CondensedMemory(Memory):
         await self.aput_messages(messages)
         return len(messages)
 
-    import_ = _in_sync(aimport, with_jobs=True)
-
     async def aexport(self, *, layout: Layout = "llama_index") -> str:
         """Returns all messages of the session, oldest first, as a JSON list; "[]" if there are none.
 
         ``layout="openai"`` is the format of OpenAI's Chat Completions; see ``messages_to_json`` for what it leaves out.
         """
         return messages_to_json(await self.aget_all(), layout=layout)
-
-    export = _in_sync(aexport)
 
     async def abackfill(self, session_ids: Sequence[str] | None = None, *, show_progress: bool = False) -> Backfilled:
         """Extract facts from messages from which none were extracted yet, those of the current turn too.
@@ -356,8 +339,6 @@ class CondensedMemory(Memory):
             self.sql_store, self.facts_block, self.session_id, session_ids, show_progress=show_progress
         )
 
-    backfill = _in_sync(abackfill)
-
     async def aforget(self, *, vacuum: bool = True) -> dict[str, int]:
         """Delete for good all that is stored about the user of this memory, in all of their sessions, and this session.
 
@@ -377,6 +358,18 @@ class CondensedMemory(Memory):
             await store.jobs.stop({user_id, self.session_id, *await store.users.keys(user_id)})
             return await store.forget_user(user_id, session_ids=[self.session_id], vacuum=vacuum)
 
+    # ---- the same without an event loop ----------------------------------------------------------------
+
+    put = _in_sync(aput, with_jobs=True)
+    put_messages = _in_sync(aput_messages, with_jobs=True)
+    set = _in_sync(aset)
+    flush = _in_sync(aflush)
+    get = _in_sync(aget)
+    stats = _in_sync(astats)
+    close = _in_sync(aclose)
+    import_ = _in_sync(aimport, with_jobs=True)
+    export = _in_sync(aexport)
+    backfill = _in_sync(abackfill)
     forget = _in_sync(aforget)
 
     # ---- internals -----------------------------------------------------------------------------------
@@ -396,14 +389,10 @@ class CondensedMemory(Memory):
         # The store of a memory that was pickled has opened the database anew, for this memory alone.
         self._owns_store = True
 
-    @property
-    def _flusher(self) -> Flusher:
-        return Flusher(self.sql_store, self.session_id, self.memory_blocks)
-
-    async def _append(self, messages: list[ChatMessage], *, flush: bool, replace: bool = False) -> None:
-        self._opened = self._opened or await self._flusher.open()
+    async def _append(self, messages: list[ChatMessage], plan: flushing.Plan | None, *, replace: bool = False) -> None:
+        self._opened = self._opened or await flushing.open_session(self.session_id, self.memory_blocks)
         async with self._calls():
-            await self._flusher.append(messages, self._plan_flush if flush else None, replace=replace)
+            await flushing.append(self.sql_store, self.session_id, self.memory_blocks, messages, plan, replace=replace)
 
     def _plan_flush(self, messages: Sequence[ChatMessage]) -> int:
         """Returns how many of the oldest messages leave short-term memory."""
