@@ -48,12 +48,7 @@ class Stoppable(Protocol):
 
 @dataclass
 class BackOff:
-    """Counts failures in a row, and says how long to pause after each.
-
-    Args:
-        first_pause_seconds: The pause after the first failure. Each further one is twice as long, up to 300 seconds.
-        now: A monotonic clock, in seconds.
-    """
+    """Counts failures in a row; each pause is twice as long as the one before, up to 300 seconds."""
 
     first_pause_seconds: float
     now: Callable[[], float] = time.monotonic
@@ -79,11 +74,7 @@ class BackOff:
 
 
 def pause_seconds(first: float, failures: int) -> float:
-    """The pause after a failure, where there were ``failures`` in a row before it: at most 300 seconds.
-
-    >>> [pause_seconds(2.0, failures) for failures in (0, 1, 2, 5_000)]
-    [2.0, 4.0, 8.0, 300.0]
-    """
+    """The pause after a failure, where there were ``failures`` in a row before it: at most 300 seconds."""
     return min(first * 2.0 ** min(failures, _MOST_DOUBLINGS), LONGEST_PAUSE_SECONDS)
 
 
@@ -98,13 +89,6 @@ class Failure:
     error: str
     at: datetime
     retry_at: datetime | None = None
-
-    @property
-    def pause_left(self) -> float:
-        """Seconds until the job is tried again."""
-        left = (self.retry_at - datetime.now(timezone.utc)).total_seconds() if self.retry_at else 0.0
-        # The clock may have been set back.
-        return min(max(left, 0.0), LONGEST_PAUSE_SECONDS)
 
 
 # An event loop keeps no task alive, and the memory of a web request may be deleted before its jobs have ended.
@@ -129,10 +113,8 @@ class _Job:
 class Jobs:
     """Jobs of one kind, at most one for each key and event loop, and the last failure of each key.
 
-    Args:
-        kind: Names the spans around the work, and the failures in ``astats``: "facts".
-        failed: What the log says of a failure: "Facts were not extracted".
-        event: Sent with each failure; None: no event.
+    ``kind`` names their spans and their failures in ``astats``. The log says ``failed`` of a failure: "Facts were not
+    extracted".
     """
 
     def __init__(self, kind: str, failed: str, event: type[JobFailedEvent] | None = None) -> None:
@@ -207,12 +189,13 @@ class Jobs:
     async def _run(self, key: JobKey) -> None:
         job = self._here()[key]
         while True:
-            failure = self.failure_of(key)
-            if failure and failure.pause_left:
+            failure, now = self.failure_of(key), datetime.now(timezone.utc)
+            if failure and failure.retry_at and failure.retry_at > now:
                 if job.awaited:
                     return
                 job.pausing = True
-                await asyncio.sleep(failure.pause_left)
+                # The clock may have been set back.
+                await asyncio.sleep(min((failure.retry_at - now).total_seconds(), LONGEST_PAUSE_SECONDS))
             job.pausing = job.again = False
             succeeded = await self._attempt(key, job.work, job.pause_seconds)
             if job.awaited and not succeeded:
@@ -306,5 +289,5 @@ class JobRegistry:
 
 
 def log_failure(failed: str, session_id: str, error: Exception, outcome: str) -> None:
-    """Log a failure in one line, without anything that the model or the user said."""
+    """Log a failure in one line, without texts."""
     logger.warning("%s (session %r, %s); nothing is lost, %s.", failed, session_id, type(error).__name__, outcome)

@@ -36,11 +36,7 @@ class SharedLock:
         self.holder: asyncio.Task[object] | None = None
 
     async def acquire(self, seconds: float | None = None) -> None:
-        """Wait until it is this task's turn.
-
-        Raises:
-            asyncio.TimeoutError: It was not within so many ``seconds``.
-        """
+        """Wait until it is this task's turn; raises an ``asyncio.TimeoutError`` after so many ``seconds``."""
         waiter: Future[None] = Future()
         with self._mutex:
             self._queue.append(waiter)
@@ -122,11 +118,6 @@ class BackgroundLoop:
 
     Tasks in the loop go on while the main thread does something else. Ctrl-C reaches the main thread only: it ends the
     call that the main thread waits for, and no other task. At the end of the block all tasks are cancelled.
-
-    Examples:
-        >>> with BackgroundLoop() as loop:
-        ...     loop.run(asyncio.sleep(0, "done"))
-        'done'
     """
 
     def __init__(self) -> None:
@@ -143,11 +134,7 @@ class BackgroundLoop:
         self._thread.join()
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine in the loop, and returns its result.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed. The coroutine was cancelled, and has ended.
-        """
+        """Runs a coroutine in the loop, and returns its result; after Ctrl-C it was cancelled, and has ended."""
         loop = self._started.result()
         started: Future[asyncio.Task[T]] = Future()
         ended: Future[None] = Future()

@@ -186,8 +186,6 @@ class CondensedMemory(Memory):
             memory.set(chat_history)
         return memory
 
-    # ---- writing -------------------------------------------------------------------------------------
-
     async def aput(self, message: ChatMessage) -> None:
         """Add a message; a user's message moves the turns before it into the record."""
         await self.aput_messages([message])
@@ -220,8 +218,6 @@ class CondensedMemory(Memory):
         for block in flushing.log_blocks(self.memory_blocks):
             await block.aflush(self.session_id)
 
-    # ---- reading -------------------------------------------------------------------------------------
-
     async def aget(
         self, /, input: str | ChatMessage | None = None, initial_token_count: int = 0, **block_kwargs: Any
     ) -> list[ChatMessage]:
@@ -245,8 +241,6 @@ class CondensedMemory(Memory):
         It counts by index, and reads as much of the log as the next question needs. Nothing is written.
         """
         return await read_stats(self.sql_store, self.condensed_block, self.facts_block, self.session_id)
-
-    # ---- parts and life cycle -------------------------------------------------------------------------
 
     @property
     def condensed_block(self) -> CondensedMemoryBlock:
@@ -283,8 +277,6 @@ class CondensedMemory(Memory):
         await self.facts_block.aclose()
         if self._owns_store:
             await self.sql_store.aclose()
-
-    # ---- importing and forgetting --------------------------------------------------------------------
 
     async def aimport(self, source: str | bytes | Iterable[Any], *, show_progress: bool = False) -> int:
         """Add a conversation from JSON behind the messages of the session, as if it were put now.
@@ -358,8 +350,7 @@ class CondensedMemory(Memory):
             await store.jobs.stop({user_id, self.session_id, *await store.users.keys(user_id)})
             return await store.forget_user(user_id, session_ids=[self.session_id], vacuum=vacuum)
 
-    # ---- the same without an event loop ----------------------------------------------------------------
-
+    # The same, without an event loop.
     put = _in_sync(aput, with_jobs=True)
     put_messages = _in_sync(aput_messages, with_jobs=True)
     set = _in_sync(aset)
@@ -371,8 +362,6 @@ class CondensedMemory(Memory):
     export = _in_sync(aexport)
     backfill = _in_sync(abackfill)
     forget = _in_sync(aforget)
-
-    # ---- internals -----------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         return self
