@@ -51,20 +51,19 @@ class BackOff:
     """Counts failures in a row; each pause is twice as long as the one before, up to 300 seconds."""
 
     first_pause_seconds: float
-    now: Callable[[], float] = time.monotonic
     failures: int = 0
     resume_at: float = 0.0
 
     @property
     def pausing(self) -> bool:
         """Whether a pause is under way."""
-        return self.failures > 0 and self.now() < self.resume_at
+        return self.failures > 0 and time.monotonic() < self.resume_at
 
     def failed(self) -> float:
         """Count a failure, and return its pause in seconds."""
         pause = pause_seconds(self.first_pause_seconds, self.failures)
         self.failures += 1
-        self.resume_at = self.now() + pause
+        self.resume_at = time.monotonic() + pause
         return pause
 
     def succeeded(self) -> None:
@@ -145,7 +144,8 @@ class Jobs:
 
     def failures_of(self, key: JobKey) -> int:
         """The number of failures since the last success."""
-        return self._failures[key].failures if key in self._failures else 0
+        failure = self._failures.get(key)
+        return failure.failures if failure else 0
 
     async def wait(self, key: JobKey) -> None:
         """Wait until the job of a key has ended; a job that pauses after a failure is cancelled instead."""
