@@ -1,4 +1,4 @@
-"""Says in the reference what a pydantic field is for, and the value of a default that has a name."""
+"""Says in the reference what a pydantic field is for, the value of a named default, and what a twin takes."""
 
 import ast
 from contextlib import suppress
@@ -15,6 +15,9 @@ class Fields(griffe.Extension):
     def on_attribute(self, *, attr: griffe.Attribute, **_: Any) -> None:
         """``x: int = Field(default=1, ge=0, description="...")`` becomes ``x: int = 1`` with a docstring."""
         call = attr.value
+        if isinstance(call, griffe.ExprCall) and getattr(call.function, "name", "") == "_in_sync":
+            _show_as_method(attr, str(call.arguments[0]))
+            return
         if not isinstance(call, griffe.ExprCall) or getattr(call.function, "name", "") != "Field":
             return
         options = {part.name: part.value for part in call.arguments if isinstance(part, griffe.ExprKeyword)}
@@ -29,6 +32,15 @@ class Fields(griffe.Extension):
         """``limit: int = DEFAULT_LIMIT`` becomes ``limit: int = 50_000``."""
         for parameter in func.parameters:
             parameter.default = _value_of(parameter.default, func.module)
+
+
+def _show_as_method(attr: griffe.Attribute, name: str) -> None:
+    """``get = _in_sync(aget)`` becomes ``get(...)``, with the parameters of ``aget``."""
+    method = attr.parent.members[name] if attr.parent else None
+    if isinstance(method, griffe.Function) and attr.parent:
+        twin = griffe.Function(attr.name, parameters=method.parameters, returns=method.returns, lineno=attr.lineno)
+        twin.docstring = griffe.Docstring(f"As ``{name}``, without an event loop.", parent=twin)
+        attr.parent.set_member(attr.name, twin)
 
 
 def _value_of(default: Any, module: griffe.Module) -> Any:

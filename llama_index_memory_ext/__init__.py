@@ -5,68 +5,39 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from llama_index_memory_ext.agents.retriever import MemoryRetriever
-    from llama_index_memory_ext.agents.tools import MemoryToolSpec
-    from llama_index_memory_ext.errors import (
-        FactError,
-        FactReplyError,
-        LayoutError,
-        LimitError,
-        MemoryExtError,
-        MessageError,
-        RoleError,
-        SplitterError,
-        StoreError,
-        TurnError,
-    )
-    from llama_index_memory_ext.fact import Fact
-    from llama_index_memory_ext.facts.backfill import Backfilled
-    from llama_index_memory_ext.facts.block import RelevantFactsBlock
-    from llama_index_memory_ext.facts.ranking import format_facts
-    from llama_index_memory_ext.formats import messages_from_json, messages_to_json
-    from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
-    from llama_index_memory_ext.record.block import CondensedMemoryBlock
-    from llama_index_memory_ext.search.tfidf import FactRanker, TfidfRanker
-    from llama_index_memory_ext.store import MemoryStore
-    from llama_index_memory_ext.text.messages import extract_conversation_context
-    from llama_index_memory_ext.text.tokens import TokenCounter
-    from llama_index_memory_ext.text.trim import trim
+from llama_index_memory_ext.errors import FactError as FactError
+from llama_index_memory_ext.errors import FactReplyError as FactReplyError
+from llama_index_memory_ext.errors import LayoutError as LayoutError
+from llama_index_memory_ext.errors import LimitError as LimitError
+from llama_index_memory_ext.errors import MemoryExtError as MemoryExtError
+from llama_index_memory_ext.errors import MessageError as MessageError
+from llama_index_memory_ext.errors import RoleError as RoleError
+from llama_index_memory_ext.errors import SplitterError as SplitterError
+from llama_index_memory_ext.errors import StoreError as StoreError
+from llama_index_memory_ext.errors import TurnError as TurnError
 
-__all__ = [
-    "Backfilled",
-    "CondensedMemory",
-    "CondensedMemoryBlock",
-    "Fact",
-    "FactError",
-    "FactRanker",
-    "FactReplyError",
-    "LayoutError",
-    "LimitError",
-    "MemoryExtError",
-    "MemoryRetriever",
-    "MemoryStore",
-    "MemoryToolSpec",
-    "MessageError",
-    "RelevantFactsBlock",
-    "RoleError",
-    "SplitterError",
-    "StoreError",
-    "TfidfRanker",
-    "TokenCounter",
-    "TurnError",
-    "extract_conversation_context",
-    "format_facts",
-    "messages_from_json",
-    "messages_to_json",
-    "trim",
-]
+if TYPE_CHECKING:
+    from llama_index_memory_ext.agents.retriever import MemoryRetriever as MemoryRetriever
+    from llama_index_memory_ext.agents.tools import MemoryToolSpec as MemoryToolSpec
+    from llama_index_memory_ext.fact import Fact as Fact
+    from llama_index_memory_ext.facts.backfill import Backfilled as Backfilled
+    from llama_index_memory_ext.facts.block import RelevantFactsBlock as RelevantFactsBlock
+    from llama_index_memory_ext.facts.ranking import format_facts as format_facts
+    from llama_index_memory_ext.formats import messages_from_json as messages_from_json
+    from llama_index_memory_ext.formats import messages_to_json as messages_to_json
+    from llama_index_memory_ext.memory.condensed_memory import CondensedMemory as CondensedMemory
+    from llama_index_memory_ext.record.block import CondensedMemoryBlock as CondensedMemoryBlock
+    from llama_index_memory_ext.search.tfidf import FactRanker as FactRanker
+    from llama_index_memory_ext.search.tfidf import TfidfRanker as TfidfRanker
+    from llama_index_memory_ext.store import MemoryStore as MemoryStore
+    from llama_index_memory_ext.text.messages import extract_conversation_context as extract_conversation_context
+    from llama_index_memory_ext.text.tokens import TokenCounter as TokenCounter
+    from llama_index_memory_ext.text.trim import trim as trim
 
 # Each name is imported at its first use: LlamaIndex takes a second or two to start, and some commands do not need it.
 _NAMES = {
     "agents.retriever": ["MemoryRetriever"],
     "agents.tools": ["MemoryToolSpec"],
-    "errors": [name for name in __all__ if name.endswith("Error")],
     "fact": ["Fact"],
     "facts.backfill": ["Backfilled"],
     "facts.block": ["RelevantFactsBlock"],
@@ -81,6 +52,10 @@ _NAMES = {
     "text.trim": ["trim"],
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
+
+# The errors are light, and imported already.
+_PUBLIC = sorted([*_MODULE_OF, *(name for name in globals() if name.endswith("Error"))])
+__all__ = list(_PUBLIC)
 
 if not TYPE_CHECKING:  # With this function, a type checker would accept any name.
 

@@ -64,8 +64,6 @@ class MemoryToolSpec(BaseToolSpec):
         self.spec_functions = [(name, f"a{name}") for name in names]
         self._retriever = MemoryRetriever(memory, similarity_top_k=_MOST_FOUND, token_limit=token_limit)
 
-    # ---- what the model is shown -----------------------------------------------------------------------
-
     def search_memory(self, query: str) -> str:
         """Search what is known about the user and what was said before in this conversation.
 
@@ -100,8 +98,6 @@ class MemoryToolSpec(BaseToolSpec):
             quote (str): The words of the user that ask for it, copied exactly from one message.
         """
         return str(asyncio_run(self.aforget(facts, quote)))
-
-    # ---- what they do ----------------------------------------------------------------------------------
 
     async def asearch_memory(self, query: str) -> str:
         """As ``search_memory``."""

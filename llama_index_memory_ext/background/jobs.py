@@ -6,16 +6,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
+
+from llama_index.core.async_utils import asyncio_run
 
 from llama_index_memory_ext.events import JobFailedEvent, send, span
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Coroutine
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +28,7 @@ _MOST_DOUBLINGS = 30
 # The number of keys whose failures are remembered.
 _MOST_FAILURES = 1_000
 
+T = TypeVar("T")
 Work: TypeAlias = Callable[[], Awaitable[None]]
 
 
@@ -42,32 +46,24 @@ class Stoppable(Protocol):
         """Cancel the work of these sessions or users in this event loop; None: all of it."""
 
 
+@dataclass
 class BackOff:
-    """Counts failures in a row, and says how long to pause after each.
+    """Counts failures in a row; each pause is twice as long as the one before, up to 300 seconds."""
 
-    Args:
-        first_pause_seconds: The pause after the first failure. Each further one is twice as long, up to 300 seconds.
-        now: A monotonic clock, in seconds.
-    """
-
-    def __init__(self, first_pause_seconds: float, now: Callable[[], float] = time.monotonic) -> None:
-        self.failures = 0
-        self._first_pause_seconds = first_pause_seconds
-        self._now = now
-        self._resume_at = 0.0
+    first_pause_seconds: float
+    failures: int = 0
+    resume_at: float = 0.0
 
     @property
     def pausing(self) -> bool:
         """Whether a pause is under way."""
-        return self.failures > 0 and self._now() < self._resume_at
+        return self.failures > 0 and time.monotonic() < self.resume_at
 
     def failed(self) -> float:
-        """Count a failure and return its pause in seconds; within a pause, only the rest of that."""
-        if self.pausing:
-            return self._resume_at - self._now()
-        pause = pause_seconds(self._first_pause_seconds, self.failures)
+        """Count a failure, and return its pause in seconds."""
+        pause = pause_seconds(self.first_pause_seconds, self.failures)
         self.failures += 1
-        self._resume_at = self._now() + pause
+        self.resume_at = time.monotonic() + pause
         return pause
 
     def succeeded(self) -> None:
@@ -77,11 +73,7 @@ class BackOff:
 
 
 def pause_seconds(first: float, failures: int) -> float:
-    """The pause after a failure, where there were ``failures`` in a row before it: at most 300 seconds.
-
-    >>> [pause_seconds(2.0, failures) for failures in (0, 1, 2, 5_000)]
-    [2.0, 4.0, 8.0, 300.0]
-    """
+    """The pause after a failure, where there were ``failures`` in a row before it: at most 300 seconds."""
     return min(first * 2.0 ** min(failures, _MOST_DOUBLINGS), LONGEST_PAUSE_SECONDS)
 
 
@@ -120,10 +112,8 @@ class _Job:
 class Jobs:
     """Jobs of one kind, at most one for each key and event loop, and the last failure of each key.
 
-    Args:
-        kind: Names the spans around the work, and the failures in ``astats``: "facts".
-        failed: What the log says of a failure: "Facts were not extracted".
-        event: Sent with each failure; None: no event.
+    ``kind`` names their spans and their failures in ``astats``. The log says ``failed`` of a failure: "Facts were not
+    extracted".
     """
 
     def __init__(self, kind: str, failed: str, event: type[JobFailedEvent] | None = None) -> None:
@@ -131,7 +121,7 @@ class Jobs:
         self._failed = failed
         self._event = event
         self._jobs: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[JobKey, _Job]] = WeakKeyDictionary()
-        self._failures: dict[JobKey, tuple[Failure, float]] = {}
+        self._failures: dict[JobKey, Failure] = {}
 
     def start(self, key: JobKey, work: Work, pause_seconds: float) -> None:
         """Run the work in the background, or once more after the job of this key that is under way.
@@ -150,12 +140,11 @@ class Jobs:
 
     def failure_of(self, key: JobKey) -> Failure | None:
         """The last failure since the last success; None if there is none."""
-        failure, _ = self._failures.get(key, (None, 0.0))
-        return failure
+        return self._failures.get(key)
 
     def failures_of(self, key: JobKey) -> int:
         """The number of failures since the last success."""
-        failure = self.failure_of(key)
+        failure = self._failures.get(key)
         return failure.failures if failure else 0
 
     async def wait(self, key: JobKey) -> None:
@@ -200,12 +189,13 @@ class Jobs:
     async def _run(self, key: JobKey) -> None:
         job = self._here()[key]
         while True:
-            _, not_before = self._failures.get(key, (None, 0.0))
-            if time.monotonic() < not_before:
+            failure, now = self.failure_of(key), datetime.now(timezone.utc)
+            if failure and failure.retry_at and failure.retry_at > now:
                 if job.awaited:
                     return
                 job.pausing = True
-                await asyncio.sleep(not_before - time.monotonic())
+                # The clock may have been set back.
+                await asyncio.sleep(min((failure.retry_at - now).total_seconds(), LONGEST_PAUSE_SECONDS))
             job.pausing = job.again = False
             succeeded = await self._attempt(key, job.work, job.pause_seconds)
             if job.awaited and not succeeded:
@@ -225,18 +215,16 @@ class Jobs:
         return True
 
     def _remember(self, key: JobKey, error: Exception, first_pause: float | None) -> None:
-        earlier, not_before = self._failures.pop(key, (None, 0.0))
+        earlier = self._failures.pop(key, None)
         failures = earlier.failures if earlier else 0
         at = datetime.now(timezone.utc)
-        pause, retry_at, outcome = None, None, "the next start of this session's memory tries again"
+        pause, outcome = None, "the next start of this session's memory tries again"
+        retry_at = earlier.retry_at if earlier else None
         if first_pause is not None:
             pause = pause_seconds(first_pause, failures)
-            retry_at, not_before = at + timedelta(seconds=pause), time.monotonic() + pause
-            outcome = f"trying again in {pause:g} s"
-        elif earlier:
-            retry_at = earlier.retry_at
+            retry_at, outcome = at + timedelta(seconds=pause), f"trying again in {pause:g} s"
         failure = Failure(failures + 1, type(error).__name__, at, retry_at)
-        self._failures[key] = failure, not_before
+        self._failures[key] = failure
         if len(self._failures) > _MOST_FAILURES:
             del self._failures[next(iter(self._failures))]
         log_failure(self._failed, key.session_id, error, outcome)
@@ -263,10 +251,36 @@ class JobRegistry:
         """Let ``stop`` cancel this too, as long as it exists."""
         self._watched.add(work)
 
-    async def wait_for_all(self) -> None:
-        """Wait until all jobs of this event loop have ended; those that pause after a failure are cancelled."""
-        for jobs in list(self._jobs.values()):
-            await jobs.wait_for_all()
+    def run(self, call: Coroutine[Any, Any, T], *, with_jobs: bool) -> T:
+        """Returns the result of a call from code without an event loop; no job is left in a loop that has ended.
+
+        ``with_jobs``: whether to wait for the jobs that the call has started; otherwise they are cancelled.
+        """
+        tasks: list[asyncio.Task[T] | None] = []
+
+        async def run() -> T:
+            tasks.append(asyncio.current_task())
+            try:
+                result = await call
+                if with_jobs:
+                    # Those of other sessions, too: without an event loop nothing else would wait for them.
+                    for jobs in list(self._jobs.values()):
+                        await jobs.wait_for_all()
+                return result
+            finally:
+                await self.stop()
+
+        try:
+            result: T = asyncio_run(run())
+        except KeyboardInterrupt:
+            # Ctrl+C leaves the task in an event loop that no longer runs, where it would keep its locks.
+            for task in tasks:
+                if task is not None and not task.done() and not task.get_loop().is_running():
+                    task.cancel()
+                    with suppress(asyncio.CancelledError):
+                        task.get_loop().run_until_complete(task)
+            raise
+        return result
 
     async def stop(self, names: Collection[str] | None = None) -> None:
         """Cancel what is under way in this event loop for these sessions and users; None: all of it."""
@@ -275,5 +289,5 @@ class JobRegistry:
 
 
 def log_failure(failed: str, session_id: str, error: Exception, outcome: str) -> None:
-    """Log a failure in one line, without anything that the model or the user said."""
+    """Log a failure in one line, without texts."""
     logger.warning("%s (session %r, %s); nothing is lost, %s.", failed, session_id, type(error).__name__, outcome)

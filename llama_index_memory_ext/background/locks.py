@@ -31,62 +31,41 @@ class SharedLock:
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._waiters: deque[Future[None]] = deque()
-        self._held = False
+        # The first is the holder's.
+        self._queue: deque[Future[None]] = deque()
         self.holder: asyncio.Task[object] | None = None
 
     async def acquire(self, seconds: float | None = None) -> None:
-        """Wait until it is this task's turn.
-
-        Raises:
-            asyncio.TimeoutError: It was not within so many ``seconds``.
-        """
-        waiter = self._queue_up()
-        if waiter is not None:
+        """Wait until it is this task's turn; raises an ``asyncio.TimeoutError`` after so many ``seconds``."""
+        waiter: Future[None] = Future()
+        with self._mutex:
+            self._queue.append(waiter)
+            must_wait = len(self._queue) > 1
+        if must_wait:
             try:
                 await asyncio.wait_for(asyncio.wrap_future(waiter), seconds)
             except (asyncio.CancelledError, asyncio.TimeoutError):
-                self._give_up(waiter)
+                # If the lock was handed over in the moment of the cancellation, nobody else would release it.
+                if not waiter.cancel():
+                    self.release()
                 raise
         self.holder = asyncio.current_task()
 
     def release(self) -> None:
         """Let the next task in."""
         self.holder = None
-        self._pass_on()
+        with self._mutex:
+            self._queue.popleft()
+            while self._queue and not self._queue[0].set_running_or_notify_cancel():
+                self._queue.popleft()
+            if self._queue:
+                self._queue[0].set_result(None)
 
     async def __aenter__(self) -> None:
         await self.acquire()
 
     async def __aexit__(self, *_: object) -> None:
         self.release()
-
-    def _queue_up(self) -> Future[None] | None:
-        with self._mutex:
-            if not self._held:
-                self._held = True
-                return None
-            waiter: Future[None] = Future()
-            self._waiters.append(waiter)
-            return waiter
-
-    def _give_up(self, waiter: Future[None]) -> None:
-        with self._mutex:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
-                return
-        # The lock was handed over in the moment of the cancellation: nobody else would release it.
-        if not waiter.cancelled():
-            self._pass_on()
-
-    def _pass_on(self) -> None:
-        with self._mutex:
-            while self._waiters:
-                waiter = self._waiters.popleft()
-                if waiter.set_running_or_notify_cancel():
-                    waiter.set_result(None)
-                    return
-            self._held = False
 
 
 _locks: WeakValueDictionary[Hashable, SharedLock] = WeakValueDictionary()
@@ -96,10 +75,7 @@ _locks_guard = threading.Lock()
 def lock_for(*name: Hashable) -> SharedLock:
     """The lock of this name: the same object for all tasks that hold it or wait for it at this time."""
     with _locks_guard:
-        lock = _locks.get(name)
-        if lock is None:
-            lock = _locks[name] = SharedLock()
-        return lock
+        return _locks.setdefault(name, SharedLock())
 
 
 class Recent(Generic[K, V]):
@@ -142,57 +118,44 @@ class BackgroundLoop:
 
     Tasks in the loop go on while the main thread does something else. Ctrl-C reaches the main thread only: it ends the
     call that the main thread waits for, and no other task. At the end of the block all tasks are cancelled.
-
-    Examples:
-        >>> with BackgroundLoop() as loop:
-        ...     loop.run(asyncio.sleep(0, "done"))
-        'done'
     """
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._started: Future[asyncio.AbstractEventLoop] = Future()
+        self._end = asyncio.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.run(self._cancel_tasks())
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._started.result().call_soon_threadsafe(self._end.set)
         self._thread.join()
-        self._loop.close()
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine in the loop, and returns its result.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed. The coroutine was cancelled, and has ended.
-        """
+        """Runs a coroutine in the loop, and returns its result; after Ctrl-C it was cancelled, and has ended."""
+        loop = self._started.result()
         started: Future[asyncio.Task[T]] = Future()
         ended: Future[None] = Future()
 
         def start() -> None:
-            task = self._loop.create_task(call)
+            task = loop.create_task(call)
             task.add_done_callback(lambda _: ended.set_result(None))
             started.set_result(task)
 
-        self._loop.call_soon_threadsafe(start)
         try:
+            loop.call_soon_threadsafe(start)
             _wait_for(ended)
         except KeyboardInterrupt:
-            self._loop.call_soon_threadsafe(started.result().cancel)
+            loop.call_soon_threadsafe(started.result().cancel)
             _wait_for(ended)
             raise
         return started.result().result()
 
-    async def _cancel_tasks(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._loop.shutdown_asyncgens()
-        await self._loop.shutdown_default_executor()
+    async def _serve(self) -> None:
+        self._started.set_result(asyncio.get_running_loop())
+        await self._end.wait()
 
 
 def _wait_for(future: Future[Any]) -> None:

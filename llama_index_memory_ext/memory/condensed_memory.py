@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
@@ -19,10 +20,8 @@ from llama_index_memory_ext.facts.backfill import Backfilled, backfill
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.formats import messages_from_json, messages_to_json
 from llama_index_memory_ext.log_block import Counter, LogBlock
-from llama_index_memory_ext.memory import preset, template
-from llama_index_memory_ext.memory.flushing import Flusher
+from llama_index_memory_ext.memory import flushing, preset, template
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
-from llama_index_memory_ext.memory.sync_calls import run_alone
 from llama_index_memory_ext.record.block import CondensedMemoryBlock
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.text.cutting import plan_flush
@@ -30,20 +29,36 @@ from llama_index_memory_ext.text.messages import MEDIA_TOKENS, checked_messages,
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
     from llama_index.core.llms.llm import LLM
+    from llama_index.core.storage.chat_store.base_db import MessageStatus
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from llama_index_memory_ext.facts.book import FactBook
     from llama_index_memory_ext.formats import Layout
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 DEFAULT_TOKEN_LIMIT = 60_000
-DEFAULT_CONDENSED_TOKEN_LIMIT = 50_000
-DEFAULT_FACTS_TOKEN_LIMIT = 2_000
 # At this share of the token limit or less, every turn but the newest leaves short-term memory, however short it is.
 FLUSH_EVERY_TURN = 0.0001
+
+
+def _in_sync(
+    method: Callable[Concatenate[CondensedMemory, P], Coroutine[Any, Any, T]], *, with_jobs: bool = False
+) -> Callable[Concatenate[CondensedMemory, P], T]:
+    """Returns the synchronous twin of a method; ``with_jobs`` makes it wait for extraction and summary too."""
+
+    @wraps(method)
+    def twin(self: CondensedMemory, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        call: Coroutine[Any, Any, T] = getattr(self, method.__name__)(*args, **kwargs)
+        return self.sql_store.jobs.run(call, with_jobs=with_jobs)
+
+    twin.__doc__ = f"As ``{method.__name__}``{', then wait for extraction and summary' if with_jobs else ''}."
+    return twin
 
 
 class CondensedMemory(Memory):
@@ -90,8 +105,8 @@ class CondensedMemory(Memory):
         chat_history: list[ChatMessage] | None = None,
         *,
         token_limit: int = DEFAULT_TOKEN_LIMIT,
-        condensed_token_limit: int = DEFAULT_CONDENSED_TOKEN_LIMIT,
-        facts_token_limit: int = DEFAULT_FACTS_TOKEN_LIMIT,
+        condensed_token_limit: int = 50_000,
+        facts_token_limit: int = 2_000,
         user_id: str | None = None,
         llm: LLM | None = None,
         embed_model: BaseEmbedding | None = None,
@@ -171,8 +186,6 @@ class CondensedMemory(Memory):
             memory.set(chat_history)
         return memory
 
-    # ---- writing -------------------------------------------------------------------------------------
-
     async def aput(self, message: ChatMessage) -> None:
         """Add a message; a user's message moves the turns before it into the record."""
         await self.aput_messages([message])
@@ -186,39 +199,27 @@ class CondensedMemory(Memory):
         messages = checked_messages(messages)
         if messages:
             # Only a new question ends the turn before it.
-            await self._append(messages, flush=any(message.role == MessageRole.USER for message in messages))
+            ends_turn = any(message.role == MessageRole.USER for message in messages)
+            await self._append(messages, self._plan_flush if ends_turn else None)
 
     async def aset(self, messages: list[ChatMessage]) -> None:
         """Replace the whole conversation, the record included."""
-        await self._append(checked_messages(messages), flush=True, replace=True)
+        await self._append(checked_messages(messages), self._plan_flush, replace=True)
+
+    async def areset(self, status: MessageStatus | None = None) -> None:
+        """Delete the messages of the session, or those with a status, after the calls that are under way."""
+        async with self._calls():
+            await super().areset(status)
 
     async def aflush(self) -> None:
         """Move the last turn into the record too, as the next question would; wait for facts and summary."""
         async with self._calls():
-            await self._flusher.append([], len)
-        for block in self._flusher.log_blocks:
+            await flushing.append(self.sql_store, self.session_id, self.memory_blocks, [], len)
+        for block in flushing.log_blocks(self.memory_blocks):
             await block.aflush(self.session_id)
 
-    def put(self, message: ChatMessage) -> None:
-        """Add a message, and wait for extraction and summary."""
-        self.put_messages([message])
-
-    def put_messages(self, messages: list[ChatMessage]) -> None:
-        """Add messages in one step, and wait for extraction and summary."""
-        run_alone(self.sql_store, self.aput_messages(messages), with_jobs=True)
-
-    def set(self, messages: list[ChatMessage]) -> None:
-        """As ``aset``."""
-        run_alone(self.sql_store, self.aset(messages))
-
-    def flush(self) -> None:
-        """As ``aflush``."""
-        run_alone(self.sql_store, self.aflush())
-
-    # ---- reading -------------------------------------------------------------------------------------
-
     async def aget(
-        self, input: str | ChatMessage | None = None, initial_token_count: int = 0, **block_kwargs: Any
+        self, /, input: str | ChatMessage | None = None, initial_token_count: int = 0, **block_kwargs: Any
     ) -> list[ChatMessage]:
         """Returns the messages for the model: the current turn, with the record in front of its question.
 
@@ -234,24 +235,12 @@ class CondensedMemory(Memory):
             content, messages = await self._fit(contents, room)
         return self._insert_memory_content([template.without_our_tags(message) for message in turn], content, messages)
 
-    def get(
-        self, input: str | ChatMessage | None = None, initial_token_count: int = 0, **block_kwargs: Any
-    ) -> list[ChatMessage]:
-        """As ``aget``."""
-        return run_alone(self.sql_store, self.aget(input, initial_token_count, **block_kwargs))
-
     async def astats(self) -> MemoryStats:
         """Returns how much the session holds and shows, and what has failed; all zero before the first message.
 
         It counts by index, and reads as much of the log as the next question needs. Nothing is written.
         """
         return await read_stats(self.sql_store, self.condensed_block, self.facts_block, self.session_id)
-
-    def stats(self) -> MemoryStats:
-        """As ``astats``."""
-        return run_alone(self.sql_store, self.astats())
-
-    # ---- parts and life cycle -------------------------------------------------------------------------
 
     @property
     def condensed_block(self) -> CondensedMemoryBlock:
@@ -289,12 +278,6 @@ class CondensedMemory(Memory):
         if self._owns_store:
             await self.sql_store.aclose()
 
-    def close(self) -> None:
-        """As ``aclose``."""
-        run_alone(self.sql_store, self.aclose())
-
-    # ---- importing and forgetting --------------------------------------------------------------------
-
     async def aimport(self, source: str | bytes | Iterable[Any], *, show_progress: bool = False) -> int:
         """Add a conversation from JSON behind the messages of the session, as if it were put now.
 
@@ -316,20 +299,12 @@ class CondensedMemory(Memory):
         await self.aput_messages(messages)
         return len(messages)
 
-    def import_(self, source: str | bytes | Iterable[Any], *, show_progress: bool = False) -> int:
-        """As ``aimport``, then wait for extraction and summary."""
-        return run_alone(self.sql_store, self.aimport(source, show_progress=show_progress), with_jobs=True)
-
     async def aexport(self, *, layout: Layout = "llama_index") -> str:
         """Returns all messages of the session, oldest first, as a JSON list; "[]" if there are none.
 
         ``layout="openai"`` is the format of OpenAI's Chat Completions; see ``messages_to_json`` for what it leaves out.
         """
         return messages_to_json(await self.aget_all(), layout=layout)
-
-    def export(self, *, layout: Layout = "llama_index") -> str:
-        """As ``aexport``."""
-        return run_alone(self.sql_store, self.aexport(layout=layout))
 
     async def abackfill(self, session_ids: Sequence[str] | None = None, *, show_progress: bool = False) -> Backfilled:
         """Extract facts from messages from which none were extracted yet, those of the current turn too.
@@ -356,10 +331,6 @@ class CondensedMemory(Memory):
             self.sql_store, self.facts_block, self.session_id, session_ids, show_progress=show_progress
         )
 
-    def backfill(self, session_ids: Sequence[str] | None = None, *, show_progress: bool = False) -> Backfilled:
-        """As ``abackfill``."""
-        return run_alone(self.sql_store, self.abackfill(session_ids, show_progress=show_progress))
-
     async def aforget(self, *, vacuum: bool = True) -> dict[str, int]:
         """Delete for good all that is stored about the user of this memory, in all of their sessions, and this session.
 
@@ -379,11 +350,18 @@ class CondensedMemory(Memory):
             await store.jobs.stop({user_id, self.session_id, *await store.users.keys(user_id)})
             return await store.forget_user(user_id, session_ids=[self.session_id], vacuum=vacuum)
 
-    def forget(self, *, vacuum: bool = True) -> dict[str, int]:
-        """As ``aforget``."""
-        return run_alone(self.sql_store, self.aforget(vacuum=vacuum))
-
-    # ---- internals -----------------------------------------------------------------------------------
+    # The same, without an event loop.
+    put = _in_sync(aput, with_jobs=True)
+    put_messages = _in_sync(aput_messages, with_jobs=True)
+    set = _in_sync(aset)
+    flush = _in_sync(aflush)
+    get = _in_sync(aget)
+    stats = _in_sync(astats)
+    close = _in_sync(aclose)
+    import_ = _in_sync(aimport, with_jobs=True)
+    export = _in_sync(aexport)
+    backfill = _in_sync(abackfill)
+    forget = _in_sync(aforget)
 
     async def __aenter__(self) -> Self:
         return self
@@ -400,14 +378,10 @@ class CondensedMemory(Memory):
         # The store of a memory that was pickled has opened the database anew, for this memory alone.
         self._owns_store = True
 
-    @property
-    def _flusher(self) -> Flusher:
-        return Flusher(self.sql_store, self.session_id, self.memory_blocks)
-
-    async def _append(self, messages: list[ChatMessage], *, flush: bool, replace: bool = False) -> None:
-        self._opened = self._opened or await self._flusher.open()
+    async def _append(self, messages: list[ChatMessage], plan: flushing.Plan | None, *, replace: bool = False) -> None:
+        self._opened = self._opened or await flushing.open_session(self.session_id, self.memory_blocks)
         async with self._calls():
-            await self._flusher.append(messages, self._plan_flush if flush else None, replace=replace)
+            await flushing.append(self.sql_store, self.session_id, self.memory_blocks, messages, plan, replace=replace)
 
     def _plan_flush(self, messages: Sequence[ChatMessage]) -> int:
         """Returns how many of the oldest messages leave short-term memory."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from llama_index_memory_ext.background.jobs import log_failure
 from llama_index_memory_ext.log_block import LogBlock
@@ -18,55 +17,53 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.store import MemoryStore
 
+# Says of messages how many of the oldest leave short-term memory.
+Plan: TypeAlias = "Callable[[Sequence[ChatMessage]], int]"
+
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Flusher:
-    """Writes to one session of a store, and passes on to the blocks of a memory what has left short-term memory."""
+def log_blocks(blocks: Sequence[BaseMemoryBlock[Any]]) -> list[LogBlock]:
+    """Returns the blocks that read the log of a store."""
+    return [block for block in blocks if isinstance(block, LogBlock)]
 
-    store: MemoryStore
-    session_id: str
-    blocks: Sequence[BaseMemoryBlock[Any]]
 
-    @property
-    def log_blocks(self) -> list[LogBlock]:
-        """The blocks that read the log of a store."""
-        return [block for block in self.blocks if isinstance(block, LogBlock)]
+async def open_session(session_id: str, blocks: Sequence[BaseMemoryBlock[Any]]) -> bool:
+    """Lets the blocks begin with the session; returns False if that has failed, which is logged."""
+    try:
+        for block in log_blocks(blocks):
+            await block.aopen(session_id)
+    except Exception as error:  # noqa: BLE001 - the message that is put now must be stored, whatever has failed
+        outcome = "the next message tries again"
+        log_failure("Unread messages of other sessions were not looked for", session_id, error, outcome)
+        return False
+    return True
 
-    async def open(self) -> bool:
-        """Let the blocks begin with the session; returns False if that has failed, which is logged."""
-        try:
-            for block in self.log_blocks:
-                await block.aopen(self.session_id)
-        except Exception as error:  # noqa: BLE001 - the message that is put now must be stored, whatever has failed
-            outcome = "the next message tries again"
-            log_failure("Unread messages of other sessions were not looked for", self.session_id, error, outcome)
-            return False
-        return True
 
-    async def append(
-        self,
-        messages: Sequence[ChatMessage],
-        plan: Callable[[Sequence[ChatMessage]], int] | None,
-        *,
-        replace: bool = False,
-    ) -> None:
-        """Write messages, and pass on those that leave by the plan; a block that fails is logged."""
-        session_id = self.session_id
-        flushed = await self.store.log.append(
-            session_id,
-            messages,
-            plan,
-            replace=replace,
-            owners=[user_id for block in self.log_blocks for user_id in block.owners_of(session_id)],
-            readers=[reader for block in self.log_blocks for reader in block.readers_of(session_id)],
-        )
-        if not flushed:
-            return
-        calls = (block.aput(list(flushed), from_short_term_memory=True, session_id=session_id) for block in self.blocks)
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        for block, result in zip(self.blocks, results, strict=True):
-            if isinstance(result, Exception):
-                # The messages are stored.
-                logger.warning("Block %r did not take %d messages: %r", block.name, len(flushed), type(result))
+async def append(
+    store: MemoryStore,
+    session_id: str,
+    blocks: Sequence[BaseMemoryBlock[Any]],
+    messages: Sequence[ChatMessage],
+    plan: Plan | None,
+    *,
+    replace: bool = False,
+) -> None:
+    """Writes messages, and passes on to the blocks those that leave by the plan; a block that fails is logged."""
+    readers = log_blocks(blocks)
+    flushed = await store.log.append(
+        session_id,
+        messages,
+        plan,
+        replace=replace,
+        owners=[user_id for block in readers for user_id in block.owners_of(session_id)],
+        readers=[name for block in readers for name in block.readers_of(session_id)],
+    )
+    if not flushed:
+        return
+    calls = (block.aput(list(flushed), from_short_term_memory=True, session_id=session_id) for block in blocks)
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for block, result in zip(blocks, results, strict=True):
+        if isinstance(result, Exception):
+            # The messages are stored.
+            logger.warning("Block %r did not take %d messages: %r", block.name, len(flushed), type(result))

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.llms import ChatMessage
+from llama_index.core.memory import BaseMemoryBlock
 
 from llama_index_memory_ext import CondensedMemory, StoreError, TurnError
 from llama_index_memory_ext.background.locks import SharedLock, lock_for
@@ -137,6 +139,33 @@ async def test_a_turn_within_itself_is_refused(open_memory: OpenMemory) -> None:
                 pass
     async with memory.turn() as same:
         assert same is memory
+
+
+async def test_a_reset_waits_for_a_put_under_way(open_memory: OpenMemory) -> None:
+    """Otherwise blocks would be given messages that are deleted already."""
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    class SlowBlock(BaseMemoryBlock[str]):
+        name: str = "slow"
+
+        async def _aget(self, messages: Any = None, **options: Any) -> str:
+            return ""
+
+        async def _aput(self, messages: list[ChatMessage]) -> None:
+            entered.set()
+            await leave.wait()
+
+    memory, other = open_memory(memory_blocks=[SlowBlock()]), open_memory("other")
+    await memory.aput_messages([user("one"), assistant("two")])
+    put = asyncio.ensure_future(memory.aput(user("three")))
+    await entered.wait()
+    reset = asyncio.ensure_future(memory.areset())
+    # Writers of one database go first come, first served.
+    await other.areset()
+    assert len(await memory.aget_all()) == 3
+    leave.set()
+    await asyncio.gather(put, reset)
+    assert await memory.aget_all() == []
 
 
 async def test_sessions_do_not_wait_for_each_other(open_memory: OpenMemory) -> None:
