@@ -199,7 +199,8 @@ class RelevantFactsBlock(LogBlock):
     def extractor(self, session_id: str) -> Extractor:
         """What extracts facts from a session."""
         namespace, reader = self.namespace_of(session_id), self.reader_of(session_id)
-        return Extractor(session_id, namespace, reader, self, self._cache, self._rejections)
+        limits = self.max_facts, self.min_confidence
+        return Extractor(session_id, namespace, reader, self, self._cache, self._rejections, *limits)
 
     async def aopen(self, session_id: str) -> None:
         """Begin with a session: what other sessions of this user have left unread is extracted, too."""
