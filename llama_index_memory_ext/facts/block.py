@@ -43,7 +43,7 @@ _CONTEXT_ROWS = 40
 
 
 class _Talk(NamedTuple):
-    """The last messages of a session in the log, and the turns that they make."""
+    """The last messages of a session in the log, and their turns."""
 
     seen: Seen = Seen()
     messages: tuple[ChatMessage, ...] = ()
@@ -86,17 +86,10 @@ class RelevantFactsBlock(LogBlock):
     _shown: Recent[tuple[object, ...], _Shown] = PrivateAttr(default_factory=Recent)
     _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        state["__dict__"] = {**state["__dict__"], "embed_model": None}
-        return state
-
     @classmethod
     def class_name(cls) -> str:
         """The name under which LlamaIndex serialises this block."""
         return "RelevantFactsBlock"
-
-    # ---- what the host calls -----------------------------------------------------------------------
 
     async def _aget(
         self, messages: list[ChatMessage] | None = None, *, session_id: str | None = None, **block_kwargs: Any
@@ -167,8 +160,6 @@ class RelevantFactsBlock(LogBlock):
         """
         ranked = await self._cache.ranked(self.namespace_of(session_id), question, context)
         return explain(ranked, self._room, self.tokenizer_fn)
-
-    # ---- extracting --------------------------------------------------------------------------------
 
     @property
     def rejections(self) -> dict[str, int]:

@@ -9,14 +9,7 @@ from html import unescape
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.search.tokenization import (
-    CHINESE_DIGITS,
-    MONTH_PATTERN,
-    MONTHS,
-    NUMBER_WORDS,
-    TENS,
-    WEEKDAYS,
-)
+from llama_index_memory_ext.search.tokenization import CHINESE_DIGITS, MONTH_PATTERN, MONTHS, NUMBER_WORDS, WEEKDAYS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -201,7 +194,7 @@ def _numbers_in_words(folded: str) -> Iterator[int]:
     for word, following in pairwise([*re.findall(r"[a-z]+", folded), ""]):
         if word in NUMBER_WORDS:
             yield NUMBER_WORDS[word]
-        if word in TENS and NUMBER_WORDS.get(following, 0) in range(1, 10):
-            yield TENS[word] + NUMBER_WORDS[following]
+            if NUMBER_WORDS[word] in range(20, 100, 10) and NUMBER_WORDS.get(following, 0) in range(1, 10):
+                yield NUMBER_WORDS[word] + NUMBER_WORDS[following]
     for tens, ones_after, digit in _CHINESE_NUMBER.findall(folded):
         yield CHINESE_DIGITS[digit] if digit else 10 * CHINESE_DIGITS.get(tens, 1) + CHINESE_DIGITS.get(ones_after, 0)

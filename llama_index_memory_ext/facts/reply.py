@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.llms.function_calling import FunctionCallingLLM
@@ -17,7 +17,7 @@ from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.fact import Category
 from llama_index_memory_ext.search.tokenization import WEEKDAYS
 from llama_index_memory_ext.text.messages import escape_tags, unescape_tags
-from llama_index_memory_ext.text.tool_calls import calls_of
+from llama_index_memory_ext.text.tool_calls import Json, calls_of
 
 if TYPE_CHECKING:
     from datetime import date
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.text.messages import Utterance
-
-# What a model writes can be any JSON value.
-Json: TypeAlias = Any
 
 _TAGS = ("transcript", "known_facts")
 
