@@ -33,15 +33,12 @@ _SHORTEST_QUOTE = 2
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)*")
 _CHINESE_NUMBER = re.compile("([一二三四五六七八九]?)十([一二三四五六七八九]?)|([零一二两兩三四五六七八九])")
-_DATES = tuple(
-    re.compile(pattern, re.IGNORECASE)
-    for pattern in (
-        r"(?<!\d)(?P<y>\d{4})([-/.])(?P<m>\d{1,2})(?:\2(?P<d>\d{1,2}))?(?!\d)",
-        rf"\b(?P<d>\d{{1,2}})(?:st|nd|rd|th|\.)? (?:of )?(?P<m>{MONTH_PATTERN})\b(?:,? (?P<y>\d{{4}})\b)?",
-        rf"\b(?P<m>{MONTH_PATTERN})\b(?: (?P<d>\d{{1,2}})(?:st|nd|rd|th)?\b(?!\.?\d))?(?:,? (?P<y>\d{{4}})\b)?",
-        r"(?:(?P<y>\d{4})年)?(?P<m>\d{1,2})月(?:(?P<d>\d{1,2})[日号])?",
-        r"(?P<y>(?<!\d)\d{4})年|\b(?:in|since|until|by|from|during|before|after) (?P<y2>\d{4})\b",
-    )
+_DATES = (
+    r"(?<!\d)(?P<y>\d{4})([-/.])(?P<m>\d{1,2})(?:\2(?P<d>\d{1,2}))?(?!\d)",
+    rf"(?i)\b(?P<d>\d{{1,2}})(?:st|nd|rd|th|\.)? (?:of )?(?P<m>{MONTH_PATTERN})\b(?:,? (?P<y>\d{{4}})\b)?",
+    rf"(?i)\b(?P<m>{MONTH_PATTERN})\b(?: (?P<d>\d{{1,2}})(?:st|nd|rd|th)?\b(?!\.?\d))?(?:,? (?P<y>\d{{4}})\b)?",
+    r"(?:(?P<y>\d{4})年)?(?P<m>\d{1,2})月(?:(?P<d>\d{1,2})[日号])?",
+    r"(?i)(?P<y>(?<!\d)\d{4})年|\b(?:in|since|until|by|from|during|before|after) (?P<y2>\d{4})\b",
 )
 # How many days before or after the conversation a date may be that was worked out from words such as "next March".
 _DATE_RANGE = 366
@@ -95,7 +92,7 @@ class SourceText:
     def _without_near_dates(self, statement: str) -> str:
         text = unicodedata.normalize("NFKC", statement)
         for pattern in _DATES:
-            text = pattern.sub(lambda match: " " if self._is_near(match) else match.group(), text)
+            text = re.sub(pattern, lambda match: " " if self._is_near(match) else match.group(), text)
         return text
 
     def _is_near(self, match: re.Match[str]) -> bool:

@@ -174,7 +174,7 @@ class _Validation:
         if not self._is_rejected(self._reasons(new)):
             fact = self._by_content.get(content)
             if fact:
-                self._confirmed[fact.id] = fact
+                self._confirm(fact)
                 self._rejected.append(Rejection("duplicate", "It is known already."))
             else:
                 fact = self._by_content[content] = self._fact(new)
@@ -198,20 +198,18 @@ class _Validation:
         if fact and keywords(fact.content).isdisjoint(self._users_keywords):
             self._rejected.append(Rejection("not_the_users_words", "No word of it is in the user's words."))
         elif fact:
-            self._confirmed[fact.id] = fact
+            self._confirm(fact)
 
     def result(self) -> ValidatedReply:
-        """Returns everything so far. No fact becomes older by it than it was."""
-        changed = {*self._retired, *(fact.id for fact in self._accepted)}
-        confirmed = [
-            fact.model_copy(
-                update={"confidence": raised(fact.confidence), "updated_at": max(fact.updated_at, self.now)}
-            )
-            for fact in self._confirmed.values()
-            if fact.id not in changed
-        ]
+        """Returns everything so far; a fact that is new or retired is not also confirmed."""
+        others = {*self._retired, *(fact.id for fact in self._accepted)}
+        confirmed = (fact for fact in self._confirmed.values() if fact.id not in others)
         retired = self._retired.values()
         return ValidatedReply(tuple(self._accepted), tuple(confirmed), tuple(retired), tuple(self._rejected))
+
+    def _confirm(self, fact: Fact) -> None:
+        then = max(fact.updated_at, self.now)
+        self._confirmed[fact.id] = fact.model_copy(update={"confidence": raised(fact.confidence), "updated_at": then})
 
     def _known_fact(self, number: int) -> Fact | None:
         fact = self.known[number - 1] if 0 < number <= len(self.known) else None
