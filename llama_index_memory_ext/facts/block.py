@@ -141,8 +141,7 @@ class RelevantFactsBlock(LogBlock):
     ) -> Explanation:
         """Why each fact is shown for a question, or not; prints as a table, and shows as one in a notebook.
 
-        ``session_id`` is needed only by a block without a ``user_id``; ``context`` is what was said in the turns
-        before, oldest first.
+        Only a block without a ``user_id`` needs a ``session_id``; ``context`` are the turns before, oldest first.
         """
         ranked = await self._cache.ranked(self.namespace_of(session_id), question, context)
         return explain(ranked, self._room, self.tokenizer_fn)

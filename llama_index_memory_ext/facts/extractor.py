@@ -69,10 +69,7 @@ class Extractor:
             pass
 
     async def extract_next(self, *, least_turns: int = 0, with_active: bool = True) -> Extracted | None:
-        """Extract one batch; None if fewer than ``least_turns`` turns are left, or nothing.
-
-        Errors of the model are not caught; the batch stays unread then.
-        """
+        """Extract one batch; None if fewer than ``least_turns`` turns are left. If the model fails, it stays unread."""
         unread = await self._unread(with_active=with_active)
         utterances = await self._utterances(unread.rows)
         starts = [one.is_users for one in utterances]
@@ -96,8 +93,8 @@ class Extractor:
     ) -> tuple[ValidatedReply, Sequence[Fact]]:
         """Store a reply that comes from a tool; returns it validated, and all facts that it has changed.
 
-        A model that reads more than the conversation may be told by a web page what to store: of what is new, two
-        keywords in five must be the user's. ``about`` are the facts that the reply names by their places, from 1.
+        A web page may tell a model with tools what to store: of what is new, two keywords in five must be the user's.
+        ``about`` are the facts that the reply names by their places, from 1.
         """
         for _ in range(_TRIES):
             known = await self.cache.read(self.namespace)
@@ -112,16 +109,13 @@ class Extractor:
 
     async def _unread(self, *, with_active: bool) -> LogPage:
         """The oldest unread rows; the session is registered as the user's before anything is made of them."""
-        store = self.cache.store
+        readers = self.cache.store.readers
         while True:
-            unread = await store.readers.unread(
-                self.session_id, self.reader, with_active=with_active, limit=_BATCH_ROWS
-            )
+            unread = await readers.unread(self.session_id, self.reader, with_active=with_active, limit=_BATCH_ROWS)
             if unread.registered or not unread.rows:
                 return unread
             # The session may be one that a plain Memory has written.
-            owners, readers = [self.namespace], [self.reader]
-            await store.readers.register(self.session_id, owners=owners, readers=readers, epoch=unread.epoch)
+            await readers.register(self.session_id, owners=[self.namespace], readers=[self.reader], epoch=unread.epoch)
 
     async def _utterances(self, rows: Sequence[LogRow]) -> list[Utterance]:
         # Counting some megabytes takes a second, for which the event loop must not be blocked.
@@ -249,10 +243,7 @@ def said_at(questions: Sequence[datetime | None], now: datetime) -> datetime:
 
 
 def ids_by_change(changed: Sequence[Fact], before: Mapping[str, Fact]) -> tuple[list[str], list[str], list[str]]:
-    """The ids of changed facts, apart: new ones, confirmed ones, retired ones.
-
-    One that was over ``max_facts`` as soon as it came is among the first and the last.
-    """
+    """The ids of new, confirmed and retired facts; a new one that was over ``max_facts`` at once is also retired."""
     new = [fact.id for fact in changed if fact.id not in before]
     confirmed = [fact.id for fact in changed if fact.id in before and not fact.retired]
     return new, confirmed, [fact.id for fact in changed if fact.retired]

@@ -80,10 +80,7 @@ _DISALLOWED = {
 
 @dataclass(frozen=True, slots=True)
 class ValidatedReply:
-    """The new, the confirmed and the retired facts as they are stored, and what is not stored of a reply.
-
-    A retired fact is never also confirmed. ``repr`` shows no words of the user.
-    """
+    """What of a reply is stored, and what is not. A retired fact is never also confirmed."""
 
     accepted: tuple[Fact, ...] = field(default=(), repr=False)
     confirmed: tuple[Fact, ...] = field(default=(), repr=False)
@@ -110,7 +107,7 @@ def validate_reply(
     """Checks each entry of a reply against the conversation.
 
     Args:
-        reply: The model's reply to an ``extraction_prompt`` with these lines and known facts.
+        reply: The model's reply to an ``extraction_prompt`` with these lines.
         lines: The conversation.
         known: The facts that the reply names by their places in this list, from 1.
         now: When the conversation took place and new facts are created, with a time zone.
@@ -190,10 +187,7 @@ class _Validation:
             self._retired[fact.id] = retire(fact, reason, max(fact.updated_at, self.now), new.id if new else None)
 
     def confirm(self, number: int) -> None:
-        """Confirms a known fact if the user used any of its keywords.
-
-        Otherwise the assistant, by repeating what it was shown, would raise the confidence of a fact.
-        """
+        """Confirms a known fact if the user used any of its keywords: the assistant repeats what it was shown."""
         fact = self._known_fact(number)
         if fact and keywords(fact.content).isdisjoint(self._users_keywords):
             self._rejected.append(Rejection("not_the_users_words", "No word of it is in the user's words."))
