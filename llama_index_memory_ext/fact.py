@@ -15,6 +15,8 @@ Category = Literal["preference", "knowledge", "context", "behavior", "goal", "co
 
 # The least confidence with which an extracted fact is stored.
 DEFAULT_MIN_CONFIDENCE = 0.7
+# Their shares of a fact's score for a question.
+SIMILARITY_WEIGHT, CONFIDENCE_WEIGHT = 0.6, 0.4
 
 # Marks that make one fact different from another: C# and C, 50% and 50, R&D, a@b, 1/2.
 _DISTINGUISHING = frozenset("#%&@/*")

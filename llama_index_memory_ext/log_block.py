@@ -51,9 +51,10 @@ class LogBlock(BaseMemoryBlock[str]):
         self._store = self.store if self.store is not None else MemoryStore()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A model knows its key, which must not travel with a pickle.
+        # Models know their keys, which must not travel with a pickle.
         state = super().__getstate__()
-        state["__dict__"] = {**state["__dict__"], "llm": None}
+        models = dict.fromkeys({"llm", "embed_model"} & state["__dict__"].keys())
+        state["__dict__"] = {**state["__dict__"], **models}
         return state
 
     async def aput(

@@ -163,7 +163,7 @@ class MemoryToolSpec(BaseToolSpec):
         extractor = self.memory.facts_block.extractor(self.memory.session_id)
         asking = [line for line in await extractor.recent_lines() if line.is_users][-_ASKING_MESSAGES:]
         valid, _ = await extractor.apply(ExtractionReply.model_validate({"retired": entries}), asking, chosen)
-        gone = {entry.fact_id for entry in valid.retired}
+        gone = {fact.id for fact in valid.retired}
         why = " ".join(dict.fromkeys(map(attrgetter("detail"), valid.rejected)))
         return [
             f"Forgotten: {self._named(fact)}" if fact.id in gone else f"Not forgotten: {self._named(fact)}: {why}"

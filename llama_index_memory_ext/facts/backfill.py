@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
@@ -86,15 +86,16 @@ async def _backfill(block: RelevantFactsBlock, session_ids: Sequence[str], step:
             extractor = block.extractor(session_id)
             while (batch := await extractor.extract_next()) is not None:
                 step(batch.messages)
-                done.update(asdict(batch))
-                failures_in_a_row = 0 if batch.asked else failures_in_a_row
+                reply = batch.reply
+                new, confirmed, retired = len(reply.accepted), len(reply.confirmed), len(reply.retired)
+                done.update(messages=batch.messages, new=new, confirmed=confirmed, retired=retired)
+                failures_in_a_row = failures_in_a_row if batch.seconds is None else 0
             done["sessions"] += 1
         except Exception as error:  # noqa: BLE001 - a model may fail in any way, and the other sessions go on
             log_failure("Facts were not extracted", session_id, error, "the next backfill goes on there")
             failed[session_id] = type(error).__name__
             failures_in_a_row += 1
-    counts = done["sessions"], done["messages"], done["new"], done["confirmed"], done["retired"]
-    return Backfilled(*counts, failed=failed, not_tried=tuple(left))
+    return Backfilled(**done, failed=failed, not_tried=tuple(left))
 
 
 async def _sessions_of(store: MemoryStore, namespace: str, session_id: str) -> list[str]:

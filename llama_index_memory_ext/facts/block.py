@@ -13,18 +13,11 @@ from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index_memory_ext.background.jobs import JobKey
 from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.events import ExtractionFailedEvent, FactsInjectedEvent, is_heard, send
-from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE
+from llama_index_memory_ext.fact import CONFIDENCE_WEIGHT, DEFAULT_MIN_CONFIDENCE, SIMILARITY_WEIGHT
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.cache import FactCache, UserFacts
 from llama_index_memory_ext.facts.extractor import Extractor
-from llama_index_memory_ext.facts.ranking import (
-    CONFIDENCE_WEIGHT,
-    SIMILARITY_WEIGHT,
-    Explanation,
-    RankedFact,
-    explain,
-    fit_facts,
-)
+from llama_index_memory_ext.facts.ranking import Explanation, RankedFact, explain, fit_facts
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, LogBlock
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 from llama_index_memory_ext.store.readers import Seen
@@ -43,18 +36,11 @@ _CONTEXT_ROWS = 40
 
 
 class _Talk(NamedTuple):
-    """The last messages of a session in the log, and the turns that they make."""
+    """The last messages of a session in the log, and their turns."""
 
     seen: Seen = Seen()
     messages: tuple[ChatMessage, ...] = ()
     turns: tuple[list[str], ...] = ()
-
-
-class _Shown(NamedTuple):
-    """The facts as they are shown for a question, and their ids in that order."""
-
-    text: CountedText
-    fact_ids: tuple[str, ...]
 
 
 class RelevantFactsBlock(LogBlock):
@@ -83,20 +69,13 @@ class RelevantFactsBlock(LogBlock):
 
     _users: Recent[str, UserFacts] = PrivateAttr(default_factory=Recent)
     _talks: Recent[str, _Talk] = PrivateAttr(default_factory=Recent)
-    _shown: Recent[tuple[object, ...], _Shown] = PrivateAttr(default_factory=Recent)
+    _shown: Recent[tuple[object, ...], tuple[CountedText, list[Fact]]] = PrivateAttr(default_factory=Recent)
     _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        state["__dict__"] = {**state["__dict__"], "embed_model": None}
-        return state
 
     @classmethod
     def class_name(cls) -> str:
         """The name under which LlamaIndex serialises this block."""
         return "RelevantFactsBlock"
-
-    # ---- what the host calls -----------------------------------------------------------------------
 
     async def _aget(
         self, messages: list[ChatMessage] | None = None, *, session_id: str | None = None, **block_kwargs: Any
@@ -104,34 +83,34 @@ class RelevantFactsBlock(LogBlock):
         """The facts as text, one line-ended element per fact; empty if none is known."""
         session_id, started = session_id or DEFAULT_SESSION_ID, perf_counter()
         namespace = self.namespace_of(session_id)
-        turns, now = await self._turns_before(session_id, namespace)
+        talk, now = await self._talk_before(session_id, namespace)
         cache = self._cache
         known = await cache.read(namespace, now)
         if not known.active:
             return ""
-        question, context = question_in(messages or [], turns, self.context_turns)
+        question, context = question_in(messages or [], talk.turns, self.context_turns)
         key = (known.changes.epoch, known.changes.change, namespace, question, *context)
-        cached = self._shown.get(key)
-        shown = cached
+        shown = cached = self._shown.get(key)
         if shown is None:
             prepared = await cache.prepare(known, [question, *context])
             shown = self._fitted(cache.best_first(known, question, context), known)
             if prepared:
                 self._shown.put(key, shown)
-        if shown.text and is_heard():
+        text, facts = shown
+        if text and is_heard():
             send(
                 FactsInjectedEvent(
                     session_id=session_id,
                     user_id=namespace,
-                    fact_ids=list(shown.fact_ids),
+                    fact_ids=[fact.id for fact in facts],
                     known=len(known.active),
-                    tokens=shown.text.tokens,
+                    tokens=text.tokens,
                     token_limit=self.token_limit,
                     cached=cached is not None,
                     seconds=perf_counter() - started,
                 )
             )
-        return shown.text
+        return text
 
     async def atruncate(self, content: Any, tokens_to_truncate: int) -> str | None:
         """The facts without the lowest-ranked: at least ``tokens_to_truncate`` tokens shorter, or None."""
@@ -162,13 +141,10 @@ class RelevantFactsBlock(LogBlock):
     ) -> Explanation:
         """Why each fact is shown for a question, or not; prints as a table, and shows as one in a notebook.
 
-        ``session_id`` is needed only by a block without a ``user_id``; ``context`` is what was said in the turns
-        before, oldest first.
+        Only a block without a ``user_id`` needs a ``session_id``; ``context`` are the turns before, oldest first.
         """
         ranked = await self._cache.ranked(self.namespace_of(session_id), question, context)
         return explain(ranked, self._room, self.tokenizer_fn)
-
-    # ---- extracting --------------------------------------------------------------------------------
 
     @property
     def rejections(self) -> dict[str, int]:
@@ -199,7 +175,8 @@ class RelevantFactsBlock(LogBlock):
     def extractor(self, session_id: str) -> Extractor:
         """What extracts facts from a session."""
         namespace, reader = self.namespace_of(session_id), self.reader_of(session_id)
-        return Extractor(session_id, namespace, reader, self, self._cache, self._rejections)
+        limits = self.max_facts, self.min_confidence
+        return Extractor(session_id, namespace, reader, self, self._cache, self._rejections, *limits)
 
     async def aopen(self, session_id: str) -> None:
         """Begin with a session: what other sessions of this user have left unread is extracted, too."""
@@ -236,17 +213,16 @@ class RelevantFactsBlock(LogBlock):
         """Tokens for all facts: the limit without the element around them."""
         return max(0, self.token_limit - self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n"))
 
-    def _fitted(self, facts: Sequence[Fact], known: UserFacts) -> _Shown:
-        """The facts that there is room for, best first."""
-        shown = fit_facts(facts, self._room, self.tokenizer_fn, known.rendered)
-        text, counter = "".join(entry.line for entry in shown), self.tokenizer_fn
-        tokens = sum(entry.tokens for entry in shown) if counter.adds_up else counter.count(text)
-        return _Shown(CountedText(text, tokens), tuple(entry.fact.id for entry in shown))
+    def _fitted(self, facts: Sequence[Fact], known: UserFacts) -> tuple[CountedText, list[Fact]]:
+        """The text with the facts that there is room for, best first, and these facts."""
+        counter, rendered = self.tokenizer_fn, known.rendered
+        shown = fit_facts(facts, self._room, counter, rendered)
+        text = "".join(rendered[fact.id] for fact in shown)
+        tokens = sum(rendered[fact.id].tokens for fact in shown) if counter.adds_up else counter.count(text)
+        return CountedText(text, tokens), shown
 
-    async def _turns_before(
-        self, session_id: str, namespace: str
-    ) -> tuple[tuple[list[str], ...], tuple[int, int] | None]:
-        """The last turns in the log, and how far the changes of the facts have come."""
+    async def _talk_before(self, session_id: str, namespace: str) -> tuple[_Talk, tuple[int, int] | None]:
+        """The last messages in the log, and how far the changes of the facts have come."""
         read = partial(self._store.readers.page, session_id, f"{self.name} context", limit=_CONTEXT_ROWS)
         talk = self._talks.get(session_id) or _Talk()
         page = await read(talk.seen, watch=namespace)
@@ -259,4 +235,4 @@ class RelevantFactsBlock(LogBlock):
             seen = Seen(page.epoch, page.position, page.rows[-1].id)
             talk = _Talk(seen, kept, tuple(turns_in(kept)[-self.context_turns :]))
             self._talks.put(session_id, talk)
-        return talk.turns, page.facts
+        return talk, page.facts

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from llama_index.core.async_utils import asyncio_run
 
@@ -15,13 +16,25 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.store import MemoryStore
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _SCHEMA_VERSION = 1
 
 
+def _sync(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """Makes the synchronous twin of a method."""
+
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        result: T = asyncio_run(method(*args, **kwargs))
+        return result
+
+    return call
+
+
 class FactBook:
-    """The facts of one namespace. Each method has a synchronous twin without the ``a``."""
+    """The facts of one namespace. Each method has a synchronous twin without the ``a``: ``list``, ..., ``import_``."""
 
     def __init__(self, store: MemoryStore, namespace: str) -> None:
         self._store = store
@@ -79,44 +92,21 @@ class FactBook:
         await self._store.facts.write(self.namespace, facts)
         return len(facts)
 
-    def list(self, *, with_retired: bool = False) -> list[Fact]:
-        """As ``alist``."""
-        return _run(self.alist(with_retired=with_retired))
-
-    def add(self, fact: Fact | str, **fields: Any) -> Fact:
-        """As ``aadd``."""
-        return _run(self.aadd(fact, **fields))
-
-    def update(self, fact_id: str, **fields: Any) -> Fact:
-        """As ``aupdate``."""
-        return _run(self.aupdate(fact_id, **fields))
-
-    def retire(self, fact_id: str, reason: str = "retired by hand", replaced_by: str | None = None) -> Fact:
-        """As ``aretire``."""
-        return _run(self.aretire(fact_id, reason, replaced_by))
-
-    def restore(self, fact_id: str) -> Fact:
-        """As ``arestore``."""
-        return _run(self.arestore(fact_id))
-
-    def forget(self, *fact_ids: str) -> int:
-        """As ``aforget``."""
-        return _run(self.aforget(*fact_ids))
-
-    def export(self) -> str:
-        """As ``aexport``."""
-        return _run(self.aexport())
-
-    def import_(self, lines: str) -> int:
-        """As ``aimport``; ``import`` is a keyword of Python."""
-        return _run(self.aimport(lines))
-
     async def _change(self, fact_id: str, changed: Callable[[Fact], Fact]) -> Fact:
         fact = await self._store.facts.change(self.namespace, fact_id, changed)
         if fact is None:
             count = await self._store.facts.count(self.namespace)
             raise FactError(f"There is no fact {fact_id!r} of {self.namespace!r} among {count}. List them first.")
         return fact
+
+    list = _sync(alist)
+    add = _sync(aadd)
+    update = _sync(aupdate)
+    retire = _sync(aretire)
+    restore = _sync(arestore)
+    forget = _sync(aforget)
+    export = _sync(aexport)
+    import_ = _sync(aimport)
 
 
 def _parse(lines: str) -> list[Fact]:
@@ -138,8 +128,3 @@ def _parse(lines: str) -> list[Fact]:
                 f"{_SCHEMA_VERSION}. Import them with the package that wrote them, or a newer one."
             )
     return facts
-
-
-def _run(call: Coroutine[Any, Any, T]) -> T:
-    result: T = asyncio_run(call)
-    return result

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.background.locks import Recent
     from llama_index_memory_ext.fact import Fact
-    from llama_index_memory_ext.facts.ranking import RankedFact, RenderedFact
+    from llama_index_memory_ext.facts.ranking import RankedFact
     from llama_index_memory_ext.search.tfidf import FactRanker
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.facts import FactChanges
+    from llama_index_memory_ext.text.tokens import CountedText
 
 
 @dataclass
@@ -34,7 +35,7 @@ class UserFacts:
     changes: FactChanges = NOTHING_READ
     facts: dict[str, Fact] = field(default_factory=dict)
     active: tuple[Fact, ...] = ()
-    rendered: dict[str, RenderedFact] = field(default_factory=dict)
+    rendered: dict[str, CountedText] = field(default_factory=dict)
     guard: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, changes: FactChanges, make_ranker: Callable[[], FactRanker]) -> None:

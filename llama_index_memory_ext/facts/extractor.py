@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index.core.settings import Settings
 
 from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.events import FactsExtractedEvent, is_heard, send
-from llama_index_memory_ext.fact import raised, retire, utc_now
+from llama_index_memory_ext.fact import retire, utc_now
 from llama_index_memory_ext.facts.reply import ask_for_facts, extraction_prompt
 from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.store.readers import Seen
@@ -22,13 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import date, datetime
 
-    from llama_index.core.llms.llm import LLM
-
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.facts.cache import FactCache, UserFacts
     from llama_index_memory_ext.facts.reply import ExtractionReply
+    from llama_index_memory_ext.log_block import LogBlock
     from llama_index_memory_ext.store.readers import LogPage, LogRow
-    from llama_index_memory_ext.text.tokens import TokenCounter
 
 _BATCH_ROWS, _BATCH_TOKENS = 200, 8_000
 _RELATED_FACTS = 10
@@ -37,35 +35,16 @@ _TOOL_KEYWORD_SHARE = 0.4
 _TRIES = 3
 
 
-class ExtractionSettings(Protocol):
-    """What the extractor reads of a ``RelevantFactsBlock``'s fields."""
+class Extracted(NamedTuple):
+    """The facts that a reply changes, the validated reply, the model's seconds, and how many messages it has read.
 
-    tokenizer_fn: TokenCounter
-    llm: LLM | None
-    max_facts: int | None
-    min_confidence: float
-
-
-@dataclass(frozen=True)
-class Extracted:
-    """What one batch of the log has given: how many messages were left behind, and how many facts changed.
-
-    ``asked`` is whether a model was. All counts are 0 if another process was faster, and nothing was stored.
+    ``seconds`` is None if no model was asked. If another process was faster, nothing was stored: all else is empty.
     """
-
-    messages: int = 0
-    new: int = 0
-    confirmed: int = 0
-    retired: int = 0
-    asked: bool = False
-
-
-class _Learned(NamedTuple):
-    """The facts that a reply changes, the validated reply, and the model's seconds; None if no model was asked."""
 
     changed: Sequence[Fact] = ()
     reply: ValidatedReply = ValidatedReply()
     seconds: float | None = None
+    messages: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,9 +57,11 @@ class Extractor:
     session_id: str
     namespace: str
     reader: str
-    settings: ExtractionSettings
+    block: LogBlock
     cache: FactCache
     rejections: Counter[str]
+    max_facts: int | None
+    min_confidence: float
 
     async def extract(self, *, least_turns: int = 1, with_active: bool = False) -> None:
         """Extract batches until fewer than ``least_turns`` turns are left."""
@@ -88,10 +69,7 @@ class Extractor:
             pass
 
     async def extract_next(self, *, least_turns: int = 0, with_active: bool = True) -> Extracted | None:
-        """Extract one batch; None if fewer than ``least_turns`` turns are left, or nothing.
-
-        Errors of the model are not caught; the batch stays unread then.
-        """
+        """Extract one batch; None if fewer than ``least_turns`` turns are left. If the model fails, it stays unread."""
         unread = await self._unread(with_active=with_active)
         utterances = await self._utterances(unread.rows)
         starts = [one.is_users for one in utterances]
@@ -115,36 +93,29 @@ class Extractor:
     ) -> tuple[ValidatedReply, Sequence[Fact]]:
         """Store a reply that comes from a tool; returns it validated, and all facts that it has changed.
 
-        A model that reads more than the conversation may be told by a web page what to store: of what is new, two
-        keywords in five must be the user's. ``about`` are the facts that the reply names by their places, from 1.
+        A web page may tell a model with tools what to store: of what is new, two keywords in five must be the user's.
+        ``about`` are the facts that the reply names by their places, from 1.
         """
         for _ in range(_TRIES):
             known = await self.cache.read(self.namespace)
-            # A fact that was deleted since must not come back by being retired.
-            still = [known.facts.get(fact.id) or retire(fact, "deleted", fact.updated_at) for fact in about]
-            learned = self._validated(reply, lines, still, known, utc_now(), min_keyword_share=_TOOL_KEYWORD_SHARE)
+            learned = self._validated(reply, lines, about, known, utc_now(), min_keyword_share=_TOOL_KEYWORD_SHARE)
             if not learned.changed:
-                break
+                return learned.reply, ()
             if await self.cache.store.facts.write(self.namespace, learned.changed, known.changes):
-                await self._tell(0, learned, known.facts)
+                await self._tell(learned, known.facts)
                 await self.cache.refresh(self.namespace)
-                break
-        else:
-            raise StoreError("Facts of this user are being deleted at the same time. Try it again.")
-        return learned.reply, learned.changed
+                return learned.reply, learned.changed
+        raise StoreError("Facts of this user are being deleted at the same time. Try it again.")
 
     async def _unread(self, *, with_active: bool) -> LogPage:
         """The oldest unread rows; the session is registered as the user's before anything is made of them."""
-        store = self.cache.store
+        readers = self.cache.store.readers
         while True:
-            unread = await store.readers.unread(
-                self.session_id, self.reader, with_active=with_active, limit=_BATCH_ROWS
-            )
+            unread = await readers.unread(self.session_id, self.reader, with_active=with_active, limit=_BATCH_ROWS)
             if unread.registered or not unread.rows:
                 return unread
             # The session may be one that a plain Memory has written.
-            owners, readers = [self.namespace], [self.reader]
-            await store.readers.register(self.session_id, owners=owners, readers=readers, epoch=unread.epoch)
+            await readers.register(self.session_id, owners=[self.namespace], readers=[self.reader], epoch=unread.epoch)
 
     async def _utterances(self, rows: Sequence[LogRow]) -> list[Utterance]:
         # Counting some megabytes takes a second, for which the event loop must not be blocked.
@@ -154,7 +125,7 @@ class Extractor:
         text, limit = spoken(row.message), _BATCH_TOKENS // 2
         # No token is shorter than a byte.
         if len(text.encode()) > limit:
-            text = self.settings.tokenizer_fn.clip(text, limit)
+            text = self.block.tokenizer_fn.clip(text, limit)
         return Utterance(row.id, row.role, text)
 
     def _tokens(self, utterances: Sequence[Utterance]) -> list[int]:
@@ -162,42 +133,34 @@ class Extractor:
         sizes = [len(one.text.encode()) for one in utterances]
         if sum(sizes) <= _BATCH_TOKENS:
             return sizes
-        return [self.settings.tokenizer_fn.count(one.text) for one in utterances]
+        return [self.block.tokenizer_fn.count(one.text) for one in utterances]
 
     async def _extract_batch(self, unread: LogPage, utterances: Sequence[Utterance]) -> Extracted:
         known = await self.cache.read(self.namespace)
         before = known.facts
         asked = [row.written_at for row, one in zip(unread.rows, utterances, strict=True) if one.is_users]
-        learned = await self._learn(known, [one for one in utterances if one.text], said_at(asked, utc_now()))
+        batch = await self._learn(known, [one for one in utterances if one.text], said_at(asked, utc_now()))
         stored = await self.cache.store.facts.write_extracted(
-            self.namespace,
-            learned.changed,
-            known.changes,
-            session_id=self.session_id,
-            reader=self.reader,
-            unread=unread,
+            self.namespace, batch.changed, known.changes, session_id=self.session_id, reader=self.reader, unread=unread
         )
         if stored:
-            await self._tell(len(unread.rows), learned, before)
-        if learned.changed:
+            batch = batch._replace(messages=len(unread.rows))
+            await self._tell(batch, before)
+        if batch.changed:
             await self.cache.refresh(self.namespace)
-        reply, was_asked = learned.reply, learned.seconds is not None
-        if not stored:
-            return Extracted(asked=was_asked)
-        counts = len(reply.accepted), len(reply.confirmed), len(reply.retired)
-        return Extracted(len(unread.rows), *counts, was_asked)
+        return batch if stored else Extracted(seconds=batch.seconds)
 
-    async def _learn(self, known: UserFacts, lines: Sequence[Utterance], then: datetime) -> _Learned:
+    async def _learn(self, known: UserFacts, lines: Sequence[Utterance], then: datetime) -> Extracted:
         """What changes by a part of the conversation; no model is asked where the user has said nothing."""
         users = [line.text for line in lines if line.is_users]
         if not users:
-            return _Learned()
+            return Extracted()
         # A fact that was learned on a later day is none of these: an old conversation would seem to correct it.
         facts = known.active if len(known.active) <= _RELATED_FACTS else self.cache.best_first(known, "\n".join(users))
         related = [fact for fact in facts if fact.created_at.date() <= then.date()][:_RELATED_FACTS]
         started = perf_counter()
         prompt = extraction_prompt(lines, related, today=utc_now().date(), said_on=then.date())
-        reply = await ask_for_facts(self.settings.llm or Settings.llm, prompt)
+        reply = await ask_for_facts(self.block.llm or Settings.llm, prompt)
         seconds = perf_counter() - started
         return self._validated(reply, lines, related, known, then)._replace(seconds=seconds)
 
@@ -210,28 +173,29 @@ class Extractor:
         then: datetime,
         *,
         min_keyword_share: float = 0.0,
-    ) -> _Learned:
+    ) -> Extracted:
         """What changes by a reply; over ``max_facts`` the least confident facts are retired."""
         valid = validate_reply(
             reply,
             lines,
-            related,
+            # A fact that was deleted since must not come back by being retired.
+            [known.facts.get(fact.id) or retire(fact, "deleted", fact.updated_at) for fact in related],
             now=then,
             active=known.active,
             session_id=self.session_id,
-            min_confidence=self.settings.min_confidence,
+            min_confidence=self.min_confidence,
             min_keyword_share=min_keyword_share,
         )
         self.rejections.update(valid.rejections)
-        changed = {fact.id: fact for fact in changes_of(valid, known.facts, then)}
-        if self.settings.max_facts is not None:
+        changed = {fact.id: fact for fact in (*valid.accepted, *valid.confirmed, *valid.retired)}
+        if self.max_facts is not None:
             active = [fact for fact in {**known.facts, **changed}.values() if not fact.retired]
             active.sort(key=lambda fact: (fact.pinned, fact.confidence, fact.updated_at))
-            over = active[: max(len(active) - self.settings.max_facts, 0)]
+            over = active[: max(len(active) - self.max_facts, 0)]
             changed |= {fact.id: retire(fact, "over max_facts", utc_now()) for fact in over}
-        return _Learned(list(changed.values()), valid)
+        return Extracted(list(changed.values()), valid)
 
-    async def _tell(self, messages: int, learned: _Learned, before: Mapping[str, Fact]) -> None:
+    async def _tell(self, learned: Extracted, before: Mapping[str, Fact]) -> None:
         if not is_heard():
             return
         # What another process has stored meanwhile was left out.
@@ -241,11 +205,11 @@ class Extractor:
             FactsExtractedEvent(
                 session_id=self.session_id,
                 user_id=self.namespace,
-                messages=messages,
+                messages=learned.messages,
                 new=new,
                 confirmed=confirmed,
                 retired=retired,
-                rejections={str(reason): count for reason, count in learned.reply.rejections.items()},
+                rejections=learned.reply.rejections,
                 seconds=learned.seconds or 0.0,
             )
         )
@@ -278,28 +242,8 @@ def said_at(questions: Sequence[datetime | None], now: datetime) -> datetime:
     return min(questions[-1] or now, now) if questions else now
 
 
-def changes_of(reply: ValidatedReply, facts: Mapping[str, Fact], then: datetime) -> list[Fact]:
-    """The facts as they are after a reply: new ones, confirmed ones and retired ones.
-
-    ``then`` is when it was said. No fact becomes older by it than it was.
-    """
-    confirmed = [
-        fact.model_copy(update={"confidence": raised(fact.confidence), "updated_at": max(fact.updated_at, then)})
-        for fact in (facts[fact_id] for fact_id in reply.confirmed if fact_id in facts)
-    ]
-    retired = [
-        retire(facts[entry.fact_id], entry.reason, max(facts[entry.fact_id].updated_at, then), entry.replaced_by)
-        for entry in reply.retired
-        if entry.fact_id in facts
-    ]
-    return [*reply.accepted, *confirmed, *retired]
-
-
 def ids_by_change(changed: Sequence[Fact], before: Mapping[str, Fact]) -> tuple[list[str], list[str], list[str]]:
-    """The ids of changed facts, apart: new ones, confirmed ones, retired ones.
-
-    One that was over ``max_facts`` as soon as it came is among the first and the last.
-    """
+    """The ids of new, confirmed and retired facts; a new one that was over ``max_facts`` at once is also retired."""
     new = [fact.id for fact in changed if fact.id not in before]
     confirmed = [fact.id for fact in changed if fact.id in before and not fact.retired]
     return new, confirmed, [fact.id for fact in changed if fact.retired]

@@ -9,14 +9,7 @@ from html import unescape
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.search.tokenization import (
-    CHINESE_DIGITS,
-    MONTH_PATTERN,
-    MONTHS,
-    NUMBER_WORDS,
-    TENS,
-    WEEKDAYS,
-)
+from llama_index_memory_ext.search.tokenization import CHINESE_DIGITS, MONTH_PATTERN, MONTHS, NUMBER_WORDS, WEEKDAYS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,15 +33,12 @@ _SHORTEST_QUOTE = 2
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)*")
 _CHINESE_NUMBER = re.compile("([一二三四五六七八九]?)十([一二三四五六七八九]?)|([零一二两兩三四五六七八九])")
-_DATES = tuple(
-    re.compile(pattern, re.IGNORECASE)
-    for pattern in (
-        r"(?<!\d)(?P<y>\d{4})([-/.])(?P<m>\d{1,2})(?:\2(?P<d>\d{1,2}))?(?!\d)",
-        rf"\b(?P<d>\d{{1,2}})(?:st|nd|rd|th|\.)? (?:of )?(?P<m>{MONTH_PATTERN})\b(?:,? (?P<y>\d{{4}})\b)?",
-        rf"\b(?P<m>{MONTH_PATTERN})\b(?: (?P<d>\d{{1,2}})(?:st|nd|rd|th)?\b(?!\.?\d))?(?:,? (?P<y>\d{{4}})\b)?",
-        r"(?:(?P<y>\d{4})年)?(?P<m>\d{1,2})月(?:(?P<d>\d{1,2})[日号])?",
-        r"(?P<y>(?<!\d)\d{4})年|\b(?:in|since|until|by|from|during|before|after) (?P<y2>\d{4})\b",
-    )
+_DATES = (
+    r"(?<!\d)(?P<y>\d{4})([-/.])(?P<m>\d{1,2})(?:\2(?P<d>\d{1,2}))?(?!\d)",
+    rf"(?i)\b(?P<d>\d{{1,2}})(?:st|nd|rd|th|\.)? (?:of )?(?P<m>{MONTH_PATTERN})\b(?:,? (?P<y>\d{{4}})\b)?",
+    rf"(?i)\b(?P<m>{MONTH_PATTERN})\b(?: (?P<d>\d{{1,2}})(?:st|nd|rd|th)?\b(?!\.?\d))?(?:,? (?P<y>\d{{4}})\b)?",
+    r"(?:(?P<y>\d{4})年)?(?P<m>\d{1,2})月(?:(?P<d>\d{1,2})[日号])?",
+    r"(?i)(?P<y>(?<!\d)\d{4})年|\b(?:in|since|until|by|from|during|before|after) (?P<y2>\d{4})\b",
 )
 # How many days before or after the conversation a date may be that was worked out from words such as "next March".
 _DATE_RANGE = 366
@@ -102,7 +92,7 @@ class SourceText:
     def _without_near_dates(self, statement: str) -> str:
         text = unicodedata.normalize("NFKC", statement)
         for pattern in _DATES:
-            text = pattern.sub(lambda match: " " if self._is_near(match) else match.group(), text)
+            text = re.sub(pattern, lambda match: " " if self._is_near(match) else match.group(), text)
         return text
 
     def _is_near(self, match: re.Match[str]) -> bool:
@@ -201,7 +191,7 @@ def _numbers_in_words(folded: str) -> Iterator[int]:
     for word, following in pairwise([*re.findall(r"[a-z]+", folded), ""]):
         if word in NUMBER_WORDS:
             yield NUMBER_WORDS[word]
-        if word in TENS and NUMBER_WORDS.get(following, 0) in range(1, 10):
-            yield TENS[word] + NUMBER_WORDS[following]
+            if NUMBER_WORDS[word] in range(20, 100, 10) and NUMBER_WORDS.get(following, 0) in range(1, 10):
+                yield NUMBER_WORDS[word] + NUMBER_WORDS[following]
     for tens, ones_after, digit in _CHINESE_NUMBER.findall(folded):
         yield CHINESE_DIGITS[digit] if digit else 10 * CHINESE_DIGITS.get(tens, 1) + CHINESE_DIGITS.get(ones_after, 0)

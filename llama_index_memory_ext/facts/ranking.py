@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
+from llama_index_memory_ext.fact import CONFIDENCE_WEIGHT, SIMILARITY_WEIGHT
 from llama_index_memory_ext.search.tfidf import CONTEXT_SHARE, Document, TfidfRanker, similarities_with_context
 from llama_index_memory_ext.search.tokenization import date_words, terms_of, words_of
 from llama_index_memory_ext.text.messages import escape_tags
-from llama_index_memory_ext.text.tokens import TokenCounter, fit, fit_tokens, put_first
+from llama_index_memory_ext.text.tokens import CountedText, TokenCounter, fit, fit_tokens, put_first
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,16 +19,13 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.search.tfidf import FactRanker
 
-SIMILARITY_WEIGHT = 0.6
-CONFIDENCE_WEIGHT = 0.4
 # A line without content: where its tokens do not fit, no fact does.
 EMPTY_LINE = '<fact date="2026-11-20"></fact>\n'
 _COLUMNS = ("fact", "similarity", "confidence", "score", "matched", "tokens", "shown")
 _CONTENT_WIDTH = 48
 
 
-@dataclass(frozen=True, slots=True)
-class RankedFact:
+class RankedFact(NamedTuple):
     """A fact with its numbers for one question, all 0..1. ``asked`` is the question and the turns before it."""
 
     fact: Fact
@@ -44,14 +42,6 @@ class RankedFact:
         known = {term for text in texts for term in terms_of(text)}
         asked = (word for text in self.asked for word in words_of(text))
         return tuple(dict.fromkeys(word.written for word in asked if word.term in known))
-
-
-class RenderedFact(NamedTuple):
-    """A fact, its line, and the tokens of the line."""
-
-    fact: Fact
-    line: str
-    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +150,8 @@ def format_facts(facts: Sequence[Fact], max_tokens: int = 2000, current_context:
             The last is the question; those before it count less. None or empty: facts are ranked by confidence.
     """
     *context, question = turns_of(current_context or "")
-    ranked = rank([fact for fact in facts if not fact.retired], question, context)
-    return "".join(entry.line for entry in fit_facts([entry.fact for entry in ranked], max_tokens, TokenCounter(), {}))
+    ranked = [entry.fact for entry in rank([fact for fact in facts if not fact.retired], question, context)]
+    return "".join(map(fact_line, fit_facts(ranked, max_tokens, TokenCounter(), {})))
 
 
 def turns_of(context: str) -> list[str]:
@@ -179,58 +169,54 @@ def turns_of(context: str) -> list[str]:
 def fact_line(fact: Fact) -> str:
     """One fact as one line: ``<fact date="2026-11-20">Prefers pytest for testing</fact>`` and a newline.
 
-    The date is the day (UTC) on which the fact was created. Category and confidence are left out: they would double the
-    tokens of a short fact, and serve only the ranking.
+    The date is the day (UTC) of its creation. Category and confidence would double the tokens of a short fact.
     """
     content = escape_tags(" ".join(fact.content.split()))
     return f'<fact date="{fact.created_at.date().isoformat()}">{content}</fact>\n'
 
 
-def render(fact: Fact, counter: TokenCounter, rendered: dict[str, RenderedFact]) -> RenderedFact:
-    """The line of a fact and its tokens. ``rendered`` caches them by the id of the fact."""
+def render(fact: Fact, counter: TokenCounter, rendered: dict[str, CountedText]) -> CountedText:
+    """The line of a fact with its tokens. ``rendered`` caches it by the id of the fact."""
     if fact.id not in rendered:
         line = fact_line(fact)
-        rendered[fact.id] = RenderedFact(fact, line, counter.count(line))
+        rendered[fact.id] = CountedText(line, counter.count(line))
     return rendered[fact.id]
 
 
-def fit_facts(
-    facts: Sequence[Fact], limit: int, counter: TokenCounter, rendered: dict[str, RenderedFact]
-) -> list[RenderedFact]:
+def fit_facts(facts: Sequence[Fact], limit: int, counter: TokenCounter, rendered: dict[str, CountedText]) -> list[Fact]:
     """The facts that fit into ``limit`` tokens, in the given order, but pinned facts and corrections first."""
-    first = [fact.pinned or fact.category == "correction" for fact in facts]
+    first = [bool(_why_first(fact)) for fact in facts]
     if any(first):
-        pairs = zip(facts, first, strict=True)
-        tokens = [render(fact, counter, rendered).tokens if comes_first else 0 for fact, comes_first in pairs]
+        tokens = [render(fact, counter, rendered).tokens if _why_first(fact) else 0 for fact in facts]
         facts = [facts[i] for i in put_first(tokens, first, limit)]
     least = counter.count(EMPTY_LINE)
-    entries = (render(fact, counter, rendered) for fact in facts)
+    lines = (render(fact, counter, rendered) for fact in facts)
     if counter.adds_up:
-        kept = fit_tokens((entry.tokens for entry in entries), limit, least=least)
+        kept = fit_tokens((line.tokens for line in lines), limit, least=least)
     else:
-        kept = fit([entry.line for entry in entries], limit, counter, least=least)
-    return [rendered[facts[i].id] for i in kept]
+        kept = fit(list(lines), limit, counter, least=least)
+    return [facts[i] for i in kept]
 
 
 def explain(ranked: Sequence[RankedFact], limit: int, counter: TokenCounter) -> Explanation:
     """Which of the ranked facts fit into ``limit`` tokens, and why."""
-    rendered: dict[str, RenderedFact] = {}
-    shown = {entry.fact.id for entry in fit_facts([entry.fact for entry in ranked], limit, counter, rendered)}
+    rendered: dict[str, CountedText] = {}
+    shown = {fact.id for fact in fit_facts([entry.fact for entry in ranked], limit, counter, rendered)}
     facts = []
     for entry in ranked:
-        tokens, is_shown = render(entry.fact, counter, rendered).tokens, entry.fact.id in shown
+        tokens = render(entry.fact, counter, rendered).tokens
         numbers = entry.similarity, entry.confidence, entry.score
-        why = _why(entry) if is_shown else "no room"
-        facts.append(ExplainedFact(entry.fact, *numbers, entry.matched, tokens, is_shown, why))
+        why = _why_first(entry.fact) or ("related" if entry.similarity else "by confidence")
+        outcome = (True, why) if entry.fact.id in shown else (False, "no room")
+        facts.append(ExplainedFact(entry.fact, *numbers, entry.matched, tokens, *outcome))
     return Explanation(tuple(facts), sum(fact.tokens for fact in facts if fact.injected), limit)
 
 
-def _why(entry: RankedFact) -> str:
-    if entry.fact.pinned:
+def _why_first(fact: Fact) -> str:
+    """Why a fact comes before those that match better; "" if it does not."""
+    if fact.pinned:
         return "pinned"
-    if entry.fact.category == "correction":
-        return "correction"
-    return "related" if entry.similarity else "by confidence"
+    return "correction" if fact.category == "correction" else ""
 
 
 def _cells(fact: ExplainedFact) -> tuple[str, ...]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, get_args
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.llms.function_calling import FunctionCallingLLM
@@ -17,7 +18,7 @@ from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.fact import Category
 from llama_index_memory_ext.search.tokenization import WEEKDAYS
 from llama_index_memory_ext.text.messages import escape_tags, unescape_tags
-from llama_index_memory_ext.text.tool_calls import calls_of
+from llama_index_memory_ext.text.tool_calls import Json, calls_of
 
 if TYPE_CHECKING:
     from datetime import date
@@ -27,10 +28,8 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.text.messages import Utterance
 
-# What a model writes can be any JSON value.
-Json: TypeAlias = Any
-
 _TAGS = ("transcript", "known_facts")
+_escaped = partial(escape_tags, tags=_TAGS)
 
 _INSTRUCTIONS = """\
 You keep notes about one user, so that an assistant knows them in later conversations. You are given a part of a \
@@ -212,11 +211,7 @@ def extraction_prompt(
 ) -> list[ChatMessage]:
     """The messages that ask for facts: the instructions, and one text with everything to read.
 
-    Args:
-        lines: Oldest first. Lines without text are left out.
-        known: The known facts that the reply can confirm or retire, by their places in this list from 1.
-        today: The day of the extraction.
-        said_on: The day of the conversation if it was another one; relative dates count from it.
+    The reply names ``known`` facts by their places, from 1. Relative dates count from ``said_on``, default ``today``.
     """
     facts = "".join(f"{i}. {_escaped(' '.join(fact.content.split()))}\n" for i, fact in enumerate(known, 1))
     spoken = [("user" if line.is_users else "assistant", line.text) for line in lines if line.text.strip()]
@@ -295,10 +290,7 @@ def merge_replies(replies: Sequence[ExtractionReply]) -> ExtractionReply:
 
 
 def _broken_reply(objects: Sequence[dict[str, Json]]) -> ExtractionReply:
-    """Returns the facts and retirements among the objects of a broken reply, in which the order of the facts is lost.
-
-    A fact without a label gets one that no retirement can name by mistake.
-    """
+    """Returns what is complete of a broken reply. No retirement can name the label of a fact that had none."""
     facts = [_labelled(part, f"torn{i}") for i, part in enumerate(objects) if not part.keys().isdisjoint(_CONTENT_KEYS)]
     return ExtractionReply.model_validate({"new_facts": facts, "retired": [one for one in objects if "number" in one]})
 
@@ -352,10 +344,6 @@ def _labelled(entry: Json, label: str) -> dict[str, Json]:
     fields = entry if isinstance(entry, Mapping) else {"content": entry}
     content = next((fields[name] for name in _CONTENT_KEYS if isinstance(fields.get(name), str)), "")
     return {**fields, "content": content, "label": fields.get("label") or label}
-
-
-def _escaped(text: str) -> str:
-    return escape_tags(text, _TAGS)
 
 
 def _day(day: date) -> str:

@@ -7,23 +7,17 @@ import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE, Fact, new_id, normalised
+from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE, Fact, normalised, raised, retire
 from llama_index_memory_ext.facts.grounding import SourceText, comparable, find_quote, keywords
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from datetime import datetime
 
     from llama_index_memory_ext.facts.reply import ExtractionReply, NewFact, Retirement
     from llama_index_memory_ext.text.messages import Utterance
-
-Reason = Literal[
-    "duplicate", "echo", "instruction", "low_confidence", "name_not_said", "no_quote", "not_the_users_words",
-    "number_not_said", "permission", "pinned", "quote_not_found", "replacement_rejected", "secret", "too_long",
-    "unknown_fact", "unreadable",
-]  # fmt: skip
 
 # In characters.
 _MAX_FACT, _MAX_QUOTE, _MAX_EXCERPT = 500, 2_000, 2_000
@@ -34,7 +28,7 @@ _SIMILAR_SHARE = 0.6
 class Rejection:
     """Why an entry of a reply is not stored. ``detail`` may contain words of the user, so ``repr`` leaves it out."""
 
-    reason: Reason
+    reason: str
     detail: str = field(repr=False)
 
 
@@ -85,25 +79,16 @@ _DISALLOWED = {
 
 
 @dataclass(frozen=True, slots=True)
-class RetiredFact:
-    """A known fact that is no longer true, why, and the id of the fact that replaces it, if one does."""
-
-    fact_id: str
-    reason: str = field(repr=False)
-    replaced_by: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ValidatedReply:
-    """What of a reply is stored, in its order, and what is not. A retired fact is never also confirmed."""
+    """What of a reply is stored, and what is not. A retired fact is never also confirmed."""
 
-    accepted: tuple[Fact, ...] = ()
-    confirmed: tuple[str, ...] = ()
-    retired: tuple[RetiredFact, ...] = ()
+    accepted: tuple[Fact, ...] = field(default=(), repr=False)
+    confirmed: tuple[Fact, ...] = field(default=(), repr=False)
+    retired: tuple[Fact, ...] = field(default=(), repr=False)
     rejected: tuple[Rejection, ...] = ()
 
     @property
-    def rejections(self) -> dict[Reason, int]:
+    def rejections(self) -> dict[str, int]:
         """The number of rejections for each reason; {} if there are none."""
         return dict(Counter(rejection.reason for rejection in self.rejected))
 
@@ -114,7 +99,6 @@ def validate_reply(
     known: Sequence[Fact],
     *,
     now: datetime,
-    new_id: Callable[[], str] = new_id,
     active: Sequence[Fact] = (),
     session_id: str | None = None,
     min_confidence: float = DEFAULT_MIN_CONFIDENCE,
@@ -123,18 +107,17 @@ def validate_reply(
     """Checks each entry of a reply against the conversation.
 
     Args:
-        reply: The model's reply to an ``extraction_prompt`` with these lines and known facts.
+        reply: The model's reply to an ``extraction_prompt`` with these lines.
         lines: The conversation.
         known: The facts that the reply names by their places in this list, from 1.
         now: When the conversation took place and new facts are created, with a time zone.
-        new_id: Returns the id of a new fact.
         active: Further active facts, so that none is stored twice.
         session_id: The session of new facts.
         min_confidence: 0..1; new facts with less are rejected.
         min_keyword_share: 0..1; the share of a new fact's keywords that the user must have used, one of them in the
             quote. 0 for a model that reads only the conversation, and no web pages.
     """
-    validation = _Validation(lines, known, now, new_id, active, session_id, min_confidence, min_keyword_share)
+    validation = _Validation(lines, known, now, active, session_id, min_confidence, min_keyword_share)
     for new in reply.new_facts:
         validation.add(new)
     for entry in reply.retired:
@@ -163,7 +146,6 @@ class _Validation:
     lines: Sequence[Utterance]
     known: Sequence[Fact]
     now: datetime
-    new_id: Callable[[], str]
     active: Sequence[Fact]
     session_id: str | None
     min_confidence: float
@@ -175,53 +157,53 @@ class _Validation:
         self._source = SourceText("\n".join(line.text for line in self.lines), self.now.date())
         self._users_keywords = keywords("\n".join(line.text for line in self.lines if line.is_users))
         self._facts = [*self.known, *self.active]
-        self._ids = {normalised(fact.content): fact.id for fact in reversed(self._facts) if not fact.retired}
+        self._by_content = {normalised(fact.content): fact for fact in reversed(self._facts) if not fact.retired}
         # Of two new facts with one label it stands for the first, and for None if that was rejected.
-        self._id_of_label: dict[str, str | None] = {}
+        self._by_label: dict[str, Fact | None] = {}
         self._accepted: list[Fact] = []
-        self._confirmed: list[str] = []
-        self._retired: dict[str, RetiredFact] = {}
+        self._confirmed: dict[str, Fact] = {}
+        self._retired: dict[str, Fact] = {}
         self._rejected: list[Rejection] = []
 
     def add(self, new: NewFact) -> None:
         """Accepts a new fact unless it is rejected. If it is known already, that fact is confirmed."""
-        content, fact_id = normalised(new.content), None
+        content, fact = normalised(new.content), None
         if not self._is_rejected(self._reasons(new)):
-            fact_id = self._ids.get(content)
-            if fact_id:
-                self._confirmed.append(fact_id)
+            fact = self._by_content.get(content)
+            if fact:
+                self._confirm(fact)
                 self._rejected.append(Rejection("duplicate", "It is known already."))
             else:
-                fact = self._fact(new)
-                fact_id = self._ids[content] = fact.id
+                fact = self._by_content[content] = self._fact(new)
                 self._accepted.append(fact)
-        self._id_of_label.setdefault(new.label, fact_id)
+        self._by_label.setdefault(new.label, fact)
 
     def retire(self, entry: Retirement) -> None:
         """Retires a known fact unless something is wrong with the entry."""
         fact = self._known_fact(entry.number)
-        new_id = self._id_of_label.get(entry.replaced_by) if entry.replaced_by else None
-        if fact and not self._is_rejected(self._retirement_reasons(entry, fact, new_id)):
+        new = self._by_label.get(entry.replaced_by) if entry.replaced_by else None
+        if fact and not self._is_rejected(self._retirement_reasons(entry, fact, new)):
             reason = entry.reason[:_MAX_FACT] or "The user said that it is true no longer."
-            self._retired[fact.id] = RetiredFact(fact.id, reason, new_id)
+            self._retired[fact.id] = retire(fact, reason, max(fact.updated_at, self.now), new.id if new else None)
 
     def confirm(self, number: int) -> None:
-        """Confirms a known fact if the user used any of its keywords.
-
-        Otherwise the assistant, by repeating what it was shown, would raise the confidence of a fact.
-        """
+        """Confirms a known fact if the user used any of its keywords: the assistant repeats what it was shown."""
         fact = self._known_fact(number)
         if fact and keywords(fact.content).isdisjoint(self._users_keywords):
             self._rejected.append(Rejection("not_the_users_words", "No word of it is in the user's words."))
         elif fact:
-            self._confirmed.append(fact.id)
+            self._confirm(fact)
 
     def result(self) -> ValidatedReply:
-        """Returns everything so far; each confirmed fact once."""
+        """Returns everything so far; a fact that is new or retired is not also confirmed."""
         others = {*self._retired, *(fact.id for fact in self._accepted)}
-        confirmed = dict.fromkeys(fact_id for fact_id in self._confirmed if fact_id not in others)
+        confirmed = (fact for fact in self._confirmed.values() if fact.id not in others)
         retired = self._retired.values()
         return ValidatedReply(tuple(self._accepted), tuple(confirmed), tuple(retired), tuple(self._rejected))
+
+    def _confirm(self, fact: Fact) -> None:
+        then = max(fact.updated_at, self.now)
+        self._confirmed[fact.id] = fact.model_copy(update={"confidence": raised(fact.confidence), "updated_at": then})
 
     def _known_fact(self, number: int) -> Fact | None:
         fact = self.known[number - 1] if 0 < number <= len(self.known) else None
@@ -266,14 +248,14 @@ class _Validation:
         if not new.quote.strip():
             yield Rejection("no_quote", "It names no words of the user's that say it.")
 
-    def _retirement_reasons(self, entry: Retirement, fact: Fact, new_id: str | None) -> Iterator[Rejection]:
+    def _retirement_reasons(self, entry: Retirement, fact: Fact, new: Fact | None) -> Iterator[Rejection]:
         if fact.pinned:
             yield Rejection("pinned", "A pinned fact stays until somebody unpins it.")
         if entry.quote.strip() and not self._find(entry.quote):
             yield Rejection("quote_not_found", "Its quote is not in the user's words.")
-        if entry.replaced_by and new_id is None:
+        if entry.replaced_by and new is None:
             yield Rejection("replacement_rejected", "The fact that should replace it was not accepted.")
-        if new_id == fact.id:
+        if new and new.id == fact.id:
             yield Rejection("replacement_rejected", "The fact that should replace it says the same.")
         if fact.id in self._retired:
             yield Rejection("duplicate", "It is retired already.")
@@ -298,7 +280,6 @@ class _Validation:
         nearby = range(max(min(found) - 1, 0), min(max(found) + 2, len(self.lines)))
         return Fact(
             **new.model_dump(exclude={"label"}),
-            id=self.new_id(),
             created_at=self.now,
             session_id=self.session_id,
             message_ids=tuple(self.lines[i].row_id for i in found),

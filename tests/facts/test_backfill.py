@@ -516,7 +516,7 @@ async def test_a_block_without_a_user_keeps_facts_by_session(start_model: StartM
     await block.aput(talk("tea"), session_id="chat")
     batch = await block.extractor("chat").extract_next()
     assert batch is not None
-    assert (batch.messages, batch.new) == (2, 1)
+    assert (batch.messages, len(batch.reply.accepted)) == (2, 1)
     assert await block.extractor("chat").extract_next() is None
     assert [fact.content for fact in await block.book("chat").alist()] == ["Likes tea"]
     await block.aclose()
