@@ -112,8 +112,8 @@ class CondensedMemoryBlock(LogBlock):
         default=0, ge=0, validate_default=True, description="Most tokens of messages found for the question; 0: none."
     )
 
-    _reader: RecordReader = PrivateAttr()
-    _search: MessageSearch = PrivateAttr()
+    # The reader and the search, and the fields that they were made for.
+    _made: tuple[RecordReader, MessageSearch, dict[str, Any]] | None = PrivateAttr(default=None)
 
     # Checked field by field, because an error of the whole block would carry all of its fields, the model too.
     @field_validator("keep_messages", "text_splitter", "start_on", "end_on", "include_system")
@@ -138,25 +138,6 @@ class CondensedMemoryBlock(LogBlock):
                 "lower summary_token_limit or recall_token_limit."
             )
         return value
-
-    def model_post_init(self, context: Any, /) -> None:
-        """Make the parts, which share the settings and remember what they have read."""
-        super().model_post_init(context)
-        limits = Limits.checked(**{option: getattr(self, option) for option in _TRIM_OPTIONS})
-        tags = self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n")
-        settings = RecordSettings(
-            name=self.name,
-            counter=self.tokenizer_fn,
-            room=max(self.token_limit - tags, 0),
-            limits=limits,
-            message_ratio=self.message_ratio or (1.0 if self.allow_partial else 0.5),
-            include_system=self.include_system,
-            summarize=self.summarize,
-            summary_limit=_summary_limit(self.token_limit, self.summary_token_limit),
-            recall_limit=self.recall_token_limit,
-        )
-        self._reader = RecordReader(self._store, settings)
-        self._search = MessageSearch(self._store, settings)
 
     @classmethod
     def class_name(cls) -> str:
@@ -245,6 +226,38 @@ class CondensedMemoryBlock(LogBlock):
     def job_key(self, session_id: str) -> JobKey:
         """The key of this block's jobs of a session."""
         return JobKey(session_id, self.name)
+
+    @property
+    def _parts(self) -> tuple[RecordReader, MessageSearch]:
+        """The reader and the search, which remember what they have read. A changed field makes them anew."""
+        # A model knows its key, which must not travel with a pickle.
+        fields = {**self.__dict__, "llm": None}
+        if self._made is None or self._made[2] != fields:
+            settings = self._settings()
+            self._made = RecordReader(self._store, settings), MessageSearch(self._store, settings), fields
+        return self._made[:2]
+
+    @property
+    def _reader(self) -> RecordReader:
+        return self._parts[0]
+
+    @property
+    def _search(self) -> MessageSearch:
+        return self._parts[1]
+
+    def _settings(self) -> RecordSettings:
+        tags = self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n")
+        return RecordSettings(
+            name=self.name,
+            counter=self.tokenizer_fn,
+            room=max(self.token_limit - tags, 0),
+            limits=Limits.checked(**{option: getattr(self, option) for option in _TRIM_OPTIONS}),
+            message_ratio=self.message_ratio or (1.0 if self.allow_partial else 0.5),
+            include_system=self.include_system,
+            summarize=self.summarize,
+            summary_limit=_summary_limit(self.token_limit, self.summary_token_limit),
+            recall_limit=self.recall_token_limit,
+        )
 
     def _summarizer(self, session_id: str) -> Summarizer:
         return Summarizer(self._reader, self.llm, self.jobs, self.job_key(session_id))
