@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence  # noqa: TC003 - pydantic reads the annotations of fields
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 
@@ -16,7 +16,7 @@ from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS, FoundMe
 from llama_index_memory_ext.record.selection import RecordSettings
 from llama_index_memory_ext.record.summary import Summarizer
 from llama_index_memory_ext.record.window import RecordReader, Window
-from llama_index_memory_ext.text.cutting import Limits
+from llama_index_memory_ext.text.cutting import Limits, TrimOptions
 from llama_index_memory_ext.text.tokens import CountedText
 
 if TYPE_CHECKING:
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.background.jobs import Jobs
 
-T = TypeVar("T")
-
-# The fields that are options of ``trim``, too.
-_TRIM_OPTIONS = ["keep_ratio", "max_messages", "keep_messages", "allow_partial", "text_splitter", "start_on", "end_on"]
 _MAX_SUMMARY_TOKENS = 1_000
 # The tags of the record and of two messages, and a few words: with less room, nothing would be shown.
 _MIN_ROOM = 50
@@ -118,7 +114,7 @@ class CondensedMemoryBlock(LogBlock):
     # Checked field by field, because an error of the whole block would carry all of its fields, the model too.
     @field_validator("keep_messages", "text_splitter", "start_on", "end_on", "include_system")
     @classmethod
-    def _check_limits(cls, value: T, info: ValidationInfo) -> T:
+    def _check_limits(cls, value: object, info: ValidationInfo) -> object:
         options: dict[str, Any] = {"max_messages": info.data.get("max_messages"), str(info.field_name): value}
         Limits.checked(**options)
         return value
@@ -251,7 +247,7 @@ class CondensedMemoryBlock(LogBlock):
             name=self.name,
             counter=self.tokenizer_fn,
             room=max(self.token_limit - tags, 0),
-            limits=Limits.checked(**{option: getattr(self, option) for option in _TRIM_OPTIONS}),
+            limits=Limits.checked(**{option: getattr(self, option) for option in TrimOptions.__annotations__}),
             message_ratio=self.message_ratio or (1.0 if self.allow_partial else 0.5),
             include_system=self.include_system,
             summarize=self.summarize,

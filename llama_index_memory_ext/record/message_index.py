@@ -20,7 +20,7 @@ from llama_index_memory_ext.search.tfidf import (
 )
 from llama_index_memory_ext.search.tokenization import date_words, terms_of
 from llama_index_memory_ext.text.cutting import excerpt
-from llama_index_memory_ext.text.messages import CLOSING, INSTRUCTION_ROLES, body_of, entry_of, spoken
+from llama_index_memory_ext.text.messages import CLOSING, INSTRUCTION_ROLES, body_of, entry_of, spoken, tokens_of
 from llama_index_memory_ext.text.tokens import fit_tokens
 from llama_index_memory_ext.text.tool_calls import calls_of
 
@@ -137,7 +137,7 @@ class MessageIndex:
         wanted = set(terms_of(question))
         clip = partial(excerpt, counter=self._counter, wanted=wanted, terms=terms_of) if wanted else None
         shown = clip_entries(self._whole(rows), limit, self._counter, clip)
-        fits = sum(entry.tokens for entry in shown) <= limit
+        fits = tokens_of(shown) <= limit
         return shown if fits and all(entry.body.strip() for entry in shown) else []
 
     def _whole(self, rows: Sequence[LogRow]) -> list[Entry]:
@@ -175,7 +175,7 @@ class MessageIndex:
                 continue
             tags = sum(self._counter.count(entry.opening + CLOSING) for entry in whole)
             row_ids = tuple(row.id for row in unit.rows)
-            self._places.append(Place(row_ids, sum(entry.tokens for entry in whole), tags))
+            self._places.append(Place(row_ids, tokens_of(whole), tags))
             # The results of a call that comes next may not have come yet.
             beside = ("\n".join(before.words)[:_NEIGHBOUR_CHARACTERS], after.words[0][:_NEIGHBOUR_CHARACTERS])
             context = tuple((words, CONTEXT_SHARE) for words in beside if words)

@@ -13,7 +13,7 @@ from llama_index_memory_ext.events import HistoryCondensedEvent, is_heard, send
 from llama_index_memory_ext.record.entry import NO_TEXT, entry_from, summary_element
 from llama_index_memory_ext.record.selection import Kept
 from llama_index_memory_ext.store.readers import Seen
-from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, clip_entry, entry_of
+from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, clip_entry, entry_of, tokens_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,13 +66,13 @@ class Window:
     @cached_property
     def tokens(self) -> int:
         """The tokens of all parts of ``text``."""
-        return self.element.tokens + _tokens(self.instructions) + _tokens(self.shown)
+        return self.element.tokens + tokens_of(self.instructions) + tokens_of(self.shown)
 
     @cached_property
     def is_over(self) -> bool:
         """Whether the messages exceed a limit."""
         entries, limits = self.kept.entries, self.selection.limits
-        return len(entries) > limits.max_messages or _tokens(entries) > limits.tokens
+        return len(entries) > limits.max_messages or tokens_of(entries) > limits.tokens
 
     def evicted(self) -> Window:
         """The window after a cut."""
@@ -209,7 +209,7 @@ class RecordReader:
             if not rows and page.more and not window.selection.are_full(new):
                 page = await self._page(session_id, seen, before=chunk[0].id)
                 rows = page.rows
-        is_short = _tokens(new) <= window.selection.message_limit
+        is_short = tokens_of(new) <= window.selection.message_limit
         return new if is_short else window.selection.within_shares(new), bool(rows) or page.more
 
     async def _page(self, session_id: str, seen: Seen, before: int | None = None) -> LogPage:
@@ -224,10 +224,6 @@ class RecordReader:
     def _entries(self, rows: Sequence[LogRow]) -> list[Entry]:
         entries = (entry_of(row.id, row.message, self.settings.counter, (self.settings.name,)) for row in rows)
         return [entry for entry in entries if entry is not None]
-
-
-def _tokens(entries: Sequence[Entry]) -> int:
-    return sum(entry.tokens for entry in entries)
 
 
 def _must_reread(window: Window, page: LogPage) -> bool:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from llama_index_memory_ext.text.tokens import TokenCounter
-    from llama_index_memory_ext.text.tool_calls import Json, ToolCall
+    from llama_index_memory_ext.text.tool_calls import Counted, Json, ToolCall
 
 INSTRUCTION_ROLES: frozenset[str] = frozenset({MessageRole.SYSTEM, MessageRole.DEVELOPER})
 OUR_TAGS = frozenset(
@@ -168,6 +168,11 @@ def message_tokens(message: ChatMessage, counter: TokenCounter, media_tokens: Ma
     """Returns the tokens of a message: exact for text and tool calls, ``media_tokens`` for blocks of other types."""
     media = sum(media_tokens.get(block.block_type, 0) for block in message.blocks)
     return counter.count(body_of(message)) + media
+
+
+def tokens_of(messages: Iterable[Counted]) -> int:
+    """Returns the tokens of all messages together."""
+    return sum(message.tokens for message in messages)
 
 
 def storable(message: ChatMessage) -> dict[str, Json]:
