@@ -25,7 +25,7 @@ _MOST_DOUBLINGS = 30
 # The number of keys whose failures are remembered.
 _MOST_FAILURES = 1_000
 
-Work: TypeAlias = Callable[[], Awaitable[None]]
+Work: TypeAlias = Callable[[], Awaitable[object]]
 
 
 class JobKey(NamedTuple):

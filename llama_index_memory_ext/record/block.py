@@ -30,10 +30,7 @@ _MIN_ROOM = 50
 
 
 class RecordSize(NamedTuple):
-    """The size of a record: its tokens without the element around it, and the messages that it shows word for word.
-
-    ``summary_tokens`` are those of the summary within it, which is of ``summarised`` messages.
-    """
+    """The tokens of a record without its element, its ``verbatim`` messages, and the summary of ``summarised`` ones."""
 
     record_tokens: int = 0
     verbatim: int = 0

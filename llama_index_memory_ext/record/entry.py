@@ -62,10 +62,7 @@ def clip_entries(
 
 
 def split_record(text: str) -> list[str]:
-    """Returns the parts of a record: entries, the summary, and the tags around earlier messages.
-
-    No text of a message can pass for the beginning of a part.
-    """
+    """Returns the parts of a record, which no text can forge: entries, the summary, the tags of earlier messages."""
     return [part for part in _ELEMENT_START.split(text) if part]
 
 

@@ -78,10 +78,7 @@ class Kept(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Selects messages within limits. One message, or a call with its results, has at most ``message_limit`` tokens.
-
-    A longer one is clipped in its middle, or to its end if the limits ``allow_partial``.
-    """
+    """Selects messages within limits. A message, or a call with its results, is clipped to ``message_limit`` tokens."""
 
     limits: Limits
     counter: TokenCounter

@@ -58,6 +58,11 @@ class Entry:
     tokens: int
 
     @property
+    def tags(self) -> str:
+        """The tags without the text between them."""
+        return self.opening + CLOSING
+
+    @property
     def body(self) -> str:
         """The text between the tags."""
         return self.text[len(self.opening) : -len(CLOSING)]
@@ -93,7 +98,7 @@ def clip_entry(entry: Entry, limit: int, counter: TokenCounter, clip: Callable[[
     if entry.tokens <= limit:
         return entry
     clip = clip or counter.clip
-    room = limit - counter.count(entry.opening + CLOSING)
+    room = limit - counter.count(entry.tags)
     while True:
         text = f"{entry.opening}{clip(entry.body, room)}{CLOSING}"
         tokens = counter.count(text)
@@ -192,9 +197,9 @@ def cleaned(value: Json) -> Json:
     return [cleaned(entry) for entry in value] if isinstance(value, list) else value
 
 
-def turns_in(messages: Iterable[ChatMessage]) -> list[list[str]]:
+def turns_in(messages: Iterable[ChatMessage], turns_before: Iterable[list[str]] = ()) -> list[list[str]]:
     """Returns the spoken texts of each turn, oldest first. Texts before the first question are a turn of their own."""
-    turns: list[list[str]] = []
+    turns = [list(texts) for texts in turns_before]
     for message in messages:
         if text := spoken(message):
             if message.role == MessageRole.USER or not turns:

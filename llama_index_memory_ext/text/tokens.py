@@ -41,7 +41,7 @@ _NOT_LOADED = (
 # split where every encoding begins a token: at a single space, or after the end of a line.
 _PIECE_CHARACTERS = 100_000
 _PIECE = re.compile(r".{1,100000}(?:(?<=\S)(?= \S)|(?<=\n)(?=[^\s/])|\Z)|.{1,100000}", re.DOTALL)
-# The counts of the last long texts are cached; short texts are counted faster than they are looked up.
+# Only long texts: short ones are counted faster than they are looked up.
 _CACHED_TEXTS, _CACHED_CHARACTERS = 16, 500
 
 _environment = threading.Lock()

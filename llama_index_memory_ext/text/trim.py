@@ -120,10 +120,7 @@ class _Counted:
 
 @dataclass(frozen=True, slots=True)
 class _Trimmer:
-    """Finds the messages that fit, and shortens those that do not.
-
-    A group is a message, or a tool call with its results. [] stands for a message or a group of which nothing is left.
-    """
+    """Finds the messages that fit, and shortens those that do not; [] is what is left of one that cannot be shown."""
 
     counter: TokenCounter
 
@@ -173,10 +170,7 @@ class _Trimmer:
         return self.clip(group[0], limit, blocks_of) if limits.allow_partial and len(group) == 1 else []
 
     def clip_results(self, group: Group, limit: int) -> Group:
-        """Returns a call and its results with at most ``limit`` tokens; [] if there is no room for one of them.
-
-        Their texts share what the calls leave: short ones stay whole, long ones get equal parts.
-        """
+        """Returns a call and its results, whose texts share what the calls leave; [] if one of them has no room."""
         call = _without_extras(group[0].message)
         calls = [block for block in call.blocks if isinstance(block, ToolCallBlock)]
         needed = message_tokens(_with_blocks(call, calls), self.counter)
