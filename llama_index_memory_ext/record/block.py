@@ -152,10 +152,7 @@ class CondensedMemoryBlock(LogBlock):
         return truncated(text, counter.count(text) - self._reader.settings.room, counter)
 
     async def atruncate(self, content: Any, tokens_to_truncate: int) -> str | None:
-        """The record, at least ``tokens_to_truncate`` tokens shorter: what was recalled goes first, then the oldest.
-
-        None if nothing is left, or nothing was there.
-        """
+        """The record, at least so many tokens shorter, without what was recalled, then the oldest; None for nothing."""
         return (truncated(content, tokens_to_truncate, self.tokenizer_fn) or None) if isinstance(content, str) else None
 
     async def anotice(self, session_id: str) -> None:

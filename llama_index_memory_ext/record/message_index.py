@@ -116,10 +116,9 @@ class MessageIndex:
         return [found[i].row_ids for i in fit_tokens([min(place.tokens, message_limit) for place in found], limit)]
 
     def entries(self, rows: Sequence[LogRow], question: str, limit: int) -> list[Entry]:
-        """Returns the rows of one message as they are shown, each with its date.
+        """Returns the rows of one message as they are shown; [] if there is no room for a word of each.
 
-        Of a message that has more than ``limit`` tokens, the part with the words of the question is shown; without a
-        question its two ends. [] if there is no room for a word of each row.
+        Of more than ``limit`` tokens, the part with the words of the question is shown; without one, the two ends.
         """
         wanted = set(terms_of(question))
         clip = partial(excerpt, counter=self._counter, wanted=wanted, terms=terms_of) if wanted else None
@@ -154,7 +153,7 @@ class MessageIndex:
             whole = self._whole(unit.rows)
             if not whole:
                 continue
-            tags = sum(self._counter.count(entry.tags) for entry in whole)
+            tags = sum(self._counter.count("".join(entry.tags)) for entry in whole)
             row_ids = tuple(row.id for row in unit.rows)
             self._places.append(Place(row_ids, tokens_of(whole), tags))
             # The results of a call that comes next may not have come yet.

@@ -42,10 +42,9 @@ _RETRY_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class FoundMessage:
-    """A message, or a call with its results, that is similar to a question.
+    """A message, or a call with its results, by its ``similarity`` to a question, 1 for the best one.
 
-    ``similarity`` is 0..1, and 1 for the best message of a question. ``day`` is 2026-11-20, or "" where it is unknown.
-    In ``text`` our own tags are escaped.
+    ``day`` is 2026-11-20, or "" where it is unknown. In ``text`` our own tags are escaped.
     """
 
     similarity: float
@@ -70,11 +69,10 @@ class MessageSearch:
         return self.store.jobs.jobs("recall index", "Earlier messages were not indexed")
 
     async def recall(self, session_id: str, messages: Sequence[ChatMessage], *, seen: Seen, before: int) -> CountedText:
-        """Returns the messages that matter for the question of the current turn, as an element of the record.
+        """Returns the messages from before the row ``before`` that matter for the current question, "" for none.
 
-        They stand in the order in which they were written, each with its date; "" if nothing is found. Only messages
-        before the row ``before`` are found. After a restart a long log is indexed in the background up to what was
-        ``seen``, and a question is answered by what has been indexed by then.
+        After a restart a long log is indexed in the background up to what was ``seen``, and a question is answered by
+        what has been indexed by then.
         """
         counter = self.settings.counter
         room = self.settings.recall_limit - counter.count(EARLIER_OPENING + EARLIER_CLOSING)
@@ -95,11 +93,9 @@ class MessageSearch:
         return element
 
     async def search(self, session_id: str, question: str, *, most: int, message_limit: int) -> list[FoundMessage]:
-        """Returns the messages most similar to a question, best first; [] if none has a word in common with it.
+        """Returns the messages most similar to a question, best first, of the log and of answered active turns.
 
-        All of the log is searched, and the active messages but for a question that was not answered yet. It waits until
-        all of it is indexed, which takes time only for the first search of a session. Of a message with more than
-        ``message_limit`` tokens (at most 500), the part with the words of the question is shown.
+        It waits until all of them are indexed. ``message_limit`` tokens of a message are shown, at most 500.
         """
         index = await self._index_log(session_id)
         page = await self.store.readers.unread(session_id, "", with_active=True, after=index.newest)

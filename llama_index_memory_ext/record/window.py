@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.events import HistoryCondensedEvent, is_heard, send
-from llama_index_memory_ext.record.entry import NO_TEXT, entry_from, summary_element
+from llama_index_memory_ext.record.entry import NO_TEXT, summary_element
 from llama_index_memory_ext.record.selection import Kept
 from llama_index_memory_ext.store.readers import Seen
-from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, clip_entry, entry_of, tokens_of
+from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, Entry, clip_entry, entry_of, tokens_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.record.selection import RecordSettings, Selection
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.readers import LogPage, LogRow
-    from llama_index_memory_ext.text.messages import Entry
     from llama_index_memory_ext.text.tokens import CountedText
 
 _PAGE_ROWS, _CHUNK_ROWS = 256, 16
@@ -196,7 +195,7 @@ class RecordReader:
             summary=summary,
             element=element,
             summarised=int(state.get("summarised") or 0),
-            kept=Kept((entry_from(position, partial, counter),), partial=True) if partial else _NOTHING_KEPT,
+            kept=Kept((Entry(position, partial, counter.count(partial)),), partial=True) if partial else _NOTHING_KEPT,
         )
 
     async def _newest(self, session_id: str, window: Window, seen: Seen, page: LogPage) -> tuple[list[Entry], bool]:

@@ -177,8 +177,8 @@ class EmbeddingRanker:
 async def _embed(model: BaseEmbedding, texts: Sequence[str], *, as_queries: bool) -> list[Vector]:
     """Returns the vector of each text, of length 1; raises ``ValueError`` if a vector is missing or no vector.
 
-    A model with asynchronous batches of its own is awaited. Other models compute inside their asynchronous methods too:
-    they are called in a thread, one call at a time, because tokenizers of local models fail in two threads.
+    Models without asynchronous batches of their own are called in a thread, one call at a time: they compute inside
+    their asynchronous methods too, and tokenizers of local models fail in two threads.
     """
     clipped = [text if len(text) <= 2 * _END else f"{text[:_END]}\n{text[-_END:]}" for text in texts]
 

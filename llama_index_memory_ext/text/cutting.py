@@ -170,10 +170,7 @@ def plan_cut(messages: Sequence[Counted], limits: Limits, *, turn_starts: Collec
 
 
 def plan_flush(tokens: Sequence[int], *, turn_starts: Sequence[bool], limit: int) -> int:
-    """Returns how many of the oldest messages leave short-term memory: whole turns, never the newest turn.
-
-    As few turns leave as bring the rest within ``limit`` tokens; 0 if all messages are within it.
-    """
+    """Returns how many messages, in whole turns, leave short-term memory for ``limit``; the newest turn never does."""
     from_there_on = list(accumulate(reversed(tokens), initial=0))[::-1]
     starts = [i for i, starts_turn in enumerate(turn_starts) if starts_turn]
     if from_there_on[0] <= limit or not starts:
@@ -213,10 +210,7 @@ def clip_start(text: str, limit: int, counter: TokenCounter, text_splitter: Spli
 
 
 def _starts(text: str, pieces: Sequence[str], first: int) -> Iterator[int]:
-    """Yields where the pieces begin in the text, from the last one back to the position ``first``.
-
-    Pieces are searched for, because they may overlap and may lack the white space between them.
-    """
+    """Yields where the pieces begin, back to ``first``; they may overlap, or lack the white space between them."""
     start = len(text)
     for piece in filter(str.strip, reversed(pieces)):
         before = text.rfind(piece, 0, start)
