@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence  # noqa: TC003 - pydantic reads the annotations of fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.background.jobs import Jobs
 
+Roles: TypeAlias = str | Sequence[str] | None
 _MAX_SUMMARY_TOKENS = 1_000
 # The tags of the record and of two messages, and a few words: with less room, nothing would be shown.
 _MIN_ROOM = 50
@@ -90,10 +91,10 @@ class CondensedMemoryBlock(LogBlock):
         description="A function from text to its pieces, or a LlamaIndex text splitter: of a message that only partly "
         "fits, whole pieces are shown. None: as many tokens as fit.",
     )
-    start_on: str | Sequence[str] | None = Field(
+    start_on: Roles = Field(
         default=None, description="Roles with one of which the record begins, if it holds a message of these roles."
     )
-    end_on: str | Sequence[str] | None = Field(
+    end_on: Roles = Field(
         default=None, description="Roles with one of which the record ends; later messages are not shown yet."
     )
     include_system: bool = Field(default=False, description="Whether a first system or developer message always stays.")

@@ -75,17 +75,11 @@ class Limits:
                 "text_splitter must be a function from a text to its pieces, or one of LlamaIndex's text splitters; "
                 f"this is a {type(splitter).__name__}. str.splitlines keeps whole lines."
             )
-        most = most or sys.maxsize
-        return cls(
-            tokens=token_limit or sys.maxsize,
-            keep_ratio=ratio,
-            max_messages=most,
-            keep_messages=keep or max(1, min(most, int(most * ratio))),
-            allow_partial=options.get("allow_partial", False),
-            text_splitter=splitter,
-            start_on=_checked_roles("start_on", options.get("start_on")),
-            end_on=_checked_roles("end_on", options.get("end_on")),
-        )
+        tokens, most, partial = token_limit or sys.maxsize, most or sys.maxsize, options.get("allow_partial", False)
+        keep = keep or max(1, min(most, int(most * ratio)))
+        starts = _checked_roles("start_on", options.get("start_on"))
+        ends = _checked_roles("end_on", options.get("end_on"))
+        return cls(tokens, ratio, most, keep, partial, splitter, starts, ends)
 
     @property
     def keep_tokens(self) -> int:
