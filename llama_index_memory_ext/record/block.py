@@ -39,6 +39,14 @@ class RecordSize(NamedTuple):
     summarised: int = 0
 
 
+class _Parts(NamedTuple):
+    """What reads and searches the record, and the fields of the block for which they were made."""
+
+    reader: RecordReader
+    search: MessageSearch
+    fields: dict[str, Any]
+
+
 class CondensedMemoryBlock(LogBlock):
     """What was said in this session, oldest first, one element per message, within a token limit.
 
@@ -106,8 +114,7 @@ class CondensedMemoryBlock(LogBlock):
         default=0, ge=0, validate_default=True, description="Most tokens of messages found for the question; 0: none."
     )
 
-    # The reader and the search, and the fields that they were made for.
-    _made: tuple[RecordReader, MessageSearch, dict[str, Any]] | None = PrivateAttr(default=None)
+    _made: _Parts | None = PrivateAttr(default=None)
 
     # Checked field by field, because an error of the whole block would carry all of its fields, the model too.
     @field_validator("keep_messages", "text_splitter", "start_on", "end_on", "include_system")
@@ -143,14 +150,14 @@ class CondensedMemoryBlock(LogBlock):
     ) -> str:
         """The record as text, one line-ended element per message; empty if nothing was said yet."""
         session_id = session_id or DEFAULT_SESSION_ID
-        window = await self._reader.shown(session_id)
+        window = await self._parts.reader.shown(session_id)
         earlier = await self._earlier(session_id, window, messages or [])
         if not self._has_room(window):
             return ""
         counter, text = self.tokenizer_fn, window.text + earlier
         if counter.adds_up:
             return CountedText(text, window.tokens + earlier.tokens)
-        return truncated(text, counter.count(text) - self._reader.settings.room, counter)
+        return truncated(text, counter.count(text) - self._parts.reader.settings.room, counter)
 
     async def atruncate(self, content: Any, tokens_to_truncate: int) -> str | None:
         """The record, at least so many tokens shorter, without what was recalled, then the oldest; None for nothing."""
@@ -162,7 +169,7 @@ class CondensedMemoryBlock(LogBlock):
         Raises:
             StoreError: The given store holds no message of the session.
         """
-        if session_id not in self._reader.windows and not await self._store.users.knows(session_id):
+        if session_id not in self._parts.reader.windows and not await self._store.users.knows(session_id):
             raise StoreError(
                 f"{self.class_name()}(store=...) shows the log of its store, but that store holds no message of "
                 f"session {session_id!r}: the memory keeps them elsewhere. Give both the same store: "
@@ -178,7 +185,7 @@ class CondensedMemoryBlock(LogBlock):
 
     async def asummary(self, session_id: str = DEFAULT_SESSION_ID) -> str:
         """The running summary of what has left the record; "" if there is none."""
-        return (await self._reader.read(session_id)).summary
+        return (await self._parts.reader.read(session_id)).summary
 
     async def asearch(
         self,
@@ -192,11 +199,11 @@ class CondensedMemoryBlock(LogBlock):
 
         All of the log is searched, what the record shows too, but not the turn that is going on.
         """
-        return await self._search.search(session_id, question, most=most, message_limit=message_token_limit)
+        return await self._parts.search.search(session_id, question, most=most, message_limit=message_token_limit)
 
     async def ameasure(self, session_id: str = DEFAULT_SESSION_ID) -> RecordSize:
         """How large the record of a session would be now, without what is recalled; nothing is cut for it."""
-        window = await self._reader.read(session_id)
+        window = await self._parts.reader.read(session_id)
         if window.is_over:
             window = window.fitted() if self.summarize else window.evicted()
         if not self._has_room(window):
@@ -212,49 +219,38 @@ class CondensedMemoryBlock(LogBlock):
     @property
     def all_jobs(self) -> tuple[Jobs, ...]:
         """The jobs that sum up sessions, and those that index them."""
-        return self.jobs, self._search.jobs
+        return self.jobs, self._parts.search.jobs
 
     def job_key(self, session_id: str) -> JobKey:
         """The key of this block's jobs of a session."""
         return JobKey(session_id, self.name)
 
     @property
-    def _parts(self) -> tuple[RecordReader, MessageSearch]:
-        """The reader and the search, which remember what they have read. A changed field makes them anew."""
+    def _parts(self) -> _Parts:
+        """The parts, which remember what they have read. A changed field makes them anew."""
         # A model knows its key, which must not travel with a pickle.
         fields = {**self.__dict__, "llm": None}
-        if self._made is None or self._made[2] != fields:
-            settings = self._settings()
-            self._made = RecordReader(self._store, settings), MessageSearch(self._store, settings), fields
-        return self._made[:2]
-
-    @property
-    def _reader(self) -> RecordReader:
-        return self._parts[0]
-
-    @property
-    def _search(self) -> MessageSearch:
-        return self._parts[1]
-
-    def _settings(self) -> RecordSettings:
-        tags = self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n")
-        return RecordSettings(
-            name=self.name,
-            counter=self.tokenizer_fn,
-            room=max(self.token_limit - tags, 0),
-            limits=Limits.checked(**{option: getattr(self, option) for option in TrimOptions.__annotations__}),
-            message_ratio=self.message_ratio or (1.0 if self.allow_partial else 0.5),
-            include_system=self.include_system,
-            summarize=self.summarize,
-            summary_limit=_summary_limit(self.token_limit, self.summary_token_limit),
-            recall_limit=self.recall_token_limit,
-        )
+        if self._made is None or self._made.fields != fields:
+            tags = self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n")
+            settings = RecordSettings(
+                name=self.name,
+                counter=self.tokenizer_fn,
+                room=max(self.token_limit - tags, 0),
+                limits=Limits.checked(**{option: getattr(self, option) for option in TrimOptions.__annotations__}),
+                message_ratio=self.message_ratio or (1.0 if self.allow_partial else 0.5),
+                include_system=self.include_system,
+                summarize=self.summarize,
+                summary_limit=_summary_limit(self.token_limit, self.summary_token_limit),
+                recall_limit=self.recall_token_limit,
+            )
+            self._made = _Parts(RecordReader(self._store, settings), MessageSearch(self._store, settings), fields)
+        return self._made
 
     def _summarizer(self, session_id: str) -> Summarizer:
-        return Summarizer(self._reader, self.llm, self.jobs, self.job_key(session_id))
+        return Summarizer(self._parts.reader, self.llm, self.jobs, self.job_key(session_id))
 
     def _has_room(self, window: Window) -> bool:
-        return window.tokens <= self._reader.settings.room - self.recall_token_limit
+        return window.tokens <= self._parts.reader.settings.room - self.recall_token_limit
 
     async def _earlier(self, session_id: str, window: Window, messages: Sequence[ChatMessage]) -> CountedText:
         """The messages from before the record that matter for the question."""
@@ -264,7 +260,7 @@ class CondensedMemoryBlock(LogBlock):
             return CountedText("", 0)
         whole = (entry.row_id for entry in window.shown if entry.row_id > position)
         before = next(whole, window.seen.last_id + 1)
-        return await self._search.recall(session_id, messages, seen=window.seen, before=before)
+        return await self._parts.search.recall(session_id, messages, seen=window.seen, before=before)
 
 
 def _summary_limit(token_limit: int, wanted: int | None) -> int:

@@ -221,8 +221,8 @@ class RecordReader:
         return await asyncio.to_thread(self._entries, rows) if is_long else self._entries(rows)
 
     def _entries(self, rows: Sequence[LogRow]) -> list[Entry]:
-        entries = (entry_of(row.id, row.message, self.settings.counter, (self.settings.name,)) for row in rows)
-        return [entry for entry in entries if entry is not None]
+        counter, tags = self.settings.counter, (self.settings.name,)
+        return [entry for row in rows if (entry := entry_of(row.id, row.message, counter, tags))]
 
 
 def _must_reread(window: Window, page: LogPage) -> bool:
