@@ -29,7 +29,7 @@ _MOST_DOUBLINGS = 30
 _MOST_FAILURES = 1_000
 
 T = TypeVar("T")
-Work: TypeAlias = Callable[[], Awaitable[None]]
+Work: TypeAlias = Callable[[], Awaitable[object]]
 
 
 class JobKey(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 
@@ -16,7 +16,7 @@ from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS, FoundMe
 from llama_index_memory_ext.record.selection import RecordSettings
 from llama_index_memory_ext.record.summary import Summarizer
 from llama_index_memory_ext.record.window import RecordReader, Window
-from llama_index_memory_ext.text.cutting import Limits
+from llama_index_memory_ext.text.cutting import Limits, TrimOptions
 from llama_index_memory_ext.text.tokens import CountedText
 
 if TYPE_CHECKING:
@@ -24,25 +24,27 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.background.jobs import Jobs
 
-T = TypeVar("T")
-
-# The fields that are options of ``trim``, too.
-_TRIM_OPTIONS = ["keep_ratio", "max_messages", "keep_messages", "allow_partial", "text_splitter", "start_on", "end_on"]
+Roles: TypeAlias = str | Sequence[str] | None
 _MAX_SUMMARY_TOKENS = 1_000
 # The tags of the record and of two messages, and a few words: with less room, nothing would be shown.
 _MIN_ROOM = 50
 
 
 class RecordSize(NamedTuple):
-    """The size of a record: its tokens without the element around it, and the messages that it shows word for word.
-
-    ``summary_tokens`` are those of the summary within it, which is of ``summarised`` messages.
-    """
+    """The tokens of a record without its element, its ``verbatim`` messages, and the summary of ``summarised`` ones."""
 
     record_tokens: int = 0
     verbatim: int = 0
     summary_tokens: int = 0
     summarised: int = 0
+
+
+class _Parts(NamedTuple):
+    """What reads and searches the record, and the fields of the block for which they were made."""
+
+    reader: RecordReader
+    search: MessageSearch
+    fields: dict[str, Any]
 
 
 class CondensedMemoryBlock(LogBlock):
@@ -97,10 +99,10 @@ class CondensedMemoryBlock(LogBlock):
         description="A function from text to its pieces, or a LlamaIndex text splitter: of a message that only partly "
         "fits, whole pieces are shown. None: as many tokens as fit.",
     )
-    start_on: str | Sequence[str] | None = Field(
+    start_on: Roles = Field(
         default=None, description="Roles with one of which the record begins, if it holds a message of these roles."
     )
-    end_on: str | Sequence[str] | None = Field(
+    end_on: Roles = Field(
         default=None, description="Roles with one of which the record ends; later messages are not shown yet."
     )
     include_system: bool = Field(default=False, description="Whether a first system or developer message always stays.")
@@ -112,13 +114,12 @@ class CondensedMemoryBlock(LogBlock):
         default=0, ge=0, validate_default=True, description="Most tokens of messages found for the question; 0: none."
     )
 
-    _reader: RecordReader = PrivateAttr()
-    _search: MessageSearch = PrivateAttr()
+    _made: _Parts | None = PrivateAttr(default=None)
 
     # Checked field by field, because an error of the whole block would carry all of its fields, the model too.
     @field_validator("keep_messages", "text_splitter", "start_on", "end_on", "include_system")
     @classmethod
-    def _check_limits(cls, value: T, info: ValidationInfo) -> T:
+    def _check_limits(cls, value: object, info: ValidationInfo) -> object:
         options: dict[str, Any] = {"max_messages": info.data.get("max_messages"), str(info.field_name): value}
         Limits.checked(**options)
         return value
@@ -139,25 +140,6 @@ class CondensedMemoryBlock(LogBlock):
             )
         return value
 
-    def model_post_init(self, context: Any, /) -> None:
-        """Make the parts, which share the settings and remember what they have read."""
-        super().model_post_init(context)
-        limits = Limits.checked(**{option: getattr(self, option) for option in _TRIM_OPTIONS})
-        tags = self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n")
-        settings = RecordSettings(
-            name=self.name,
-            counter=self.tokenizer_fn,
-            room=max(self.token_limit - tags, 0),
-            limits=limits,
-            message_ratio=self.message_ratio or (1.0 if self.allow_partial else 0.5),
-            include_system=self.include_system,
-            summarize=self.summarize,
-            summary_limit=_summary_limit(self.token_limit, self.summary_token_limit),
-            recall_limit=self.recall_token_limit,
-        )
-        self._reader = RecordReader(self._store, settings)
-        self._search = MessageSearch(self._store, settings)
-
     @classmethod
     def class_name(cls) -> str:
         """The name under which LlamaIndex serialises this block."""
@@ -168,20 +150,17 @@ class CondensedMemoryBlock(LogBlock):
     ) -> str:
         """The record as text, one line-ended element per message; empty if nothing was said yet."""
         session_id = session_id or DEFAULT_SESSION_ID
-        window = await self._reader.shown(session_id)
+        window = await self._parts.reader.shown(session_id)
         earlier = await self._earlier(session_id, window, messages or [])
         if not self._has_room(window):
             return ""
         counter, text = self.tokenizer_fn, window.text + earlier
         if counter.adds_up:
             return CountedText(text, window.tokens + earlier.tokens)
-        return truncated(text, counter.count(text) - self._reader.settings.room, counter)
+        return truncated(text, counter.count(text) - self._parts.reader.settings.room, counter)
 
     async def atruncate(self, content: Any, tokens_to_truncate: int) -> str | None:
-        """The record, at least ``tokens_to_truncate`` tokens shorter: what was recalled goes first, then the oldest.
-
-        None if nothing is left, or nothing was there.
-        """
+        """The record, at least so many tokens shorter, without what was recalled, then the oldest; None for nothing."""
         return (truncated(content, tokens_to_truncate, self.tokenizer_fn) or None) if isinstance(content, str) else None
 
     async def anotice(self, session_id: str) -> None:
@@ -190,7 +169,7 @@ class CondensedMemoryBlock(LogBlock):
         Raises:
             StoreError: The given store holds no message of the session.
         """
-        if session_id not in self._reader.windows and not await self._store.users.knows(session_id):
+        if session_id not in self._parts.reader.windows and not await self._store.users.knows(session_id):
             raise StoreError(
                 f"{self.class_name()}(store=...) shows the log of its store, but that store holds no message of "
                 f"session {session_id!r}: the memory keeps them elsewhere. Give both the same store: "
@@ -206,7 +185,7 @@ class CondensedMemoryBlock(LogBlock):
 
     async def asummary(self, session_id: str = DEFAULT_SESSION_ID) -> str:
         """The running summary of what has left the record; "" if there is none."""
-        return (await self._reader.read(session_id)).summary
+        return (await self._parts.reader.read(session_id)).summary
 
     async def asearch(
         self,
@@ -220,11 +199,11 @@ class CondensedMemoryBlock(LogBlock):
 
         All of the log is searched, what the record shows too, but not the turn that is going on.
         """
-        return await self._search.search(session_id, question, most=most, message_limit=message_token_limit)
+        return await self._parts.search.search(session_id, question, most=most, message_limit=message_token_limit)
 
     async def ameasure(self, session_id: str = DEFAULT_SESSION_ID) -> RecordSize:
         """How large the record of a session would be now, without what is recalled; nothing is cut for it."""
-        window = await self._reader.read(session_id)
+        window = await self._parts.reader.read(session_id)
         if window.is_over:
             window = window.fitted() if self.summarize else window.evicted()
         if not self._has_room(window):
@@ -240,17 +219,38 @@ class CondensedMemoryBlock(LogBlock):
     @property
     def all_jobs(self) -> tuple[Jobs, ...]:
         """The jobs that sum up sessions, and those that index them."""
-        return self.jobs, self._search.jobs
+        return self.jobs, self._parts.search.jobs
 
     def job_key(self, session_id: str) -> JobKey:
         """The key of this block's jobs of a session."""
         return JobKey(session_id, self.name)
 
+    @property
+    def _parts(self) -> _Parts:
+        """The parts, which remember what they have read. A changed field makes them anew."""
+        # A model knows its key, which must not travel with a pickle.
+        fields = {**self.__dict__, "llm": None}
+        if self._made is None or self._made.fields != fields:
+            tags = self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n")
+            settings = RecordSettings(
+                name=self.name,
+                counter=self.tokenizer_fn,
+                room=max(self.token_limit - tags, 0),
+                limits=Limits.checked(**{option: getattr(self, option) for option in TrimOptions.__annotations__}),
+                message_ratio=self.message_ratio or (1.0 if self.allow_partial else 0.5),
+                include_system=self.include_system,
+                summarize=self.summarize,
+                summary_limit=_summary_limit(self.token_limit, self.summary_token_limit),
+                recall_limit=self.recall_token_limit,
+            )
+            self._made = _Parts(RecordReader(self._store, settings), MessageSearch(self._store, settings), fields)
+        return self._made
+
     def _summarizer(self, session_id: str) -> Summarizer:
-        return Summarizer(self._reader, self.llm, self.jobs, self.job_key(session_id))
+        return Summarizer(self._parts.reader, self.llm, self.jobs, self.job_key(session_id))
 
     def _has_room(self, window: Window) -> bool:
-        return window.tokens <= self._reader.settings.room - self.recall_token_limit
+        return window.tokens <= self._parts.reader.settings.room - self.recall_token_limit
 
     async def _earlier(self, session_id: str, window: Window, messages: Sequence[ChatMessage]) -> CountedText:
         """The messages from before the record that matter for the question."""
@@ -260,7 +260,7 @@ class CondensedMemoryBlock(LogBlock):
             return CountedText("", 0)
         whole = (entry.row_id for entry in window.shown if entry.row_id > position)
         before = next(whole, window.seen.last_id + 1)
-        return await self._search.recall(session_id, messages, seen=window.seen, before=before)
+        return await self._parts.search.recall(session_id, messages, seen=window.seen, before=before)
 
 
 def _summary_limit(token_limit: int, wanted: int | None) -> int:

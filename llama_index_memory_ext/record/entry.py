@@ -6,12 +6,13 @@ import re
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.text.cutting import share_out
-from llama_index_memory_ext.text.messages import Entry, clip_entry, escape_tags
+from llama_index_memory_ext.text.messages import clip_entry, clipped_element, escape_tags
 from llama_index_memory_ext.text.tokens import CountedText
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from llama_index_memory_ext.text.messages import Entry
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 _SUMMARY_OPENING, _SUMMARY_CLOSING = "<conversation_summary>", "</conversation_summary>\n"
@@ -27,17 +28,11 @@ _INSTRUCTION_STARTS = ('<message role="system"', '<message role="developer"')
 
 def summary_element(summary: str, limit: int, counter: TokenCounter, tags: Iterable[str] = ()) -> CountedText:
     """Returns the summary as the record shows it, in at most ``limit`` tokens; "" if it is empty or has no room."""
-    room = limit - counter.count(_SUMMARY_OPENING + _SUMMARY_CLOSING)
     body = escape_tags(summary.strip(), tags)
-    while body and room > 0:
-        shown = counter.clip(body, room)
-        text = f"{_SUMMARY_OPENING}{shown}{_SUMMARY_CLOSING}"
-        tokens = counter.count(text)
-        if tokens <= limit:
-            # A single character may have several tokens, so that nothing is left of the summary.
-            return CountedText(text, tokens) if shown.strip() else NO_TEXT
-        room -= tokens - limit
-    return NO_TEXT
+    element = clipped_element((_SUMMARY_OPENING, _SUMMARY_CLOSING), body, limit, counter, counter.clip)
+    # A single character may have several tokens, so that nothing is left of the summary.
+    is_empty = not element[len(_SUMMARY_OPENING) : -len(_SUMMARY_CLOSING)].strip()
+    return NO_TEXT if is_empty or element.tokens > limit else element
 
 
 def earlier_element(entries: Sequence[Entry], counter: TokenCounter) -> CountedText:
@@ -46,11 +41,6 @@ def earlier_element(entries: Sequence[Entry], counter: TokenCounter) -> CountedT
         return NO_TEXT
     text = "".join([EARLIER_OPENING, *(entry.text for entry in entries), EARLIER_CLOSING])
     return CountedText(text, counter.count(text))
-
-
-def entry_from(row_id: int, text: str, counter: TokenCounter) -> Entry:
-    """Returns an entry from its text."""
-    return Entry(row_id, text[: text.index(">") + 1], text, counter.count(text))
 
 
 def clip_entries(
@@ -62,10 +52,7 @@ def clip_entries(
 
 
 def split_record(text: str) -> list[str]:
-    """Returns the parts of a record: entries, the summary, and the tags around earlier messages.
-
-    No text of a message can pass for the beginning of a part.
-    """
+    """Returns the parts of a record, which no text can forge: entries, the summary, the tags of earlier messages."""
     return [part for part in _ELEMENT_START.split(text) if part]
 
 

@@ -8,19 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_ext.record.entry import clip_entries
-from llama_index_memory_ext.search.tfidf import (
-    CONTEXT_SHARE,
-    Document,
-    TfidfRanker,
-    divided_by_best,
-    similarities_with_context,
-)
+from llama_index_memory_ext.search import tfidf
 from llama_index_memory_ext.search.tokenization import date_words, terms_of
 from llama_index_memory_ext.text.cutting import excerpt
-from llama_index_memory_ext.text.messages import CLOSING, INSTRUCTION_ROLES, body_of, entry_of, spoken
+from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, body_of, entry_of, spoken, tokens_of, turns_in
 from llama_index_memory_ext.text.tokens import fit_tokens
 from llama_index_memory_ext.text.tool_calls import calls_of
 
@@ -75,7 +68,7 @@ class MessageIndex:
         # Replaced and never changed, because it is read while another thread indexes.
         self.turns: list[list[str]] = []
         self._counter, self._tags = counter, tags
-        self._ranker = TfidfRanker()
+        self._ranker = tfidf.TfidfRanker()
         self._places: list[Place] = []
         # The last one that is indexed for good, and those after it.
         self._units = [_NO_UNIT]
@@ -83,10 +76,7 @@ class MessageIndex:
         self._lock = threading.Lock()
 
     def take(self, rows: Iterable[LogRow], *, with_newest: bool = False) -> None:
-        """Index rows of the log, oldest first; rows that were taken before are skipped.
-
-        ``with_newest``: the newest message, too, although the next one has not come.
-        """
+        """Index rows, oldest first, but for known ones; ``with_newest``: even the newest, although no next has come."""
         with self._lock:
             new = [row for row in rows if row.id > self.newest]
             newest = self._units[-1].rows
@@ -109,9 +99,9 @@ class MessageIndex:
         with self._lock:
             places = [place for place in self._places if place.row_ids[-1] < before]
         ids = [str(place.row_ids[0]) for place in places]
-        similarity = similarities_with_context(self._ranker, ids, question, context, _EARLIER_WEIGHT)
+        similarity = tfidf.similarities_with_context(self._ranker, ids, question, context, _EARLIER_WEIGHT)
         around = np.pad(similarity, 1)
-        similarity = divided_by_best(similarity + _NEIGHBOUR_SHARE * np.maximum(around[:-2], around[2:]))
+        similarity = tfidf.divided_by_best(similarity + _NEIGHBOUR_SHARE * np.maximum(around[:-2], around[2:]))
         found = np.flatnonzero(similarity)
         best_first = found[np.lexsort((-found, -similarity[found]))]
         return [(places[i], float(similarity[i])) for i in best_first]
@@ -119,25 +109,21 @@ class MessageIndex:
     def search(
         self, question: str, context: Sequence[str], *, before: int, limit: int, message_limit: int
     ) -> list[tuple[int, ...]]:
-        """Returns the rows of the best messages of ``ranked`` that have at most ``limit`` tokens together.
-
-        A message that is longer than ``message_limit`` tokens counts as many, because it is clipped when it is shown.
-        """
+        """Returns the rows of the best messages of ``ranked``; clipped to ``message_limit`` they fit into ``limit``."""
         ranked = (place for place, _ in self.ranked(question, context, before))
         # One token for each row beside its tags is the least that is shown.
         found = [place for place in ranked if place.tag_tokens + len(place.row_ids) <= message_limit]
         return [found[i].row_ids for i in fit_tokens([min(place.tokens, message_limit) for place in found], limit)]
 
     def entries(self, rows: Sequence[LogRow], question: str, limit: int) -> list[Entry]:
-        """Returns the rows of one message as they are shown, each with its date.
+        """Returns the rows of one message as they are shown; [] if there is no room for a word of each.
 
-        Of a message that has more than ``limit`` tokens, the part with the words of the question is shown; without a
-        question its two ends. [] if there is no room for a word of each row.
+        Of more than ``limit`` tokens, the part with the words of the question is shown; without one, the two ends.
         """
         wanted = set(terms_of(question))
         clip = partial(excerpt, counter=self._counter, wanted=wanted, terms=terms_of) if wanted else None
         shown = clip_entries(self._whole(rows), limit, self._counter, clip)
-        fits = sum(entry.tokens for entry in shown) <= limit
+        fits = tokens_of(shown) <= limit
         return shown if fits and all(entry.body.strip() for entry in shown) else []
 
     def _whole(self, rows: Sequence[LogRow]) -> list[Entry]:
@@ -149,7 +135,7 @@ class MessageIndex:
         message = row.message
         speech = spoken(message)
         if speech:
-            self._follow_turns(speech, is_question=message.role == MessageRole.USER)
+            self.turns = turns_in([message], self.turns)[1 - CONTEXT_TURNS :]
         words = (speech or body_of(message))[:_INDEXED_CHARACTERS]
         unit = self._units[-1]
         if not row.is_result:
@@ -160,32 +146,26 @@ class MessageIndex:
             unit.rows.append(row)
             unit.words.append(words)
 
-    def _follow_turns(self, speech: str, *, is_question: bool) -> None:
-        if is_question or not self.turns:
-            self.turns = [*self.turns[2 - CONTEXT_TURNS :], [speech]]
-        else:
-            self.turns = [*self.turns[:-1], [*self.turns[-1], speech]]
-
     def _index(self, units: Sequence[tuple[_Unit, _Unit, _Unit]]) -> None:
         """Index units that can be shown, each given with the unit before and after it."""
-        documents: list[Document] = []
+        documents: list[tfidf.Document] = []
         for before, unit, after in units:
             whole = self._whole(unit.rows)
             if not whole:
                 continue
-            tags = sum(self._counter.count(entry.opening + CLOSING) for entry in whole)
+            tags = sum(self._counter.count("".join(entry.tags)) for entry in whole)
             row_ids = tuple(row.id for row in unit.rows)
-            self._places.append(Place(row_ids, sum(entry.tokens for entry in whole), tags))
+            self._places.append(Place(row_ids, tokens_of(whole), tags))
             # The results of a call that comes next may not have come yet.
             beside = ("\n".join(before.words)[:_NEIGHBOUR_CHARACTERS], after.words[0][:_NEIGHBOUR_CHARACTERS])
-            context = tuple((words, CONTEXT_SHARE) for words in beside if words)
+            context = tuple((words, tfidf.CONTEXT_SHARE) for words in beside if words)
             written_at = unit.rows[0].written_at
             day = date_words(written_at.date()) if written_at else ""
-            documents.append(Document(str(row_ids[0]), "\n".join(unit.words), context, day))
+            documents.append(tfidf.Document(str(row_ids[0]), "\n".join(unit.words), context, day))
         # All at once, for each call brings the lengths of all rows up to date.
         self._ranker.add(documents)
 
 
 def shown_day(row: LogRow) -> str:
-    """Returns the day (UTC) on which a row was written, as 2026-11-20; "" where that is unknown."""
+    """Returns the day (UTC) of a row as 2026-11-20; "" where it is unknown."""
     return row.written_at.date().isoformat() if row.written_at else ""

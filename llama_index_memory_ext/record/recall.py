@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.record.selection import RecordSettings
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.readers import LogRow, Seen
+    from llama_index_memory_ext.text.messages import Entry
     from llama_index_memory_ext.text.tokens import CountedText
 
 LONGEST_MESSAGE_TOKENS = 500
@@ -41,10 +42,9 @@ _RETRY_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class FoundMessage:
-    """A message, or a call with its results, that is similar to a question.
+    """A message, or a call with its results, by its ``similarity`` to a question, 1 for the best one.
 
-    ``similarity`` is 0..1, and 1 for the best message of a question. ``day`` is 2026-11-20, or "" where it is unknown.
-    In ``text`` our own tags are escaped.
+    ``day`` is 2026-11-20, or "" where it is unknown. In ``text`` our own tags are escaped.
     """
 
     similarity: float
@@ -56,10 +56,7 @@ class FoundMessage:
 
 @dataclass(frozen=True)
 class MessageSearch:
-    """Finds messages of the sessions of a store.
-
-    The ``indexes`` are those of the sessions that were asked for last, and ``found`` is what was recalled last.
-    """
+    """Finds messages of sessions; ``indexes`` are of the last sessions, ``found`` is what was recalled last."""
 
     store: MemoryStore
     settings: RecordSettings
@@ -72,11 +69,10 @@ class MessageSearch:
         return self.store.jobs.jobs("recall index", "Earlier messages were not indexed")
 
     async def recall(self, session_id: str, messages: Sequence[ChatMessage], *, seen: Seen, before: int) -> CountedText:
-        """Returns the messages that matter for the question of the current turn, as an element of the record.
+        """Returns the messages from before the row ``before`` that matter for the current question, "" for none.
 
-        They stand in the order in which they were written, each with its date; "" if nothing is found. Only messages
-        before the row ``before`` are found. After a restart a long log is indexed in the background up to what was
-        ``seen``, and a question is answered by what has been indexed by then.
+        After a restart a long log is indexed in the background up to what was ``seen``, and a question is answered by
+        what has been indexed by then.
         """
         counter = self.settings.counter
         room = self.settings.recall_limit - counter.count(EARLIER_OPENING + EARLIER_CLOSING)
@@ -89,61 +85,55 @@ class MessageSearch:
         if known is not None:
             return known
         most = int(room * _MESSAGE_SHARE)
-        # A long log, and the words of a long message, take longer than an event loop should be blocked.
+        # The search in a long log takes longer than an event loop should be blocked.
         found = await asyncio.to_thread(index.search, question, context, before=before, limit=room, message_limit=most)
-        units = await self._rows(session_id, sorted(found))
-        shown = await asyncio.to_thread(lambda: [index.entries(unit, question, most) for unit in units])
-        element = earlier_element(list(chain.from_iterable(shown)), counter)
+        shown = await self._shown(session_id, index, question, sorted(found), most)
+        element = earlier_element([entry for _, entries in shown for entry in entries], counter)
         self.found.put(key, element)
         return element
 
     async def search(self, session_id: str, question: str, *, most: int, message_limit: int) -> list[FoundMessage]:
-        """Returns the messages most similar to a question, best first; [] if none has a word in common with it.
+        """Returns the messages most similar to a question, best first, of the log and of answered active turns.
 
-        All of the log is searched, and the active messages but for a question that was not answered yet. It waits until
-        all of it is indexed, which takes time only for the first search of a session. Of a message with more than
-        ``message_limit`` tokens (at most 500), the part with the words of the question is shown.
+        It waits until all of them are indexed. ``message_limit`` tokens of a message are shown, at most 500.
         """
         index = await self._index_log(session_id)
         page = await self.store.readers.unread(session_id, "", with_active=True, after=index.newest)
         if page.epoch != index.epoch:
             # Rows were deleted meanwhile.
             return await self.search(session_id, question, most=most, message_limit=message_limit)
-        # A long log, and the words of a long message, take longer than an event loop should be blocked.
         await asyncio.to_thread(index.take, without_open_turn(page.rows), with_newest=True)
         ranked = (await asyncio.to_thread(index.ranked, question))[:most]
-        units = await self._rows(session_id, [place.row_ids for place, _ in ranked])
         limit = min(message_limit, LONGEST_MESSAGE_TOKENS)
-        shown = await asyncio.to_thread(lambda: [index.entries(unit, question, limit) for unit in units])
+        shown = await self._shown(session_id, index, question, [place.row_ids for place, _ in ranked], limit)
         return [
             FoundMessage(
                 similarity, place.row_ids, unit[0].role, shown_day(unit[0]), "\n".join(one.body for one in entries)
             )
-            for (place, similarity), unit, entries in zip(ranked, units, shown, strict=True)
+            for (place, similarity), (unit, entries) in zip(ranked, shown, strict=True)
             if entries
         ]
 
-    async def _rows(self, session_id: str, units: Sequence[tuple[int, ...]]) -> list[list[LogRow]]:
-        """Returns the rows of each message; those that were deleted meanwhile are left out."""
-        row_ids = [row_id for unit in units for row_id in unit]
-        found = await self.store.readers.rows(session_id, row_ids, with_active=True)
-        rows = {row.id: row for row in found}
-        return [[rows[row_id] for row_id in unit if row_id in rows] for unit in units]
+    async def _shown(
+        self, session_id: str, index: MessageIndex, question: str, found: Sequence[tuple[int, ...]], limit: int
+    ) -> list[tuple[list[LogRow], list[Entry]]]:
+        """Returns the rows and the entries of each message; rows that were deleted meanwhile are left out."""
+        stored = await self.store.readers.rows(session_id, list(chain.from_iterable(found)), with_active=True)
+        rows = {row.id: row for row in stored}
+        units = [[rows[row_id] for row_id in row_ids if row_id in rows] for row_ids in found]
+        return await asyncio.to_thread(lambda: [(unit, index.entries(unit, question, limit)) for unit in units])
 
     async def _indexed(self, session_id: str, seen: Seen) -> MessageIndex | None:
         """Returns the index with all that was seen, or with less if that takes too long; None: there is none yet."""
         index = self.indexes.get(session_id)
         if index is None or index.epoch != seen.epoch or index.newest < seen.last_id:
             key = JobKey(session_id, self.settings.name)
-            self.jobs.start(key, partial(self._index_in_background, session_id), _RETRY_SECONDS)
+            self.jobs.start(key, partial(self._index_log, session_id), _RETRY_SECONDS)
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.jobs.wait(key), _INDEX_SECONDS)
             index = self.indexes.get(session_id)
         # What was indexed before rows were deleted may name other rows by now.
         return index if index is not None and index.epoch == seen.epoch else None
-
-    async def _index_in_background(self, session_id: str) -> None:
-        await self._index_log(session_id)
 
     async def _index_log(self, session_id: str) -> MessageIndex:
         """Index what the log has gained, a page at a time, or all of it if rows were deleted; returns the index."""

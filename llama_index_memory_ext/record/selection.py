@@ -7,32 +7,22 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index.core.base.llms.types import MessageRole
-from typing_extensions import TypedDict
 
 from llama_index_memory_ext.record.entry import clip_entries
-from llama_index_memory_ext.text.cutting import Limits, clip_start, plan_cut
-from llama_index_memory_ext.text.messages import Entry, clip_entry
+from llama_index_memory_ext.text.cutting import Limits, TrimOptions, clip_start, plan_cut
+from llama_index_memory_ext.text.messages import Entry, clip_entry, tokens_of
 from llama_index_memory_ext.text.tool_calls import tool_call_groups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from llama_index_memory_ext.text.cutting import Splitter
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 
-class CondensedOptions(TypedDict, total=False):
+class CondensedOptions(TrimOptions, total=False):
     """Options that the preset passes on to its ``CondensedMemoryBlock``, whose fields document them."""
 
-    keep_ratio: float
     message_ratio: float | None
-    max_messages: int | None
-    keep_messages: int | None
-    allow_partial: bool
-    text_splitter: Splitter | None
-    start_on: str | Sequence[str]
-    end_on: str | Sequence[str]
-    include_system: bool
     summarize: bool
     summary_token_limit: int | None
     recall_token_limit: int
@@ -65,11 +55,11 @@ class RecordSettings:
         """Returns the limit of the summary. A stored one that is no longer extended leaves half to messages."""
         if self.summarize:
             return self.summary_limit
-        return min(self.summary_limit, (self.room - self.recall_limit - _tokens(instructions)) // 2)
+        return min(self.summary_limit, (self.room - self.recall_limit - tokens_of(instructions)) // 2)
 
     def selection(self, instructions: Sequence[Entry], summary_tokens: int = 0) -> Selection:
         """Returns how messages are selected beside first instructions and a summary of so many tokens."""
-        taken = self.reserved + (0 if self.summarize else summary_tokens) + _tokens(instructions)
+        taken = self.reserved + (0 if self.summarize else summary_tokens) + tokens_of(instructions)
         limits = replace(self.limits.remaining(0, len(instructions)), tokens=max(self.room - taken, 0))
         return Selection(limits, self.counter, int(limits.tokens * min(self.message_ratio, limits.keep_ratio)))
 
@@ -88,10 +78,7 @@ class Kept(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Selects messages within limits. One message, or a call with its results, has at most ``message_limit`` tokens.
-
-    A longer one is clipped in its middle, or to its end if the limits ``allow_partial``.
-    """
+    """Selects messages within limits. A message, or a call with its results, is clipped to ``message_limit`` tokens."""
 
     limits: Limits
     counter: TokenCounter
@@ -99,7 +86,7 @@ class Selection:
 
     def is_over(self, entries: Sequence[Entry]) -> bool:
         """Returns whether the entries exceed one of the limits."""
-        return len(entries) > self.limits.max_messages or _tokens(entries) > self.limits.tokens
+        return len(entries) > self.limits.max_messages or tokens_of(entries) > self.limits.tokens
 
     def are_full(self, entries: Sequence[Entry]) -> bool:
         """Returns whether nothing older than these can be shown. The oldest group of them may be incomplete."""
@@ -112,7 +99,7 @@ class Selection:
         shown: list[Entry] = []
         for group in tool_call_groups(entries):
             clipped = clip_entries(group, limit, self.counter, clip)
-            if _tokens(clipped) <= limit:
+            if tokens_of(clipped) <= limit:
                 shown += clipped
         return shown
 
@@ -145,7 +132,7 @@ class Selection:
         has_role = not limits.start_on or entry.role in limits.start_on
         if not limits.allow_partial or not has_role or entry.is_result or len(kept) >= limits.keep_messages:
             return None
-        room = limits.keep_tokens - _tokens(kept)
+        room = limits.keep_tokens - tokens_of(kept)
         clip = partial(clip_start, counter=self.counter, text_splitter=limits.text_splitter)
         end = clip_entry(entry, room, self.counter, clip)
         return end if end.body.strip() and end.tokens <= room else None
@@ -153,7 +140,3 @@ class Selection:
     def _end_of_text(self, text: str, limit: int) -> str:
         # A message over its share is shown in any case.
         return clip_start(text, limit, self.counter, self.limits.text_splitter) or self.counter.tail(text, limit)
-
-
-def _tokens(entries: Sequence[Entry]) -> int:
-    return sum(entry.tokens for entry in entries)

@@ -179,16 +179,15 @@ def batch_of(
 ) -> tuple[list[Entry], int]:
     """Returns the entries of the oldest rows for one request, and the number of these rows: at least one of any.
 
-    A batch never ends between a call and its results. ``halved`` is how often it must be made half as long.
+    A batch never ends between a call and its results. Its limit is ``halved`` so many times.
     """
-    limit = _BATCH_TOKENS >> halved
     entries: list[Entry] = []
     tokens = taken = 0
     for row in rows:
         entry = entry_of(row.id, row.message, counter, (*tags, *PROMPT_TAGS))
         if entry is not None:
             entry = clip_entry(entry, _MESSAGE_TOKENS, counter)
-            if entries and tokens + entry.tokens > limit and not entry.is_result:
+            if entries and tokens + entry.tokens > _BATCH_TOKENS >> halved and not entry.is_result:
                 break
             tokens += entry.tokens
             entries.append(entry)
@@ -197,10 +196,7 @@ def batch_of(
 
 
 def summary_prompt(previous: str, entries: Sequence[Entry], *, token_limit: int) -> list[ChatMessage]:
-    """Returns the messages that ask for an extended summary: the instructions, and one text with all the rest.
-
-    The entries are made with ``PROMPT_TAGS``. The model is asked for less than ``token_limit``.
-    """
+    """Returns the request for an extended summary; the entries must be made with ``PROMPT_TAGS``."""
     transcript = "".join(entry.text for entry in entries)
     text = (
         f"<summary_so_far>\n{escape_tags(previous, PROMPT_TAGS) or '(none)'}\n</summary_so_far>\n"
@@ -217,12 +213,7 @@ def summary_prompt(previous: str, entries: Sequence[Entry], *, token_limit: int)
 async def ask_for_summary(
     llm: LLM, previous: str, entries: Sequence[Entry], *, token_limit: int, counter: TokenCounter
 ) -> str:
-    """Returns the summary, extended by the entries, from one request; clipped to ``token_limit`` tokens.
-
-    Raises:
-        SummaryReplyError: The answer is empty, a refusal, an error message, or the prompt itself. Errors of the model
-            are raised as they are.
-    """
+    """Returns the summary, extended by the entries, from one request; raises what ``checked_summary`` raises."""
     response = await llm.achat(summary_prompt(previous, entries, token_limit=token_limit))
     reply = response.message.content or ""
     if _was_refused(response.raw):
@@ -232,12 +223,9 @@ async def ask_for_summary(
 
 
 def checked_summary(reply: str, previous: str, counter: TokenCounter) -> str:
-    """Returns the summary in a model's answer, without what models put around it.
+    """Returns the summary in a model's answer, added to ``previous`` if it is far shorter.
 
-    An answer that is far shorter than the summary before is added to that.
-
-    Raises:
-        SummaryReplyError: There is none in it.
+    Raises a SummaryReplyError for an empty answer, a refusal, an error message, or the prompt itself.
     """
     text = _unwrapped(reply)
     reason = _rejection_reason(text)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.events import HistoryCondensedEvent, is_heard, send
-from llama_index_memory_ext.record.entry import NO_TEXT, entry_from, summary_element
+from llama_index_memory_ext.record.entry import NO_TEXT, summary_element
 from llama_index_memory_ext.record.selection import Kept
 from llama_index_memory_ext.store.readers import Seen
-from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, clip_entry, entry_of
+from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, Entry, clip_entry, entry_of, tokens_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.record.selection import RecordSettings, Selection
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.readers import LogPage, LogRow
-    from llama_index_memory_ext.text.messages import Entry
     from llama_index_memory_ext.text.tokens import CountedText
 
 _PAGE_ROWS, _CHUNK_ROWS = 256, 16
@@ -66,13 +65,13 @@ class Window:
     @cached_property
     def tokens(self) -> int:
         """The tokens of all parts of ``text``."""
-        return self.element.tokens + _tokens(self.instructions) + _tokens(self.shown)
+        return self.element.tokens + tokens_of(self.instructions) + tokens_of(self.shown)
 
     @cached_property
     def is_over(self) -> bool:
         """Whether the messages exceed a limit."""
         entries, limits = self.kept.entries, self.selection.limits
-        return len(entries) > limits.max_messages or _tokens(entries) > limits.tokens
+        return len(entries) > limits.max_messages or tokens_of(entries) > limits.tokens
 
     def evicted(self) -> Window:
         """The window after a cut."""
@@ -196,7 +195,7 @@ class RecordReader:
             summary=summary,
             element=element,
             summarised=int(state.get("summarised") or 0),
-            kept=Kept((entry_from(position, partial, counter),), partial=True) if partial else _NOTHING_KEPT,
+            kept=Kept((Entry(position, partial, counter.count(partial)),), partial=True) if partial else _NOTHING_KEPT,
         )
 
     async def _newest(self, session_id: str, window: Window, seen: Seen, page: LogPage) -> tuple[list[Entry], bool]:
@@ -209,7 +208,7 @@ class RecordReader:
             if not rows and page.more and not window.selection.are_full(new):
                 page = await self._page(session_id, seen, before=chunk[0].id)
                 rows = page.rows
-        is_short = _tokens(new) <= window.selection.message_limit
+        is_short = tokens_of(new) <= window.selection.message_limit
         return new if is_short else window.selection.within_shares(new), bool(rows) or page.more
 
     async def _page(self, session_id: str, seen: Seen, before: int | None = None) -> LogPage:
@@ -222,12 +221,8 @@ class RecordReader:
         return await asyncio.to_thread(self._entries, rows) if is_long else self._entries(rows)
 
     def _entries(self, rows: Sequence[LogRow]) -> list[Entry]:
-        entries = (entry_of(row.id, row.message, self.settings.counter, (self.settings.name,)) for row in rows)
-        return [entry for entry in entries if entry is not None]
-
-
-def _tokens(entries: Sequence[Entry]) -> int:
-    return sum(entry.tokens for entry in entries)
+        counter, tags = self.settings.counter, (self.settings.name,)
+        return [entry for row in rows if (entry := entry_of(row.id, row.message, counter, tags))]
 
 
 def _must_reread(window: Window, page: LogPage) -> bool:

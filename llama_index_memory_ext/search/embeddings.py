@@ -13,7 +13,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from numpy.typing import NDArray
 
 from llama_index_memory_ext.background.jobs import BackOff
-from llama_index_memory_ext.background.locks import lock_for
+from llama_index_memory_ext.background.locks import Recent, lock_for
 from llama_index_memory_ext.search.tfidf import Document, FactRanker, TfidfRanker, divided_by_best, values_of
 from llama_index_memory_ext.search.tokenization import terms_of
 
@@ -70,7 +70,7 @@ class EmbeddingRanker:
         # Two, so that a document which the model refuses does not stop queries from being embedded.
         self._query_back_off, self._document_back_off = BackOff(retry_seconds), BackOff(retry_seconds)
         self._index = VectorIndex()
-        self._queries: dict[str, Vector] = {}
+        self._queries: Recent[str, Vector] = Recent(_CACHED_QUERIES)
         self._tasks: dict[asyncio.Task[None], BackOff] = {}
 
     def add(self, documents: Iterable[Document]) -> None:
@@ -141,10 +141,9 @@ class EmbeddingRanker:
         vectors = await _embed(self._model, queries, as_queries=True)
         self._query_back_off.succeeded()
         if self._index.set_dimension(vectors[0].size):
-            self._queries.clear()
-        self._queries.update(zip(queries, vectors, strict=True))
-        while len(self._queries) > _CACHED_QUERIES:
-            del self._queries[next(iter(self._queries))]
+            self._queries = Recent(_CACHED_QUERIES)
+        for query, vector in zip(queries, vectors, strict=True):
+            self._queries.put(query, vector)
 
     async def _embed_documents(self) -> None:
         """Reads the stored vectors, and embeds the other texts in batches, each of which is stored at once."""
@@ -178,8 +177,8 @@ class EmbeddingRanker:
 async def _embed(model: BaseEmbedding, texts: Sequence[str], *, as_queries: bool) -> list[Vector]:
     """Returns the vector of each text, of length 1; raises ``ValueError`` if a vector is missing or no vector.
 
-    A model with asynchronous batches of its own is awaited. Other models compute inside their asynchronous methods too:
-    they are called in a thread, one call at a time, because tokenizers of local models fail in two threads.
+    Models without asynchronous batches of their own are called in a thread, one call at a time: they compute inside
+    their asynchronous methods too, and tokenizers of local models fail in two threads.
     """
     clipped = [text if len(text) <= 2 * _END else f"{text[:_END]}\n{text[-_END:]}" for text in texts]
 

@@ -234,8 +234,7 @@ def similarities_with_context(
 ) -> Values:
     """Returns the similarity of each of ``ids`` to a question and the turns before it, the best 1; all 0 if none is.
 
-    The similarities to each text are divided by their best, and then added: the question's with the weight 1, a turn's
-    with ``turn_weight``, and more than two turns together with that of two.
+    A turn weighs ``turn_weight`` of the question, and more than two turns together as much as two.
     """
     weight = turn_weight * min(1.0, 2 / max(len(context), 1))
     total = np.zeros(len(ids))

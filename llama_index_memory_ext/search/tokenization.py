@@ -119,7 +119,7 @@ def words_of(text: str) -> Iterator[Word]:
         yield Word(match.group(), f"{month[:3]}{int(day)}")
 
 
-# A text is analyzed several times in a row: as a document, and as the context of its neighbours.
+# A text is analyzed as a document, and then as the context of its neighbours.
 @lru_cache(maxsize=32)
 def terms_of(text: str) -> tuple[str, ...]:
     """Returns the terms of a text in their order, with repetitions."""

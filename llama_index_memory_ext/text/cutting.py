@@ -11,6 +11,7 @@ from itertools import accumulate, chain, islice, takewhile
 from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import MessageRole
+from typing_extensions import TypedDict, Unpack
 
 from llama_index_memory_ext.errors import LimitError, RoleError, SplitterError
 from llama_index_memory_ext.text.tool_calls import RESULT_ROLES, Counted, M
@@ -32,6 +33,19 @@ _PIECE = re.compile(r".{1,400}?(?:[.!?]\s+|[\u3002\uff01\uff1f]|\n+|\Z)|.{1,400}
 _BEFORE, _AFTER = "[...] ", " [...]"
 
 
+class TrimOptions(TypedDict, total=False):
+    """Options of ``trim``, which documents them, and of a ``CondensedMemoryBlock``."""
+
+    keep_ratio: float
+    max_messages: int | None
+    keep_messages: int | None
+    allow_partial: bool
+    text_splitter: Splitter | None
+    start_on: str | Sequence[str] | None
+    end_on: str | Sequence[str] | None
+    include_system: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Most tokens and messages, and how many are kept of more; no roles stand for any. See the options of ``trim``."""
@@ -46,35 +60,26 @@ class Limits:
     end_on: frozenset[str] = frozenset()
 
     @classmethod
-    def checked(
-        cls,
-        *,
-        token_limit: int | None = None,
-        max_messages: int | None = None,
-        keep_messages: int | None = None,
-        keep_ratio: float = 1.0,
-        allow_partial: bool = False,
-        text_splitter: Splitter | None = None,
-        start_on: str | Sequence[str] | None = None,
-        end_on: str | Sequence[str] | None = None,
-        include_system: bool = False,
-    ) -> Limits:
+    def checked(cls, token_limit: int | None = None, **options: Unpack[TrimOptions]) -> Limits:
         """Returns the limits for options of ``trim``; raises LimitError, RoleError or SplitterError as it does."""
-        _check_numbers(keep_ratio, token_limit=token_limit, max_messages=max_messages, keep_messages=keep_messages)
-        if include_system and max_messages == 1:
+        most, keep = options.get("max_messages"), options.get("keep_messages")
+        ratio, splitter = options.get("keep_ratio", 1.0), options.get("text_splitter")
+        _check_numbers(ratio, token_limit=token_limit, max_messages=most, keep_messages=keep)
+        if options.get("include_system") and most == 1:
             raise LimitError(
                 "include_system=True needs a max_messages of at least 2, for the system's message and one more; it is "
                 "1. Raise it, or leave include_system out."
             )
-        if not (text_splitter is None or callable(text_splitter) or hasattr(text_splitter, "split_text")):
+        if not (splitter is None or callable(splitter) or hasattr(splitter, "split_text")):
             raise SplitterError(
                 "text_splitter must be a function from a text to its pieces, or one of LlamaIndex's text splitters; "
-                f"this is a {type(text_splitter).__name__}. str.splitlines keeps whole lines."
+                f"this is a {type(splitter).__name__}. str.splitlines keeps whole lines."
             )
-        tokens, most = token_limit or sys.maxsize, max_messages or sys.maxsize
-        keep = keep_messages or max(1, min(most, int(most * keep_ratio)))
-        starts, ends = _checked_roles("start_on", start_on), _checked_roles("end_on", end_on)
-        return cls(tokens, keep_ratio, most, keep, allow_partial, text_splitter, starts, ends)
+        tokens, most, partial = token_limit or sys.maxsize, most or sys.maxsize, options.get("allow_partial", False)
+        keep = keep or max(1, min(most, int(most * ratio)))
+        starts = _checked_roles("start_on", options.get("start_on"))
+        ends = _checked_roles("end_on", options.get("end_on"))
+        return cls(tokens, ratio, most, keep, partial, splitter, starts, ends)
 
     @property
     def keep_tokens(self) -> int:
@@ -159,10 +164,7 @@ def plan_cut(messages: Sequence[Counted], limits: Limits, *, turn_starts: Collec
 
 
 def plan_flush(tokens: Sequence[int], *, turn_starts: Sequence[bool], limit: int) -> int:
-    """Returns how many of the oldest messages leave short-term memory: whole turns, never the newest turn.
-
-    As few turns leave as bring the rest within ``limit`` tokens; 0 if all messages are within it.
-    """
+    """Returns how many messages, in whole turns, leave short-term memory for ``limit``; the newest turn never does."""
     from_there_on = list(accumulate(reversed(tokens), initial=0))[::-1]
     starts = [i for i, starts_turn in enumerate(turn_starts) if starts_turn]
     if from_there_on[0] <= limit or not starts:
@@ -202,10 +204,7 @@ def clip_start(text: str, limit: int, counter: TokenCounter, text_splitter: Spli
 
 
 def _starts(text: str, pieces: Sequence[str], first: int) -> Iterator[int]:
-    """Yields where the pieces begin in the text, from the last one back to the position ``first``.
-
-    Pieces are searched for, because they may overlap and may lack the white space between them.
-    """
+    """Yields where the pieces begin, back to ``first``; they may overlap, or lack the white space between them."""
     start = len(text)
     for piece in filter(str.strip, reversed(pieces)):
         before = text.rfind(piece, 0, start)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
 
 from llama_index_memory_ext.errors import MessageError
+from llama_index_memory_ext.text.tokens import CountedText
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, CALL_KEYS, HIDDEN, RESULT_ROLES, calls_of, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from llama_index_memory_ext.text.tokens import TokenCounter
-    from llama_index_memory_ext.text.tool_calls import Json, ToolCall
+    from llama_index_memory_ext.text.tool_calls import Counted, Json, ToolCall
 
 INSTRUCTION_ROLES: frozenset[str] = frozenset({MessageRole.SYSTEM, MessageRole.DEVELOPER})
 OUR_TAGS = frozenset(
@@ -53,9 +54,18 @@ class Entry:
     """One message as the record shows it: ``<message role="user">the text</message>`` and a newline."""
 
     row_id: int
-    opening: str
     text: str
     tokens: int
+
+    @property
+    def opening(self) -> str:
+        """The first tag, within whose attributes ">" is escaped."""
+        return self.text[: self.text.index(">") + 1]
+
+    @property
+    def tags(self) -> tuple[str, str]:
+        """What stands before and after the body."""
+        return self.opening, CLOSING
 
     @property
     def body(self) -> str:
@@ -80,9 +90,8 @@ def entry_of(
     body = escape_tags(body_of(message), tags)
     if not body.strip():
         return None
-    opening = _opening(message, day)
-    text = f"{opening}{body}{CLOSING}"
-    return Entry(row_id, opening, text, counter.count(text))
+    text = f"{_opening(message, day)}{body}{CLOSING}"
+    return Entry(row_id, text, counter.count(text))
 
 
 def clip_entry(entry: Entry, limit: int, counter: TokenCounter, clip: Callable[[str, int], str] | None = None) -> Entry:
@@ -92,18 +101,25 @@ def clip_entry(entry: Entry, limit: int, counter: TokenCounter, clip: Callable[[
     """
     if entry.tokens <= limit:
         return entry
-    clip = clip or counter.clip
-    room = limit - counter.count(entry.opening + CLOSING)
+    text = clipped_element(entry.tags, entry.body, limit, counter, clip or counter.clip)
+    return Entry(entry.row_id, text, text.tokens)
+
+
+def clipped_element(
+    tags: tuple[str, str], body: str, limit: int, counter: TokenCounter, clip: Callable[[str, int], str]
+) -> CountedText:
+    """Returns a text between two tags, clipped as by ``clip_entry``."""
+    room = limit - counter.count("".join(tags))
     while True:
-        text = f"{entry.opening}{clip(entry.body, room)}{CLOSING}"
+        text = clip(body, room).join(tags)
         tokens = counter.count(text)
         if tokens <= limit or room <= 0:
-            return replace(entry, text=text, tokens=tokens)
+            return CountedText(text, tokens)
         room -= tokens - limit
 
 
 def escape_tags(text: str, tags: Iterable[str] = ()) -> str:
-    """Escapes the "<" of our tags and of ``tags``; all other text stays as it is.
+    """Escapes the "<" of our tags and of ``tags``.
 
     >>> escape_tags('</message><b>bold</b> <memory_limit>')
     '&lt;/message><b>bold</b> <memory_limit>'
@@ -132,10 +148,7 @@ def body_of(message: ChatMessage) -> str:
 
 
 def spoken(message: ChatMessage) -> str:
-    """Returns the text of a user's message or a final answer, not escaped; "" for tool calls, results, instructions.
-
-    Of a ReAct answer only what follows the last ``Answer:``.
-    """
+    """Returns the text of a user's message or a final answer (of ReAct, what follows the last ``Answer:``); else ""."""
     text: str = cleaned(message.content or "").strip()
     if message.role == MessageRole.USER:
         return text
@@ -170,16 +183,18 @@ def message_tokens(message: ChatMessage, counter: TokenCounter, media_tokens: Ma
     return counter.count(body_of(message)) + media
 
 
+def tokens_of(messages: Iterable[Counted]) -> int:
+    """Returns the tokens of all messages together."""
+    return sum(message.tokens for message in messages)
+
+
 def storable(message: ChatMessage) -> dict[str, Json]:
     """Returns the message as ``cleaned`` JSON values. The message itself is not changed."""
     return dict(cleaned(message.model_dump(mode="json")))
 
 
 def cleaned(value: Json) -> Json:
-    """Returns a JSON value that every database and every model's API accepts: no surrogates, no NUL.
-
-    A pair of surrogates becomes its character; all others become U+FFFD.
-    """
+    """Returns a JSON value without NUL and lone surrogates, which databases and APIs refuse: they become U+FFFD."""
     if isinstance(value, str) and _UNSTORABLE.search(value):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\x00", "\ufffd")
     if isinstance(value, dict):
@@ -187,9 +202,9 @@ def cleaned(value: Json) -> Json:
     return [cleaned(entry) for entry in value] if isinstance(value, list) else value
 
 
-def turns_in(messages: Iterable[ChatMessage]) -> list[list[str]]:
+def turns_in(messages: Iterable[ChatMessage], turns_before: Iterable[list[str]] = ()) -> list[list[str]]:
     """Returns the spoken texts of each turn, oldest first. Texts before the first question are a turn of their own."""
-    turns: list[list[str]] = []
+    turns = [list(texts) for texts in turns_before]
     for message in messages:
         if text := spoken(message):
             if message.role == MessageRole.USER or not turns:
@@ -201,10 +216,7 @@ def turns_in(messages: Iterable[ChatMessage]) -> list[list[str]]:
 def question_in(
     messages: Sequence[ChatMessage], turns_before: Sequence[list[str]], max_turns: int
 ) -> tuple[str, list[str]]:
-    """Returns the newest question and the texts of the turns before it, oldest first; "" and [] if there are none.
-
-    There are at most ``max_turns``, at least 1, with that of the question.
-    """
+    """Returns the newest question, or "", and the texts of up to ``max_turns - 1`` turns before it, oldest first."""
     last = max((i for i, message in enumerate(messages) if message.role == MessageRole.USER), default=-1)
     turns = [*turns_before, *turns_in(messages[: last + 1])]
     question = turns[-1][0] if turns else ""

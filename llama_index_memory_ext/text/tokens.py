@@ -41,7 +41,7 @@ _NOT_LOADED = (
 # split where every encoding begins a token: at a single space, or after the end of a line.
 _PIECE_CHARACTERS = 100_000
 _PIECE = re.compile(r".{1,100000}(?:(?<=\S)(?= \S)|(?<=\n)(?=[^\s/])|\Z)|.{1,100000}", re.DOTALL)
-# The counts of the last long texts are cached; short texts are counted faster than they are looked up.
+# Only long texts: short ones are counted faster than they are looked up.
 _CACHED_TEXTS, _CACHED_CHARACTERS = 16, 500
 
 _environment = threading.Lock()
@@ -211,9 +211,7 @@ def fit(lines: Sequence[str], limit: int, counter: TokenCounter, *, least: int =
 
 
 def fit_tokens(tokens: Iterable[int], limit: int, *, least: int = 1) -> list[int]:
-    """Returns the places of the lines that fit into ``limit``, given the tokens of each line, best line first.
-
-    No more lines are asked for once less than ``least`` tokens are left.
+    """As ``fit``, given the tokens of each line.
 
     >>> fit_tokens([5, 9, 4, 1], 10)
     [0, 2, 3]
@@ -229,10 +227,7 @@ def fit_tokens(tokens: Iterable[int], limit: int, *, least: int = 1) -> list[int
 
 
 def put_first(tokens: Sequence[int], first: Sequence[bool], limit: int) -> list[int]:
-    """Returns the order in which entries marked ``first`` (pinned facts, corrections) come before all others.
-
-    Those that together fit into a quarter of ``limit`` move to the front, otherwise the order stays. The tokens of
-    other entries are not read.
+    """Returns the order with the ``first`` entries in front that fit into a quarter of ``limit``; no others are read.
 
     >>> put_first([10, 20, 10], first=[False, True, True], limit=50)
     [2, 0, 1]

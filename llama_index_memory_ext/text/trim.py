@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from llama_index.core.base.llms.types import CachePoint, TextBlock, ThinkingBlock, ToolCallBlock
 
 from llama_index_memory_ext.text.cutting import Limits, clip_start, group_start, plan_cut, share_out
-from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, checked_messages, message_tokens
+from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, checked_messages, message_tokens, tokens_of
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 from llama_index_memory_ext.text.tool_calls import CALL_KEYS, complete_calls, has_content, tool_call_groups
 
@@ -100,9 +100,9 @@ def trim(
     trimmer = _Trimmer(as_counter(tokenizer_fn) if tokenizer_fn is not None else TokenCounter())
     split = int(include_system and bool(messages) and messages[0].role in INSTRUCTION_ROLES)
     head, rest = trimmer.complete(messages[:split]), limits.ending_on(trimmer.complete(messages[split:]))
-    if _total(head) > limits.tokens - bool(rest):
+    if tokens_of(head) > limits.tokens - bool(rest):
         head = trimmer.clip(head[0], limits.tokens // 2, trimmer.clipped_blocks)
-    limits = limits.remaining(_total(head), len(head))
+    limits = limits.remaining(tokens_of(head), len(head))
     kept = limits.starting_on(trimmer.newest(rest, limits)) or trimmer.newest_from_start(rest, limits.kept)
     return [counted.message for counted in (*head, *kept)]
 
@@ -120,10 +120,7 @@ class _Counted:
 
 @dataclass(frozen=True, slots=True)
 class _Trimmer:
-    """Finds the messages that fit, and shortens those that do not.
-
-    A group is a message, or a tool call with its results. [] stands for a message or a group of which nothing is left.
-    """
+    """Finds the messages that fit, and shortens those that do not; [] is what is left of one that cannot be shown."""
 
     counter: TokenCounter
 
@@ -133,7 +130,7 @@ class _Trimmer:
     def newest(self, messages: Group, limits: Limits) -> Group:
         """Returns the newest messages within the limits, the newest group shortened if it is too large."""
         start = group_start(messages, len(messages))
-        while _total(messages[start:]) > limits.tokens:
+        while tokens_of(messages[start:]) > limits.tokens:
             limits = limits.kept
             shortened = self.shortened(messages[start:], limits.tokens, limits)
             messages = [*messages[:start], *shortened] if shortened else limits.ending_on(messages[:start])
@@ -143,23 +140,23 @@ class _Trimmer:
         if not cut or len(kept) >= limits.keep_messages:
             return kept
         before = messages[group_start(messages, cut) : cut]
-        return [*self.clip_start(before, limits.keep_tokens - _total(kept), limits), *kept]
+        return [*self.clip_start(before, limits.keep_tokens - tokens_of(kept), limits), *kept]
 
     def newest_from_start(self, messages: Group, limits: Limits) -> Group:
         """Returns the newest group of ``start_on``, shortened if necessary, and the newest messages after it."""
         groups = tool_call_groups(messages)
         for i in reversed([i for i, group in enumerate(groups) if group[0].role in limits.start_on]):
-            share, *_ = share_out([_total(groups[i]), *map(_total, groups[i + 1 :][-1:])], limits.tokens)
+            share, *_ = share_out([tokens_of(groups[i]), *map(tokens_of, groups[i + 1 :][-1:])], limits.tokens)
             start = self.shortened(groups[i], share, limits) or self.shortened(groups[i], limits.tokens, limits)
             after = chain.from_iterable(groups[i + 1 :] if len(start) < limits.max_messages else [])
-            kept = [*start, *self.newest(list(after), limits.remaining(_total(start), len(start)))]
+            kept = [*start, *self.newest(list(after), limits.remaining(tokens_of(start), len(start)))]
             if start and limits.ending_on(kept) == kept:
                 return kept
         return []
 
     def shortened(self, group: Group, limit: int, limits: Limits) -> Group:
         """Returns the group if it has at most ``limit`` tokens, else a shortened one."""
-        if _total(group) <= limit:
+        if tokens_of(group) <= limit:
             return group
         if len(group) > 1:
             return self.clip_results(group, limit)
@@ -173,10 +170,7 @@ class _Trimmer:
         return self.clip(group[0], limit, blocks_of) if limits.allow_partial and len(group) == 1 else []
 
     def clip_results(self, group: Group, limit: int) -> Group:
-        """Returns a call and its results with at most ``limit`` tokens; [] if there is no room for one of them.
-
-        Their texts share what the calls leave: short ones stay whole, long ones get equal parts.
-        """
+        """Returns a call and its results, whose texts share what the calls leave; [] if one of them has no room."""
         call = _without_extras(group[0].message)
         calls = [block for block in call.blocks if isinstance(block, ToolCallBlock)]
         needed = message_tokens(_with_blocks(call, calls), self.counter)
@@ -243,10 +237,6 @@ class _Trimmer:
 
     def _excess(self, message: ChatMessage, blocks: Sequence[ContentBlock | None], limit: int) -> int:
         return message_tokens(_with_blocks(message, blocks), self.counter) - limit
-
-
-def _total(messages: Group) -> int:
-    return sum(message.tokens for message in messages)
 
 
 def _without_extras(message: ChatMessage) -> ChatMessage:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from llama_index.core.llms import ChatMessage
 from pydantic import ValidationError
 
-from llama_index_memory_ext import CondensedMemoryBlock, LimitError, MemoryStore, StoreError, TokenCounter
+from llama_index_memory_ext import CondensedMemoryBlock, LimitError, MemoryStore, RoleError, StoreError, TokenCounter
 from llama_index_memory_ext.text.tokens import as_counter
 from tests.conversation import assistant, calling, record, result, sent_text, user
 from tests.memories import OpenPlainMemory
@@ -239,4 +239,34 @@ async def test_any_tokenizer_can_count_the_limit() -> None:
         text = await block.aget([], session_id="chat")
         assert len(f"<condensed_memory>\n{text}</condensed_memory>\n") + 1 <= 400
     assert await shown(block)
+    await block.aclose()
+
+
+async def test_a_field_that_is_changed_counts_from_the_next_prompt_on() -> None:
+    block = CondensedMemoryBlock(token_limit=2_000)
+    await block.aput([user(f"question {i}, with a few more words to it") for i in range(50)], session_id="chat")
+    assert len(await shown(block)) == 50
+    block.end_on = "assistant"
+    assert await shown(block) == []
+    block.end_on = None
+    block.max_messages = 20
+    assert len(await shown(block)) == 15
+    block.token_limit, block.keep_ratio = 200, 0.5
+    text = await block.aget([], session_id="chat")
+    assert 50 <= COUNTER.count(text) <= 100
+    block.name = "said"
+    assert (await block.ameasure("chat")).record_tokens == COUNTER.count(await block.aget([], session_id="chat"))
+    block.token_limit, block.recall_token_limit = 600, 400
+    assert "question 3," in await block.aget([user("What was question 3?")], session_id="chat")
+    block.start_on = "bot"
+    with pytest.raises(RoleError, match="start_on must name roles of messages"):
+        await block.aget([], session_id="chat")
+    await block.aclose()
+
+
+async def test_a_copy_with_another_limit_keeps_to_it() -> None:
+    block = CondensedMemoryBlock()
+    await block.aput([user(f"question {i}") for i in range(50)], session_id="chat")
+    assert len(await shown(block)) == 50
+    assert len(await shown(block.model_copy(update={"max_messages": 10}))) == 7
     await block.aclose()

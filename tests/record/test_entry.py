@@ -14,13 +14,12 @@ from llama_index_memory_ext.record.entry import (
     EARLIER_CLOSING,
     EARLIER_OPENING,
     earlier_element,
-    entry_from,
     is_result,
     split_record,
     summary_element,
     truncated,
 )
-from llama_index_memory_ext.text.messages import Entry, clip_entry, entry_of, escape_tags
+from llama_index_memory_ext.text.messages import Entry, body_of, clip_entry, entry_of, escape_tags
 from llama_index_memory_ext.text.tokens import as_counter
 from tests.conversation import assistant, calling, result, user
 
@@ -86,10 +85,12 @@ def test_what_is_no_record_is_one_part(text: str, parts: list[str]) -> None:
 
 
 @given(message=messages, row_id=st.integers(0, 10**9), day=st.sampled_from(["", "2026-11-20"]))
-def test_an_entry_is_read_back_from_its_text(message: ChatMessage, row_id: int, day: str) -> None:
+def test_an_entry_knows_its_parts_from_its_text(message: ChatMessage, row_id: int, day: str) -> None:
     entry = entry_of(row_id, message, COUNTER, day=day)
     if entry is not None:
-        assert entry_from(row_id, entry.text, COUNTER) == entry
+        assert entry.text == f"{entry.opening}{entry.body}</message>\n"
+        assert entry.body == escape_tags(body_of(message))
+        assert entry.role == message.role.value
         assert is_result(entry.text) == entry.is_result
 
 
