@@ -7,6 +7,8 @@ import io
 import json
 import os
 import sys
+from contextlib import redirect_stdout
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,9 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def load_app() -> typer.Typer:
     """Returns the Typer app with all of its commands."""
     # Imported here: Typer and Rich are optional.
-    from llama_index_memory_ext.cli import chat, facts, files, forget  # noqa: F401 - they register their commands
     from llama_index_memory_ext.cli.app import app
 
+    for module in ("chat", "facts", "files", "forget"):
+        # Each registers its commands.
+        import_module(f"llama_index_memory_ext.cli.{module}")
     return app
 
 
@@ -66,6 +70,10 @@ def _run(arguments: list[str]) -> int:
         if (error.name or "").split(".")[0] not in {"typer", "rich", "packaging"}:
             raise
         return _run_without_extra(arguments)
+    if arguments in ([], ["facts"]):
+        with redirect_stdout(sys.stderr):
+            app([*arguments, "--help"], standalone_mode=False)
+        return WRONG_USAGE
     try:
         return app(arguments, standalone_mode="--json" not in arguments) or 0
     except Exception as error:
