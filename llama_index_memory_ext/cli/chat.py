@@ -157,7 +157,7 @@ class _Conversation:
         elif name == "/stats":
             cli.say(str(self.loop.run(self.memory.astats())))
         elif name == "/help":
-            cli.say(cli.table({"command": 0, "what it does": 0}, _COMMANDS, folded="what it does"))
+            cli.say(cli.table(["command", "what it does"], _COMMANDS))
         else:
             cli.say(f"There is no {name}. /help lists the commands.", stderr=True)
 

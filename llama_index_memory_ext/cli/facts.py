@@ -1,10 +1,9 @@
 """The commands under ``facts``: show and change what is known about a user."""
 
 # No annotation is a string here: Typer reads those of the commands, through the signatures that _command makes.
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from inspect import Signature, signature
-from itertools import pairwise
-from os.path import commonprefix
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
@@ -24,7 +23,7 @@ _Work: TypeAlias = Callable[..., Awaitable[Output]]
 
 _KEYWORDS_SHOWN = 5
 _IDS_SHOWN = 5
-_SHORTEST_ID = 8
+_SHORT_ID_LENGTHS = range(8, 41)
 _CATEGORY_HELP = "preference, knowledge, context, behavior, goal or correction."
 
 _Question = Annotated[str, typer.Argument(help="What the user might ask.")]
@@ -85,7 +84,7 @@ async def _search(memory: "CondensedMemory", question: _Question, *, limit: _Lim
     ids = short_ids(one.fact.id for one in found)
     rows = [(f"{one.score:.2f}", ids[one.fact.id], _content(one.fact), _keywords(one.matched)) for one in found]
     empty = f"No fact of {memory.facts.namespace} has a word in common with that."
-    return result, cli.table({"score": 0, "id": 0, "fact": 0, "matched": 0}, rows, empty=empty)
+    return result, cli.table(["score", "id", "fact", "matched"], rows, empty=empty)
 
 
 @_command("explain")
@@ -176,10 +175,9 @@ def short_ids(ids: Iterable[str]) -> dict[str, str]:
     >>> short_ids(["abcdefgh1", "abcdefgh2", "xyz", "0123456789"])
     {'0123456789': '01234567', 'abcdefgh1': 'abcdefgh1', 'abcdefgh2': 'abcdefgh2', 'xyz': 'xyz'}
     """
-    ordered = sorted(set(ids))
-    # An id shares most characters with the id before it or the one after it.
-    shared = [len(commonprefix(pair)) for pair in pairwise(["", *ordered, ""])]  # noqa: RUF071 - by characters, indeed
-    return {id_: id_[: max(_SHORTEST_ID, 1 + max(shared[i : i + 2]))] for i, id_ in enumerate(ordered)}
+    beginnings = {id_: [id_[:length] for length in _SHORT_ID_LENGTHS if length <= len(id_)] for id_ in sorted(set(ids))}
+    shared = Counter(part for parts in beginnings.values() for part in parts)
+    return {id_: next((part for part in parts if shared[part] == 1), id_) for id_, parts in beginnings.items()}
 
 
 def facts_table(facts: Sequence["Fact"], namespace: str) -> RenderableType:
@@ -189,9 +187,7 @@ def facts_table(facts: Sequence["Fact"], namespace: str) -> RenderableType:
         (ids[fact.id], _content(fact), fact.category, f"{fact.confidence:.2f}", f"{fact.updated_at:%Y-%m-%d}")
         for fact in facts
     ]
-    # Half a date would be a wrong one.
-    columns = {"id": 0, "fact": 0, "category": 60, "confidence": 50, "since": 0}
-    return cli.table(columns, rows, empty=f"No facts of {namespace}.")
+    return cli.table(["id", "fact", "category", "confidence", "since"], rows, empty=f"No facts of {namespace}.")
 
 
 def explanation_table(explanation: "Explanation", namespace: str) -> RenderableType:
@@ -203,7 +199,7 @@ def explanation_table(explanation: "Explanation", namespace: str) -> RenderableT
         numbers = [f"{number:.2f}" for number in (one.score, one.similarity, one.confidence)]
         content = _content(one.fact) + (f" (matched: {_keywords(one.matched)})" if one.matched else "")
         rows.append((shown, *numbers, str(one.tokens), ids[one.fact.id], content))
-    columns = {"shown": 0, "score": 0, "similarity": 100, "confidence": 100, "tokens": 0, "id": 0, "fact": 0}
+    columns = ["shown", "score", "similarity", "confidence", "tokens", "id", "fact"]
     table = cli.table(columns, rows, empty=f"No facts of {namespace}.")
     return Group(table, f"{explanation.tokens} of {explanation.limit} tokens") if rows else table
 

@@ -47,9 +47,8 @@ def sessions(*, user: User = None, db: Db = None, json: Json = False) -> None:
         (info.session_id, str(info.messages), ", ".join(info.user_ids), _time(info.last_at), _time(info.first_at))
         for info in found
     ]
-    columns = {"session": 0, "messages": 0, "user": 0, "last used": 0, "first used": 80}
     empty = "No sessions." if user is None else f"No sessions of {user}."
-    table = cli.table(columns, rows, folded="session", empty=empty)
+    table = cli.table(["session", "messages", "user", "last used", "first used"], rows, empty=empty)
     cli.show([asdict(info) for info in found], table, as_json=json)
 
 
@@ -144,7 +143,7 @@ def doctor(*, db: Db = None, json: Json = False) -> None:
     checks = [*check_versions(), *asyncio.run(_check_database(cli.find_place(db))), *_check_models()]
     is_ok = all(check.verdict != "wrong" for check in checks)
     rows = [(check.verdict.replace("wrong", "WRONG"), check.name, check.found) for check in checks]
-    table = cli.table({"": 0, "checked": 0, "found": 0}, rows, folded="found")
+    table = cli.table(["", "checked", "found"], rows)
     cli.show({"ok": is_ok, "checks": [check._asdict() for check in checks]}, table, as_json=json)
     if not is_ok:
         raise typer.Exit(1)
