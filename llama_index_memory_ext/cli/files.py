@@ -32,10 +32,10 @@ _STREAM = Path("-")
 _PACKAGE = "llama-index-memory-ext"
 # Why a version that is installed but not allowed does harm.
 _REASONS = {
-    "llama-index-core": "Memory.from_defaults(chat_store=...) came with 0.14.24",
-    "llama-index-workflows": "2.21.0 to 2.22.1 refuse run(memory=...), 2.22.2 to 2.23.2 work on a copy of the memory",
-    "banks": "before 2.5.0 text in a message could replace the prompt or inject an image",
-    "tiktoken": "before 0.13 a run of 100,000 characters without a space took minutes or crashed",
+    "llama-index-core": ": Memory.from_defaults(chat_store=...) came with 0.14.24",
+    "llama-index-workflows": ": 2.21.0 to 2.22.1 refuse run(memory=...), 2.22.2 to 2.23.2 work on a copy of the memory",
+    "banks": ": before 2.5.0 text in a message could replace the prompt or inject an image",
+    "tiktoken": ": before 0.13 a run of 100,000 characters without a space took minutes or crashed",
 }
 
 
@@ -89,10 +89,8 @@ def export(
         except OSError as error:
             raise TerminalError(f"{output} cannot be written: {error.strerror}.") from None
         cli.say(f"Written to {output}.", stderr=True)
-    elif sys.stdout.isatty():
-        print(plain(text), end="")
     else:
-        sys.stdout.buffer.write(text.encode())
+        sys.stdout.buffer.write((plain(text) if sys.stdout.isatty() else text).encode())
         sys.stdout.buffer.flush()
 
 
@@ -165,15 +163,15 @@ def check_versions() -> Iterator[Check]:
             except PackageNotFoundError:
                 yield Check(name, "ok" if marker else "wrong", f"not installed; {allowed} is needed")
                 continue
-            is_allowed = allowed.contains(seen, prereleases=True)
-            reason = f" ({_REASONS[name]})" if name in _REASONS else ""
-            wrong = f"{seen}, but {allowed} is needed{reason}"
-            yield Check(name, "ok", seen) if is_allowed else Check(name, "wrong", wrong)
+            wrong = Check(name, "wrong", f"{seen}, but {allowed} is needed{_REASONS.get(name, '')}")
+            yield Check(name, "ok", seen) if allowed.contains(seen, prereleases=True) else wrong
 
 
 async def _check_database(place: cli.Place) -> list[Check]:
     """Checks whether the database can be reached, the version of its schema, and whether rows can be written."""
-    # Imported here: it imports LlamaIndex.
+    # Imported here: they take long.
+    from sqlalchemy.exc import SQLAlchemyError
+
     from llama_index_memory_ext.store.schema import SCHEMA_VERSION
 
     if place.file is not None and place.is_missing:
@@ -198,7 +196,7 @@ async def _check_database(place: cli.Place) -> list[Check]:
             async with store.database.writing(sessions=["doctor"]) as connection:
                 await connection.rollback()
             checks.append(Check("writing", "ok", "rows can be written"))
-    except Exception as error:  # noqa: BLE001 - whatever failed is what this command is to find
+    except (TerminalError, ext.MemoryExtError, SQLAlchemyError, OSError) as error:
         checks.append(Check("writing" if checks else "database", "wrong", describe_error(error)))
     return checks
 

@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatResponseGen, CompletionResponseGen
     from llama_index.core.tools import BaseTool
 
-ABOUT = (
-    "I am a small offline model that answers by rules. I can work out sums with calculator tools, and tell from "
-    "what I was shown what you said about yourself, and which tools I called."
-)
+ABOUT = "I answer by rules: sums with calculator tools, what you said about yourself, and which tools I called."
 NOT_SEEN = "I cannot see that in what I was shown."
 
 _OPERATIONS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
@@ -36,7 +33,7 @@ _SUM = re.compile(
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _ELEMENT = re.compile(r'^<(?:message role="(\w+)"|fact )([^>]*)>(.*?)</(?:message|fact)>$', re.MULTILINE | re.DOTALL)
 _CALL_ID = re.compile(r'tool_call_id="([^"]*)"')
-_CALL = re.compile(r"^\[tool call ?([^\]]*)\] ([\w.-]+)\((.*)\)$", re.MULTILINE)
+_CALL = re.compile(r"^\[tool call ?([^\]]*)\] ([\w.-]+)\((\{.*\})\)$", re.MULTILINE)
 _KNOWN_FACT = re.compile(r"^(\d+)\. (.*)$", re.MULTILINE)
 _SUMMARY_SO_FAR = re.compile(r"<summary_so_far>\n(.*?)\n</summary_so_far>", re.DOTALL)
 
@@ -53,11 +50,11 @@ class _Entry(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """A tool call that the model made earlier; ``result`` is None if there is none."""
+    """A tool call that the model made earlier."""
 
     name: str
     arguments: Arguments
-    result: str | None
+    result: str
 
 
 class _Topic(NamedTuple):
@@ -111,7 +108,7 @@ def reply(messages: Iterable[ChatMessage], tool_names: Collection[str] = ()) -> 
     if summary := _summarize(question):
         return _answer(summary)
     if found := _sum_in(question):
-        return _calculate(*found, _calls(entries[asked:]), tool_names)
+        return _calculate(*found, list(_calls(entries[asked:])), tool_names)
     rules = (_tell_calls, _tell_topic, _take_note)
     return _answer(next(filter(None, (rule(question, past) for rule in rules)), ABOUT))
 
@@ -144,19 +141,13 @@ def _texts_of(role: str, entries: Iterable[_Entry]) -> list[str]:
     return [entry.text for entry in entries if entry.role == role]
 
 
-def _calls(entries: Sequence[_Entry]) -> list[_Call]:
-    """Returns the calls of a turn. They are the assistant's: the text of others may only look like one."""
+def _calls(entries: Sequence[_Entry]) -> Iterator[_Call]:
+    """Yields the calls of a turn. They are the assistant's: the text of others may only look like one."""
     results = {entry.call_id: entry.text for entry in entries if entry.role == "tool"}
-    found = _CALL.findall("\n".join(_texts_of("assistant", entries)))
-    return [_Call(name, _arguments(arguments), results.get(call_id)) for call_id, name, arguments in found]
-
-
-def _arguments(text: str) -> Arguments:
-    """Returns the arguments of a call; {} if their JSON is cut."""
-    with suppress(ValueError):
-        if isinstance(arguments := json.loads(text), dict):
-            return arguments
-    return {}
+    for call_id, name, arguments in _CALL.findall("\n".join(_texts_of("assistant", entries))):
+        # Their JSON may be cut.
+        with suppress(ValueError):
+            yield _Call(name, json.loads(arguments), results.get(call_id, "no result"))
 
 
 def _facts_in(question: str) -> Arguments:
@@ -189,7 +180,7 @@ def _sum_in(question: str) -> tuple[str, ast.BinOp] | None:
 
 def _calculate(written: str, tree: ast.BinOp, calls: Sequence[_Call], tools: Collection[str]) -> ChatMessage:
     """Calls a tool for each operation, the inner ones first; then tells the sum and its value."""
-    results = {(call.name, *call.arguments.values()): call.result for call in calls if call.result is not None}
+    results = {(call.name, *call.arguments.values()): call.result for call in calls}
     try:
         return _answer(f"{written} = {_shown(_evaluate(tree, results))}")
     except ValueError:
@@ -221,7 +212,7 @@ def _summarize(question: str) -> str:
     """Adds the first sentence of each message to the summary so far; "" if no summary is asked for."""
     if not (so_far := _SUMMARY_SO_FAR.search(question)):
         return ""
-    said = [entry for entry in _elements(question) if entry.role in {"user", "assistant"} and not _calls([entry])]
+    said = [entry for entry in _elements(question) if entry.role in {"user", "assistant"} and not any(_calls([entry]))]
     lines = [f"The {entry.role}: {_SENTENCE_END.split(entry.text)[0].strip()}" for entry in said]
     return "\n".join(filter(None, [so_far[1].replace("(none)", ""), *lines]))
 
@@ -230,15 +221,12 @@ def _tell_calls(question: str, past: Sequence[_Entry]) -> str:
     """Tells the calls of the last turn that had any."""
     if "how did you" not in question.casefold():
         return ""
-    turns: list[list[_Entry]] = [[]]
-    for entry in past:
-        turns += [[]] if entry.role == "user" else []
-        turns[-1].append(entry)
+    starts = [0, *(i for i, entry in enumerate(past) if entry.role == "user")]
+    calls = next(filter(None, (list(_calls(past[start:])) for start in reversed(starts))), [])
     told = []
-    for call in next(filter(None, map(_calls, reversed(turns))), ()):
-        arguments = ", ".join(f"{name}={_shown(value)}" for name, value in call.arguments.items()) or "no arguments"
-        outcome = "was shown no result" if call.result is None else f"got {_shown(call.result)}"
-        told.append(f"{call.name} with {arguments} and {outcome}")
+    for call in calls:
+        arguments = ", ".join(f"{name}={_shown(value)}" for name, value in call.arguments.items())
+        told.append(f"{call.name} with {arguments} and got {_shown(call.result)}")
     return f"I called {', then '.join(told)}." if told else "I cannot see any tool call in what I was shown."
 
 
@@ -267,10 +255,6 @@ class OfflineModel(CustomLLM, FunctionCallingLLM):
     >>> OfflineModel().complete("My name is Logan.").text
     'Noted: your name is Logan.'
     """
-
-    @classmethod
-    def class_name(cls) -> str:
-        return "OfflineModel"
 
     @property
     def metadata(self) -> LLMMetadata:
