@@ -48,8 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:  # noqa: BLE001 - the user gets one line, whatever failed
-        _print_error(describe_error(error), as_json="--json" in arguments)
-        return FAILED
+        text = plain(describe_error(error))
+        sys.stderr.write((json.dumps({"error": text}) if "--json" in arguments else f"Error: {text}") + "\n")
+        # The class of wrong usage has a public name only in older versions of Typer.
+        return WRONG_USAGE if hasattr(error, "format_message") else FAILED
 
 
 def load_app() -> typer.Typer:
@@ -74,15 +76,7 @@ def _run(arguments: list[str]) -> int:
         with redirect_stdout(sys.stderr):
             app([*arguments, "--help"], standalone_mode=False)
         return WRONG_USAGE
-    try:
-        return app(arguments, standalone_mode="--json" not in arguments) or 0
-    except Exception as error:
-        # The class of wrong usage has a public name only in older versions of Typer.
-        message = getattr(error, "format_message", None)
-        if message is None:
-            raise
-        _print_error(message(), as_json=True)
-        return WRONG_USAGE
+    return app(arguments, standalone_mode="--json" not in arguments) or 0
 
 
 def _run_without_extra(arguments: list[str]) -> int:
@@ -92,17 +86,11 @@ def _run_without_extra(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m llama_index_memory_ext", epilog=_NOT_INSTALLED)
     parser.add_argument("command", choices=["demo"])
     parser.add_argument("--database", type=Path, metavar="PATH")
-    parser.add_argument("--session", default="demo", metavar="ID")
-    options = parser.parse_args(arguments)
+    database = parser.parse_args(arguments).database
     # Imported here: LlamaIndex takes seconds to start, and a wrong option is reported without it.
     from llama_index_memory_ext.cli.demo import run
 
-    return run(options.database, options.session)
-
-
-def _print_error(text: str, *, as_json: bool) -> None:
-    text = plain(text)
-    sys.stderr.write((json.dumps({"error": text}) if as_json else f"Error: {text}") + "\n")
+    return run(database)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ class TerminalError(Exception):
 
 def describe_error(error: BaseException) -> str:
     """Returns what failed, in one line, without keys, passwords and values that were refused."""
+    if (usage := getattr(error, "format_message", None)) is not None:
+        return str(usage())
     if isinstance(error, (TerminalError, MemoryExtError)):
         return _redacted(str(error), longest=900)
     if (reason := _describe_model_error(error)) is not None:

@@ -53,7 +53,6 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 _Table = Annotated[str, _option("--table", "NAME", _TABLE_HELP, "LLAMA_INDEX_MEMORY_TABLE")]
 _Schema = Annotated[str | None, _option("--schema", "NAME", _SCHEMA_HELP, "LLAMA_INDEX_MEMORY_SCHEMA")]
 _DemoFile = Annotated[Path | None, typer.Option(metavar="PATH", help="The SQLite file; by default in a new folder.")]
-_DemoSession = Annotated[str, typer.Option(metavar="ID", help="The conversation.")]
 
 # Text in brackets in a help text is not markup.
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -65,7 +64,7 @@ def _set_tables(*, table: _Table = "llama_index_memory", schema: _Schema = None)
 
 
 @app.command()
-def demo(*, database: _DemoFile = None, session: _DemoSession = "demo") -> None:
+def demo(*, database: _DemoFile = None) -> None:
     """Show a conversation, and what the model is shown in each turn.
 
     It goes over two processes. With OPENAI_API_KEY set it talks to OpenAI (OPENAI_MODEL, default gpt-4o-mini;
@@ -74,7 +73,7 @@ def demo(*, database: _DemoFile = None, session: _DemoSession = "demo") -> None:
     # Imported here: LlamaIndex takes seconds to start, and the help does not need it.
     from llama_index_memory_ext.cli.demo import run
 
-    raise typer.Exit(run(database, session))
+    raise typer.Exit(run(database))
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ _Text = Annotated[str, typer.Argument(help="The fact in one sentence.")]
 _Id = Annotated[str, typer.Argument(metavar="ID", help="The id of a fact, or its beginning.")]
 _Ids = Annotated[list[str] | None, typer.Argument(metavar="ID...", help="The ids of facts, or their beginnings.")]
 _Retired = Annotated[bool, typer.Option("--retired", help="Also retired facts.")]
-_Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="Most facts that are shown.")]
 _Category = Annotated[str, typer.Option(metavar="CATEGORY", help=_CATEGORY_HELP)]
 _Confidence = Annotated[float, typer.Option(min=0.0, max=1.0, help="How certain the fact is.")]
 _Pin = Annotated[bool, typer.Option("--pin", help="Show it before facts that match better.")]
@@ -77,9 +76,9 @@ async def _list(memory: "CondensedMemory", *, retired: _Retired = False) -> Outp
 
 
 @_command("search")
-async def _search(memory: "CondensedMemory", question: _Question, *, limit: _Limit = 10) -> Output:
+async def _search(memory: "CondensedMemory", question: _Question) -> Output:
     """Find facts that have words in common with a question."""
-    found = (await memory.facts_block.asearch(question))[:limit]
+    found = await memory.facts_block.asearch(question)
     result = [{**one.fact.model_dump(mode="json"), "score": one.score, "similarity": one.similarity} for one in found]
     ids = short_ids(one.fact.id for one in found)
     rows = [(f"{one.score:.2f}", ids[one.fact.id], _content(one.fact), _keywords(one.matched)) for one in found]

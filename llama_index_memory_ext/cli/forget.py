@@ -62,12 +62,9 @@ async def _forget(
         if not (sessions or facts):
             raise TerminalError(f"Nothing is stored about {user or session!r}.")
         if not quiet:
-            messages, where = (
-                pluralize(sum(info.messages for info in infos), "message"),
-                pluralize(len(infos), "session"),
-            )
+            messages = pluralize(sum(info.messages for info in infos), "message")
             hint = "" if users else "\nWhat is known of its user stays; `forget --user` deletes that too."
-            found = f"{messages} in {where}, {pluralize(len(facts), 'fact')}.{hint}"
+            found = f"{messages} in {pluralize(len(infos), 'session')}, {pluralize(len(facts), 'fact')}.{hint}"
             cli.say(f"Stored about {user or session}: {found}", stderr=True)
         if asks:
             cli.confirm("Delete all of it for good?")
