@@ -25,7 +25,6 @@ ABOUT = "I answer by rules: sums with calculator tools, what you said about your
 NOT_SEEN = "I cannot see that in what I was shown."
 
 _OPERATIONS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
-_SUM_NODES = (ast.BinOp, ast.UnaryOp, ast.USub, ast.Constant, *_OPERATIONS)
 _SUM = re.compile(
     r"(?:.*\b(?:what is|what's|how much is|calculate|compute) )?((?:[-+*/() ]|\d+(?:\.\d+)?){1,300}?)[ ?.!=]*",
     re.IGNORECASE,
@@ -66,19 +65,16 @@ class _Topic(NamedTuple):
     category: str
     question: str
 
-    @property
-    def is_single(self) -> bool:
-        """Whether only the last statement is true."""
-        return self.noted in ("Is called", "Lives in")
-
     def statements(self, text: str) -> list[tuple[str, str]]:
         """Returns what a text says of the topic, up to the next topic: ("I like tea", "tea") for each statement."""
         pattern = rf"\b((?i:{self.said})\s+(.+?))(?=,? now\b|,? and (?i:i|my)\b|[\s.!]*$)"
         sentences = (sentence for sentence in _SENTENCE_END.split(text) if not sentence.endswith("?"))
         found = [statement for sentence in sentences for statement in re.findall(pattern, sentence)]
-        return found[-1:] if self.is_single else found
+        return found[-1:] if self.noted in _SINGLE else found
 
 
+# Of these only the last statement is true.
+_SINGLE = ("Is called", "Lives in")
 _TOPICS = (
     _Topic("my name is", "your name is", "Is called", "knowledge", "what(?: i|['\u2019])s my name|who am i"),
     _Topic("i (?:now )?(?:live in|moved to)", "you live in", "Lives in", "context", "where do i live"),
@@ -107,8 +103,8 @@ def reply(messages: Iterable[ChatMessage], tool_names: Collection[str] = ()) -> 
         return _call("call_1", "report_facts", _facts_in(question))
     if summary := _summarize(question):
         return _answer(summary)
-    if found := _sum_in(question):
-        return _calculate(*found, list(_calls(entries[asked:])), tool_names)
+    if worked_out := _calculate(question, list(_calls(entries[asked:])), tool_names):
+        return worked_out
     rules = (_tell_calls, _tell_topic, _take_note)
     return _answer(next(filter(None, (rule(question, past) for rule in rules)), ABOUT))
 
@@ -154,42 +150,36 @@ def _facts_in(question: str) -> Arguments:
     """Reports what the user says of himself in a transcript, and the known facts that it contradicts."""
     known, _, transcript = question.partition("<transcript>")
     text = "\n".join(_texts_of("user", _elements(transcript)))
-    new: list[Arguments] = []
-    retired: list[Arguments] = []
+    new, retired = list[Arguments](), list[Arguments]()
     for topic in _TOPICS:
         for quote, value in topic.statements(text):
             content, label = f"{topic.noted} {value}", f"n{len(new) + 1}"
             fact = {"label": label, "content": content, "category": topic.category, "confidence": 0.9, "quote": quote}
             new.append(fact)
-            for number, other in _KNOWN_FACT.findall(known) if topic.is_single else ():
+            for number, other in _KNOWN_FACT.findall(known) if topic.noted in _SINGLE else ():
                 if other.startswith(topic.noted) and other.casefold() != content.casefold():
                     reason = {"reason": f"The user said: {quote}", "replaced_by": label, "quote": quote}
                     retired.append({"number": int(number), **reason})
     return {"new_facts": new, "confirmed": [], "retired": retired}
 
 
-def _sum_in(question: str) -> tuple[str, ast.BinOp] | None:
-    """Returns the first sum in a text, as it is written and as a syntax tree; None if there is none."""
-    for found in filter(None, map(_SUM.fullmatch, _SENTENCE_END.split(question))):
-        with suppress(SyntaxError):
-            tree = ast.parse(found[1].strip(), mode="eval").body
-            if isinstance(tree, ast.BinOp) and all(isinstance(node, _SUM_NODES) for node in ast.walk(tree)):
-                return found[1].strip(), tree
-    return None
-
-
-def _calculate(written: str, tree: ast.BinOp, calls: Sequence[_Call], tools: Collection[str]) -> ChatMessage:
-    """Calls a tool for each operation, the inner ones first; then tells the sum and its value."""
+def _calculate(question: str, calls: Sequence[_Call], tools: Collection[str]) -> ChatMessage | None:
+    """Calls a tool for each operation of a sum, the inner ones first, then tells its value; None without a sum."""
     results = {(call.name, *call.arguments.values()): call.result for call in calls}
+    sums = [found[1].strip() for found in map(_SUM.fullmatch, _SENTENCE_END.split(question)) if found]
+    written = max(sums, key=len, default="")
     try:
-        return _answer(f"{written} = {_shown(_evaluate(tree, results))}")
+        tree = ast.parse(written, mode="eval").body
+        return _answer(f"{written} = {_shown(_evaluate(tree, results))}") if isinstance(tree, ast.BinOp) else None
+    except (SyntaxError, AttributeError):
+        return None
     except ValueError:
         return _answer(f"A tool could not do it: {calls[-1].result}")
     except KeyError as missing:
         tool, a, b = missing.args[0]
-    if tool not in tools:
-        return _answer(f"I work out sums with tools only, and there is none named {tool!r}.")
-    return _call(f"call_{len(calls) + 1}", tool, {"a": a, "b": b})
+    if tool in tools:
+        return _call(f"call_{len(calls) + 1}", tool, {"a": a, "b": b})
+    return _answer(f"I work out sums with tools only, and there is none named {tool!r}.")
 
 
 # The nodes of a syntax tree have no type in common that has their fields.
@@ -199,7 +189,7 @@ def _evaluate(node: Any, results: Mapping[tuple[object, ...], str]) -> float:
         return node.value  # type: ignore[return-value] # the pattern of a sum has numbers only
     if isinstance(node, ast.UnaryOp):
         return -_evaluate(node.operand, results)
-    operation = _OPERATIONS[type(node.op)], _evaluate(node.left, results), _evaluate(node.right, results)
+    operation = _OPERATIONS.get(type(node.op), "power"), _evaluate(node.left, results), _evaluate(node.right, results)
     return json.loads(results[operation])  # type: ignore[no-any-return] # ValueError: an error's text
 
 
