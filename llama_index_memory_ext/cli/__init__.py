@@ -71,11 +71,7 @@ def one_line(text: str, longest: int = 500) -> str:
 
 
 def pluralize(number: int, noun: str) -> str:
-    """Returns a number with its noun.
-
-    >>> pluralize(1, "fact"), pluralize(2, "fact")
-    ('1 fact', '2 facts')
-    """
+    """Returns a number with its noun: ``1 fact``, ``2 facts``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 

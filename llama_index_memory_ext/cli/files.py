@@ -6,6 +6,7 @@ import asyncio
 import os
 import platform
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, requires, version
 from json import detect_encoding
@@ -43,12 +44,9 @@ _REASONS = {
 def sessions(*, user: User = None, db: Db = None, json: Json = False) -> None:
     """List the conversations, the one that was used last first."""
     found = cli.run(db, lambda store: store.sessions(user))
-    rows = [
-        (info.session_id, str(info.messages), ", ".join(info.user_ids), _time(info.last_at), _time(info.first_at))
-        for info in found
-    ]
+    rows = [(info.session_id, str(info.messages), ", ".join(info.user_ids), _time(info.last_at)) for info in found]
     empty = "No sessions." if user is None else f"No sessions of {user}."
-    table = cli.table(["session", "messages", "user", "last used", "first used"], rows, empty=empty)
+    table = cli.table(["session", "messages", "user", "last used"], rows, empty=empty)
     cli.show([asdict(info) for info in found], table, as_json=json)
 
 
@@ -150,18 +148,16 @@ def doctor(*, db: Db = None, json: Json = False) -> None:
 def check_versions() -> Iterator[Check]:
     """Checks the versions of this package and of the libraries that it requires."""
     yield Check("Python", "ok", platform.python_version())
-    try:
-        yield Check(_PACKAGE, "ok", version(_PACKAGE))
-    except PackageNotFoundError:
-        yield Check(_PACKAGE, "wrong", "runs from a folder and is not installed: pip install it")
-        return
-    for library in map(Requirement, requires(_PACKAGE) or ()):
+    libraries = [Requirement(_PACKAGE)]
+    with suppress(PackageNotFoundError):
+        libraries += map(Requirement, requires(_PACKAGE) or ())
+    for library in libraries:
         name, allowed, marker = library.name, library.specifier, library.marker
         if marker is None or marker.evaluate({"extra": "postgres"}):
             try:
                 seen = version(name)
             except PackageNotFoundError:
-                yield Check(name, "ok" if marker else "wrong", f"not installed; {allowed} is needed")
+                yield Check(name, "ok" if marker else "wrong", f"not installed; {allowed or name} is needed")
                 continue
             wrong = Check(name, "wrong", f"{seen}, but {allowed} is needed{_REASONS.get(name, '')}")
             yield Check(name, "ok", seen) if allowed.contains(seen, prereleases=True) else wrong

@@ -109,9 +109,9 @@ def _text_of(deleted: dict[str, int], residue: DeletionResidue | None) -> str:
 
 
 def search_file(file: Path, texts: Iterable[str], owners: Collection[str]) -> DeletionResidue:
-    """Searches a SQLite file and its journals, byte by byte, for the texts of deleted users and sessions.
+    """Searches a SQLite file and its journals, byte by byte, for texts of 8 bytes or more.
 
-    A row that names one of these ``owners`` is no other's. Texts that are blank or have less than 8 bytes are left out.
+    A row that names one of the deleted users and sessions, the ``owners``, is no other's.
     """
     searched = [pieces for text in texts if text.strip() and (pieces := set(_pieces(text)))]
     found = set[bytes]()

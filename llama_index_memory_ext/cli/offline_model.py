@@ -241,9 +241,6 @@ class OfflineModel(CustomLLM, FunctionCallingLLM):
     """A LlamaIndex model for trying things out: no network, no key, no state between calls.
 
     It answers by the rules of ``reply``, from the messages of the call. A stream has one part.
-
-    >>> OfflineModel().complete("My name is Logan.").text
-    'Noted: your name is Logan.'
     """
 
     @property
