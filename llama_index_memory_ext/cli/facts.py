@@ -21,8 +21,8 @@ Output: TypeAlias = tuple[object, RenderableType]
 # Begins with the memory whose facts are meant; the other parameters are the arguments and options of the command.
 _Work: TypeAlias = Callable[..., Awaitable[Output]]
 
-_KEYWORDS_SHOWN = 5
-_IDS_SHOWN = 5
+# Most keywords of a fact, and most ids in an error.
+_MOST_SHOWN = 5
 _SHORT_ID_LENGTHS = range(8, 41)
 _CATEGORY_HELP = "preference, knowledge, context, behavior, goal or correction."
 
@@ -163,7 +163,7 @@ def only_one(found: Sequence["Fact"], condition: str, missing: str) -> "Fact":
     if not found:
         raise TerminalError(missing)
     if len(found) > 1:
-        shown = ", ".join(sorted(short_ids(fact.id for fact in found).values())[:_IDS_SHOWN])
+        shown = ", ".join(sorted(short_ids(fact.id for fact in found).values())[:_MOST_SHOWN])
         raise TerminalError(f"{len(found)} {condition}: {shown}. Give more of the one you mean.")
     return found[0]
 
@@ -209,4 +209,4 @@ def _content(fact: "Fact") -> str:
 
 
 def _keywords(matched: Sequence[str]) -> str:
-    return ", ".join(matched[:_KEYWORDS_SHOWN])
+    return ", ".join(matched[:_MOST_SHOWN])

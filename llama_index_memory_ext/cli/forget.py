@@ -15,7 +15,7 @@ from llama_index_memory_ext.cli import app as cli
 from llama_index_memory_ext.cli.app import Db, Json, Session, User, Yes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
 # The search looks up this many bytes at once; a shorter text is too common to prove anything.
 _KEY_BYTES = 8
@@ -53,30 +53,41 @@ async def _forget(
 ) -> tuple[dict[str, int], DeletionResidue | None]:
     """Returns the counts of the deleted rows, and, where there is a file to search, what is left in it."""
     async with cli.open_store(place) as store:
-        infos = await store.sessions(user, session_ids=[session] if session else [])
-        sessions = [info.session_id for info in infos]
-        # A session without a user is a user of its own.
-        users = [user] if user else []
-        users += [info.session_id for info in infos if info.session_id in info.user_ids and info.session_id != user]
-        facts = [fact for name in users for fact in await cli.memory_on(store, name).facts.alist(with_retired=True)]
-        if not (sessions or facts):
-            raise TerminalError(f"Nothing is stored about {user or session!r}.")
+        users, sessions, facts, found = await _find(store, user, session)
         if not quiet:
-            messages = pluralize(sum(info.messages for info in infos), "message")
-            hint = "" if users else "\nWhat is known of its user stays; `forget --user` deletes that too."
-            found = f"{messages} in {pluralize(len(infos), 'session')}, {pluralize(len(facts), 'fact')}.{hint}"
             cli.say(f"Stored about {user or session}: {found}", stderr=True)
         if asks:
             cli.confirm("Delete all of it for good?")
         with cli.waiting("Deleting"):
             texts = await _texts(store, sessions, facts) if place.file else set()
-            if users:
-                deleted = await store.forget_user(users[0], session_ids=sessions)
-            else:
-                deleted = await store.forget(sessions[0])
-                await store.vacuum()
+            deleted = await _delete(store, users, sessions)
     with cli.waiting("Searching the file for what was deleted"):
         return deleted, search_file(place.file, texts, {*users, *sessions}) if place.file else None
+
+
+async def _find(
+    store: ext.MemoryStore, user: str | None, session: str | None
+) -> tuple[list[str], list[str], list[ext.Fact], str]:
+    """Returns the users, sessions and facts that are to be deleted, and a text that counts them."""
+    infos = await store.sessions(user, session_ids=[session] if session else [])
+    # A session without a user is a user of its own.
+    own = [info.session_id for info in infos if info.session_id in info.user_ids]
+    users = list(dict.fromkeys([user, *own] if user else own))
+    facts = [fact for name in users for fact in await cli.memory_on(store, name).facts.alist(with_retired=True)]
+    if not (infos or facts):
+        raise TerminalError(f"Nothing is stored about {user or session!r}.")
+    messages = pluralize(sum(info.messages for info in infos), "message")
+    hint = "" if users else "\nWhat is known of its user stays; `forget --user` deletes that too."
+    found = f"{messages} in {pluralize(len(infos), 'session')}, {pluralize(len(facts), 'fact')}.{hint}"
+    return users, [info.session_id for info in infos], facts, found
+
+
+async def _delete(store: ext.MemoryStore, users: Sequence[str], sessions: Sequence[str]) -> dict[str, int]:
+    if users:
+        return await store.forget_user(users[0], session_ids=sessions)
+    deleted = await store.forget(sessions[0])
+    await store.vacuum()
+    return deleted
 
 
 async def _texts(store: ext.MemoryStore, sessions: Iterable[str], facts: Iterable[ext.Fact]) -> set[str]:
