@@ -48,10 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:  # noqa: BLE001 - the user gets one line, whatever failed
-        text = plain(describe_error(error))
-        sys.stderr.write((json.dumps({"error": text}) if "--json" in arguments else f"Error: {text}") + "\n")
-        # The class of wrong usage has a public name only in older versions of Typer.
-        return WRONG_USAGE if hasattr(error, "format_message") else FAILED
+        return _report(error, as_json="--json" in arguments)
+
+
+def _report(error: Exception, *, as_json: bool) -> int:
+    text = plain(describe_error(error))
+    sys.stderr.write((json.dumps({"error": text}) if as_json else f"Error: {text}") + "\n")
+    # The class of wrong usage has a public name only in older versions of Typer.
+    return WRONG_USAGE if hasattr(error, "format_message") else FAILED
 
 
 def load_app() -> typer.Typer:

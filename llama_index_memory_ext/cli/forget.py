@@ -76,10 +76,13 @@ async def _find(
     facts = [fact for name in users for fact in await cli.memory_on(store, name).facts.alist(with_retired=True)]
     if not (infos or facts):
         raise TerminalError(f"Nothing is stored about {user or session!r}.")
-    messages = pluralize(sum(info.messages for info in infos), "message")
-    hint = "" if users else "\nWhat is known of its user stays; `forget --user` deletes that too."
-    found = f"{messages} in {pluralize(len(infos), 'session')}, {pluralize(len(facts), 'fact')}.{hint}"
-    return users, [info.session_id for info in infos], facts, found
+    counts = sum(info.messages for info in infos), len(infos), len(facts)
+    return users, [info.session_id for info in infos], facts, _describe(*counts, with_user=bool(users))
+
+
+def _describe(messages: int, sessions: int, facts: int, *, with_user: bool) -> str:
+    hint = "" if with_user else "\nWhat is known of its user stays; `forget --user` deletes that too."
+    return f"{pluralize(messages, 'message')} in {pluralize(sessions, 'session')}, {pluralize(facts, 'fact')}.{hint}"
 
 
 async def _delete(store: ext.MemoryStore, users: Sequence[str], sessions: Sequence[str]) -> dict[str, int]:
