@@ -7,6 +7,8 @@ import io
 import json
 import os
 import sys
+from contextlib import redirect_stdout
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,16 +48,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:  # noqa: BLE001 - the user gets one line, whatever failed
-        _print_error(describe_error(error), as_json="--json" in arguments)
-        return FAILED
+        return _report(error, as_json="--json" in arguments)
+
+
+def _report(error: Exception, *, as_json: bool) -> int:
+    text = plain(describe_error(error))
+    sys.stderr.write((json.dumps({"error": text}) if as_json else f"Error: {text}") + "\n")
+    # The class of wrong usage has a public name only in older versions of Typer.
+    return WRONG_USAGE if hasattr(error, "format_message") else FAILED
 
 
 def load_app() -> typer.Typer:
     """Returns the Typer app with all of its commands."""
     # Imported here: Typer and Rich are optional.
-    from llama_index_memory_ext.cli import chat, facts, files, forget  # noqa: F401 - they register their commands
     from llama_index_memory_ext.cli.app import app
 
+    for module in ("chat", "facts", "files", "forget"):
+        # Each registers its commands.
+        import_module(f"llama_index_memory_ext.cli.{module}")
     return app
 
 
@@ -66,15 +76,11 @@ def _run(arguments: list[str]) -> int:
         if (error.name or "").split(".")[0] not in {"typer", "rich", "packaging"}:
             raise
         return _run_without_extra(arguments)
-    try:
-        return app(arguments, standalone_mode="--json" not in arguments) or 0
-    except Exception as error:
-        # The class of wrong usage has a public name only in older versions of Typer.
-        message = getattr(error, "format_message", None)
-        if message is None:
-            raise
-        _print_error(message(), as_json=True)
+    if arguments in ([], ["facts"]):
+        with redirect_stdout(sys.stderr):
+            app([*arguments, "--help"], standalone_mode=False)
         return WRONG_USAGE
+    return app(arguments, standalone_mode="--json" not in arguments) or 0
 
 
 def _run_without_extra(arguments: list[str]) -> int:
@@ -84,17 +90,11 @@ def _run_without_extra(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m llama_index_memory_ext", epilog=_NOT_INSTALLED)
     parser.add_argument("command", choices=["demo"])
     parser.add_argument("--database", type=Path, metavar="PATH")
-    parser.add_argument("--session", default="demo", metavar="ID")
-    options = parser.parse_args(arguments)
+    database = parser.parse_args(arguments).database
     # Imported here: LlamaIndex takes seconds to start, and a wrong option is reported without it.
     from llama_index_memory_ext.cli.demo import run
 
-    return run(options.database, options.session)
-
-
-def _print_error(text: str, *, as_json: bool) -> None:
-    text = plain(text)
-    sys.stderr.write((json.dumps({"error": text}) if as_json else f"Error: {text}") + "\n")
+    return run(database)
 
 
 if __name__ == "__main__":

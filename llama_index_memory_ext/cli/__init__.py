@@ -20,6 +20,8 @@ class TerminalError(Exception):
 
 def describe_error(error: BaseException) -> str:
     """Returns what failed, in one line, without keys, passwords and values that were refused."""
+    if (usage := getattr(error, "format_message", None)) is not None:
+        return str(usage())
     if isinstance(error, (TerminalError, MemoryExtError)):
         return _redacted(str(error), longest=900)
     if (reason := _describe_model_error(error)) is not None:
@@ -69,11 +71,7 @@ def one_line(text: str, longest: int = 500) -> str:
 
 
 def pluralize(number: int, noun: str) -> str:
-    """Returns a number with its noun.
-
-    >>> pluralize(1, "fact"), pluralize(2, "fact")
-    ('1 fact', '2 facts')
-    """
+    """Returns a number with its noun: ``1 fact``, ``2 facts``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import sys
 from contextlib import asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console, RenderableType
@@ -24,12 +22,10 @@ import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import TerminalError, describe_error, one_line, plain
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from contextlib import AbstractContextManager
 
 T = TypeVar("T")
-
-_NARROWEST_COLUMN = 12
 
 # The chat table and the schema, from the options before the command.
 _tables: ContextVar[tuple[str, str | None]] = ContextVar("_tables")
@@ -57,7 +53,6 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 _Table = Annotated[str, _option("--table", "NAME", _TABLE_HELP, "LLAMA_INDEX_MEMORY_TABLE")]
 _Schema = Annotated[str | None, _option("--schema", "NAME", _SCHEMA_HELP, "LLAMA_INDEX_MEMORY_SCHEMA")]
 _DemoFile = Annotated[Path | None, typer.Option(metavar="PATH", help="The SQLite file; by default in a new folder.")]
-_DemoSession = Annotated[str, typer.Option(metavar="ID", help="The conversation.")]
 
 # Text in brackets in a help text is not markup.
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -69,7 +64,7 @@ def _set_tables(*, table: _Table = "llama_index_memory", schema: _Schema = None)
 
 
 @app.command()
-def demo(*, database: _DemoFile = None, session: _DemoSession = "demo") -> None:
+def demo(*, database: _DemoFile = None) -> None:
     """Show a conversation, and what the model is shown in each turn.
 
     It goes over two processes. With OPENAI_API_KEY set it talks to OpenAI (OPENAI_MODEL, default gpt-4o-mini;
@@ -78,7 +73,7 @@ def demo(*, database: _DemoFile = None, session: _DemoSession = "demo") -> None:
     # Imported here: LlamaIndex takes seconds to start, and the help does not need it.
     from llama_index_memory_ext.cli.demo import run
 
-    raise typer.Exit(run(database, session))
+    raise typer.Exit(run(database))
 
 
 @dataclass(frozen=True)
@@ -184,15 +179,17 @@ def confirm(question: str) -> None:
         raise typer.BadParameter("nobody can be asked here, so nothing was done. Say --yes if it should be.")
     # An event loop would take the first Ctrl-C for itself, and go on waiting for the answer.
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    is_confirmed = False
     try:
         # On stderr: stdout holds the result and nothing else.
-        typer.confirm(question, err=True, abort=True)
-    except typer.Abort as abort:
-        # An Abort has a cause after Ctrl-C and Ctrl-D, when the cursor is still on the line of the question.
-        say("\nNothing was deleted." if abort.__context__ else "Nothing was deleted.", stderr=True)
-        raise KeyboardInterrupt if isinstance(abort.__context__, KeyboardInterrupt) else typer.Exit(1) from None
+        print(f"{question} [y/N]: ", end="", file=sys.stderr, flush=True)
+        is_confirmed = sys.stdin.readline().strip().casefold() in ("y", "yes")
     finally:
         signal.signal(signal.SIGINT, handler)
+        if not is_confirmed:
+            say("\nNothing was deleted.", stderr=True)
+    if not is_confirmed:
+        raise typer.Exit(1)
 
 
 def waiting(text: str) -> AbstractContextManager[object]:
@@ -219,26 +216,15 @@ def _as_json(value: datetime | ext.Fact) -> object:
     return value.isoformat() if isinstance(value, datetime) else value.model_dump(mode="json")
 
 
-def table(
-    columns: Mapping[str, int], rows: Sequence[Sequence[str]], *, folded: str = "fact", empty: str = ""
-) -> RenderableType:
-    """Returns rows as a table; without rows the text for that.
-
-    ``columns`` gives for each name the least width of a screen, in characters, on which the column is shown. The one
-    that is ``folded`` takes the remaining width and may go over several lines.
-    """
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str = "") -> RenderableType:
+    """Returns rows as a table whose cells are folded to the width of the screen; without rows the text for that."""
     if not rows:
         return empty
-    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    is_shown = [_console().width >= width for width in columns.values()]
-    for name in compress(columns, is_shown):
-        width = _NARROWEST_COLUMN if name == folded else None
-        made.add_column(name, overflow="fold", no_wrap=width is None, min_width=width)
+    made = Table(*columns, box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for row in rows:
-        made.add_row(*(Text(one_line(cell)) for cell in compress(row, is_shown)))
+        made.add_row(*(Text(one_line(cell), overflow="fold") for cell in row))
     return made
 
 
 def _console(*, stderr: bool = False) -> Console:
-    colors: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
-    return Console(stderr=stderr, color_system=colors, highlight=False, markup=False, emoji=False)
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)

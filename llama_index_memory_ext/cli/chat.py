@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from importlib import import_module
 from secrets import token_hex
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,8 @@ from llama_index_memory_ext.cli import app as cli
 from llama_index_memory_ext.cli.facts import explanation_table, facts_table, only_one, with_id
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from llama_index.core.agent.workflow import FunctionAgent
 
 _MODEL_HELP = "One of OpenAI's; default: OPENAI_MODEL, or gpt-4o-mini."
@@ -43,59 +46,61 @@ def chat(*, session: cli.Session = None, user: cli.User = None, db: cli.Db = Non
     """
     place, unanswered = cli.find_place(db), 0
     session = session or f"chat-{datetime.now().astimezone():%Y-%m-%d-%H%M%S}-{token_hex(2)}"
-    with BackgroundLoop() as loop:
+    resources = AsyncExitStack()
+    with BackgroundLoop() as loop, ExitStack() as end:
+        end.callback(lambda: loop.run(resources.aclose()))
         with cli.waiting("Starting"):
-            conversation = loop.run(_open(loop, place, session, user, model))
+            agent, memory = loop.run(_open(resources, place, session, user, model))
+        conversation = _Conversation(loop, agent, memory)
         try:
             for line in filter(None, iter(_read_line, "/quit")):
                 unanswered += not conversation.respond(line)
         finally:
-            conversation.close()
+            conversation.wait_for_facts(memory.aclose())
     if unanswered and not cli.is_terminal():
         raise typer.Exit(1)
 
 
 async def _open(
-    loop: BackgroundLoop, place: cli.Place, session: str, user: str | None, model_name: str | None
-) -> _Conversation:
-    """Opens the conversation, and prints its model, its database and whose facts it keeps."""
+    resources: AsyncExitStack, place: cli.Place, session: str, user: str | None, model_name: str | None
+) -> tuple[FunctionAgent, ext.CondensedMemory]:
+    """Makes the agent and its memory, and prints its model, its database and whose facts it keeps."""
     # Imported here: LlamaIndex takes seconds to start, and the help does not need it.
     from llama_index.core.agent.workflow import FunctionAgent
     from openai import DefaultAsyncHttpxClient
 
     from llama_index_memory_ext.cli.demo import TOOLS, choose_model, describe_model
 
-    async with AsyncExitStack() as resources:
-        # OpenAI's clients leave connections open unless they are given a client.
-        http = await resources.enter_async_context(DefaultAsyncHttpxClient())
-        store = await resources.enter_async_context(cli.open_store(place, create=True))
-        llm = choose_model(model_name, async_http_client=http)
-        memory = ext.CondensedMemory.from_defaults(session, user_id=user, llm=llm, chat_store=store)
-        messages = await store.count_messages(session, None)
-        so_far = f"{messages} messages so far" if messages else "new"
-        alone = "this session's alone; --user NAME keeps facts for all of your sessions"
-        _note(f"model    {describe_model(llm)}\ndatabase {place.name}\nsession  {session}, {so_far}")
-        _note(f"facts    {f'{user}, in all sessions' if user else alone}")
-        if cli.is_terminal():
-            _note("/help lists the commands, /quit ends.")
-        return _Conversation(loop, FunctionAgent(tools=list(TOOLS), llm=llm), memory, resources.pop_all())
+    store = await resources.enter_async_context(cli.open_store(place, create=True))
+    # OpenAI's clients leave connections open unless they are given a client.
+    http = await resources.enter_async_context(DefaultAsyncHttpxClient())
+    llm = choose_model(model_name, async_http_client=http)
+    messages = await store.count_messages(session, None)
+    so_far = f"{messages} messages so far" if messages else "new"
+    whose = f"{user}, in all sessions" if user else "this session's; --user NAME keeps them for all sessions"
+    _note(
+        f"/help lists the commands, /quit ends.\nmodel    {describe_model(llm)}\ndatabase {place.name}\n"
+        f"session  {session}, {so_far}\nfacts    {whose}"
+    )
+    memory = ext.CondensedMemory.from_defaults(session, user_id=user, llm=llm, chat_store=store)
+    return FunctionAgent(tools=list(TOOLS), llm=llm), memory
 
 
 @dataclass
 class _Conversation:
-    """An agent, its memory, and what is to be closed at the end."""
+    """An agent, its memory, and the loop in which they work."""
 
     loop: BackgroundLoop
     agent: FunctionAgent
     memory: ext.CondensedMemory
-    resources: AsyncExitStack
 
     def respond(self, line: str) -> bool:
         """Answers a question or obeys a command; returns False for a question without an answer."""
         is_command = line.startswith("/")
         try:
             if is_command:
-                self._obey(*line.partition(" ")[::2])
+                name, _, text = line.partition(" ")
+                self._obey(name, text.strip())
             else:
                 self.loop.run(self._answer(line))
         except KeyboardInterrupt:
@@ -111,15 +116,13 @@ class _Conversation:
             return True
         return is_command
 
-    def close(self) -> None:
-        """Extracts facts from the last turn, unless Ctrl-C is pressed, and closes the database."""
+    def wait_for_facts(self, work: Coroutine[None, None, None]) -> None:
+        """Waits for the extraction from the last turn, unless Ctrl-C is pressed."""
         try:
-            with cli.waiting("Extracting facts from the last turn (Ctrl-C leaves that for the next time)"):
-                self.loop.run(self.memory.aclose())
+            with cli.waiting("Extracting facts from the last turn (Ctrl-C leaves that for later)"):
+                self.loop.run(work)
         except KeyboardInterrupt:
-            _note("The facts of the last turn are extracted when this session is next used.")
-        finally:
-            self.loop.run(self.resources.aclose())
+            _note("Facts that are missing are extracted when this session is next used.")
 
     async def _answer(self, question: str) -> None:
         """Prints the answer as it comes. The question is in the memory even if there is no answer."""
@@ -147,27 +150,19 @@ class _Conversation:
     def _obey(self, name: str, text: str) -> None:
         facts = self.memory.facts
         if name in ("/facts", "/forget"):
-            self._extract_facts()
+            self.wait_for_facts(self.memory.aflush())
         if name == "/facts":
             cli.say(facts_table(self.loop.run(facts.alist()), facts.namespace))
         elif name == "/why":
-            self._explain(text.strip())
+            self._explain(text)
         elif name == "/forget":
-            self._forget(text.strip())
+            self._forget(text)
         elif name == "/stats":
             cli.say(str(self.loop.run(self.memory.astats())))
         elif name == "/help":
-            cli.say(cli.table({"command": 0, "what it does": 0}, _COMMANDS, folded="what it does"))
+            cli.say(cli.table(["command", "what it does"], _COMMANDS))
         else:
             cli.say(f"There is no {name}. /help lists the commands.", stderr=True)
-
-    def _extract_facts(self) -> None:
-        """Extracts facts from the last turn, as the next question would."""
-        try:
-            with cli.waiting("Extracting facts from the last turn"):
-                self.loop.run(self.memory.aflush())
-        except KeyboardInterrupt:
-            _note("(the extraction goes on in the background)")
 
     def _explain(self, text: str) -> None:
         """Explains a question, by default the last one, with the turns before it."""
@@ -206,19 +201,18 @@ def _read_line() -> str:
     prompt = "\nyou> " if cli.is_terminal() else ""
     if prompt:
         with suppress(ImportError):
-            # Arrow keys and a history, where Python has it. For a pipe it would only print control characters.
-            import readline  # noqa: F401 - input() uses it
+            # Gives input() arrow keys and a history, where Python has it. For a pipe it would print control characters.
+            import_module("readline")
     try:
-        line = input(prompt).strip()
+        return input(prompt).strip()
     except EOFError:
-        print(end="\n" if prompt else "")
+        print(end=prompt[:1])
         return "/quit"
     except KeyboardInterrupt:
         if not prompt:
             raise
         _note("\n/quit or Ctrl-D ends the conversation.")
         return ""
-    return "/quit" if line == "/exit" else line
 
 
 def _note(text: str) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,13 +74,11 @@ def choose_model(name: str | None = None, *, async_http_client: AsyncClient | No
     name = name or os.environ.get("OPENAI_MODEL") or DEFAULT_MODEL
     api_base = os.environ.get("OPENAI_API_BASE")
     model = OpenAI(model=name, api_base=api_base, timeout=30.0, max_retries=1, async_http_client=async_http_client)
-    problem = "cannot call tools"
-    try:
+    with suppress(ValueError):
         if model.metadata.is_function_calling_model:
             return model
-    except ValueError:
-        problem = "is not known to LlamaIndex's OpenAI class"
-    raise TerminalError(f"the model {name!r} {problem}. Set OPENAI_MODEL to another one, such as {DEFAULT_MODEL!r}.")
+    problem = f"{name!r} is not known to LlamaIndex's OpenAI class, or cannot call tools"
+    raise TerminalError(f"the model {problem}. Set OPENAI_MODEL to another one, such as {DEFAULT_MODEL!r}.")
 
 
 def describe_model(model: FunctionCallingLLM) -> str:
@@ -95,7 +94,7 @@ def describe_call(call: ToolCallResult) -> str:
     return f"{call.tool_name}({arguments}) -> {call.tool_output.content}"
 
 
-def run(database: Path | None, session: str) -> int:
+def run(database: Path | None) -> int:
     """Holds the conversation, the second part of it in another process; returns the exit code."""
     path = database or Path(tempfile.mkdtemp(prefix="llama-index-memory-")) / "memory.db"
     path = path.expanduser().absolute()
@@ -106,23 +105,23 @@ def run(database: Path | None, session: str) -> int:
     model = choose_model()
     if _SECOND_PROCESS in os.environ:
         print(f"\n\nSECOND PROCESS (id {os.getpid()}), with the same file and session")
-        asyncio.run(_converse(model, path, session, QUESTIONS[_IN_FIRST_PROCESS:]))
+        asyncio.run(_converse(model, path, QUESTIONS[_IN_FIRST_PROCESS:]))
         return 0
     print("A conversation over two processes, and what the model is shown in each turn\n")
-    print(f"  model     {describe_model(model)}\n  database  {path}\n  session   {session}")
+    print(f"  model     {describe_model(model)}\n  database  {path}")
     print(f"\nFIRST PROCESS (id {os.getpid()})")
-    asyncio.run(_converse(model, path, session, QUESTIONS[:_IN_FIRST_PROCESS]))
+    asyncio.run(_converse(model, path, QUESTIONS[:_IN_FIRST_PROCESS]))
     sys.stdout.flush()
-    command = [sys.executable, "-m", "llama_index_memory_ext", "demo", f"--database={path}", f"--session={session}"]
+    command = [sys.executable, "-m", "llama_index_memory_ext", "demo", f"--database={path}"]
     environment = {**os.environ, _SECOND_PROCESS: "1"}
     return subprocess.run(command, env=environment, check=False).returncode  # noqa: S603 - our own command
 
 
-async def _converse(model: FunctionCallingLLM, path: Path, session: str, questions: Iterable[str]) -> None:
+async def _converse(model: FunctionCallingLLM, path: Path, questions: Iterable[str]) -> None:
     """Asks the questions; prints what the model is shown first in each turn, the tools that it calls, its answer."""
     agent = FunctionAgent(tools=list(TOOLS), llm=model)
     uri = f"sqlite+aiosqlite:///{path.as_posix()}"
-    async with ext.CondensedMemory.from_defaults(session, llm=model, async_database_uri=uri) as memory:
+    async with ext.CondensedMemory.from_defaults("demo", llm=model, async_database_uri=uri) as memory:
         print(f"  stored    {len(await memory.aget_all())} messages of this session")
         for question in questions:
             plain = [*await memory.aget_all(), ChatMessage(question)]

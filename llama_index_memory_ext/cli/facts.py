@@ -1,10 +1,9 @@
 """The commands under ``facts``: show and change what is known about a user."""
 
 # No annotation is a string here: Typer reads those of the commands, through the signatures that _command makes.
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from inspect import Signature, signature
-from itertools import pairwise
-from os.path import commonprefix
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
@@ -22,9 +21,9 @@ Output: TypeAlias = tuple[object, RenderableType]
 # Begins with the memory whose facts are meant; the other parameters are the arguments and options of the command.
 _Work: TypeAlias = Callable[..., Awaitable[Output]]
 
-_KEYWORDS_SHOWN = 5
-_IDS_SHOWN = 5
-_SHORTEST_ID = 8
+# Most keywords of a fact, and most ids in an error.
+_MOST_SHOWN = 5
+_SHORT_ID_LENGTHS = range(8, 41)
 _CATEGORY_HELP = "preference, knowledge, context, behavior, goal or correction."
 
 _Question = Annotated[str, typer.Argument(help="What the user might ask.")]
@@ -32,7 +31,6 @@ _Text = Annotated[str, typer.Argument(help="The fact in one sentence.")]
 _Id = Annotated[str, typer.Argument(metavar="ID", help="The id of a fact, or its beginning.")]
 _Ids = Annotated[list[str] | None, typer.Argument(metavar="ID...", help="The ids of facts, or their beginnings.")]
 _Retired = Annotated[bool, typer.Option("--retired", help="Also retired facts.")]
-_Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="Most facts that are shown.")]
 _Category = Annotated[str, typer.Option(metavar="CATEGORY", help=_CATEGORY_HELP)]
 _Confidence = Annotated[float, typer.Option(min=0.0, max=1.0, help="How certain the fact is.")]
 _Pin = Annotated[bool, typer.Option("--pin", help="Show it before facts that match better.")]
@@ -78,14 +76,14 @@ async def _list(memory: "CondensedMemory", *, retired: _Retired = False) -> Outp
 
 
 @_command("search")
-async def _search(memory: "CondensedMemory", question: _Question, *, limit: _Limit = 10) -> Output:
+async def _search(memory: "CondensedMemory", question: _Question) -> Output:
     """Find facts that have words in common with a question."""
-    found = (await memory.facts_block.asearch(question))[:limit]
+    found = await memory.facts_block.asearch(question)
     result = [{**one.fact.model_dump(mode="json"), "score": one.score, "similarity": one.similarity} for one in found]
     ids = short_ids(one.fact.id for one in found)
     rows = [(f"{one.score:.2f}", ids[one.fact.id], _content(one.fact), _keywords(one.matched)) for one in found]
     empty = f"No fact of {memory.facts.namespace} has a word in common with that."
-    return result, cli.table({"score": 0, "id": 0, "fact": 0, "matched": 0}, rows, empty=empty)
+    return result, cli.table(["score", "id", "fact", "matched"], rows, empty=empty)
 
 
 @_command("explain")
@@ -165,7 +163,7 @@ def only_one(found: Sequence["Fact"], condition: str, missing: str) -> "Fact":
     if not found:
         raise TerminalError(missing)
     if len(found) > 1:
-        shown = ", ".join(sorted(short_ids(fact.id for fact in found).values())[:_IDS_SHOWN])
+        shown = ", ".join(sorted(short_ids(fact.id for fact in found).values())[:_MOST_SHOWN])
         raise TerminalError(f"{len(found)} {condition}: {shown}. Give more of the one you mean.")
     return found[0]
 
@@ -176,10 +174,9 @@ def short_ids(ids: Iterable[str]) -> dict[str, str]:
     >>> short_ids(["abcdefgh1", "abcdefgh2", "xyz", "0123456789"])
     {'0123456789': '01234567', 'abcdefgh1': 'abcdefgh1', 'abcdefgh2': 'abcdefgh2', 'xyz': 'xyz'}
     """
-    ordered = sorted(set(ids))
-    # An id shares most characters with the id before it or the one after it.
-    shared = [len(commonprefix(pair)) for pair in pairwise(["", *ordered, ""])]  # noqa: RUF071 - by characters, indeed
-    return {id_: id_[: max(_SHORTEST_ID, 1 + max(shared[i : i + 2]))] for i, id_ in enumerate(ordered)}
+    beginnings = {id_: [id_[:length] for length in _SHORT_ID_LENGTHS if length <= len(id_)] for id_ in sorted(set(ids))}
+    shared = Counter(part for parts in beginnings.values() for part in parts)
+    return {id_: next((part for part in parts if shared[part] == 1), id_) for id_, parts in beginnings.items()}
 
 
 def facts_table(facts: Sequence["Fact"], namespace: str) -> RenderableType:
@@ -189,9 +186,7 @@ def facts_table(facts: Sequence["Fact"], namespace: str) -> RenderableType:
         (ids[fact.id], _content(fact), fact.category, f"{fact.confidence:.2f}", f"{fact.updated_at:%Y-%m-%d}")
         for fact in facts
     ]
-    # Half a date would be a wrong one.
-    columns = {"id": 0, "fact": 0, "category": 60, "confidence": 50, "since": 0}
-    return cli.table(columns, rows, empty=f"No facts of {namespace}.")
+    return cli.table(["id", "fact", "category", "confidence", "since"], rows, empty=f"No facts of {namespace}.")
 
 
 def explanation_table(explanation: "Explanation", namespace: str) -> RenderableType:
@@ -203,7 +198,7 @@ def explanation_table(explanation: "Explanation", namespace: str) -> RenderableT
         numbers = [f"{number:.2f}" for number in (one.score, one.similarity, one.confidence)]
         content = _content(one.fact) + (f" (matched: {_keywords(one.matched)})" if one.matched else "")
         rows.append((shown, *numbers, str(one.tokens), ids[one.fact.id], content))
-    columns = {"shown": 0, "score": 0, "similarity": 100, "confidence": 100, "tokens": 0, "id": 0, "fact": 0}
+    columns = ["shown", "score", "similarity", "confidence", "tokens", "id", "fact"]
     table = cli.table(columns, rows, empty=f"No facts of {namespace}.")
     return Group(table, f"{explanation.tokens} of {explanation.limit} tokens") if rows else table
 
@@ -214,4 +209,4 @@ def _content(fact: "Fact") -> str:
 
 
 def _keywords(matched: Sequence[str]) -> str:
-    return ", ".join(matched[:_KEYWORDS_SHOWN])
+    return ", ".join(matched[:_MOST_SHOWN])

@@ -6,6 +6,7 @@ import asyncio
 import os
 import platform
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, requires, version
 from json import detect_encoding
@@ -32,10 +33,10 @@ _STREAM = Path("-")
 _PACKAGE = "llama-index-memory-ext"
 # Why a version that is installed but not allowed does harm.
 _REASONS = {
-    "llama-index-core": "Memory.from_defaults(chat_store=...) came with 0.14.24",
-    "llama-index-workflows": "2.21.0 to 2.22.1 refuse run(memory=...), 2.22.2 to 2.23.2 work on a copy of the memory",
-    "banks": "before 2.5.0 text in a message could replace the prompt or inject an image",
-    "tiktoken": "before 0.13 a run of 100,000 characters without a space took minutes or crashed",
+    "llama-index-core": ": Memory.from_defaults(chat_store=...) came with 0.14.24",
+    "llama-index-workflows": ": 2.21.0 to 2.22.1 refuse run(memory=...), 2.22.2 to 2.23.2 work on a copy of the memory",
+    "banks": ": before 2.5.0 text in a message could replace the prompt or inject an image",
+    "tiktoken": ": before 0.13 a run of 100,000 characters without a space took minutes or crashed",
 }
 
 
@@ -43,13 +44,9 @@ _REASONS = {
 def sessions(*, user: User = None, db: Db = None, json: Json = False) -> None:
     """List the conversations, the one that was used last first."""
     found = cli.run(db, lambda store: store.sessions(user))
-    rows = [
-        (info.session_id, str(info.messages), ", ".join(info.user_ids), _time(info.last_at), _time(info.first_at))
-        for info in found
-    ]
-    columns = {"session": 0, "messages": 0, "user": 0, "last used": 0, "first used": 80}
+    rows = [(info.session_id, str(info.messages), ", ".join(info.user_ids), _time(info.last_at)) for info in found]
     empty = "No sessions." if user is None else f"No sessions of {user}."
-    table = cli.table(columns, rows, folded="session", empty=empty)
+    table = cli.table(["session", "messages", "user", "last used"], rows, empty=empty)
     cli.show([asdict(info) for info in found], table, as_json=json)
 
 
@@ -90,10 +87,8 @@ def export(
         except OSError as error:
             raise TerminalError(f"{output} cannot be written: {error.strerror}.") from None
         cli.say(f"Written to {output}.", stderr=True)
-    elif sys.stdout.isatty():
-        print(plain(text), end="")
     else:
-        sys.stdout.buffer.write(text.encode())
+        sys.stdout.buffer.write((plain(text) if sys.stdout.isatty() else text).encode())
         sys.stdout.buffer.flush()
 
 
@@ -144,7 +139,7 @@ def doctor(*, db: Db = None, json: Json = False) -> None:
     checks = [*check_versions(), *asyncio.run(_check_database(cli.find_place(db))), *_check_models()]
     is_ok = all(check.verdict != "wrong" for check in checks)
     rows = [(check.verdict.replace("wrong", "WRONG"), check.name, check.found) for check in checks]
-    table = cli.table({"": 0, "checked": 0, "found": 0}, rows, folded="found")
+    table = cli.table(["", "checked", "found"], rows)
     cli.show({"ok": is_ok, "checks": [check._asdict() for check in checks]}, table, as_json=json)
     if not is_ok:
         raise typer.Exit(1)
@@ -153,23 +148,19 @@ def doctor(*, db: Db = None, json: Json = False) -> None:
 def check_versions() -> Iterator[Check]:
     """Checks the versions of this package and of the libraries that it requires."""
     yield Check("Python", "ok", platform.python_version())
-    try:
-        yield Check(_PACKAGE, "ok", version(_PACKAGE))
-    except PackageNotFoundError:
-        yield Check(_PACKAGE, "wrong", "runs from a folder and is not installed: pip install it")
-        return
-    for library in map(Requirement, requires(_PACKAGE) or ()):
+    libraries = [Requirement(_PACKAGE)]
+    with suppress(PackageNotFoundError):
+        libraries += map(Requirement, requires(_PACKAGE) or ())
+    for library in libraries:
         name, allowed, marker = library.name, library.specifier, library.marker
         if marker is None or marker.evaluate({"extra": "postgres"}):
             try:
                 seen = version(name)
             except PackageNotFoundError:
-                yield Check(name, "ok" if marker else "wrong", f"not installed; {allowed} is needed")
+                yield Check(name, "ok" if marker else "wrong", f"not installed; {allowed or name} is needed")
                 continue
-            is_allowed = allowed.contains(seen, prereleases=True)
-            reason = f" ({_REASONS[name]})" if name in _REASONS else ""
-            wrong = f"{seen}, but {allowed} is needed{reason}"
-            yield Check(name, "ok", seen) if is_allowed else Check(name, "wrong", wrong)
+            wrong = Check(name, "wrong", f"{seen}, but {allowed} is needed{_REASONS.get(name, '')}")
+            yield Check(name, "ok", seen) if allowed.contains(seen, prereleases=True) else wrong
 
 
 async def _check_database(place: cli.Place) -> list[Check]:

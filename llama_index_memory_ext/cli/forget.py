@@ -15,7 +15,7 @@ from llama_index_memory_ext.cli import app as cli
 from llama_index_memory_ext.cli.app import Db, Json, Session, User, Yes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
 # The search looks up this many bytes at once; a shorter text is too common to prove anything.
 _KEY_BYTES = 8
@@ -53,47 +53,47 @@ async def _forget(
 ) -> tuple[dict[str, int], DeletionResidue | None]:
     """Returns the counts of the deleted rows, and, where there is a file to search, what is left in it."""
     async with cli.open_store(place) as store:
-        users, sessions, found = await _find(store, user, session)
+        users, sessions, facts, found = await _find(store, user, session)
         if not quiet:
             cli.say(f"Stored about {user or session}: {found}", stderr=True)
         if asks:
             cli.confirm("Delete all of it for good?")
         with cli.waiting("Deleting"):
-            texts = await _texts(store, users, sessions) if place.file else set()
-            if users:
-                deleted = await store.forget_user(users[0], session_ids=sessions)
-            else:
-                deleted = await store.forget(sessions[0])
-                await store.vacuum()
+            texts = await _texts(store, sessions, facts) if place.file else set()
+            deleted = await _delete(store, users, sessions)
     with cli.waiting("Searching the file for what was deleted"):
         return deleted, search_file(place.file, texts, {*users, *sessions}) if place.file else None
 
 
-async def _find(store: ext.MemoryStore, user: str | None, session: str | None) -> tuple[list[str], list[str], str]:
-    """Returns the users and the sessions that are to be deleted, and a text that counts what they have."""
+async def _find(
+    store: ext.MemoryStore, user: str | None, session: str | None
+) -> tuple[list[str], list[str], list[ext.Fact], str]:
+    """Returns the users, sessions and facts that are to be deleted, and a text that counts them."""
     infos = await store.sessions(user, session_ids=[session] if session else [])
-    sessions = [info.session_id for info in infos]
     # A session without a user is a user of its own.
     own = [info.session_id for info in infos if info.session_id in info.user_ids]
     users = list(dict.fromkeys([user, *own] if user else own))
-    facts = await _facts(store, users)
-    if not (sessions or facts):
+    facts = [fact for name in users for fact in await cli.memory_on(store, name).facts.alist(with_retired=True)]
+    if not (infos or facts):
         raise TerminalError(f"Nothing is stored about {user or session!r}.")
-    messages, where = sum(info.messages for info in infos), pluralize(len(sessions), "session")
-    found = f"{pluralize(messages, 'message')} in {where}, {pluralize(len(facts), 'fact')}."
-    return users, sessions, found + _session_hint(users)
+    counts = sum(info.messages for info in infos), len(infos), len(facts)
+    return users, [info.session_id for info in infos], facts, _describe(*counts, with_user=bool(users))
 
 
-def _session_hint(users: list[str]) -> str:
-    return "" if users else "\nWhat is known of its user stays; `forget --user` deletes that too."
+def _describe(messages: int, sessions: int, facts: int, *, with_user: bool) -> str:
+    hint = "" if with_user else "\nWhat is known of its user stays; `forget --user` deletes that too."
+    return f"{pluralize(messages, 'message')} in {pluralize(sessions, 'session')}, {pluralize(facts, 'fact')}.{hint}"
 
 
-async def _facts(store: ext.MemoryStore, users: Iterable[str]) -> list[ext.Fact]:
-    return [fact for user in users for fact in await cli.memory_on(store, user).facts.alist(with_retired=True)]
+async def _delete(store: ext.MemoryStore, users: Sequence[str], sessions: Sequence[str]) -> dict[str, int]:
+    if users:
+        return await store.forget_user(users[0], session_ids=sessions)
+    deleted = await store.forget(sessions[0])
+    await store.vacuum()
+    return deleted
 
 
-async def _texts(store: ext.MemoryStore, users: Iterable[str], sessions: Iterable[str]) -> set[str]:
-    facts = await _facts(store, users)
+async def _texts(store: ext.MemoryStore, sessions: Iterable[str], facts: Iterable[ext.Fact]) -> set[str]:
     texts = {text for fact in facts for text in (fact.content, fact.quote, fact.source, fact.retired_reason or "")}
     # One session at a time: a parsed message takes much more memory than its text.
     for session in sessions:
@@ -112,24 +112,20 @@ def _strings(value: object) -> Iterator[str]:
 
 
 def _text_of(deleted: dict[str, int], residue: DeletionResidue | None) -> str:
-    lines = [f"Deleted {', '.join(pluralize(n, kind.removesuffix('s')) for kind, n in deleted.items())}."]
+    text = f"Deleted {', '.join(pluralize(n, kind.removesuffix('s')) for kind, n in deleted.items())}."
     if residue is None:
-        lines.append(
-            "The files of a server cannot be searched from here; its log, replicas and backups are its operator's."
-        )
-    elif residue.elsewhere:
-        lines.append(
-            f"Also said elsewhere, and kept there, in whole or in part: {pluralize(residue.elsewhere, 'text')}."
-        )
-    if residue and not residue.left:
-        lines.append(f"The file was searched: none of {pluralize(residue.searched, 'text')} is left in it.")
-    return "\n".join(lines)
+        return f"{text}\nThe files of a server cannot be searched from here; its log and backups are its operator's."
+    if residue.elsewhere:
+        text += f"\nSaid elsewhere too, and kept there, in whole or in part: {pluralize(residue.elsewhere, 'text')}."
+    if not residue.left:
+        text += f"\nThe file was searched: none of {pluralize(residue.searched, 'text')} is left in it."
+    return text
 
 
 def search_file(file: Path, texts: Iterable[str], owners: Collection[str]) -> DeletionResidue:
-    """Searches a SQLite file and its journals, byte by byte, for the texts of deleted users and sessions.
+    """Searches a SQLite file and its journals, byte by byte, for texts of 8 bytes or more.
 
-    A row that names one of these ``owners`` is no other's. Texts that are blank or have less than 8 bytes are left out.
+    A row that names one of the deleted users and sessions, the ``owners``, is no other's.
     """
     searched = [pieces for text in texts if text.strip() and (pieces := set(_pieces(text)))]
     found = set[bytes]()
@@ -176,9 +172,7 @@ def _pieces_of_others(file: Path, pieces: Collection[bytes], owners: Collection[
     for row in _rows(file) if pieces else ():
         # A user may be called "assistant".
         if gone.isdisjoint(value for column, value in row.items() if column not in {"role", "status"}):
-            values = (
-                value if isinstance(value, bytes) else str(value).encode(errors="replace") for value in row.values()
-            )
+            values = (value if isinstance(value, bytes) else str(value).encode() for value in row.values())
             content = b"\n".join(values)
             kept.update(piece for piece in pieces if piece in content)
     return kept

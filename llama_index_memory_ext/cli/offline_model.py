@@ -21,14 +21,10 @@ if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatResponseGen, CompletionResponseGen
     from llama_index.core.tools import BaseTool
 
-ABOUT = (
-    "I am a small offline model that answers by rules. I can work out sums with calculator tools, and tell from "
-    "what I was shown what you said about yourself, and which tools I called."
-)
+ABOUT = "I answer by rules: sums with calculator tools, what you said about yourself, and which tools I called."
 NOT_SEEN = "I cannot see that in what I was shown."
 
 _OPERATIONS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
-_SUM_NODES = (ast.BinOp, ast.UnaryOp, ast.USub, ast.Constant, *_OPERATIONS)
 _SUM = re.compile(
     r"(?:.*\b(?:what is|what's|how much is|calculate|compute) )?((?:[-+*/() ]|\d+(?:\.\d+)?){1,300}?)[ ?.!=]*",
     re.IGNORECASE,
@@ -36,7 +32,7 @@ _SUM = re.compile(
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _ELEMENT = re.compile(r'^<(?:message role="(\w+)"|fact )([^>]*)>(.*?)</(?:message|fact)>$', re.MULTILINE | re.DOTALL)
 _CALL_ID = re.compile(r'tool_call_id="([^"]*)"')
-_CALL = re.compile(r"^\[tool call ?([^\]]*)\] ([\w.-]+)\((.*)\)$", re.MULTILINE)
+_CALL = re.compile(r"^\[tool call ?([^\]]*)\] ([\w.-]+)\((\{.*\})\)$", re.MULTILINE)
 _KNOWN_FACT = re.compile(r"^(\d+)\. (.*)$", re.MULTILINE)
 _SUMMARY_SO_FAR = re.compile(r"<summary_so_far>\n(.*?)\n</summary_so_far>", re.DOTALL)
 
@@ -53,11 +49,11 @@ class _Entry(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """A tool call that the model made earlier; ``result`` is None if there is none."""
+    """A tool call that the model made earlier."""
 
     name: str
     arguments: Arguments
-    result: str | None
+    result: str
 
 
 class _Topic(NamedTuple):
@@ -69,19 +65,16 @@ class _Topic(NamedTuple):
     category: str
     question: str
 
-    @property
-    def is_single(self) -> bool:
-        """Whether only the last statement is true."""
-        return self.noted in ("Is called", "Lives in")
-
     def statements(self, text: str) -> list[tuple[str, str]]:
         """Returns what a text says of the topic, up to the next topic: ("I like tea", "tea") for each statement."""
         pattern = rf"\b((?i:{self.said})\s+(.+?))(?=,? now\b|,? and (?i:i|my)\b|[\s.!]*$)"
         sentences = (sentence for sentence in _SENTENCE_END.split(text) if not sentence.endswith("?"))
         found = [statement for sentence in sentences for statement in re.findall(pattern, sentence)]
-        return found[-1:] if self.is_single else found
+        return found[-1:] if self.noted in _SINGLE else found
 
 
+# Of these only the last statement is true.
+_SINGLE = ("Is called", "Lives in")
 _TOPICS = (
     _Topic("my name is", "your name is", "Is called", "knowledge", "what(?: i|['\u2019])s my name|who am i"),
     _Topic("i (?:now )?(?:live in|moved to)", "you live in", "Lives in", "context", "where do i live"),
@@ -110,8 +103,8 @@ def reply(messages: Iterable[ChatMessage], tool_names: Collection[str] = ()) -> 
         return _call("call_1", "report_facts", _facts_in(question))
     if summary := _summarize(question):
         return _answer(summary)
-    if found := _sum_in(question):
-        return _calculate(*found, _calls(entries[asked:]), tool_names)
+    if worked_out := _calculate(question, list(_calls(entries[asked:])), tool_names):
+        return worked_out
     rules = (_tell_calls, _tell_topic, _take_note)
     return _answer(next(filter(None, (rule(question, past) for rule in rules)), ABOUT))
 
@@ -144,61 +137,49 @@ def _texts_of(role: str, entries: Iterable[_Entry]) -> list[str]:
     return [entry.text for entry in entries if entry.role == role]
 
 
-def _calls(entries: Sequence[_Entry]) -> list[_Call]:
-    """Returns the calls of a turn. They are the assistant's: the text of others may only look like one."""
+def _calls(entries: Sequence[_Entry]) -> Iterator[_Call]:
+    """Yields the calls of a turn. They are the assistant's: the text of others may only look like one."""
     results = {entry.call_id: entry.text for entry in entries if entry.role == "tool"}
-    found = _CALL.findall("\n".join(_texts_of("assistant", entries)))
-    return [_Call(name, _arguments(arguments), results.get(call_id)) for call_id, name, arguments in found]
-
-
-def _arguments(text: str) -> Arguments:
-    """Returns the arguments of a call; {} if their JSON is cut."""
-    with suppress(ValueError):
-        if isinstance(arguments := json.loads(text), dict):
-            return arguments
-    return {}
+    for call_id, name, arguments in _CALL.findall("\n".join(_texts_of("assistant", entries))):
+        # Their JSON may be cut.
+        with suppress(ValueError):
+            yield _Call(name, json.loads(arguments), results.get(call_id, "no result"))
 
 
 def _facts_in(question: str) -> Arguments:
     """Reports what the user says of himself in a transcript, and the known facts that it contradicts."""
     known, _, transcript = question.partition("<transcript>")
     text = "\n".join(_texts_of("user", _elements(transcript)))
-    new: list[Arguments] = []
-    retired: list[Arguments] = []
+    new, retired = list[Arguments](), list[Arguments]()
     for topic in _TOPICS:
         for quote, value in topic.statements(text):
             content, label = f"{topic.noted} {value}", f"n{len(new) + 1}"
             fact = {"label": label, "content": content, "category": topic.category, "confidence": 0.9, "quote": quote}
             new.append(fact)
-            for number, other in _KNOWN_FACT.findall(known) if topic.is_single else ():
+            for number, other in _KNOWN_FACT.findall(known) if topic.noted in _SINGLE else ():
                 if other.startswith(topic.noted) and other.casefold() != content.casefold():
                     reason = {"reason": f"The user said: {quote}", "replaced_by": label, "quote": quote}
                     retired.append({"number": int(number), **reason})
     return {"new_facts": new, "confirmed": [], "retired": retired}
 
 
-def _sum_in(question: str) -> tuple[str, ast.BinOp] | None:
-    """Returns the first sum in a text, as it is written and as a syntax tree; None if there is none."""
-    for found in filter(None, map(_SUM.fullmatch, _SENTENCE_END.split(question))):
-        with suppress(SyntaxError):
-            tree = ast.parse(found[1].strip(), mode="eval").body
-            if isinstance(tree, ast.BinOp) and all(isinstance(node, _SUM_NODES) for node in ast.walk(tree)):
-                return found[1].strip(), tree
-    return None
-
-
-def _calculate(written: str, tree: ast.BinOp, calls: Sequence[_Call], tools: Collection[str]) -> ChatMessage:
-    """Calls a tool for each operation, the inner ones first; then tells the sum and its value."""
-    results = {(call.name, *call.arguments.values()): call.result for call in calls if call.result is not None}
+def _calculate(question: str, calls: Sequence[_Call], tools: Collection[str]) -> ChatMessage | None:
+    """Calls a tool for each operation of a sum, the inner ones first, then tells its value; None without a sum."""
+    results = {(call.name, *call.arguments.values()): call.result for call in calls}
+    sums = [found[1].strip() for found in map(_SUM.fullmatch, _SENTENCE_END.split(question)) if found]
+    written = max(sums, key=len, default="")
     try:
-        return _answer(f"{written} = {_shown(_evaluate(tree, results))}")
+        tree = ast.parse(written, mode="eval").body
+        return _answer(f"{written} = {_shown(_evaluate(tree, results))}") if isinstance(tree, ast.BinOp) else None
+    except (SyntaxError, AttributeError):
+        return None
     except ValueError:
         return _answer(f"A tool could not do it: {calls[-1].result}")
     except KeyError as missing:
         tool, a, b = missing.args[0]
-    if tool not in tools:
-        return _answer(f"I work out sums with tools only, and there is none named {tool!r}.")
-    return _call(f"call_{len(calls) + 1}", tool, {"a": a, "b": b})
+    if tool in tools:
+        return _call(f"call_{len(calls) + 1}", tool, {"a": a, "b": b})
+    return _answer(f"I work out sums with tools only, and there is none named {tool!r}.")
 
 
 # The nodes of a syntax tree have no type in common that has their fields.
@@ -208,7 +189,7 @@ def _evaluate(node: Any, results: Mapping[tuple[object, ...], str]) -> float:
         return node.value  # type: ignore[return-value] # the pattern of a sum has numbers only
     if isinstance(node, ast.UnaryOp):
         return -_evaluate(node.operand, results)
-    operation = _OPERATIONS[type(node.op)], _evaluate(node.left, results), _evaluate(node.right, results)
+    operation = _OPERATIONS.get(type(node.op), "power"), _evaluate(node.left, results), _evaluate(node.right, results)
     return json.loads(results[operation])  # type: ignore[no-any-return] # ValueError: an error's text
 
 
@@ -221,7 +202,7 @@ def _summarize(question: str) -> str:
     """Adds the first sentence of each message to the summary so far; "" if no summary is asked for."""
     if not (so_far := _SUMMARY_SO_FAR.search(question)):
         return ""
-    said = [entry for entry in _elements(question) if entry.role in {"user", "assistant"} and not _calls([entry])]
+    said = [entry for entry in _elements(question) if entry.role in {"user", "assistant"} and not any(_calls([entry]))]
     lines = [f"The {entry.role}: {_SENTENCE_END.split(entry.text)[0].strip()}" for entry in said]
     return "\n".join(filter(None, [so_far[1].replace("(none)", ""), *lines]))
 
@@ -230,15 +211,12 @@ def _tell_calls(question: str, past: Sequence[_Entry]) -> str:
     """Tells the calls of the last turn that had any."""
     if "how did you" not in question.casefold():
         return ""
-    turns: list[list[_Entry]] = [[]]
-    for entry in past:
-        turns += [[]] if entry.role == "user" else []
-        turns[-1].append(entry)
+    starts = [0, *(i for i, entry in enumerate(past) if entry.role == "user")]
+    calls = next(filter(None, (list(_calls(past[start:])) for start in reversed(starts))), [])
     told = []
-    for call in next(filter(None, map(_calls, reversed(turns))), ()):
-        arguments = ", ".join(f"{name}={_shown(value)}" for name, value in call.arguments.items()) or "no arguments"
-        outcome = "was shown no result" if call.result is None else f"got {_shown(call.result)}"
-        told.append(f"{call.name} with {arguments} and {outcome}")
+    for call in calls:
+        arguments = ", ".join(f"{name}={_shown(value)}" for name, value in call.arguments.items())
+        told.append(f"{call.name} with {arguments} and got {_shown(call.result)}")
     return f"I called {', then '.join(told)}." if told else "I cannot see any tool call in what I was shown."
 
 
@@ -263,14 +241,7 @@ class OfflineModel(CustomLLM, FunctionCallingLLM):
     """A LlamaIndex model for trying things out: no network, no key, no state between calls.
 
     It answers by the rules of ``reply``, from the messages of the call. A stream has one part.
-
-    >>> OfflineModel().complete("My name is Logan.").text
-    'Noted: your name is Logan.'
     """
-
-    @classmethod
-    def class_name(cls) -> str:
-        return "OfflineModel"
 
     @property
     def metadata(self) -> LLMMetadata:

@@ -47,7 +47,8 @@ def test_it_talks_to_a_server_that_speaks_the_protocol(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "environment", "code", "says"),
     [
-        ([], {}, 2, "Usage:"),
+        ([], {}, 2, "Show a conversation, and what the model is shown in each turn."),
+        (["facts"], {}, 2, "List the current facts, the newest first."),
         (["dance"], {}, 2, "No such command 'dance'"),
         (["demo", "--database", "/no/such/folder/x.db"], {}, 1, "must be in a folder that exists"),
         (["demo", "--database", "/"], {}, 1, "must name a file"),
