@@ -13,29 +13,33 @@ import llama_index_memory_ext
 
 PACKAGE = Path(llama_index_memory_ext.__file__).parent
 ROOT = Path(__file__).parents[1]
-# A file imports from the levels below its own, and from files behind a ">" in its own folder; never from its neighbours.
+# A file imports from the levels below its own, and from files behind a ">" in its own folder; from no neighbour.
 # "." is the package itself, and "---" divides the levels.
 PICTURE = """\
-.           __main__ > __init__                                           # the command, the public names
+.           __main__                                                      # the command, also without the extra
 ---
-cli         chat > facts files forget > app > demo > offline_model        # the command line, and a model without a key
-agents      tools > retriever                                             # memory as tools and as a retriever
+cli         chat > facts files forget > app > demo > __init__ offline_model   # the subcommands
 ---
-memory      condensed_memory > flushing stats template                    # the preset: when to flush, and the one message
+.           __init__                                                      # the public names
 ---
-record      block > summary > window > recall > message_index selection entry  # the conversation within its limit
-facts       backfill > block > extractor > cache validation > book grounding ranking reply  # facts: extract, check, rank
+agents      tools > retriever                                             # memory as an agent's tools
 ---
-.           log_block                                                     # what both blocks share: reading one log
+memory      condensed_memory > flushing preset stats template             # the preset: when to flush, what is sent
 ---
-store       __init__ > log > facts users > readers > database > engine schema  # the tables
-search      embeddings > tfidf > tokenization                             # similarity of texts
-formats     __init__ > openai                                             # messages of other programs as JSON
+record      block > summary > recall window > message_index selection > entry  # the conversation, within its limit
+facts       backfill > block > extractor > cache validation > book grounding ranking reply  # extracted, checked, ranked
 ---
-.           fact                                                          # one fact, and the store of facts' contract
+.           log_block                                                     # what both blocks share: they read one log
 ---
-text        trim > cutting messages > tokens tool_calls                   # messages as text, counted, cut
-background  jobs > locks                                                  # work behind the answers
+store       __init__ > facts log > readers users > database > engine schema  # the tables, and who has read how far
+search      embeddings > tfidf > tokenization                             # how similar two texts are
+formats     __init__ > openai                                             # messages of other programs, as JSON
+---
+.           fact                                                          # a fact, with its dates and its source
+---
+text        trim > cutting messages > tokens tool_calls                   # messages as text: written, counted, cut
+---
+background  jobs locks                                                    # work that no answer waits for
 ---
 .           errors events
 """

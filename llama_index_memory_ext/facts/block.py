@@ -13,7 +13,7 @@ from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index_memory_ext.background.jobs import JobKey
 from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.events import ExtractionFailedEvent, FactsInjectedEvent, is_heard, send
-from llama_index_memory_ext.fact import CONFIDENCE_WEIGHT, DEFAULT_MIN_CONFIDENCE, SIMILARITY_WEIGHT
+from llama_index_memory_ext.fact import CONFIDENCE_WEIGHT, DEFAULT_MIN_CONFIDENCE, SIMILARITY_WEIGHT, Fact
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.cache import FactCache, UserFacts
 from llama_index_memory_ext.facts.extractor import Extractor
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatMessage
 
     from llama_index_memory_ext.background.jobs import Jobs
-    from llama_index_memory_ext.fact import Fact
 
 _CONTEXT_ROWS = 40
 

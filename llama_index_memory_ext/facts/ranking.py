@@ -11,7 +11,7 @@ from llama_index_memory_ext.fact import CONFIDENCE_WEIGHT, SIMILARITY_WEIGHT
 from llama_index_memory_ext.search.tfidf import CONTEXT_SHARE, Document, TfidfRanker, similarities_with_context
 from llama_index_memory_ext.search.tokenization import date_words, terms_of, words_of
 from llama_index_memory_ext.text.messages import escape_tags
-from llama_index_memory_ext.text.tokens import CountedText, TokenCounter, fit, fit_tokens, put_first
+from llama_index_memory_ext.text.tokens import CountedText, TokenCounter, fit, fit_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # A line without content: where its tokens do not fit, no fact does.
 EMPTY_LINE = '<fact date="2026-11-20"></fact>\n'
+# The share of a limit that pinned facts and corrections may take before all others.
+FIRST_SHARE = 0.25
 _COLUMNS = ("fact", "similarity", "confidence", "score", "matched", "tokens", "shown")
 _CONTENT_WIDTH = 48
 
@@ -185,10 +187,10 @@ def render(fact: Fact, counter: TokenCounter, rendered: dict[str, CountedText]) 
 
 def fit_facts(facts: Sequence[Fact], limit: int, counter: TokenCounter, rendered: dict[str, CountedText]) -> list[Fact]:
     """The facts that fit into ``limit`` tokens, in the given order, but pinned facts and corrections first."""
-    first = [bool(_why_first(fact)) for fact in facts]
-    if any(first):
-        tokens = [render(fact, counter, rendered).tokens if _why_first(fact) else 0 for fact in facts]
-        facts = [facts[i] for i in put_first(tokens, first, limit)]
+    first = [fact for fact in facts if _why_first(fact)]
+    tokens = [render(fact, counter, rendered).tokens for fact in first]
+    front = {first[i].id for i in fit_tokens(tokens, int(FIRST_SHARE * limit))}
+    facts = sorted(facts, key=lambda fact: fact.id not in front)
     least = counter.count(EMPTY_LINE)
     lines = (render(fact, counter, rendered) for fact in facts)
     if counter.adds_up:

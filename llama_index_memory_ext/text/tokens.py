@@ -8,13 +8,11 @@ import re
 import threading
 from bisect import bisect_left
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from typing_extensions import Self
-
-from llama_index_memory_ext.background.locks import Recent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -25,9 +23,6 @@ if TYPE_CHECKING:
 Tokenizer: TypeAlias = "Callable[[str], list[Any]]"
 
 logger = logging.getLogger(__name__)
-
-# The share of a limit that pinned facts and corrections may take before all others.
-FIRST_SHARE = 0.25
 
 # llama-index-core ships these two vocabularies; tiktoken finds them by the SHA-1 of their address.
 _SHIPPED = {
@@ -92,7 +87,7 @@ class TokenCounter:
         self.name = name
         self.adds_up = tokenizer_fn is None
         self._tokenizer_fn = tokenizer_fn
-        self._counts: Recent[str, int] = Recent(_CACHED_TEXTS)
+        self._count_long = lru_cache(_CACHED_TEXTS)(lambda text: len(self(text)))
 
     def __call__(self, text: str) -> list[Any]:
         """Returns the tokens of a text: their ids, or as many zeros as are estimated if nothing could be loaded."""
@@ -108,13 +103,7 @@ class TokenCounter:
 
     def count(self, text: str) -> int:
         """Returns the number of tokens in a text, 0 for the empty text. The counts of long texts are cached."""
-        if len(text) < _CACHED_CHARACTERS:
-            return len(self(text))
-        known = self._counts.get(text)
-        if known is None:
-            known = len(self(text))
-            self._counts.put(text, known)
-        return known
+        return len(self(text)) if len(text) < _CACHED_CHARACTERS else self._count_long(text)
 
     def clip(self, text: str, limit: int) -> str:
         """Returns the text if it has at most ``limit`` tokens, else its beginning and its end around a mark.
@@ -172,6 +161,9 @@ class TokenCounter:
     def __repr__(self) -> str:
         return f"TokenCounter({self.name!r})"
 
+    def __reduce__(self) -> tuple[type[TokenCounter], tuple[str, Tokenizer | None]]:
+        return type(self), (self.name, self._tokenizer_fn)
+
 
 def as_counter(tokenizer: Tokenizer) -> TokenCounter:
     """Returns the counter itself, or a counter around any function from a text to the list of its tokens.
@@ -224,17 +216,6 @@ def fit_tokens(tokens: Iterable[int], limit: int, *, least: int = 1) -> list[int
         if left < least:
             break
     return kept
-
-
-def put_first(tokens: Sequence[int], first: Sequence[bool], limit: int) -> list[int]:
-    """Returns the order with the ``first`` entries in front that fit into a quarter of ``limit``; no others are read.
-
-    >>> put_first([10, 20, 10], first=[False, True, True], limit=50)
-    [2, 0, 1]
-    """
-    marked = [i for i, is_first in enumerate(first) if is_first]
-    front = {marked[place] for place in fit_tokens([tokens[i] for i in marked], int(FIRST_SHARE * limit))}
-    return sorted(range(len(first)), key=lambda i: i not in front)
 
 
 def is_shipped(name: str) -> bool:

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.facts.ranking import RankedFact, format_facts, rank, turns_of
+from llama_index_memory_ext.facts.ranking import (
+    FIRST_SHARE,
+    RankedFact,
+    fact_line,
+    fit_facts,
+    format_facts,
+    rank,
+    turns_of,
+)
 from llama_index_memory_ext.search.tfidf import Document, FactRanker
 
 THEN = datetime(2026, 11, 20, tzinfo=timezone.utc)
@@ -200,6 +208,23 @@ def test_formatted_facts_are_those_for_the_last_turn() -> None:
 @given(limit=st.integers(0, 200), question=TEXTS)
 def test_formatted_facts_keep_to_the_limit(limit: int, question: str) -> None:
     assert TokenCounter().count(format_facts(STACK, limit, question)) <= limit
+
+
+@given(entries=st.lists(st.tuples(st.integers(1, 30), st.booleans())), limit=st.integers(0, 2_000))
+def test_pinned_facts_overtake_others_within_their_share(entries: list[tuple[int, bool]], limit: int) -> None:
+    """One that is too large for what is left of the share keeps its place."""
+    counter = TokenCounter()
+    facts = [Fact(content=f"{i}" + " tea" * words, pinned=pinned) for i, (words, pinned) in enumerate(entries)]
+    tokens = {fact.id: counter.count(fact_line(fact)) for fact in facts}
+    shown = fit_facts(facts, limit, counter, {})
+    assert sum(tokens[fact.id] for fact in shown) <= limit
+    place = {fact.id: at for at, fact in enumerate(shown)}
+    unpinned = [fact for fact in facts if not fact.pinned and fact.id in place]
+    assert unpinned == sorted(unpinned, key=lambda fact: place[fact.id])
+    earlier = {fact.id: facts[: facts.index(fact)] for fact in shown}
+    moved = [one for one in shown if any(place.get(other.id, 0) > place[one.id] for other in earlier[one.id])]
+    assert all(fact.pinned for fact in moved)
+    assert sum(tokens[fact.id] for fact in moved) <= FIRST_SHARE * limit
 
 
 def test_pinned_facts_and_corrections_come_first_and_retired_ones_never() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.text.messages import CLOSING
-from llama_index_memory_ext.text.tokens import FIRST_SHARE, as_counter, fit, put_first
+from llama_index_memory_ext.text.tokens import as_counter, fit
 
 COUNTER = TokenCounter()
 MEGABYTE = 1_000_000
@@ -193,23 +193,3 @@ def test_nothing_is_counted_once_no_line_can_fit() -> None:
     counter = as_counter(tokenizer)
     counted.clear()
     assert (fit(["<aaaaaaa>\n"] * 100, 25, counter, least=6), len(counted)) == ([0, 1], 2)
-
-
-def test_marked_entries_come_first_up_to_their_share() -> None:
-    """One that is too large for what is left of the share keeps its place."""
-    assert put_first([10] * 5, [False, False, True, False, True], limit=80) == [2, 4, 0, 1, 3]
-    assert put_first([10, 30, 10], [False, True, True], limit=80) == [2, 0, 1]
-    assert put_first([10, 10], [False, True], limit=0) == [0, 1]
-    assert put_first([], [], limit=80) == []
-
-
-@given(entries=st.lists(st.tuples(st.integers(1, 30), st.booleans())), limit=st.integers(0, 200))
-def test_the_order_is_otherwise_kept(entries: list[tuple[int, bool]], limit: int) -> None:
-    """Whatever overtakes an unmarked entry is marked, and all that do are within the share."""
-    order = put_first([tokens for tokens, _ in entries], [marked for _, marked in entries], limit)
-    place = {i: at for at, i in enumerate(order)}
-    assert sorted(order) == list(range(len(entries)))
-    unmarked = [i for i, (_, marked) in enumerate(entries) if not marked]
-    assert unmarked == sorted(unmarked, key=place.__getitem__)
-    moved = [i for i in range(len(entries)) if any(j < i and place[j] > place[i] for j in unmarked)]
-    assert sum(entries[i][0] for i in moved) <= FIRST_SHARE * limit
