@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sqlalchemy import bindparam, delete, func, select, update
+from sqlalchemy import bindparam, delete, select, update
 
 from llama_index_memory_ext.fact import Fact, normalised, retire
 from llama_index_memory_ext.store.database import UnchangedError, connected, reads, writes_user
@@ -120,13 +120,6 @@ class Facts:
             count = (await conn.execute(query)).rowcount
         of_user = self._users.c.namespace == namespace
         await conn.execute(update(self._users).where(of_user).values(epoch=time.time_ns()))
-        return count
-
-    @reads
-    async def count(self, conn: AsyncConnection, namespace: str) -> int:
-        """The number of facts, retired ones too."""
-        query = select(func.count()).where(self._tables.facts.c.namespace == namespace)
-        count: int = (await conn.execute(query)).scalar_one()
         return count
 
     def vectors(self, namespace: str, model: str) -> KeptVectors:

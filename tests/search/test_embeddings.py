@@ -310,7 +310,7 @@ async def ask(block: RelevantFactsBlock, question: str) -> list[str]:
 
 async def stored(block: RelevantFactsBlock) -> int:
     assert block.store is not None
-    async with block.store.database.reading() as connection:
+    async with block.store.database.connection() as connection:
         return int((await connection.execute(text("SELECT count(*) FROM llama_index_memory_embeddings"))).scalar_one())
 
 

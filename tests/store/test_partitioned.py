@@ -137,7 +137,7 @@ async def test_a_user_with_many_sessions_is_forgotten_in_all_partitions(
     assert await store.forget_user("ann") == counts
     assert await store.sessions("ann") == []
     assert len(await store.sessions("bob")) == 20
-    assert await store.facts.count("bob") == 1
+    assert len((await store.facts.read("bob")).facts) == 1
 
 
 async def test_the_host_uses_the_partitioned_table_too(store: MemoryStore, partitioned_uri: str) -> None:
