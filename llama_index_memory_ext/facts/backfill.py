@@ -63,7 +63,7 @@ async def backfill(
         chosen = await _checked(store, session_ids)
     # Two backfills at once would ask for everything twice, and store only one of the results.
     async with lock_for("backfill", id(asyncio.get_running_loop()), *store.database.identity, namespace):
-        unread = {one: await store.users.count_unread(one, block.reader_of(one)) for one in chosen}
+        unread = {one: await store.users.count(one, reader=block.reader_of(one)) for one in chosen}
         if any(unread.values()) and block.llm is None:
             # Raises what LlamaIndex raises where there is no model.
             _ = Settings.llm

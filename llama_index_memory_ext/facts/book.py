@@ -95,7 +95,7 @@ class FactBook:
     async def _change(self, fact_id: str, changed: Callable[[Fact], Fact]) -> Fact:
         fact = await self._store.facts.change(self.namespace, fact_id, changed)
         if fact is None:
-            count = await self._store.facts.count(self.namespace)
+            count = len((await self._store.facts.read(self.namespace)).facts)
             raise FactError(f"There is no fact {fact_id!r} of {self.namespace!r} among {count}. List them first.")
         return fact
 

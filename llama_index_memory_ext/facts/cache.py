@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from llama_index_memory_ext.facts.ranking import document_of, ordered, rank, shares_of
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.search.tfidf import TfidfRanker
-from llama_index_memory_ext.store.facts import NOTHING_READ
+from llama_index_memory_ext.store.facts import NOTHING_READ, KeptVectors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -104,7 +104,7 @@ class FactCache:
         ranker = self.ranker_factory()
         if self.embed_model is None:
             return ranker
-        keeper = self.store.facts.vectors(namespace, model_key(self.embed_model))
+        keeper = KeptVectors(self.store.database, namespace, model_key(self.embed_model))
         embedding_ranker = EmbeddingRanker(self.embed_model, lexical=ranker, keeper=keeper)
         self.store.jobs.watch(embedding_ranker)
         return embedding_ranker

@@ -118,7 +118,7 @@ class MessageSearch:
         self, session_id: str, index: MessageIndex, question: str, found: Sequence[tuple[int, ...]], limit: int
     ) -> list[tuple[list[LogRow], list[Entry]]]:
         """Returns the rows and the entries of each message; rows that were deleted meanwhile are left out."""
-        stored = await self.store.readers.rows(session_id, list(chain.from_iterable(found)), with_active=True)
+        stored = await self.store.readers.rows(session_id, list(chain.from_iterable(found)))
         rows = {row.id: row for row in stored}
         units = [[rows[row_id] for row_id in row_ids if row_id in rows] for row_ids in found]
         return await asyncio.to_thread(lambda: [(unit, index.entries(unit, question, limit)) for unit in units])

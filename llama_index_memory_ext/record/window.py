@@ -132,7 +132,7 @@ class RecordReader:
         if new > old and is_heard():
             event = HistoryCondensedEvent(
                 session_id=session_id,
-                messages=await self.store.users.count_between(session_id, old, new),
+                messages=await self.store.users.count(session_id, after=old, last=new),
                 tokens_before=before.tokens,
                 tokens_after=after.tokens,
                 summarised=self.settings.summarize,

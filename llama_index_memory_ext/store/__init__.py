@@ -169,7 +169,7 @@ class MemoryStore(SQLAlchemyChatStore):
 
     async def _initialize(self) -> tuple[Any, Table]:
         """The host's own way to the table, for its methods that only read: to count, and to list keys and rows."""
-        return self.database.reading, self.database.tables.rows
+        return self.database.connection, self.database.tables.rows
 
     async def sessions(self, user_id: str | None = None, *, session_ids: Collection[str] = ()) -> list[SessionInfo]:
         """The sessions that have messages, the one that was written to last first; [] if there is none.

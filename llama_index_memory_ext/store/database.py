@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sqlite3
 import time
 import warnings
@@ -27,7 +28,6 @@ from llama_index_memory_ext.store.engine import (
     is_in_memory,
     is_missing,
     open_engine,
-    place_of,
     without_password,
 )
 from llama_index_memory_ext.store.schema import (
@@ -67,53 +67,47 @@ class UnchangedError(Exception):
         self.result = result
 
 
-def shielded(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[None, None, T]]:
-    """Let a coroutine function run to its end even if its caller is cancelled; the caller is cancelled afterwards.
-
-    SQLAlchemy discards a connection when a statement on it is cancelled. With an in-memory database
-    that is the whole database, and with any other it is unknown what was stored.
-    """
-
-    @wraps(function)
-    async def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        task = asyncio.ensure_future(function(*args, **kwargs))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            await asyncio.wait([task])
-            if not task.cancelled() and task.exception() is not None:
-                logger.warning("%s failed after its caller was cancelled: %r", run.__name__, type(task.exception()))
-            raise
-
-    return run
-
-
 def connected(
     connect: Callable[..., AbstractAsyncContextManager[AsyncConnection]],
 ) -> Callable[
     [Callable[Concatenate[Part, AsyncConnection, P], Awaitable[T]]],
     Callable[Concatenate[Part, P], Coroutine[None, None, T]],
 ]:
-    """Call a method with the connection that ``connect`` opens for its arguments; shielded from cancellation."""
+    """Call a method with the connection that ``connect`` opens for its arguments.
+
+    The call runs to its end even if its caller is cancelled; the caller is cancelled afterwards. SQLAlchemy discards a
+    connection when a statement on it is cancelled. With an in-memory database that is the whole database, and with any
+    other it is unknown what was stored.
+    """
 
     def decorate(
         method: Callable[Concatenate[Part, AsyncConnection, P], Awaitable[T]],
     ) -> Callable[Concatenate[Part, P], Coroutine[None, None, T]]:
-        @wraps(method)
-        async def run(part: Part, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        async def call(part: Part, /, *args: P.args, **kwargs: P.kwargs) -> T:
             try:
                 async with connect(part, *args, **kwargs) as conn:
                     return await method(part, conn, *args, **kwargs)
             except UnchangedError as unchanged:
                 return cast("T", unchanged.result)
 
-        return shielded(run)
+        @wraps(method)
+        async def run(part: Part, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            task = asyncio.ensure_future(call(part, *args, **kwargs))
+            try:
+                return await asyncio.shield(task)
+            except asyncio.CancelledError:
+                await asyncio.wait([task])
+                if not task.cancelled() and task.exception() is not None:
+                    logger.warning("%s failed after its caller was cancelled: %r", run.__name__, type(task.exception()))
+                raise
+
+        return run
 
     return decorate
 
 
 # A method that reads, and methods that write to the session or the user that is their first argument.
-reads = connected(lambda part, *_, **__: part.database.reading())
+reads = connected(lambda part, *_, **__: part.database.connection())
 writes_session = connected(lambda part, key, *_, **__: part.database.writing(sessions=[key]))
 writes_user = connected(lambda part, namespace, *_, **__: part.database.writing(users=[namespace]))
 
@@ -134,7 +128,9 @@ class Database:
         self.in_memory = is_in_memory(self.url)
         self.shown_uri = without_password(checked_url(None) if self.in_memory else self.url)
         self.tables = Tables(table_name, None if self.backend == "sqlite" else db_schema)
-        place = f"memory {id(lent or self)}" if self.in_memory else place_of(self.url)
+        place = os.path.realpath(self.url.database or "") if self.backend == "sqlite" else self.shown_uri
+        if self.in_memory:
+            place = f"memory {id(lent or self)}"
         # Equal for two stores of a process that keep their rows in the same table.
         self.identity = (place, str(db_schema), table_name)
         # None until all tables exist.
@@ -145,12 +141,6 @@ class Database:
         self._lock_users = lock_rows(self.tables.users, self.backend)
 
     @asynccontextmanager
-    async def reading(self) -> AsyncIterator[AsyncConnection]:
-        """A connection to read with."""
-        async with self._connected(await self.opened()) as conn:
-            yield conn
-
-    @asynccontextmanager
     async def writing(
         self, *, sessions: Collection[str] = (), users: Collection[str] = ()
     ) -> AsyncIterator[AsyncConnection]:
@@ -159,18 +149,16 @@ class Database:
         Their rows are locked, and made where they are missing: raise ``UnchangedError`` if nothing is written, or a
         session that was forgotten would be known again. On SQLite the first statement locks the whole file.
         """
-        async with self._connected(await self.opened(), writes=True) as conn, conn.begin():
+        async with self.connection(writes=True) as conn, conn.begin():
             await self._lock(conn, sessions, users)
             yield conn
 
     @asynccontextmanager
-    async def without_transaction(self) -> AsyncIterator[AsyncConnection]:
-        """A connection that commits each statement."""
-        async with self._connected(await self.opened(), writes=True) as conn:
-            yield await conn.execution_options(isolation_level="AUTOCOMMIT")
-
-    @asynccontextmanager
-    async def _connected(self, engine: AsyncEngine, *, writes: bool = False) -> AsyncIterator[AsyncConnection]:
+    async def connection(
+        self, engine: AsyncEngine | None = None, *, writes: bool = False
+    ) -> AsyncIterator[AsyncConnection]:
+        """A connection to read with, or to write without locking a session or a user."""
+        engine = engine or await self.opened()
         # An in-memory database has one connection: its readers must not end a writer's transaction.
         alone = self.in_memory or (writes and self.backend == "sqlite")
         async with self._alone() if alone else nullcontext(), engine.connect() as conn:
@@ -227,19 +215,24 @@ class Database:
                 self.engine = engine
             return self.engine
 
-    @shielded
-    async def read_version(self) -> int | None:
-        """As ``MemoryStore.read_schema_version``."""
+    @asynccontextmanager
+    async def _looking(self) -> AsyncIterator[AsyncConnection]:
+        """A connection to a database in which nothing is made; an ``UnchangedError`` if there is none."""
         opened = self.engine or self._lent
         if opened is None and is_missing(self.url):
-            return None
+            raise UnchangedError
         engine = opened or open_engine(self.url)
         try:
-            async with self._connected(engine) as conn:
-                return await conn.run_sync(version_of, self.tables)
+            async with self.connection(engine) as conn:
+                yield conn
         finally:
             if opened is None:
                 await engine.dispose()
+
+    @connected(_looking)
+    async def read_version(self, conn: AsyncConnection) -> int | None:
+        """As ``MemoryStore.read_schema_version``."""
+        return await conn.run_sync(version_of, self.tables)
 
     async def aclose(self) -> None:
         """Close the engine, unless it was lent; a later call opens it again. A database in memory is gone."""
@@ -273,12 +266,12 @@ class Database:
 
     async def _make_ready(self, engine: AsyncEngine) -> None:
         # Looking comes first: mostly all tables exist, and then a database user need not be allowed to make any.
-        async with self._connected(engine) as conn:
+        async with self.connection(engine) as conn:
             version = await conn.run_sync(known_version, self.tables)
         if version == SCHEMA_VERSION and not self._rows:
             return
         try:
-            async with self._connected(engine, writes=True) as conn, conn.begin():
+            async with self.connection(engine, writes=True) as conn, conn.begin():
                 await self._lock_setup(conn)
                 await conn.run_sync(create_missing, self.tables)
                 if self._rows:

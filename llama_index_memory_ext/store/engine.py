@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -80,11 +79,6 @@ def is_missing(url: URL) -> bool:
     return not Path(unquote(urlsplit(name).path) if name.startswith("file:") else name).is_file()
 
 
-def place_of(url: URL) -> str:
-    """Equal for addresses of the same database."""
-    return os.path.realpath(url.database or "") if url.get_backend_name() == "sqlite" else without_password(url)
-
-
 def open_engine(url: URL) -> AsyncEngine:
     """An engine that may be used from several event loops, and whose errors quote no parameters.
 
@@ -94,17 +88,18 @@ def open_engine(url: URL) -> AsyncEngine:
     if url.get_backend_name() == "postgresql":
         # A connection of asyncpg works in one event loop only, and each synchronous call has its own.
         return create_async_engine(url, hide_parameters=True, poolclass=NullPool, isolation_level=LEVELS["postgresql"])
+    if is_in_memory(url):
+        engine = create_async_engine(
+            url, hide_parameters=True, connect_args={"timeout": BUSY_SECONDS}, poolclass=StaticPool
+        )
+        event.listen(engine.sync_engine, "connect", _read_without_locks)
+        return engine
     folder = Path(url.database or "").expanduser().parent
-    if not is_in_memory(url) and not folder.is_dir() and "uri" not in url.query:
+    if not folder.is_dir() and "uri" not in url.query:
         raise StoreError(f"The database file {url.database!r} needs a folder {str(folder)!r}: create it first.")
     # A pool of limited size would have to wait in one event loop for a connection of another.
     pool: dict[str, Any] = {"poolclass": AsyncAdaptedQueuePool, "max_overflow": -1}
-    if is_in_memory(url):
-        pool = {"poolclass": StaticPool}
-    engine = create_async_engine(url, hide_parameters=True, connect_args={"timeout": BUSY_SECONDS}, **pool)
-    if is_in_memory(url):
-        event.listen(engine.sync_engine, "connect", _read_without_locks)
-    return engine
+    return create_async_engine(url, hide_parameters=True, connect_args={"timeout": BUSY_SECONDS}, **pool)
 
 
 def _read_without_locks(connection: Any, _record: Any) -> None:

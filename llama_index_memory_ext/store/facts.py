@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sqlalchemy import bindparam, delete, func, select, update
+from sqlalchemy import bindparam, delete, select, update
 
 from llama_index_memory_ext.fact import Fact, normalised, retire
 from llama_index_memory_ext.store.database import UnchangedError, connected, reads, writes_user
@@ -43,9 +43,10 @@ class Facts:
 
     def __init__(self, database: Database, readers: Readers) -> None:
         self.database, self._readers, self._tables = database, readers, database.tables
-        facts, self._users = self._tables.facts, self._tables.users
-        of_user = self._users.c.namespace == bindparam("ns")
-        self._state = select(self._users.c.epoch, self._users.c.change).where(of_user)
+        facts, users = self._tables.facts, self._tables.users
+        of_user = users.c.namespace == bindparam("ns")
+        self._state = select(users.c.epoch, users.c.change).where(of_user)
+        self._set = update(users).where(of_user)
         columns = select(facts.c.change, facts.c.data).where(facts.c.namespace == bindparam("ns"))
         self._changed = columns.where(facts.c.change > bindparam("seen")).order_by(facts.c.change)
         self._one = columns.where(facts.c.id == bindparam("fact"))
@@ -118,20 +119,8 @@ class Facts:
             if ids is not None:
                 query = query.where(table.c.id.in_(ids))
             count = (await conn.execute(query)).rowcount
-        of_user = self._users.c.namespace == namespace
-        await conn.execute(update(self._users).where(of_user).values(epoch=time.time_ns()))
+        await conn.execute(self._set, {"ns": namespace, "epoch": time.time_ns()})
         return count
-
-    @reads
-    async def count(self, conn: AsyncConnection, namespace: str) -> int:
-        """The number of facts, retired ones too."""
-        query = select(func.count()).where(self._tables.facts.c.namespace == namespace)
-        count: int = (await conn.execute(query)).scalar_one()
-        return count
-
-    def vectors(self, namespace: str, model: str) -> KeptVectors:
-        """The embeddings that one model gave for the facts of one user."""
-        return KeptVectors(self.database, namespace, model)
 
     async def _epoch_and_change(self, conn: AsyncConnection, namespace: str) -> tuple[int, int]:
         row = (await conn.execute(self._state, {"ns": namespace})).first()
@@ -153,8 +142,7 @@ class Facts:
                 for i, (fact, data) in enumerate(zip(facts, stored, strict=True), 1)
             ]
             await conn.execute(self._put, rows)
-            of_user = self._users.c.namespace == namespace
-            await conn.execute(update(self._users).where(of_user).values(change=last + len(rows)))
+            await conn.execute(self._set, {"ns": namespace, "change": last + len(rows)})
 
 
 @dataclass(frozen=True, slots=True)

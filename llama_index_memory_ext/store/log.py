@@ -63,7 +63,7 @@ class Log:
     @writes_session
     async def delete_row(self, conn: AsyncConnection, key: str, row_id: int) -> ChatMessage | None:
         """Delete one message and return it; None if the session has no such row."""
-        found = await self._readers.rows_within(conn, key, [row_id], with_active=True)
+        found = await self._readers.rows_within(conn, key, [row_id])
         if not found:
             raise UnchangedError
         await self._delete(conn, key, self._tables.rows.c.id == row_id)

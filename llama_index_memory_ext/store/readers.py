@@ -195,12 +195,9 @@ class Readers:
         rows = await self.find_within(conn, key, statuses, last_id, limit)
         return LogPage(cursor.position or 0, cursor.epoch, rows, registered=cursor.position is not None)
 
-    async def rows_within(
-        self, conn: AsyncConnection, key: str, ids: Sequence[int], *, with_active: bool = False
-    ) -> list[LogRow]:
-        """These rows of the log, on request also active ones, oldest first; rows that are gone are left out."""
-        statuses = _LOG_AND_ACTIVE if with_active else [ARCHIVED]
-        wanted = {"session": key, "ids": list(ids), "statuses": statuses}
+    async def rows_within(self, conn: AsyncConnection, key: str, ids: Sequence[int]) -> list[LogRow]:
+        """These rows of a session, active ones too, oldest first; rows that are gone are left out."""
+        wanted = {"session": key, "ids": list(ids), "statuses": _LOG_AND_ACTIVE}
         return [LogRow(*row) for row in await conn.execute(self._rows, wanted)]
 
     rows = reads(rows_within)

@@ -141,14 +141,13 @@ class Users:
         return dict(found.mappings().one())
 
     @reads
-    async def count_unread(self, conn: AsyncConnection, key: str, reader: str) -> int:
-        """The number of messages of a session, active ones too, that this reader has not left behind."""
-        return await self._count(conn, key, self._position(key, reader))
-
-    @reads
-    async def count_between(self, conn: AsyncConnection, key: str, after: int, last: int) -> int:
-        """The number of messages of a session after the row ``after``, up to the row ``last``."""
-        return await self._count(conn, key, after, last)
+    async def count(
+        self, conn: AsyncConnection, key: str, *, reader: str = "", after: int = 0, last: int = LAST_ID
+    ) -> int:
+        """The number of messages of a session after the row ``after``, up to ``last``, that a reader has not read."""
+        rows = self._tables.rows
+        unread = (rows.c.key == key, rows.c.id > self._position(key, reader), rows.c.id > after, rows.c.id <= last)
+        return (await conn.execute(select(func.count()).where(*unread))).scalar_one()
 
     @connected(lambda part, keys, namespaces=(): part.database.writing(sessions=keys, users=namespaces))
     async def delete(
@@ -163,9 +162,10 @@ class Users:
         del counts[""]
         return dict(counts)
 
-    @connected(lambda part: part.database.without_transaction())
+    @connected(lambda part: part.database.connection(writes=True))
     async def vacuum(self, conn: AsyncConnection) -> bool:
         """Vacuum the file or, on a server, the tables; False, and a warning in the log, if something is left."""
+        await conn.execution_options(isolation_level="AUTOCOMMIT")
         if self.database.backend != "sqlite":
             return await self._vacuum_on_server(conn)
         await conn.exec_driver_sql("VACUUM")
@@ -194,11 +194,6 @@ class Users:
                 ", ".join(forbidden),
             )
         return not forbidden
-
-    async def _count(self, conn: AsyncConnection, key: str, after: Statement, last: int = LAST_ID) -> int:
-        rows = self._tables.rows
-        between = (rows.c.key == key, rows.c.id > after, rows.c.id <= last)
-        return (await conn.execute(select(func.count()).where(*between))).scalar_one()
 
     def _position(self, key: str, reader: str) -> Statement:
         cursors = self._tables.cursors

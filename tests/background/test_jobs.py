@@ -139,7 +139,7 @@ async def test_the_work_of_whoever_came_last_is_what_is_tried_again(start_model:
         await memory.aput_messages([user("Hello."), assistant("Hello."), user("And?")])
         await asyncio.wait_for(done.wait(), 30)
     await memory.facts_block.await_jobs("chat")
-    assert await store.users.count_unread("chat", memory.facts_block.reader_of("chat")) == 1
+    assert await store.users.count("chat", reader=memory.facts_block.reader_of("chat")) == 1
     await store.aclose()
 
 

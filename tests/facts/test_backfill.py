@@ -343,7 +343,7 @@ async def test_an_interrupted_program_keeps_what_it_has(
     assert out == "interrupted ['Likes tea']\n"
     assert "Traceback" not in err
     assert err.endswith("\n")
-    assert await memory.sql_store.users.count_unread("b", memory.facts_block.reader_of("b")) == 2
+    assert await memory.sql_store.users.count("b", reader=memory.facts_block.reader_of("b")) == 2
 
 
 async def test_two_at_once_ask_once(open_memory: OpenMemory, start_model: StartModel) -> None:

@@ -61,7 +61,7 @@ def on(store: MemoryStore, session_id: str = "chat", user_id: str | None = "ann"
 
 async def rows_in(store: MemoryStore) -> dict[str, int | None]:
     """How many rows there are in each table."""
-    async with store.database.reading() as connection:
+    async with store.database.connection() as connection:
         return {
             kind: (
                 await connection.execute(select(func.count()).select_from(table(f"llama_index_memory{kind}")))

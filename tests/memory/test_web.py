@@ -140,7 +140,7 @@ async def all_extracted(database_uri: str, number: int) -> None:
 
     async def watch() -> None:
         for i in range(number):
-            while not await store.facts.count(f"user{i}"):  # noqa: ASYNC110 - those who do it are other processes
+            while not (await store.facts.read(f"user{i}")).facts:  # noqa: ASYNC110 - those who do it are other processes
                 await asyncio.sleep(0.05)
 
     await asyncio.wait_for(watch(), 120)

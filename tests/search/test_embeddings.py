@@ -26,6 +26,7 @@ from llama_index_memory_ext.facts.ranking import document_of, rank
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, VectorIndex, model_key, unit
 from llama_index_memory_ext.search.tfidf import Document, TfidfRanker
 from llama_index_memory_ext.store import MemoryStore
+from llama_index_memory_ext.store.facts import KeptVectors
 
 MEANINGS = {"puppy": "dog", "hound": "dog", "automobile": "car", "physician": "doctor"}
 
@@ -310,7 +311,7 @@ async def ask(block: RelevantFactsBlock, question: str) -> list[str]:
 
 async def stored(block: RelevantFactsBlock) -> int:
     assert block.store is not None
-    async with block.store.database.reading() as connection:
+    async with block.store.database.connection() as connection:
         return int((await connection.execute(text("SELECT count(*) FROM llama_index_memory_embeddings"))).scalar_one())
 
 
@@ -395,10 +396,10 @@ async def test_a_vector_that_comes_after_its_fact_was_forgotten_is_not_kept(open
     block = open_block(embed_model=Meanings())
     await block.book().aadd(FACTS[0])
     assert block.store is not None
-    await block.store.facts.vectors("ann", "a model").write({FACTS[0].id: ("", b"1"), FACTS[1].id: ("", b"2")})
-    kept = await block.store.facts.vectors("ann", "a model").read([FACTS[0].id, FACTS[1].id])
+    await KeptVectors(block.store.database, "ann", "a model").write({FACTS[0].id: ("", b"1"), FACTS[1].id: ("", b"2")})
+    kept = await KeptVectors(block.store.database, "ann", "a model").read([FACTS[0].id, FACTS[1].id])
     assert kept == {FACTS[0].id: ("", b"1")}
-    assert await block.store.facts.vectors("bob", "a model").read([FACTS[0].id]) == {}
+    assert await KeptVectors(block.store.database, "bob", "a model").read([FACTS[0].id]) == {}
 
 
 @IN_MEMORY
