@@ -109,11 +109,10 @@ async def check_store(store: ext.MemoryStore, file: Path | None, *, create: bool
     name = file or store.address
     try:
         version = await store.read_schema_version()
-    except ModuleNotFoundError as error:
-        needed = f'it needs {error.name}: pip install "llama-index-memory-ext[postgres]"'
-        raise TerminalError(f"The database at {name} cannot be used: {needed}") from None
     except Exception as error:  # noqa: BLE001 - each driver has errors of its own
         reason = describe_error(error).removeprefix("the database cannot be used: ")
+        if isinstance(error, ModuleNotFoundError):
+            reason = f'it needs {error.name}: pip install "llama-index-memory-ext[postgres]"'
         raise TerminalError(f"The database at {name} cannot be used: {reason}") from None
     if create and file == default_file():
         # Only the user may read it.

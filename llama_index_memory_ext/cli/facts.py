@@ -149,9 +149,7 @@ def _changed(what: str, fact: "Fact") -> Output:
 
 def find_fact(facts: Sequence["Fact"], text: str, *, by_words: bool = False) -> "Fact":
     """Returns the one fact whose id is or begins with the text, or that has these words; else a TerminalError."""
-    found = [fact for fact in facts if text and fact.id.startswith(text)]
-    found = [fact for fact in found if fact.id == text] or found
-    condition = "ids begin with"
+    found, condition = _with_id(facts, text), "ids begin with"
     missing = f"There is no fact {text!r} among {len(facts)}. `facts list --retired` shows all."
     if by_words and not found:
         found = [fact for fact in facts if text.casefold() in fact.content.casefold()]
@@ -162,6 +160,11 @@ def find_fact(facts: Sequence["Fact"], text: str, *, by_words: bool = False) -> 
         shown = ", ".join(sorted(short_ids(fact.id for fact in found).values())[:_MOST_SHOWN])
         raise TerminalError(f"{len(found)} {condition} {text!r}: {shown}. Give more of the one you mean.")
     return found[0]
+
+
+def _with_id(facts: Sequence["Fact"], text: str) -> list["Fact"]:
+    found = [fact for fact in facts if text and fact.id.startswith(text)]
+    return [fact for fact in found if fact.id == text] or found
 
 
 def short_ids(ids: Iterable[str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from llama_index_memory_ext.cli import app as cli
 from llama_index_memory_ext.cli.app import Db, Json, Session, User, Yes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator
 
     from llama_index_memory_ext.store.users import SessionInfo
 
@@ -58,19 +58,21 @@ async def _forget(
     async with aclosing(store):
         await cli.check_store(store, file)
         users, infos, facts = await _find(store, user, session)
-        if not (infos or facts):
-            raise TerminalError(f"Nothing is stored about {user or session!r}.")
         if not quiet:
-            counts = pluralize(sum(info.messages for info in infos), "message"), pluralize(len(infos), "session")
+            messages = pluralize(sum(info.messages for info in infos), "message")
+            counts = f"{messages} in {pluralize(len(infos), 'session')}, {pluralize(len(facts), 'fact')}."
             hint = "" if users else "\nWhat is known of its user stays; `forget --user` deletes that too."
-            found = f"{' in '.join(counts)}, {pluralize(len(facts), 'fact')}.{hint}"
-            cli.say(f"Stored about {user or session}: {found}", stderr=True)
+            cli.say(f"Stored about {user or session}: {counts}{hint}", stderr=True)
         if asks:
             cli.confirm("Delete all of it for good?")
         with cli.waiting("Deleting"):
             sessions = [info.session_id for info in infos]
             texts = await _texts(store, sessions, facts) if file else set()
-            deleted = await _delete(store, users, sessions)
+            if users:
+                deleted = await store.forget_user(users[0], session_ids=sessions, vacuum=False)
+            else:
+                deleted = await store.forget(sessions[0])
+            await store.vacuum()
     with cli.waiting("Searching the file for what was deleted"):
         return deleted, search_file(file, texts, {*users, *sessions}) if file else None
 
@@ -84,15 +86,9 @@ async def _find(
     own = [info.session_id for info in infos if info.session_id in info.user_ids]
     users = list(dict.fromkeys(filter(None, [user, *own])))
     facts = [fact for name in users for fact in await cli.memory_on(store, name).facts.alist(with_retired=True)]
+    if not (infos or facts):
+        raise TerminalError(f"Nothing is stored about {user or session!r}.")
     return users, infos, facts
-
-
-async def _delete(store: ext.MemoryStore, users: Sequence[str], sessions: Sequence[str]) -> dict[str, int]:
-    if users:
-        return await store.forget_user(users[0], session_ids=sessions)
-    deleted = await store.forget(sessions[0])
-    await store.vacuum()
-    return deleted
 
 
 async def _texts(store: ext.MemoryStore, sessions: Iterable[str], facts: Iterable[ext.Fact]) -> set[str]:
