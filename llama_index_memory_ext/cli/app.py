@@ -6,9 +6,8 @@ import asyncio
 import json
 import signal
 import sys
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import aclosing, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -22,7 +21,7 @@ import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import TerminalError, describe_error, one_line, plain
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from contextlib import AbstractContextManager
 
 T = TypeVar("T")
@@ -76,71 +75,69 @@ def demo(*, database: _DemoFile = None) -> None:
     raise typer.Exit(run(database))
 
 
-@dataclass(frozen=True)
-class Place:
-    """A database: its SQLAlchemy address, its name without a password, and its file (None for a server)."""
-
-    address: str
-    name: str
-    file: Path | None
-    is_default: bool = False
-
-    @property
-    def is_missing(self) -> bool:
-        """Whether the database is a file that does not exist."""
-        return self.file is not None and not self.file.exists()
+def default_file() -> Path:
+    """Returns the file that is used without ``--db``, in the user's application folder."""
+    return Path(typer.get_app_dir("llama-index-memory")) / "memory.db"
 
 
-def find_place(db: str | None) -> Place:
-    """Returns the database that ``--db`` names; without it a file in the user's application folder."""
+def find_store(db: str | None) -> tuple[ext.MemoryStore, Path | None]:
+    """Returns the store that ``--db`` names, not yet opened, and its file (None for a server)."""
+    table, schema = _tables.get()
     if db and "://" in db:
-        store = ext.MemoryStore(db)
+        store = ext.MemoryStore(db, table, db_schema=schema)
         if store.database.in_memory:
             raise typer.BadParameter("a database in memory is gone when the command ends. Name a file or a server.")
-        # The options behind the question mark may include a password.
-        name = store.database.identity[0].partition("?")[0]
-        return Place(db, name, Path(name) if db.startswith("sqlite") and "uri=" not in db else None)
+        return store, Path(store.database.identity[0]) if db.startswith("sqlite") and "uri=" not in db else None
     if db and "?" in db:
         raise typer.BadParameter("--db must name a file, without a question mark, or be a SQLAlchemy address.")
-    file = Path(db).expanduser().absolute() if db else Path(typer.get_app_dir("llama-index-memory")) / "memory.db"
+    file = Path(db).expanduser().absolute() if db else default_file()
     if file.is_dir():
         raise typer.BadParameter(f"--db must name a file, and {file} is a folder.")
-    return Place(f"sqlite+aiosqlite:///{file.as_posix()}", str(file), file, is_default=not db)
+    return ext.MemoryStore(f"sqlite+aiosqlite:///{file.as_posix()}", table, db_schema=schema), file
 
 
-@asynccontextmanager
-async def open_store(place: Place, *, create: bool = False) -> AsyncIterator[ext.MemoryStore]:
-    """Opens the store of a database; a TerminalError says why it cannot be used.
+def is_missing(file: Path | None) -> bool:
+    """Whether the database is a file that does not exist."""
+    return file is not None and not file.exists()
+
+
+async def check_store(store: ext.MemoryStore, file: Path | None, *, create: bool = False) -> None:
+    """Raises a TerminalError that says why the store cannot be used.
 
     With ``create`` the first write creates what is missing; of the folders only that of the default file is created.
     """
-    if place.is_missing and not create:
+    name = file or store.address
+    try:
+        version = await store.read_schema_version()
+    except Exception as error:  # noqa: BLE001 - each driver has errors of its own
+        reason = describe_error(error).removeprefix("the database cannot be used: ")
+        if isinstance(error, ModuleNotFoundError):
+            reason = f'it needs {error.name}: pip install "llama-index-memory-ext[postgres]"'
+        raise TerminalError(f"The database at {name} cannot be used: {reason}") from None
+    if create and file == default_file():
+        # Only the user may read it.
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if version is not None or create:
+        return
+    if is_missing(file):
         raise TerminalError(
-            f"There is no database at {place.name}. Name another one with --db or LLAMA_INDEX_MEMORY_DB; "
+            f"There is no database at {name}. Name another one with --db or LLAMA_INDEX_MEMORY_DB; "
             "`chat`, `facts add` and `import` create one."
         )
-    if place.is_default and place.file is not None:
-        # Only the user may read it.
-        place.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    table, schema = _tables.get()
-    store = ext.MemoryStore(place.address, table_name=table, db_schema=schema)
-    try:
-        if not place.is_missing and await _read_schema_version(store, place) is None and not create:
-            raise TerminalError(
-                f"The database at {place.name} holds no memory of this package in the table {table!r}; --table "
-                "before the command names another one. A table that LlamaIndex's own Memory has written is taken over "
-                "when it is first written to: `chat --session ID`."
-            )
-        yield store
-    finally:
-        await store.aclose()
+    raise TerminalError(
+        f"The database at {name} holds no memory of this package in the table {store.table_name!r}; --table "
+        "before the command names another one. A table that LlamaIndex's own Memory has written is taken over "
+        "when it is first written to: `chat --session ID`."
+    )
 
 
 def run(db: str | None, work: Callable[[ext.MemoryStore], Awaitable[T]], *, create: bool = False) -> T:
-    """Runs a coroutine function on the store of the database that ``--db`` names; see ``open_store``."""
+    """Runs a coroutine function on the store that ``--db`` names, once ``check_store`` has found nothing wrong."""
 
     async def call() -> T:
-        async with open_store(find_place(db), create=create) as store:
+        store, file = find_store(db)
+        async with aclosing(store):
+            await check_store(store, file, create=create)
             return await work(store)
 
     return asyncio.run(call())
@@ -149,16 +146,6 @@ def run(db: str | None, work: Callable[[ext.MemoryStore], Awaitable[T]], *, crea
 def memory_on(store: ext.MemoryStore, name: str, user_id: str | None = None) -> ext.CondensedMemory:
     """Returns the memory of a session, or of a namespace of facts, that extracts nothing."""
     return ext.CondensedMemory.from_defaults(name, user_id=user_id, chat_store=store, extract_facts=False)
-
-
-async def _read_schema_version(store: ext.MemoryStore, place: Place) -> int | None:
-    try:
-        return await store.read_schema_version()
-    except ModuleNotFoundError as error:
-        reason = f'it needs {error.name}: pip install "llama-index-memory-ext[postgres]"'
-    except Exception as error:  # noqa: BLE001 - each driver has errors of its own
-        reason = describe_error(error).removeprefix("the database cannot be used: ")
-    raise TerminalError(f"The database at {place.name} cannot be used: {reason}")
 
 
 def one_of(user: str | None, session: str | None) -> str:
@@ -179,17 +166,15 @@ def confirm(question: str) -> None:
         raise typer.BadParameter("nobody can be asked here, so nothing was done. Say --yes if it should be.")
     # An event loop would take the first Ctrl-C for itself, and go on waiting for the answer.
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    is_confirmed = False
     try:
         # On stderr: stdout holds the result and nothing else.
-        print(f"{question} [y/N]: ", end="", file=sys.stderr, flush=True)
-        is_confirmed = sys.stdin.readline().strip().casefold() in ("y", "yes")
+        typer.confirm(question, err=True, abort=True)
+    except typer.Abort as abort:
+        # An Abort has a cause after Ctrl-C and Ctrl-D, when the cursor is still on the line of the question.
+        say("\nNothing was deleted." if abort.__context__ else "Nothing was deleted.", stderr=True)
+        raise KeyboardInterrupt if isinstance(abort.__context__, KeyboardInterrupt) else typer.Exit(1) from None
     finally:
         signal.signal(signal.SIGINT, handler)
-        if not is_confirmed:
-            say("\nNothing was deleted.", stderr=True)
-    if not is_confirmed:
-        raise typer.Exit(1)
 
 
 def waiting(text: str) -> AbstractContextManager[object]:

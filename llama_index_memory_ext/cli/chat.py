@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, ExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, aclosing, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import import_module
@@ -16,7 +16,7 @@ import llama_index_memory_ext as ext
 from llama_index_memory_ext.background.locks import BackgroundLoop
 from llama_index_memory_ext.cli import TerminalError, describe_error, one_line, plain
 from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.facts import explanation_table, facts_table, only_one, with_id
+from llama_index_memory_ext.cli.facts import explanation_table, facts_table, find_fact
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -44,13 +44,13 @@ def chat(*, session: cli.Session = None, user: cli.User = None, db: cli.Db = Non
     Type /help for what else can be done. Ctrl-C interrupts an answer, Ctrl-D or /quit ends the conversation. Lines that
     come through a pipe are answered one by one.
     """
-    place, unanswered = cli.find_place(db), 0
+    unanswered = 0
     session = session or f"chat-{datetime.now().astimezone():%Y-%m-%d-%H%M%S}-{token_hex(2)}"
     resources = AsyncExitStack()
     with BackgroundLoop() as loop, ExitStack() as end:
         end.callback(lambda: loop.run(resources.aclose()))
         with cli.waiting("Starting"):
-            agent, memory = loop.run(_open(resources, place, session, user, model))
+            agent, memory = loop.run(_open(resources, db, session, user, model))
         conversation = _Conversation(loop, agent, memory)
         try:
             for line in filter(None, iter(_read_line, "/quit")):
@@ -62,7 +62,7 @@ def chat(*, session: cli.Session = None, user: cli.User = None, db: cli.Db = Non
 
 
 async def _open(
-    resources: AsyncExitStack, place: cli.Place, session: str, user: str | None, model_name: str | None
+    resources: AsyncExitStack, db: str | None, session: str, user: str | None, model_name: str | None
 ) -> tuple[FunctionAgent, ext.CondensedMemory]:
     """Makes the agent and its memory, and prints its model, its database and whose facts it keeps."""
     # Imported here: LlamaIndex takes seconds to start, and the help does not need it.
@@ -71,15 +71,16 @@ async def _open(
 
     from llama_index_memory_ext.cli.demo import TOOLS, choose_model, describe_model
 
-    store = await resources.enter_async_context(cli.open_store(place, create=True))
+    store, file = cli.find_store(db)
+    await resources.enter_async_context(aclosing(store))
+    await cli.check_store(store, file, create=True)
     # OpenAI's clients leave connections open unless they are given a client.
-    http = await resources.enter_async_context(DefaultAsyncHttpxClient())
-    llm = choose_model(model_name, async_http_client=http)
+    llm = choose_model(model_name, await resources.enter_async_context(DefaultAsyncHttpxClient()))
     messages = await store.count_messages(session, None)
     so_far = f"{messages} messages so far" if messages else "new"
     whose = f"{user}, in all sessions" if user else "this session's; --user NAME keeps them for all sessions"
     _note(
-        f"/help lists the commands, /quit ends.\nmodel    {describe_model(llm)}\ndatabase {place.name}\n"
+        f"/help lists the commands, /quit ends.\nmodel    {describe_model(llm)}\ndatabase {file or store.address}\n"
         f"session  {session}, {so_far}\nfacts    {whose}"
     )
     memory = ext.CondensedMemory.from_defaults(session, user_id=user, llm=llm, chat_store=store)
@@ -183,10 +184,7 @@ class _Conversation:
         if not text:
             raise TerminalError("say which: /forget ID, or /forget WORDS. /facts lists them.")
         facts = self.memory.facts
-        known = self.loop.run(facts.alist(with_retired=True))
-        found = with_id(known, text) or [fact for fact in known if text.casefold() in fact.content.casefold()]
-        missing = f"no fact is called {text!r} or has these words. /facts lists them."
-        fact = only_one(found, f"facts contain {text!r}", missing)
+        fact = find_fact(self.loop.run(facts.alist(with_retired=True)), text, by_words=True)
         if not cli.is_terminal():
             raise TerminalError("nobody can be asked here. Use `facts forget ID --yes`.")
         cli.say(facts_table([fact], facts.namespace))

@@ -67,13 +67,13 @@ def divide(a: float, b: float) -> float:
 TOOLS = (add, subtract, multiply, divide)
 
 
-def choose_model(name: str | None = None, *, async_http_client: AsyncClient | None = None) -> FunctionCallingLLM:
+def choose_model(name: str | None = None, http: AsyncClient | None = None) -> FunctionCallingLLM:
     """Returns the model of OpenAI's of this name (default: ``OPENAI_MODEL``); without a key the offline model."""
     if not os.environ.get("OPENAI_API_KEY"):
         return OfflineModel()
     name = name or os.environ.get("OPENAI_MODEL") or DEFAULT_MODEL
     api_base = os.environ.get("OPENAI_API_BASE")
-    model = OpenAI(model=name, api_base=api_base, timeout=30.0, max_retries=1, async_http_client=async_http_client)
+    model = OpenAI(model=name, api_base=api_base, timeout=30.0, max_retries=1, async_http_client=http)
     with suppress(ValueError):
         if model.metadata.is_function_calling_model:
             return model

@@ -115,14 +115,14 @@ async def _add(
 @_command("retire")
 async def _retire(memory: "CondensedMemory", fact_id: _Id, *, reason: _Reason = "retired by hand") -> Output:
     """Keep a fact, but no longer show it to the model."""
-    fact = _find(await memory.facts.alist(with_retired=True), fact_id)
+    fact = find_fact(await memory.facts.alist(with_retired=True), fact_id)
     return _changed("Retired", await memory.facts.aretire(fact.id, reason))
 
 
 @_command("restore")
 async def _restore(memory: "CondensedMemory", fact_id: _Id) -> Output:
     """Show a retired fact to the model again."""
-    fact = _find(await memory.facts.alist(with_retired=True), fact_id)
+    fact = find_fact(await memory.facts.alist(with_retired=True), fact_id)
     return _changed("Restored", await memory.facts.arestore(fact.id))
 
 
@@ -134,7 +134,7 @@ async def _forget(
     if bool(fact_ids) == all_:
         raise typer.BadParameter("name the facts, or say --all.")
     namespace, known = memory.facts.namespace, await memory.facts.alist(with_retired=True)
-    facts = {fact.id: fact for fact in (known if all_ else [_find(known, one) for one in fact_ids or ()])}
+    facts = {fact.id: fact for fact in (known if all_ else [find_fact(known, one) for one in fact_ids or ()])}
     if facts and not yes:
         cli.say(facts_table([*facts.values()], namespace), stderr=True)
         cli.confirm(f"Delete {pluralize(len(facts), 'fact')} of {namespace} for good?")
@@ -147,25 +147,24 @@ def _changed(what: str, fact: "Fact") -> Output:
     return fact, f"{what} {fact.id}: {one_line(fact.content)}"
 
 
-def _find(facts: Sequence["Fact"], text: str) -> "Fact":
+def find_fact(facts: Sequence["Fact"], text: str, *, by_words: bool = False) -> "Fact":
+    """Returns the one fact whose id is or begins with the text, or that has these words; else a TerminalError."""
+    found, condition = _with_id(facts, text), "ids begin with"
     missing = f"There is no fact {text!r} among {len(facts)}. `facts list --retired` shows all."
-    return only_one(with_id(facts, text), f"ids begin with {text!r}", missing)
-
-
-def with_id(facts: Sequence["Fact"], text: str) -> list["Fact"]:
-    """Returns the fact with an id, or else those whose ids begin with the text; [] for no text."""
-    found = [fact for fact in facts if text and fact.id.startswith(text)]
-    return [fact for fact in found if fact.id == text] or found
-
-
-def only_one(found: Sequence["Fact"], condition: str, missing: str) -> "Fact":
-    """Returns the one fact that was found; a TerminalError has ``missing``, or how many facts meet the condition."""
+    if by_words and not found:
+        found = [fact for fact in facts if text.casefold() in fact.content.casefold()]
+        condition, missing = "facts contain", f"no fact is called {text!r} or has these words. /facts lists them."
     if not found:
         raise TerminalError(missing)
     if len(found) > 1:
         shown = ", ".join(sorted(short_ids(fact.id for fact in found).values())[:_MOST_SHOWN])
-        raise TerminalError(f"{len(found)} {condition}: {shown}. Give more of the one you mean.")
+        raise TerminalError(f"{len(found)} {condition} {text!r}: {shown}. Give more of the one you mean.")
     return found[0]
+
+
+def _with_id(facts: Sequence["Fact"], text: str) -> list["Fact"]:
+    found = [fact for fact in facts if text and fact.id.startswith(text)]
+    return [fact for fact in found if fact.id == text] or found
 
 
 def short_ids(ids: Iterable[str]) -> dict[str, str]:

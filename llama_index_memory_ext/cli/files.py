@@ -6,7 +6,7 @@ import asyncio
 import os
 import platform
 import sys
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, requires, version
 from json import detect_encoding
@@ -136,7 +136,7 @@ def doctor(*, db: Db = None, json: Json = False) -> None:
 
     Versions, the database, the tokenizers' files and the key. Nothing is created. Exit code 1 if something is wrong.
     """
-    checks = [*check_versions(), *asyncio.run(_check_database(cli.find_place(db))), *_check_models()]
+    checks = [*check_versions(), *asyncio.run(_check_database(db)), *_check_models()]
     is_ok = all(check.verdict != "wrong" for check in checks)
     rows = [(check.verdict.replace("wrong", "WRONG"), check.name, check.found) for check in checks]
     table = cli.table(["", "checked", "found"], rows)
@@ -163,33 +163,28 @@ def check_versions() -> Iterator[Check]:
             yield Check(name, "ok", seen) if allowed.contains(seen, prereleases=True) else wrong
 
 
-async def _check_database(place: cli.Place) -> list[Check]:
+async def _check_database(db: str | None) -> list[Check]:
     """Checks whether the database can be reached, the version of its schema, and whether rows can be written."""
-    # Imported here: it imports LlamaIndex.
-    from llama_index_memory_ext.store.schema import SCHEMA_VERSION
-
-    if place.file is not None and place.is_missing:
+    store, file = cli.find_store(db)
+    name, checks = str(file or store.address), list[Check]()
+    if file and cli.is_missing(file):
         # The folder of the default file is created.
-        if place.is_default or os.access(place.file.parent, os.W_OK | os.X_OK):
-            return [Check("database", "ok", f"{place.name} does not exist yet; the first conversation creates it.")]
-        needed = f"{place.name} needs the folder {place.file.parent}, which does not exist or may not be written to."
+        if file == cli.default_file() or os.access(file.parent, os.W_OK | os.X_OK):
+            return [Check("database", "ok", f"{name} does not exist yet; the first conversation creates it.")]
+        needed = f"{name} needs the folder {file.parent}, which does not exist or may not be written to."
         return [Check("database", "wrong", needed)]
-    checks: list[Check] = []
     try:
-        # Nothing is created where the database exists.
-        async with cli.open_store(place, create=True) as store:
-            checks.append(Check("database", "ok", place.name))
-            seen = await store.read_schema_version()
-            if seen is None:
-                none = "no tables of this package yet; the first conversation creates them."
-                return [*checks, Check("schema", "ok", none)]
-            if seen > SCHEMA_VERSION:
-                newer = f"version {seen}, and this package knows version {SCHEMA_VERSION}: use a newer one."
-                return [*checks, Check("schema", "wrong", newer)]
-            checks.append(Check("schema", "ok", f"version {seen}"))
-            async with store.database.writing(sessions=["doctor"]) as connection:
-                await connection.rollback()
-            checks.append(Check("writing", "ok", "rows can be written"))
+        async with aclosing(store):
+            # Nothing is created where the database exists.
+            await cli.check_store(store, file, create=True)
+            checks.append(Check("database", "ok", name))
+            schema = "no tables of this package yet; the first conversation creates them."
+            if (number := await store.read_schema_version()) is not None:
+                async with store.database.writing(sessions=["doctor"]) as connection:
+                    await connection.rollback()
+                checks.append(Check("writing", "ok", "rows can be written"))
+                schema = f"version {number}"
+            checks.append(Check("schema", "ok", schema))
     except Exception as error:  # noqa: BLE001 - whatever failed is what this command is to find
         checks.append(Check("writing" if checks else "database", "wrong", describe_error(error)))
     return checks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-from contextlib import closing
+from contextlib import aclosing, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +15,9 @@ from llama_index_memory_ext.cli import app as cli
 from llama_index_memory_ext.cli.app import Db, Json, Session, User, Yes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator
+
+    from llama_index_memory_ext.store.users import SessionInfo
 
 # The search looks up this many bytes at once; a shorter text is too common to prove anything.
 _KEY_BYTES = 8
@@ -40,7 +42,7 @@ def forget(*, user: User = None, session: Session = None, yes: Yes = False, db: 
     Afterwards the file is searched for the words that were deleted (SQLite only); exit code 1 if some are left.
     """
     cli.one_of(user, session)
-    deleted, residue = asyncio.run(_forget(cli.find_place(db), user, session, asks=not yes, quiet=json and yes))
+    deleted, residue = asyncio.run(_forget(db, user, session, asks=not yes, quiet=json and yes))
     result = {"deleted": deleted, "file": residue._asdict() if residue else None}
     cli.show(result, _text_of(deleted, residue), as_json=json)
     if residue and residue.left:
@@ -49,48 +51,44 @@ def forget(*, user: User = None, session: Session = None, yes: Yes = False, db: 
 
 
 async def _forget(
-    place: cli.Place, user: str | None, session: str | None, *, asks: bool, quiet: bool
+    db: str | None, user: str | None, session: str | None, *, asks: bool, quiet: bool
 ) -> tuple[dict[str, int], DeletionResidue | None]:
     """Returns the counts of the deleted rows, and, where there is a file to search, what is left in it."""
-    async with cli.open_store(place) as store:
-        users, sessions, facts, found = await _find(store, user, session)
+    store, file = cli.find_store(db)
+    async with aclosing(store):
+        await cli.check_store(store, file)
+        users, infos, facts = await _find(store, user, session)
         if not quiet:
-            cli.say(f"Stored about {user or session}: {found}", stderr=True)
+            messages = pluralize(sum(info.messages for info in infos), "message")
+            counts = f"{messages} in {pluralize(len(infos), 'session')}, {pluralize(len(facts), 'fact')}."
+            hint = "" if users else "\nWhat is known of its user stays; `forget --user` deletes that too."
+            cli.say(f"Stored about {user or session}: {counts}{hint}", stderr=True)
         if asks:
             cli.confirm("Delete all of it for good?")
         with cli.waiting("Deleting"):
-            texts = await _texts(store, sessions, facts) if place.file else set()
-            deleted = await _delete(store, users, sessions)
+            sessions = [info.session_id for info in infos]
+            texts = await _texts(store, sessions, facts) if file else set()
+            if users:
+                deleted = await store.forget_user(users[0], session_ids=sessions, vacuum=False)
+            else:
+                deleted = await store.forget(sessions[0])
+            await store.vacuum()
     with cli.waiting("Searching the file for what was deleted"):
-        return deleted, search_file(place.file, texts, {*users, *sessions}) if place.file else None
+        return deleted, search_file(file, texts, {*users, *sessions}) if file else None
 
 
 async def _find(
     store: ext.MemoryStore, user: str | None, session: str | None
-) -> tuple[list[str], list[str], list[ext.Fact], str]:
-    """Returns the users, sessions and facts that are to be deleted, and a text that counts them."""
+) -> tuple[list[str], list[SessionInfo], list[ext.Fact]]:
+    """Returns the users, sessions and facts that are to be deleted."""
     infos = await store.sessions(user, session_ids=[session] if session else [])
     # A session without a user is a user of its own.
     own = [info.session_id for info in infos if info.session_id in info.user_ids]
-    users = list(dict.fromkeys([user, *own] if user else own))
+    users = list(dict.fromkeys(filter(None, [user, *own])))
     facts = [fact for name in users for fact in await cli.memory_on(store, name).facts.alist(with_retired=True)]
     if not (infos or facts):
         raise TerminalError(f"Nothing is stored about {user or session!r}.")
-    counts = sum(info.messages for info in infos), len(infos), len(facts)
-    return users, [info.session_id for info in infos], facts, _describe(*counts, with_user=bool(users))
-
-
-def _describe(messages: int, sessions: int, facts: int, *, with_user: bool) -> str:
-    hint = "" if with_user else "\nWhat is known of its user stays; `forget --user` deletes that too."
-    return f"{pluralize(messages, 'message')} in {pluralize(sessions, 'session')}, {pluralize(facts, 'fact')}.{hint}"
-
-
-async def _delete(store: ext.MemoryStore, users: Sequence[str], sessions: Sequence[str]) -> dict[str, int]:
-    if users:
-        return await store.forget_user(users[0], session_ids=sessions)
-    deleted = await store.forget(sessions[0])
-    await store.vacuum()
-    return deleted
+    return users, infos, facts
 
 
 async def _texts(store: ext.MemoryStore, sessions: Iterable[str], facts: Iterable[ext.Fact]) -> set[str]:

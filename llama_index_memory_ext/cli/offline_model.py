@@ -38,6 +38,8 @@ _SUMMARY_SO_FAR = re.compile(r"<summary_so_far>\n(.*?)\n</summary_so_far>", re.D
 
 # The values are any that JSON has.
 Arguments: TypeAlias = dict[str, Any]
+# A call that the model made earlier: the tool, the arguments and the result.
+_Call: TypeAlias = tuple[str, Arguments, str]
 
 
 class _Entry(NamedTuple):
@@ -46,14 +48,6 @@ class _Entry(NamedTuple):
     role: str
     text: str
     call_id: str = ""
-
-
-class _Call(NamedTuple):
-    """A tool call that the model made earlier."""
-
-    name: str
-    arguments: Arguments
-    result: str
 
 
 class _Topic(NamedTuple):
@@ -143,7 +137,7 @@ def _calls(entries: Sequence[_Entry]) -> Iterator[_Call]:
     for call_id, name, arguments in _CALL.findall("\n".join(_texts_of("assistant", entries))):
         # Their JSON may be cut.
         with suppress(ValueError):
-            yield _Call(name, json.loads(arguments), results.get(call_id, "no result"))
+            yield name, json.loads(arguments), results.get(call_id, "no result")
 
 
 def _facts_in(question: str) -> Arguments:
@@ -165,7 +159,7 @@ def _facts_in(question: str) -> Arguments:
 
 def _calculate(question: str, calls: Sequence[_Call], tools: Collection[str]) -> ChatMessage | None:
     """Calls a tool for each operation of a sum, the inner ones first, then tells its value; None without a sum."""
-    results = {(call.name, *call.arguments.values()): call.result for call in calls}
+    results = {(name, *arguments.values()): result for name, arguments, result in calls}
     sums = [found[1].strip() for found in map(_SUM.fullmatch, _SENTENCE_END.split(question)) if found]
     written = max(sums, key=len, default="")
     try:
@@ -174,7 +168,7 @@ def _calculate(question: str, calls: Sequence[_Call], tools: Collection[str]) ->
     except (SyntaxError, AttributeError):
         return None
     except ValueError:
-        return _answer(f"A tool could not do it: {calls[-1].result}")
+        return _answer(f"A tool could not do it: {calls[-1][2]}")
     except KeyError as missing:
         tool, a, b = missing.args[0]
     if tool in tools:
@@ -214,9 +208,9 @@ def _tell_calls(question: str, past: Sequence[_Entry]) -> str:
     starts = [0, *(i for i, entry in enumerate(past) if entry.role == "user")]
     calls = next(filter(None, (list(_calls(past[start:])) for start in reversed(starts))), [])
     told = []
-    for call in calls:
-        arguments = ", ".join(f"{name}={_shown(value)}" for name, value in call.arguments.items())
-        told.append(f"{call.name} with {arguments} and got {_shown(call.result)}")
+    for tool, arguments, result in calls:
+        shown = ", ".join(f"{name}={_shown(value)}" for name, value in arguments.items())
+        told.append(f"{tool} with {shown} and got {_shown(result)}")
     return f"I called {', then '.join(told)}." if told else "I cannot see any tool call in what I was shown."
 
 

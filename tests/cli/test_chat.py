@@ -144,6 +144,8 @@ def test_a_person_talks_and_is_asked_before_a_fact_is_deleted(database: str) -> 
         terminal.type("/forget rome")
         terminal.wait_for("Lives in Rome")
         terminal.wait_for("Delete this fact for good? [y/N]: ")
+        terminal.type("maybe")
+        terminal.wait_for("[y/N]: ")
         terminal.type("n")
         terminal.wait_for("Nothing was deleted.")
         terminal.wait_for("you> ")

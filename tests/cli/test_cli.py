@@ -418,7 +418,7 @@ def test_a_database_of_a_newer_package_is_told(cli: Here, database: Path) -> Non
         connection.execute("UPDATE llama_index_memory_schema SET version = 99")
     done = cli("doctor", "--json")
     assert done.returncode == 1
-    assert checks(done)["schema"][1].startswith("version 99, and this package knows version")
+    assert "version 99, and this package knows version" in checks(done)["writing"][1]
     listed = cli("facts", "list", *ANN, "--json")
     assert (listed.returncode, listed.stdout) == (1, "")
     assert "version 99" in json.loads(listed.stderr)["error"]
