@@ -58,10 +58,7 @@ class LogBlock(BaseMemoryBlock[str]):
         return state
 
     async def aput(
-        self,
-        messages: list[ChatMessage],
-        from_short_term_memory: bool = False,
-        session_id: str | None = None,
+        self, messages: list[ChatMessage], from_short_term_memory: bool = False, session_id: str | None = None
     ) -> None:
         """Start the work that follows from messages that have left short-term memory.
 

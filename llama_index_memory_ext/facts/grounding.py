@@ -96,7 +96,7 @@ class SourceText:
         return text
 
     def _is_near(self, match: re.Match[str]) -> bool:
-        """Whether a day near the conversation has the year, the month and the day of the match."""
+        """Whether a day around the conversation has the year, the month and the day of the match."""
         parts = match.groupdict()
         year, month, day = parts.get("y") or parts.get("y2"), parts.get("m"), parts.get("d")
         if month and not month.isdigit():

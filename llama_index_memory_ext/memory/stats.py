@@ -76,5 +76,5 @@ async def read_stats(
 
 def _line(failure: Failure) -> str:
     times = "once" if failure.failures == 1 else f"{failure.failures} times in a row"
-    again = f"at {failure.retry_at:%H:%M:%S}" if failure.retry_at else "by whoever comes next"
+    again = f"at {failure.retry_at:%H:%M:%S}" if failure.retry_at else "by the next start"
     return f"{failure.error}, {times}, last at {failure.at:%Y-%m-%d %H:%M:%S} UTC; tried again {again}"

@@ -63,7 +63,7 @@ class CondensedMemoryBlock(LogBlock):
     which must go on then: in a plain ``Memory``, call ``aput`` rather than ``put``.
 
     Raises:
-        ValueError: ``keep_messages`` is larger than ``max_messages``, or no room is left beside summary and recall.
+        ValueError: ``keep_messages`` is larger than ``max_messages``, or summary and recall leave no room.
         StoreError: By ``aput``, if the given store has never seen the session: the memory keeps its messages elsewhere.
 
     Examples:

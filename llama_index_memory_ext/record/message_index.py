@@ -111,7 +111,7 @@ class MessageIndex:
     ) -> list[tuple[int, ...]]:
         """Returns the rows of the best messages of ``ranked``; clipped to ``message_limit`` they fit into ``limit``."""
         ranked = (place for place, _ in self.ranked(question, context, before))
-        # One token for each row beside its tags is the least that is shown.
+        # The tags and one token for each row are the least that is shown.
         found = [place for place in ranked if place.tag_tokens + len(place.row_ids) <= message_limit]
         return [found[i].row_ids for i in fit_tokens([min(place.tokens, message_limit) for place in found], limit)]
 
@@ -157,8 +157,8 @@ class MessageIndex:
             row_ids = tuple(row.id for row in unit.rows)
             self._places.append(Place(row_ids, tokens_of(whole), tags))
             # The results of a call that comes next may not have come yet.
-            beside = ("\n".join(before.words)[:_NEIGHBOUR_CHARACTERS], after.words[0][:_NEIGHBOUR_CHARACTERS])
-            context = tuple((words, tfidf.CONTEXT_SHARE) for words in beside if words)
+            around = ("\n".join(before.words)[:_NEIGHBOUR_CHARACTERS], after.words[0][:_NEIGHBOUR_CHARACTERS])
+            context = tuple((words, tfidf.CONTEXT_SHARE) for words in around if words)
             written_at = unit.rows[0].written_at
             day = date_words(written_at.date()) if written_at else ""
             documents.append(tfidf.Document(str(row_ids[0]), "\n".join(unit.words), context, day))

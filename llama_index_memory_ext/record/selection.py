@@ -58,7 +58,7 @@ class RecordSettings:
         return min(self.summary_limit, (self.room - self.recall_limit - tokens_of(instructions)) // 2)
 
     def selection(self, instructions: Sequence[Entry], summary_tokens: int = 0) -> Selection:
-        """Returns how messages are selected beside first instructions and a summary of so many tokens."""
+        """Returns how messages are selected, with first instructions and a summary of so many tokens in front."""
         taken = self.reserved + (0 if self.summarize else summary_tokens) + tokens_of(instructions)
         limits = replace(self.limits.remaining(0, len(instructions)), tokens=max(self.room - taken, 0))
         return Selection(limits, self.counter, int(limits.tokens * min(self.message_ratio, limits.keep_ratio)))

@@ -165,7 +165,7 @@ class TfidfRanker:
                     query_square += (weight * idf) ** 2
                     products[_view(posting.rows)] += weight * idf**2 * _view(posting.weights)
             values = products * self._factors() / sqrt(query_square or 1.0)
-            # Rounded, so that documents with the same terms are equally similar whatever came and went in between.
+            # Rounded, so that documents with the same terms are equally similar after any additions and removals.
             return Similarities(self._ids, self._rows, np.minimum(np.round(values, 9), 1.0))
 
     def _weights(self, document: Document) -> dict[str, float]:

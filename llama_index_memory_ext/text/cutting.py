@@ -92,7 +92,7 @@ class Limits:
         return replace(self, tokens=self.keep_tokens, keep_ratio=1.0, max_messages=self.keep_messages)
 
     def remaining(self, tokens: int, messages: int) -> Limits:
-        """Returns what these limits leave beside so many tokens and messages; always room for one message."""
+        """Returns these limits less so many tokens and messages; always room for one message."""
         most, keep = max(self.max_messages - messages, 1), max(self.keep_messages - messages, 1)
         return replace(self, tokens=self.tokens - tokens, max_messages=most, keep_messages=keep)
 

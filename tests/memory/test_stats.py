@@ -174,7 +174,7 @@ def test_people_are_given_a_few_lines() -> None:
         "record    812 tokens, of which the summary 90",
         "facts     5 that hold, 1 retired; 4 messages not read yet; not stored: 2 echo, 1 secret",
         "failed    facts: TimeoutError, 3 times in a row, last at 2026-01-02 03:04:05 UTC; tried again at 03:04:13",
-        "failed    summary: KeyError, once, last at 2026-01-02 03:04:05 UTC; tried again by whoever comes next",
+        "failed    summary: KeyError, once, last at 2026-01-02 03:04:05 UTC; tried again by the next start",
     ]
 
 
