@@ -10,8 +10,19 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from tests.databases import database_uri, postgres_server, postgres_uri
+from tests.memories import open_memory, open_plain_memory
+from tests.models import start_model
 
-__all__ = ["any_database_uri", "database_uri", "partitioned_uri", "postgres_server", "postgres_uri"]
+__all__ = [
+    "any_database_uri",
+    "database_uri",
+    "open_memory",
+    "open_plain_memory",
+    "partitioned_uri",
+    "postgres_server",
+    "postgres_uri",
+    "start_model",
+]
 
 PAGE = Path(__file__).parents[2] / "docs/partitioning.md"
 CREATE_TABLES, CREATE_PARTITIONS, WIDEN_IDS = re.findall(

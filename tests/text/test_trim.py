@@ -19,8 +19,8 @@ from llama_index_memory_ext.text.messages import message_tokens
 from llama_index_memory_ext.text.tokens import as_counter
 from llama_index_memory_ext.text.tool_calls import RESULT_ROLES, calls_of
 from tests.conversation import assistant, calling, result, user
-from tests.memory.test_limits import PIXEL, messages
 from tests.openai_server import why_refused
+from tests.record.test_limits import PIXEL, messages
 from tests.text.trimming_cases import CASES, Case
 
 COUNTER = TokenCounter()
