@@ -6,6 +6,7 @@ from typing import Any
 
 import griffe
 
+_TWINS = ("_in_sync", "_sync")
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
@@ -15,7 +16,7 @@ class Fields(griffe.Extension):
     def on_attribute(self, *, attr: griffe.Attribute, **_: Any) -> None:
         """``x: int = Field(default=1, ge=0, description="...")`` becomes ``x: int = 1`` with a docstring."""
         call = attr.value
-        if isinstance(call, griffe.ExprCall) and getattr(call.function, "name", "") == "_in_sync":
+        if isinstance(call, griffe.ExprCall) and getattr(call.function, "name", "") in _TWINS:
             _show_as_method(attr, str(call.arguments[0]))
             return
         if not isinstance(call, griffe.ExprCall) or getattr(call.function, "name", "") != "Field":

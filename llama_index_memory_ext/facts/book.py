@@ -23,13 +23,14 @@ _SCHEMA_VERSION = 1
 
 
 def _sync(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """Makes the synchronous twin of a method."""
+    """Returns the synchronous twin of a method, whose name is without the ``a``."""
 
     @wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         result: T = asyncio_run(method(*args, **kwargs))
         return result
 
+    call.__name__ = method.__name__.removeprefix("a")
     return call
 
 

@@ -57,6 +57,7 @@ def _in_sync(
         call: Coroutine[Any, Any, T] = getattr(self, method.__name__)(*args, **kwargs)
         return self.sql_store.jobs.run(call, with_jobs=with_jobs)
 
+    twin.__name__ = method.__name__.removeprefix("a")
     twin.__doc__ = f"As ``{method.__name__}``{', then wait for extraction and summary' if with_jobs else ''}."
     return twin
 

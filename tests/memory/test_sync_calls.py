@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.cli.offline_model import OfflineModel
+from llama_index_memory_ext.facts.book import FactBook
 from tests.conversation import assistant, sent_text, user
 
 HISTORY: list[ChatMessage] = [message for i in range(6) for message in (user(f"question {i}"), assistant("yes"))]
@@ -57,3 +59,15 @@ def test_a_memory_without_a_database_outlives_the_loops_that_it_is_used_in(optio
         assert len(asyncio.run(memory.aget_all())) == 4 * (len(HISTORY) + 1)
         asyncio.run(memory.aclose())
     gc.collect()
+
+
+@pytest.mark.parametrize("owner", [CondensedMemory, FactBook])
+def test_help_shows_each_twin_by_its_own_name(owner: type) -> None:
+    """A twin has the arguments of its method, and the name without the "a"."""
+    twins = [name for name in vars(owner) if f"a{name.rstrip('_')}" in vars(owner)]
+    assert len(twins) >= 8
+    for name in twins:
+        twin, method = getattr(owner, name), getattr(owner, f"a{name.rstrip('_')}")
+        assert twin.__name__ == name.rstrip("_")
+        assert list(inspect.signature(twin).parameters) == list(inspect.signature(method).parameters)
+        assert not inspect.iscoroutinefunction(twin)
