@@ -31,6 +31,13 @@ _File = Annotated[Path, typer.Argument(metavar="FILE", help="Where from; - for s
 
 _STREAM = Path("-")
 _PACKAGE = "llama-index-memory-ext"
+# Why a version that is installed but not allowed does harm.
+_REASONS = {
+    "llama-index-core": ": Memory.from_defaults(chat_store=...) came with 0.14.24",
+    "llama-index-workflows": ": 2.21.0 to 2.22.1 refuse run(memory=...), 2.22.2 to 2.23.2 work on a copy of the memory",
+    "banks": ": before 2.5.0 text in a message could replace the prompt or inject an image",
+    "tiktoken": ": before 0.13 a run of 100,000 characters without a space took minutes or crashed",
+}
 
 
 @cli.app.command()
@@ -152,7 +159,7 @@ def check_versions() -> Iterator[Check]:
             except PackageNotFoundError:
                 yield Check(name, "ok" if marker else "wrong", f"not installed; {allowed or name} is needed")
                 continue
-            wrong = Check(name, "wrong", f"{seen}, but {allowed} is needed")
+            wrong = Check(name, "wrong", f"{seen}, but {allowed} is needed{_REASONS.get(name, '')}")
             yield Check(name, "ok", seen) if allowed.contains(seen, prereleases=True) else wrong
 
 

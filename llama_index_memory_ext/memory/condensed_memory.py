@@ -120,7 +120,13 @@ class CondensedMemory(Memory):
         async_database_uri: str | None = None,
         async_engine: AsyncEngine | None = None,
         db_schema: str | None = None,
-        **options: Unpack[preset.PresetOptions],
+        chat_history_token_ratio: float = FLUSH_EVERY_TURN,
+        memory_blocks_template: RichPromptTemplate | None = None,
+        insert_method: InsertMethod | str = InsertMethod.USER,
+        image_token_size_estimate: int = 256,
+        audio_token_size_estimate: int = 256,
+        video_token_size_estimate: int = 256,
+        **options: Unpack[preset.CondensedOptions],
     ) -> CondensedMemory:
         """Returns a memory with a condensed block and a facts block on one store.
 
@@ -143,12 +149,15 @@ class CondensedMemory(Memory):
             async_database_uri: SQLite by aiosqlite or PostgreSQL by asyncpg; default: in memory.
             async_engine: Your own engine; it is not closed.
             db_schema: The schema of the tables, where the database has schemas.
+            chat_history_token_ratio: Share of the token limit for turns that are shown as messages of their own; by
+                default every turn but the newest is condensed.
+            memory_blocks_template: Joins the texts of the blocks; default: as they are, within ``<memory>``.
+            insert_method: ``"user"``, in front of the question, or ``"system"``.
+            image_token_size_estimate: Tokens of an image.
+            audio_token_size_estimate: Tokens of an audio block.
+            video_token_size_estimate: Tokens of a video.
             options: How the record is kept short, as for ``CondensedMemoryBlock``: ``max_messages``, ``summarize``,
-                ``recall_token_limit`` and so on; ``CondensedOptions`` lists them. Also fields of LlamaIndex's
-                ``Memory``: ``chat_history_token_ratio`` (share of the token limit for turns that are shown as messages
-                of their own; by default every turn but the newest is condensed), ``memory_blocks_template``,
-                ``insert_method`` (``"user"``, in front of the question, or ``"system"``), and
-                ``image_token_size_estimate``, ``audio_token_size_estimate`` and ``video_token_size_estimate`` (256).
+                ``recall_token_limit`` and so on; ``CondensedOptions`` lists them.
 
         Raises:
             LimitError: The limits of the blocks do not fit into ``token_limit``.
@@ -157,7 +166,7 @@ class CondensedMemory(Memory):
             StoreError: The database cannot be used, or would outlive a session without a ``session_id``.
         """
         preset.check_limits(token_limit, condensed_token_limit, facts_token_limit)
-        record_options, memory_options = preset.split_options(options)
+        preset.check_names(options)
         store = chat_store or MemoryStore(
             async_database_uri, table_name=table_name, async_engine=async_engine, db_schema=db_schema
         )
@@ -165,7 +174,7 @@ class CondensedMemory(Memory):
         session_id = session_id or generate_chat_store_key()
         counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
         shared: Any = {"llm": llm, "tokenizer_fn": counter, "store": store}
-        record = CondensedMemoryBlock(token_limit=condensed_token_limit, **shared, **record_options)
+        record = CondensedMemoryBlock(token_limit=condensed_token_limit, **shared, **options)
         facts = RelevantFactsBlock(
             token_limit=facts_token_limit,
             user_id=session_id if user_id is None else user_id,
@@ -180,7 +189,12 @@ class CondensedMemory(Memory):
             memory_blocks=[record, facts, *(memory_blocks or [])],
             tokenizer_fn=counter,
             sql_store=store,
-            **memory_options,
+            chat_history_token_ratio=chat_history_token_ratio,
+            memory_blocks_template=memory_blocks_template or template.MemoryBlocksTemplate(),
+            insert_method=InsertMethod(insert_method),
+            image_token_size_estimate=image_token_size_estimate,
+            audio_token_size_estimate=audio_token_size_estimate,
+            video_token_size_estimate=video_token_size_estimate,
         )
         memory._owns_store = chat_store is None
         if chat_history is not None:

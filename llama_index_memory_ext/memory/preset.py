@@ -1,46 +1,26 @@
-"""Checks the arguments of ``CondensedMemory.from_defaults``, and says which of them are passed on as they are."""
+"""Checks the arguments of ``CondensedMemory.from_defaults``."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from llama_index.core.memory import InsertMethod
-from llama_index.core.prompts import RichPromptTemplate
+from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.errors import LimitError, StoreError
-from llama_index_memory_ext.record.selection import CondensedOptions
+from llama_index_memory_ext.record.selection import CondensedOptions as CondensedOptions
 from llama_index_memory_ext.store import MemoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable
 
 
-class PresetOptions(CondensedOptions, total=False):
-    """Options of LlamaIndex's ``Memory`` that the preset passes on, besides those of its ``CondensedMemoryBlock``."""
-
-    chat_history_token_ratio: float
-    memory_blocks_template: RichPromptTemplate | None
-    insert_method: InsertMethod | str
-    image_token_size_estimate: int
-    audio_token_size_estimate: int
-    video_token_size_estimate: int
-
-
-def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the options of the record, and those of the host's ``Memory`` that are given.
-
-    Raises:
-        TypeError: There is no option of such a name.
-    """
-    of_record = CondensedOptions.__annotations__
-    unknown = sorted(options.keys() - PresetOptions.__annotations__.keys())
+def check_names(options: Iterable[str]) -> None:
+    """Raises a TypeError for a name that is no option of the record."""
+    known = CondensedOptions.__annotations__
+    unknown = sorted(name for name in options if name not in known)
     if unknown:
         raise TypeError(
             f"CondensedMemory.from_defaults() has no argument {unknown[0]!r}. Those of the record are "
-            f"{', '.join(sorted(of_record))}."
+            f"{', '.join(sorted(known))}."
         )
-    record = {name: value for name, value in options.items() if name in of_record}
-    return record, {name: value for name, value in options.items() if name not in of_record and value is not None}
 
 
 def check_limits(token_limit: int, condensed: int, facts: int) -> None:

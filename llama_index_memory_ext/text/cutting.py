@@ -8,10 +8,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice, takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import MessageRole
-from typing_extensions import TypedDict, Unpack
 
 from llama_index_memory_ext.errors import LimitError, RoleError, SplitterError
 from llama_index_memory_ext.text.tool_calls import RESULT_ROLES, Counted, M
@@ -33,17 +32,11 @@ _PIECE = re.compile(r".{1,400}?(?:[.!?]\s+|[\u3002\uff01\uff1f]|\n+|\Z)|.{1,400}
 _BEFORE, _AFTER = "[...] ", " [...]"
 
 
-class TrimOptions(TypedDict, total=False):
-    """Options of ``trim``, which documents them, and of a ``CondensedMemoryBlock``."""
-
-    keep_ratio: float
-    max_messages: int | None
-    keep_messages: int | None
-    allow_partial: bool
-    text_splitter: Splitter | None
-    start_on: str | Sequence[str] | None
-    end_on: str | Sequence[str] | None
-    include_system: bool
+# The options of ``trim`` that are options of a ``CondensedMemoryBlock`` too.
+OPTIONS = (
+    *("keep_ratio", "max_messages", "keep_messages", "allow_partial"),
+    *("text_splitter", "start_on", "end_on", "include_system"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +53,7 @@ class Limits:
     end_on: frozenset[str] = frozenset()
 
     @classmethod
-    def checked(cls, token_limit: int | None = None, **options: Unpack[TrimOptions]) -> Limits:
+    def checked(cls, token_limit: int | None = None, **options: Any) -> Limits:
         """Returns the limits for options of ``trim``; raises LimitError, RoleError or SplitterError as it does."""
         most, keep = options.get("max_messages"), options.get("keep_messages")
         ratio, splitter = options.get("keep_ratio", 1.0), options.get("text_splitter")
