@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.facts.book import FactBook
     from llama_index_memory_ext.formats import Layout
+    from llama_index_memory_ext.record.selection import CondensedOptions
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -126,7 +127,7 @@ class CondensedMemory(Memory):
         image_token_size_estimate: int = 256,
         audio_token_size_estimate: int = 256,
         video_token_size_estimate: int = 256,
-        **options: Unpack[preset.CondensedOptions],
+        **options: Unpack[CondensedOptions],
     ) -> CondensedMemory:
         """Returns a memory with a condensed block and a facts block on one store.
 

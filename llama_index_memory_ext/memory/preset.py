@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.errors import LimitError, StoreError
-from llama_index_memory_ext.record.selection import CondensedOptions as CondensedOptions
+from llama_index_memory_ext.record.selection import CondensedOptions
 from llama_index_memory_ext.store import MemoryStore
 
 if TYPE_CHECKING:
