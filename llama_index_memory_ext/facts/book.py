@@ -55,12 +55,7 @@ class FactBook:
         return stored
 
     async def aupdate(self, fact_id: str, **fields: Any) -> Fact:
-        """Change fields of a fact.
-
-        Raises:
-            FactError: There is no fact with this id.
-            pydantic.ValidationError: A field or a value that ``Fact`` does not have.
-        """
+        """Change fields of a fact. A FactError if there is none with this id, pydantic's for what no field takes."""
         changed = {"updated_at": utc_now(), **fields}
         return await self._change(fact_id, lambda fact: Fact.model_validate({**fact.model_dump(), **changed}))
 
@@ -83,12 +78,7 @@ class FactBook:
         return "".join(f"{line}\n" for line in [head, *(fact.model_dump_json() for fact in facts)])
 
     async def aimport(self, lines: str) -> int:
-        """Store facts that ``aexport`` wrote, in this namespace; returns how many they are.
-
-        Raises:
-            FactError: A line that is no fact, or a schema version that this package does not know. Nothing
-                is stored then.
-        """
+        """Store what ``aexport`` wrote; returns how many. A FactError for a wrong line; nothing is stored then."""
         facts = _parse(lines)
         await self._store.facts.write(self.namespace, facts)
         return len(facts)

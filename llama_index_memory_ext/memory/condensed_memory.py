@@ -207,11 +207,7 @@ class CondensedMemory(Memory):
         await self.aput_messages([message])
 
     async def aput_messages(self, messages: list[ChatMessage]) -> None:
-        """Add messages in one step; none is fine.
-
-        Raises:
-            MessageError: Something else than a ``ChatMessage`` is among them; nothing is written then.
-        """
+        """Add messages in one step; none is fine. A MessageError for anything else; nothing is written then."""
         messages = checked_messages(messages)
         if messages:
             # Only a new question ends the turn before it.
@@ -275,11 +271,7 @@ class CondensedMemory(Memory):
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[CondensedMemory]:
-        """Let one run at a time through for each session, in all tasks and threads of this process.
-
-        Raises:
-            TurnError: The task that holds the turn asks for it again.
-        """
+        """Let one run of a session through at a time, in this process; a TurnError for a turn within a turn."""
         lock = lock_for("turn", self.session_id, *self.sql_store.database.identity)
         if lock.holder is not None and lock.holder is asyncio.current_task():
             raise TurnError("This task is within memory.turn() already; run the agent without opening another.")

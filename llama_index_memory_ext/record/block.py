@@ -164,11 +164,7 @@ class CondensedMemoryBlock(LogBlock):
         return (truncated(content, tokens_to_truncate, self.tokenizer_fn) or None) if isinstance(content, str) else None
 
     async def anotice(self, session_id: str) -> None:
-        """The log of a session has grown: sum up in the background what leaves its record.
-
-        Raises:
-            StoreError: The given store holds no message of the session.
-        """
+        """Sum up in the background what leaves the record; a StoreError if the given store has no such session."""
         if session_id not in self._parts.reader.windows and not await self._store.users.knows(session_id):
             raise StoreError(
                 f"{self.class_name()}(store=...) shows the log of its store, but that store holds no message of "

@@ -23,11 +23,7 @@ LEVELS = {"sqlite": "SERIALIZABLE", "postgresql": "READ COMMITTED"}
 
 
 def checked_url(uri: str | None) -> URL:
-    """Parse an address; None is a private database in memory.
-
-    Raises:
-        StoreError: It cannot be read, or names a database or a driver that cannot keep the log.
-    """
+    """Parse an address, None for a private database in memory; a StoreError if no log can be kept there."""
     try:
         url = make_url(uri or DEFAULT_ASYNC_DATABASE_URI)
         is_async = url.get_dialect().is_async
@@ -80,11 +76,7 @@ def is_missing(url: URL) -> bool:
 
 
 def open_engine(url: URL) -> AsyncEngine:
-    """An engine that may be used from several event loops, and whose errors quote no parameters.
-
-    Raises:
-        StoreError: The folder of a SQLite file does not exist.
-    """
+    """An engine for several event loops, whose errors quote no parameters; a StoreError if a folder is missing."""
     if url.get_backend_name() == "postgresql":
         # A connection of asyncpg works in one event loop only, and each synchronous call has its own.
         return create_async_engine(url, hide_parameters=True, poolclass=NullPool, isolation_level=LEVELS["postgresql"])

@@ -166,11 +166,7 @@ class TokenCounter:
 
 
 def as_counter(tokenizer: Tokenizer) -> TokenCounter:
-    """Returns the counter itself, or a counter around any function from a text to the list of its tokens.
-
-    Raises:
-        TypeError: It is something else, such as a function that only counts.
-    """
+    """Returns a counter as it is, or one around a function from a text to its tokens; a TypeError for all else."""
     if isinstance(tokenizer, TokenCounter):
         return tokenizer
     tokens = tokenizer("a b") if callable(tokenizer) else tokenizer
