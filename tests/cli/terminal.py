@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from llama_index_memory_ext.__main__ import main
+from tests.signals import interruptible
 
 COMMAND = [sys.executable, "-m", "llama_index_memory_ext"]
 # Enough for a busy machine; what is waited for usually comes at once.
@@ -137,13 +138,3 @@ def at_terminal(*options: str, **environment: str) -> Iterator[Terminal]:
         finally:
             process.kill()
             os.close(screen)
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Lets Ctrl-C reach the processes that are started in the block, even if this one ignores it, as under nohup."""
-    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, earlier)

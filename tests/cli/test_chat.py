@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.offline_server import model
-from tests.cli.terminal import COMMAND, PATIENCE_SECONDS, Here, at_terminal, clean_environment, interruptible, run
+from tests.cli.terminal import COMMAND, PATIENCE_SECONDS, Here, at_terminal, clean_environment, run
 from tests.openai_server import Message, fail, say, serve
+from tests.signals import interruptible
 
 at_a_terminal = pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals")
 KEY = "sk-not-to-be-shown"

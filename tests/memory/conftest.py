@@ -1,17 +1,3 @@
 """The fixtures of these tests."""
 
-from __future__ import annotations
-
-from tests.databases import any_database_uri, database_uri, postgres_server, postgres_uri
-from tests.memories import open_memory, open_plain_memory
-from tests.models import start_model
-
-__all__ = [
-    "any_database_uri",
-    "database_uri",
-    "open_memory",
-    "open_plain_memory",
-    "postgres_server",
-    "postgres_uri",
-    "start_model",
-]
+from tests.fixtures import *

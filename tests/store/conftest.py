@@ -9,9 +9,7 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from tests.databases import database_uri, postgres_server, postgres_uri
-from tests.memories import open_memory, open_plain_memory
-from tests.models import start_model
+from tests.fixtures import database_uri, open_memory, open_plain_memory, postgres_server, postgres_uri, start_model
 
 __all__ = [
     "any_database_uri",
