@@ -6,7 +6,6 @@ from typing import Any
 
 import griffe
 
-_TWINS = ("_in_sync", "_sync")
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
@@ -16,7 +15,7 @@ class Fields(griffe.Extension):
     def on_attribute(self, *, attr: griffe.Attribute, **_: Any) -> None:
         """``x: int = Field(default=1, ge=0, description="...")`` becomes ``x: int = 1`` with a docstring."""
         call = attr.value
-        if isinstance(call, griffe.ExprCall) and getattr(call.function, "name", "") in _TWINS:
+        if isinstance(call, griffe.ExprCall) and getattr(call.function, "name", "") == "in_sync":
             _show_as_method(attr, str(call.arguments[0]))
             return
         if not isinstance(call, griffe.ExprCall) or getattr(call.function, "name", "") != "Field":
@@ -36,7 +35,7 @@ class Fields(griffe.Extension):
 
 
 def _show_as_method(attr: griffe.Attribute, name: str) -> None:
-    """``get = _in_sync(aget)`` becomes ``get(...)``, with the parameters of ``aget``."""
+    """``get = in_sync(aget, _run)`` becomes ``get(...)``, with the parameters of ``aget``."""
     method = attr.parent.members[name] if attr.parent else None
     if isinstance(method, griffe.Function) and attr.parent:
         twin = griffe.Function(attr.name, parameters=method.parameters, returns=method.returns, lineno=attr.lineno)

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from llama_index.core.async_utils import asyncio_run
@@ -28,6 +28,7 @@ _MOST_DOUBLINGS = 30
 # The number of keys whose failures are remembered.
 _MOST_FAILURES = 1_000
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Work: TypeAlias = Callable[[], Awaitable[object]]
 
@@ -286,6 +287,23 @@ class JobRegistry:
         """Cancel what is under way in this event loop for these sessions and users; None: all of it."""
         for work in [*self._jobs.values(), *self._watched]:
             await work.stop(names)
+
+
+def in_sync(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+    run: Callable[[Any, Coroutine[Any, Any, T]], T],
+    *,
+    note: str = "",
+) -> Callable[Concatenate[Any, P], T]:
+    """Returns the synchronous twin of a method, named without the ``a``, whose coroutine ``run`` runs."""
+
+    @wraps(method)
+    def twin(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return run(self, getattr(self, method.__name__)(*args, **kwargs))
+
+    twin.__name__ = method.__name__.removeprefix("a")
+    twin.__doc__ = f"As ``{method.__name__}``{note}."
+    return twin
 
 
 def log_failure(failed: str, session_id: str, error: Exception, outcome: str) -> None:

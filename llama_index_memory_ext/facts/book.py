@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llama_index.core.async_utils import asyncio_run
 
+from llama_index_memory_ext.background.jobs import in_sync
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import Fact, retire, utc_now
 
@@ -16,22 +16,14 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.store import MemoryStore
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 _SCHEMA_VERSION = 1
 
 
-def _sync(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """Returns the synchronous twin of a method, whose name is without the ``a``."""
-
-    @wraps(method)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        result: T = asyncio_run(method(*args, **kwargs))
-        return result
-
-    call.__name__ = method.__name__.removeprefix("a")
-    return call
+def _run(_: FactBook, call: Coroutine[Any, Any, T]) -> T:
+    result: T = asyncio_run(call)
+    return result
 
 
 class FactBook:
@@ -47,14 +39,14 @@ class FactBook:
         chosen = [fact for fact in facts if with_retired or not fact.retired]
         return sorted(chosen, key=lambda fact: fact.created_at, reverse=True)
 
-    async def aadd(self, fact: Fact | str, **fields: Any) -> Fact:
+    async def aadd(self, /, fact: Fact | str, **fields: Any) -> Fact:
         """Store a new fact, or a text with the fields of ``Fact``; returns it as stored in this namespace."""
         new = Fact(content=fact, **fields) if isinstance(fact, str) else fact.model_copy(update=fields)
         stored = new.model_copy(update={"namespace": self.namespace})
         await self._store.facts.write(self.namespace, [stored])
         return stored
 
-    async def aupdate(self, fact_id: str, **fields: Any) -> Fact:
+    async def aupdate(self, /, fact_id: str, **fields: Any) -> Fact:
         """Change fields of a fact. A FactError if there is none with this id, pydantic's for what no field takes."""
         changed = {"updated_at": utc_now(), **fields}
         return await self._change(fact_id, lambda fact: Fact.model_validate({**fact.model_dump(), **changed}))
@@ -90,14 +82,14 @@ class FactBook:
             raise FactError(f"There is no fact {fact_id!r} of {self.namespace!r} among {count}. List them first.")
         return fact
 
-    list = _sync(alist)
-    add = _sync(aadd)
-    update = _sync(aupdate)
-    retire = _sync(aretire)
-    restore = _sync(arestore)
-    forget = _sync(aforget)
-    export = _sync(aexport)
-    import_ = _sync(aimport)
+    list = in_sync(alist, _run)
+    add = in_sync(aadd, _run)
+    update = in_sync(aupdate, _run)
+    retire = in_sync(aretire, _run)
+    restore = in_sync(arestore, _run)
+    forget = in_sync(aforget, _run)
+    export = in_sync(aexport, _run)
+    import_ = in_sync(aimport, _run)
 
 
 def _parse(lines: str) -> list[Fact]:

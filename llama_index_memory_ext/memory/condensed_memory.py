@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
@@ -14,6 +13,7 @@ from llama_index.core.memory.memory import generate_chat_store_key
 from llama_index.core.prompts import RichPromptTemplate
 from typing_extensions import Self, Unpack
 
+from llama_index_memory_ext.background.jobs import in_sync
 from llama_index_memory_ext.background.locks import SharedLock, lock_for
 from llama_index_memory_ext.errors import TurnError
 from llama_index_memory_ext.facts.backfill import Backfilled, backfill
@@ -38,29 +38,22 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.facts.book import FactBook
     from llama_index_memory_ext.formats import Layout
-    from llama_index_memory_ext.record.selection import CondensedOptions
+    from llama_index_memory_ext.text.cutting import CondensedOptions
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 DEFAULT_TOKEN_LIMIT = 60_000
 # At this share of the token limit or less, every turn but the newest leaves short-term memory, however short it is.
 FLUSH_EVERY_TURN = 0.0001
+_WAITS = ", then wait for extraction and summary"
 
 
-def _in_sync(
-    method: Callable[Concatenate[CondensedMemory, P], Coroutine[Any, Any, T]], *, with_jobs: bool = False
-) -> Callable[Concatenate[CondensedMemory, P], T]:
-    """Returns the synchronous twin of a method; ``with_jobs`` makes it wait for extraction and summary too."""
+def _run(memory: CondensedMemory, call: Coroutine[Any, Any, T]) -> T:
+    return memory.sql_store.jobs.run(call, with_jobs=False)
 
-    @wraps(method)
-    def twin(self: CondensedMemory, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        call: Coroutine[Any, Any, T] = getattr(self, method.__name__)(*args, **kwargs)
-        return self.sql_store.jobs.run(call, with_jobs=with_jobs)
 
-    twin.__name__ = method.__name__.removeprefix("a")
-    twin.__doc__ = f"As ``{method.__name__}``{', then wait for extraction and summary' if with_jobs else ''}."
-    return twin
+def _run_with_jobs(memory: CondensedMemory, call: Coroutine[Any, Any, T]) -> T:
+    return memory.sql_store.jobs.run(call, with_jobs=True)
 
 
 class CondensedMemory(Memory):
@@ -359,17 +352,17 @@ class CondensedMemory(Memory):
             return await store.forget_user(user_id, session_ids=[self.session_id], vacuum=vacuum)
 
     # The same, without an event loop.
-    put = _in_sync(aput, with_jobs=True)
-    put_messages = _in_sync(aput_messages, with_jobs=True)
-    set = _in_sync(aset)
-    flush = _in_sync(aflush)
-    get = _in_sync(aget)
-    stats = _in_sync(astats)
-    close = _in_sync(aclose)
-    import_ = _in_sync(aimport, with_jobs=True)
-    export = _in_sync(aexport)
-    backfill = _in_sync(abackfill)
-    forget = _in_sync(aforget)
+    put = in_sync(aput, _run_with_jobs, note=_WAITS)
+    put_messages = in_sync(aput_messages, _run_with_jobs, note=_WAITS)
+    set = in_sync(aset, _run)
+    flush = in_sync(aflush, _run)
+    get = in_sync(aget, _run)
+    stats = in_sync(astats, _run)
+    close = in_sync(aclose, _run)
+    import_ = in_sync(aimport, _run_with_jobs, note=_WAITS)
+    export = in_sync(aexport, _run)
+    backfill = in_sync(abackfill, _run)
+    forget = in_sync(aforget, _run)
 
     async def __aenter__(self) -> Self:
         return self
