@@ -190,7 +190,8 @@ def fit_facts(facts: Sequence[Fact], limit: int, counter: TokenCounter, rendered
     first = [fact for fact in facts if _why_first(fact)]
     tokens = [render(fact, counter, rendered).tokens for fact in first]
     front = {first[i].id for i in fit_tokens(tokens, int(FIRST_SHARE * limit))}
-    facts = sorted(facts, key=lambda fact: fact.id not in front)
+    if front:
+        facts = sorted(facts, key=lambda fact: fact.id not in front)
     least = counter.count(EMPTY_LINE)
     lines = (render(fact, counter, rendered) for fact in facts)
     if counter.adds_up:

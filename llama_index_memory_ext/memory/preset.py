@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.errors import LimitError, StoreError
-from llama_index_memory_ext.record.selection import CondensedOptions
 from llama_index_memory_ext.store import MemoryStore
+from llama_index_memory_ext.text.cutting import CondensedOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

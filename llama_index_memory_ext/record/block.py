@@ -16,7 +16,7 @@ from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS, FoundMe
 from llama_index_memory_ext.record.selection import RecordSettings
 from llama_index_memory_ext.record.summary import Summarizer
 from llama_index_memory_ext.record.window import RecordReader, Window
-from llama_index_memory_ext.text.cutting import OPTIONS, Limits
+from llama_index_memory_ext.text.cutting import CondensedOptions, Limits
 from llama_index_memory_ext.text.tokens import CountedText
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ class CondensedMemoryBlock(LogBlock):
                 name=self.name,
                 counter=self.tokenizer_fn,
                 room=max(self.token_limit - tags, 0),
-                limits=Limits.checked(**{option: getattr(self, option) for option in OPTIONS}),
+                limits=Limits.checked(**{name: getattr(self, name) for name in CondensedOptions.__annotations__}),
                 message_ratio=self.message_ratio or (1.0 if self.allow_partial else 0.5),
                 include_system=self.include_system,
                 summarize=self.summarize,

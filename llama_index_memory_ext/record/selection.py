@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index.core.base.llms.types import MessageRole
-from typing_extensions import TypedDict
 
 from llama_index_memory_ext.record.entry import clip_entries
 from llama_index_memory_ext.text.cutting import Limits, clip_start, plan_cut
@@ -17,25 +16,7 @@ from llama_index_memory_ext.text.tool_calls import tool_call_groups
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from llama_index_memory_ext.text.cutting import Splitter
     from llama_index_memory_ext.text.tokens import TokenCounter
-
-
-class CondensedOptions(TypedDict, total=False):
-    """Options that the preset passes on to its ``CondensedMemoryBlock``, whose fields document them."""
-
-    keep_ratio: float
-    max_messages: int | None
-    keep_messages: int | None
-    allow_partial: bool
-    text_splitter: Splitter | None
-    start_on: str | Sequence[str] | None
-    end_on: str | Sequence[str] | None
-    include_system: bool
-    message_ratio: float | None
-    summarize: bool
-    summary_token_limit: int | None
-    recall_token_limit: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from llama_index_memory_ext.store.database import Database
-    from llama_index_memory_ext.store.schema import Json, Statement
+    from llama_index_memory_ext.store.schema import Statement
+    from llama_index_memory_ext.text.tool_calls import Json
 
 logger = logging.getLogger(__name__)
 
@@ -137,10 +138,17 @@ class Readers:
         self._add_owner, self._add_reader = upsert(tables.owners, database.backend), upsert(cursors, database.backend)
 
     async def find_within(
-        self, conn: AsyncConnection, key: str, statuses: Sequence[str], after: int = 0, limit: int = LAST_ID
+        self,
+        conn: AsyncConnection,
+        key: str,
+        statuses: Sequence[str],
+        after: int = 0,
+        *,
+        limit: int = LAST_ID,
+        offset: int = 0,
     ) -> list[LogRow]:
         """The oldest rows of a session with these statuses, oldest first."""
-        page = {"session": key, "statuses": statuses, "last_id": after, "most": limit, "skipped": 0}
+        page = {"session": key, "statuses": statuses, "last_id": after, "most": limit, "skipped": offset}
         return [LogRow(*row) for row in await conn.execute(self._after, page)]
 
     @reads
@@ -149,8 +157,7 @@ class Readers:
     ) -> list[ChatMessage]:
         """The messages of a session, oldest first; None: of any status."""
         statuses = [status] if status else _LOG_AND_ACTIVE
-        page = {"session": key, "statuses": statuses, "last_id": 0, "most": limit, "skipped": offset}
-        return [LogRow(*row).message for row in await conn.execute(self._after, page)]
+        return [row.message for row in await self.find_within(conn, key, statuses, limit=limit, offset=offset)]
 
     @reads
     async def page(
@@ -192,7 +199,7 @@ class Readers:
         cursor = await self._read_cursor(conn, key, reader)
         last_id = (cursor.position or 0) if after is None else after
         statuses = _LOG_AND_ACTIVE if with_active else [ARCHIVED]
-        rows = await self.find_within(conn, key, statuses, last_id, limit)
+        rows = await self.find_within(conn, key, statuses, last_id, limit=limit)
         return LogPage(cursor.position or 0, cursor.epoch, rows, registered=cursor.position is not None)
 
     async def rows_within(self, conn: AsyncConnection, key: str, ids: Sequence[int]) -> list[LogRow]:

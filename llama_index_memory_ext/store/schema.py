@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 # The types of statements and conditions in SQLAlchemy name the types of all columns, which nothing here needs.
 Statement: TypeAlias = Any
-# What a JSON column holds.
-Json: TypeAlias = Any
 # A new row by the names of its columns.
 Row: TypeAlias = dict[str, Any]
 

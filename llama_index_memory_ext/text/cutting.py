@@ -8,9 +8,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice, takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import MessageRole
+from typing_extensions import TypedDict, Unpack
 
 from llama_index_memory_ext.errors import LimitError, RoleError, SplitterError
 from llama_index_memory_ext.text.tool_calls import RESULT_ROLES, Counted, M
@@ -32,11 +33,21 @@ _PIECE = re.compile(r".{1,400}?(?:[.!?]\s+|[\u3002\uff01\uff1f]|\n+|\Z)|.{1,400}
 _BEFORE, _AFTER = "[...] ", " [...]"
 
 
-# The options of ``trim`` that are options of a ``CondensedMemoryBlock`` too.
-OPTIONS = (
-    *("keep_ratio", "max_messages", "keep_messages", "allow_partial"),
-    *("text_splitter", "start_on", "end_on", "include_system"),
-)
+class CondensedOptions(TypedDict, total=False):
+    """How a conversation is kept short: options of ``trim`` and of a ``CondensedMemoryBlock``, which documents them."""
+
+    keep_ratio: float
+    max_messages: int | None
+    keep_messages: int | None
+    allow_partial: bool
+    text_splitter: Splitter | None
+    start_on: str | Sequence[str] | None
+    end_on: str | Sequence[str] | None
+    include_system: bool
+    message_ratio: float | None
+    summarize: bool
+    summary_token_limit: int | None
+    recall_token_limit: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +64,7 @@ class Limits:
     end_on: frozenset[str] = frozenset()
 
     @classmethod
-    def checked(cls, token_limit: int | None = None, **options: Any) -> Limits:
+    def checked(cls, token_limit: int | None = None, **options: Unpack[CondensedOptions]) -> Limits:
         """Returns the limits for options of ``trim``; raises LimitError, RoleError or SplitterError as it does."""
         most, keep = options.get("max_messages"), options.get("keep_messages")
         ratio, splitter = options.get("keep_ratio", 1.0), options.get("text_splitter")
@@ -70,9 +81,8 @@ class Limits:
             )
         tokens, most, partial = token_limit or sys.maxsize, most or sys.maxsize, options.get("allow_partial", False)
         keep = keep or max(1, min(most, int(most * ratio)))
-        starts = _checked_roles("start_on", options.get("start_on"))
-        ends = _checked_roles("end_on", options.get("end_on"))
-        return cls(tokens, ratio, most, keep, partial, splitter, starts, ends)
+        roles = _checked_roles("start_on", options.get("start_on")), _checked_roles("end_on", options.get("end_on"))
+        return cls(tokens, ratio, most, keep, partial, splitter, *roles)
 
     @property
     def keep_tokens(self) -> int:
