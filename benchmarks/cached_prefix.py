@@ -1,98 +1,259 @@
-"""The share of the prompt tokens that a provider's prompt cache can serve, over real conversations.
+"""What of a prompt a provider's prompt cache finds, by the rule of each provider, over real conversations.
 
     python -m benchmarks.cached_prefix [LOCOMO_JSON]
 
-The conversations are LoCoMo's. Each message of the user starts a turn: it is put, the prompt is what ``aget`` gives
-then, and the messages that follow are put. All sides have a limit of 8,000 tokens for the newest messages. One of them
-recalls earlier ones besides, within 2,000 tokens more, which change with each question. What stands before them must
-be served as well as without them, so that part of each prompt is looked at for itself, too; the question, which stands
-behind them, is no part of it where something is recalled.
+The conversations are LoCoMo's. Each message of the user starts a turn: it is put, and what ``aget`` gives then is sent
+through LlamaIndex's own model classes to a server on this machine. What goes over the wire is given to the rules of
+``prompt_caches.py``, R1 to R5; of each conversation the first prompt finds an empty cache, and nothing expires. Then
+the messages that follow are put. Tokens are those of o200k_base, for every rule. Nothing is timed, so the in-memory
+database serves. Only counts are kept: the texts are not free for every use.
 
-A prompt is the texts of its messages with their roles before them, in tokens of o200k_base. What a cache can
-serve is the longest prefix that it shares with the prompt before it: nothing below 1,024 tokens, and then in
-steps of 128, as the large providers do it. The first prompt of a conversation finds an empty cache. Nothing is
-timed, so the in-memory database serves. Only counts are kept: the texts are not free for every use.
+- R1, R2 and R5 are measured on requests of ``OpenAI`` without marks. R3 is measured with ``CachingOpenAI`` where a side
+  has marks; without marks it is R2.
+- R4 is measured on requests of ``Anthropic``. Where a side has no marks the provider is asked to mark the last block
+  itself (``cache_control`` of the request).
+
+All sides but the plain list have a limit of 8,000 tokens for the newest messages. With recall there are 2,000 tokens
+more, which change with each question: there, what stands before them is looked at for itself, too. The plain list is
+LlamaIndex's ``Memory`` with such a limit that its prompts are as long in the mean as ours. What is paid is relative to
+it: the price of all prompt tokens under each rule's own prices, divided by that of as many of its prompt tokens. Ours
+is also measured with limits of 4,000 and 50,000 tokens; no conversation is as long as the second.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import takewhile
 
 from llama_index.core.base.llms.types import MessageRole
-from llama_index.core.memory import Memory
+from llama_index.core.llms.llm import LLM
+from llama_index.core.memory import BaseMemory, ChatMemoryBuffer, ChatSummaryMemoryBuffer
 
 from benchmarks.command import shown
+from benchmarks.contenders import kept_in_process, remembering_tokenizer
 from benchmarks.locomo import Conversation, load_conversations, messages_of, prompt_text
-from benchmarks.recipe import IN_MEMORY, RecipeBlock, host_memory, o200k
+from benchmarks.prompt_caches import Blocks, Marks, NewestMessage, Part, Rule, TokenPrefix, Units, Usage, paid
+from benchmarks.recipe import IN_MEMORY, RecipeBlock, host_memory, plain_memory
 from benchmarks.report import Measure, Promise, publish
-from llama_index_memory_ext import CondensedMemory
+from benchmarks.stand_in import StandInModel
+from benchmarks.wire import Wire, listening, parts_of
+from llama_index_memory_ext import CondensedMemory, TokenCounter
 
-LIMIT, RECALLED = 8_000, 2_000
-CACHE_FROM, CACHE_STEP = 1_024, 128
+LIMIT, RECALLED, OTHER_LIMITS = 8_000, 2_000, (4_000, 50_000)
 RECALL_TAG = "<earlier_messages"
 
-OURS, RECIPE = "CondensedMemory", "the recipe"
-RECALL, BEFORE_RECALL = "CondensedMemory with recall", "CondensedMemory with recall, before what is recalled"
+OURS, HOST, RECIPE = "CondensedMemory", "LlamaIndex's Memory", "the recipe"
+BUFFER, SUMMARY_BUFFER = "ChatMemoryBuffer", "ChatSummaryMemoryBuffer"
+WITH_RECALL, WITH_MARKS, BEFORE_RECALL = " with recall", ", marked", ", before what is recalled"
 
-Counts = list[tuple[int, int]]
-SIDES: dict[str, Callable[[], AbstractAsyncContextManager[Memory]]] = {
-    OURS: partial(CondensedMemory.from_defaults, condensed_token_limit=LIMIT, extract_facts=False),
-    RECALL: partial(
-        CondensedMemory.from_defaults,
-        condensed_token_limit=LIMIT + RECALLED,
-        recall_token_limit=RECALLED,
-        extract_facts=False,
-    ),
-    RECIPE: lambda: host_memory(IN_MEMORY, RecipeBlock(token_limit=LIMIT)),
+Open = Callable[[], AbstractAsyncContextManager[BaseMemory]]
+RULES: dict[str, Callable[[], Rule]] = {
+    "R1": TokenPrefix,
+    "R2": NewestMessage,
+    "R3": partial(Marks, managed=False),
+    "R4": Blocks,
+    "R5": Units,
 }
+UNMARKED, MARKED = ("R1", "R2", "R4", "R5"), ("R3", "R4")
 
 
-def cacheable(prompt: list[int], previous: list[int]) -> int:
-    """How many tokens of a prompt the cache has from the prompt before it."""
-    return served(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, previous, strict=False))))
+@dataclass
+class Total:
+    """What a rule finds, writes and charges, over all prompts of a side."""
+
+    prompts: int = 0
+    tokens: int = 0
+    found: int = 0
+    written: int = 0
+    paid: float = 0.0
+
+    def add(self, usage: Usage, rule: Rule) -> None:
+        self.prompts += 1
+        self.tokens += usage.prompt
+        self.found += usage.found
+        self.written += usage.written
+        self.paid += paid(usage, rule)
+
+    @property
+    def share_found(self) -> float:
+        return self.found / self.tokens
+
+    @property
+    def price(self) -> float:
+        return self.paid / self.tokens
 
 
-def served(shared: int) -> int:
-    """How many tokens the cache serves of a prefix of so many tokens."""
-    return 0 if shared < CACHE_FROM else shared - (shared - CACHE_FROM) % CACHE_STEP
+@dataclass
+class Side:
+    """A memory, and what each rule has counted of it."""
+
+    opened: Open
+    marked: bool = False
+    totals: dict[str, Total] = field(default_factory=lambda: defaultdict(Total))
+    before_recall: dict[str, Total] = field(default_factory=lambda: defaultdict(Total))
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        return MARKED if self.marked else UNMARKED
 
 
-async def prompts_of(opened: AbstractAsyncContextManager[Memory], conversation: Conversation) -> list[str]:
-    """The prompt of each turn."""
-    prompts = []
-    async with opened as memory:
+def ours(limit: int, *, recall: int = 0, marked: bool = False) -> Side:
+    """Our memory, without facts."""
+    opened = partial(
+        CondensedMemory.from_defaults,
+        token_limit=limit + recall + 10_000,
+        condensed_token_limit=limit + recall,
+        recall_token_limit=recall,
+        extract_facts=False,
+        cache_points=marked,
+    )
+    return Side(opened, marked)
+
+
+def plain_list(limit: int) -> Side:
+    """LlamaIndex's memory, which counts by its own tokenizer."""
+    return Side(partial(plain_memory, IN_MEMORY, token_limit=limit, tokenizer_fn=remembering_tokenizer()))
+
+
+def sides_at(limit: int) -> dict[str, Side]:
+    """Ours and what is told to keep to the same limit."""
+    settings = {"token_limit": limit, "tokenizer_fn": remembering_tokenizer()}
+    buffer = partial(kept_in_process, ChatMemoryBuffer.from_defaults, "", **settings)
+    summaries = partial(kept_in_process, ChatSummaryMemoryBuffer.from_defaults, "", llm=StandInModel(), **settings)
+    return {
+        OURS: ours(limit),
+        OURS + WITH_MARKS: ours(limit, marked=True),
+        OURS + WITH_RECALL: ours(limit, recall=RECALLED),
+        OURS + WITH_RECALL + WITH_MARKS: ours(limit, recall=RECALLED, marked=True),
+        BUFFER: Side(buffer),
+        SUMMARY_BUFFER: Side(summaries),
+        RECIPE: Side(lambda: host_memory(IN_MEMORY, RecipeBlock(token_limit=limit))),
+    }
+
+
+async def turns_of(side: Side, conversation: Conversation, models: Sequence[LLM]) -> AsyncIterator[LLM]:
+    """Send the prompt of each turn through each of the models."""
+    async with side.opened() as memory:
         for message in messages_of(conversation):
             await memory.aput(message)
             if message.role == MessageRole.USER:
-                prompts.append(prompt_text(await memory.aget()))
-    return prompts
+                prompt = await memory.aget()
+                for model in models:
+                    await model.achat(prompt)
+                    yield model
 
 
-def counts_of(prompts: list[str]) -> Counts:
-    """Cacheable and all tokens of each prompt of one conversation."""
-    counts, previous = [], list[int]()
-    for text in prompts:
-        prompt = o200k().encode_ordinary(text)
-        counts.append((cacheable(prompt, previous), len(prompt)))
-        previous = prompt
-    return counts
+async def measure(side: Side, conversations: Iterable[Conversation], wire: Wire) -> None:
+    """Count by each rule what it finds of the prompts of all conversations."""
+    anthropic = wire.anthropic(**{} if side.marked else {"cache_control": {"type": "ephemeral"}})
+    openai = wire.caching_openai() if side.marked else wire.openai()
+    for conversation in conversations:
+        whole = {name: RULES[name]() for name in side.rules}
+        before = {name: RULES[name]() for name in side.rules}
+        async for model in turns_of(side, conversation, [openai, anthropic]):
+            parts = parts_of(wire.body)
+            for name in side.rules:
+                if (name == "R4") == (model is anthropic):
+                    side.totals[name].add(whole[name].serve(parts), whole[name])
+                    side.before_recall[name].add(before[name].serve(without_recall(parts)), before[name])
 
 
-async def measure(conversations: list[Conversation]) -> dict[str, Counts]:
-    """Cacheable and all tokens of each prompt of all conversations, for each side."""
-    counts: dict[str, Counts] = {side: [] for side in (*SIDES, BEFORE_RECALL)}
-    for conversation in shown(conversations, "conversations"):
-        for side, opened in SIDES.items():
-            prompts = await prompts_of(opened(), conversation)
-            counts[side] += counts_of(prompts)
-            if side == RECALL:
-                counts[BEFORE_RECALL] += counts_of([prompt.partition(RECALL_TAG)[0] for prompt in prompts])
-    return counts
+def without_recall(parts: Sequence[Part]) -> list[Part]:
+    """The prompt up to what is recalled, or up to the question where nothing is."""
+    found = next((i for i, part in enumerate(parts) if RECALL_TAG in part.text), None)
+    if found is None:
+        return list(parts)
+    text = parts[found].text.partition(RECALL_TAG)[0]
+    return [*parts[:found], *([Part(text)] if text else [])]
+
+
+async def plain_list_like(side: Side, conversations: Sequence[Conversation], limit: int) -> Side:
+    """The plain list whose prompts are as long in the mean as those of a side, within 2 %, or as long as they get."""
+    wanted, before = await tokens_of_prompts(side, conversations), 0
+    while True:
+        found = plain_list(limit)
+        tokens = await tokens_of_prompts(found, conversations)
+        if tokens == before or abs(tokens - wanted) <= wanted / 50:
+            return found
+        limit, before = round(limit * wanted / tokens), tokens
+
+
+async def tokens_of_prompts(side: Side, conversations: Iterable[Conversation]) -> int:
+    """The tokens of all prompts."""
+    count = TokenCounter()
+    total = 0
+    for conversation in conversations:
+        async with side.opened() as memory:
+            for message in messages_of(conversation):
+                await memory.aput(message)
+                if message.role == MessageRole.USER:
+                    total += count.count(prompt_text(await memory.aget()))
+    return total
+
+
+async def measure_all(conversations: list[Conversation]) -> dict[int, dict[str, Side]]:
+    """All sides, by the limit and by name."""
+    measured: dict[int, dict[str, Side]] = {}
+    with listening() as wire:
+        for limit in (LIMIT, *OTHER_LIMITS):
+            sides = sides_at(limit)
+            if limit != LIMIT:
+                sides = {name: sides[name] for name in (OURS, OURS + WITH_MARKS)}
+            for side in shown(sides.values(), f"sides at {limit:,} tokens"):
+                await measure(side, conversations, wire)
+            sides[HOST] = await plain_list_like(sides[OURS], conversations, limit)
+            await measure(sides[HOST], conversations, wire)
+            measured[limit] = sides
+    return measured
+
+
+def measures_of(measured: dict[int, dict[str, Side]]) -> list[Measure]:
+    """What was found, written and paid, of each side by each rule."""
+    measures = []
+    for limit, sides in measured.items():
+        for side_name, side in sides.items():
+            for rule, total in sorted(side.totals.items()):
+                what = f"{rule}, {side_name}, {limit:,}"
+                measures += [
+                    Measure(f"share found, {what}", total.share_found),
+                    Measure(f"share written, {what}", total.written / total.tokens),
+                    Measure(f"price relative to the plain list, {what}", relative_price(sides, side_name, rule)),
+                ]
+            tokens = next(iter(side.totals.values()))
+            measures.append(Measure(f"tokens of a prompt, {side_name}, {limit:,}", tokens.tokens / tokens.prompts))
+    return measures
+
+
+def relative_price(sides: dict[str, Side], name: str, rule: str) -> float:
+    """What a token of a prompt costs in the mean, relative to one of the plain list, which sets no marks."""
+    of_host = sides[HOST].totals["R2" if rule == "R3" else rule]
+    return sides[name].totals[rule].price / of_host.price
+
+
+def promises_of(measured: dict[int, dict[str, Side]]) -> list[Promise]:
+    """What must be found, and may be paid."""
+    promises = []
+    for limit, sides in measured.items():
+        for rule, least in (("R1", 0.93), ("R3", 0.93), ("R4", 0.93), ("R5", 0.9)):
+            name = OURS + WITH_MARKS if rule in MARKED else OURS
+            found = sides[name].totals[rule].share_found
+            promises.append(Promise(f"share found, {rule}, {name}, {limit:,}", least, found, at_least=True))
+        for rule in MARKED:
+            name = OURS + WITH_MARKS
+            what = f"price relative to the plain list, {rule}, {name}, {limit:,}"
+            promises.append(Promise(what, 1.1, relative_price(sides, name, rule)))
+    for rule in ("R1", *MARKED):
+        name = OURS + WITH_RECALL + (WITH_MARKS if rule in MARKED else "")
+        side = measured[LIMIT][name]
+        for what, least, total in (("", 0.75, side.totals), (BEFORE_RECALL, 0.9, side.before_recall)):
+            found = total[rule].share_found
+            promises.append(Promise(f"share found, {rule}, {name}{what}", least, found, at_least=True))
+    return promises
 
 
 def main() -> int:
@@ -100,18 +261,10 @@ def main() -> int:
     conversations = load_conversations("cached_prefix")
     if not conversations:
         return 2
-    counts = asyncio.run(measure(conversations))
-    measures = [Measure("conversations", len(conversations))]
-    shares = {}
-    for side, prompts in counts.items():
-        shares[side] = sum(cached for cached, _ in prompts) / sum(tokens for _, tokens in prompts)
-        measures.append(Measure(f"prompts, {side}", len(prompts)))
-        measures.append(Measure(f"tokens of all prompts, {side}", sum(tokens for _, tokens in prompts)))
-    measures += [Measure(f"share from the cache, {side}", shares[side]) for side in (RECALL, RECIPE)]
-    promises = [
-        Promise(f"share from the cache, {side}", 0.93, shares[side], at_least=True) for side in (OURS, BEFORE_RECALL)
-    ]
-    return publish("cached_prefix", measures, promises)
+    measured = asyncio.run(measure_all(conversations))
+    prompts = measured[LIMIT][OURS].totals["R1"].prompts
+    measures = [Measure("conversations", len(conversations)), Measure("prompts of each side", prompts)]
+    return publish("cached_prefix", [*measures, *measures_of(measured)], promises_of(measured))
 
 
 if __name__ == "__main__":

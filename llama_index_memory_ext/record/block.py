@@ -83,14 +83,14 @@ class CondensedMemoryBlock(LogBlock):
         default=50_000, ge=1, description="Most tokens of all that is shown: tags, summary and recalled messages too."
     )
     keep_ratio: float = Field(
-        default=0.75, gt=0, le=1, description="Share of the limit that is left when the record is cut; 1: each turn."
+        default=0.4, gt=0, le=1, description="Share of the limit that is left when the record is cut; 1: each turn."
     )
     message_ratio: float | None = Field(
         default=None,
         gt=0,
         le=1,
         description="Share of the limit that one message (a tool call with its results counts as one) may have; a "
-        "longer one is clipped in its middle. Default: 0.5, or 1 with `allow_partial`.",
+        "longer one is clipped in its middle. Default: two thirds of `keep_ratio`, at most 0.5; 1 with `allow_partial`.",
     )
     max_messages: int | None = Field(default=None, ge=1, description="Most messages of the record; None: any number.")
     keep_messages: int | None = Field(
@@ -258,7 +258,7 @@ class CondensedMemoryBlock(LogBlock):
                 counter=self.tokenizer_fn,
                 room=max(self.token_limit - tags, 0),
                 limits=Limits.checked(**{name: getattr(self, name) for name in CondensedOptions.__annotations__}),
-                message_ratio=self.message_ratio or (1.0 if self.allow_partial else 0.5),
+                message_ratio=self.message_ratio or (1.0 if self.allow_partial else min(0.5, self.keep_ratio / 1.5)),
                 include_system=self.include_system,
                 summarize=self.summarize,
                 summary_limit=_summary_limit(self.token_limit, self.summary_token_limit),

@@ -80,7 +80,7 @@ class Limits:
                 f"this is a {type(splitter).__name__}. str.splitlines keeps whole lines."
             )
         tokens, most, partial = token_limit or sys.maxsize, most or sys.maxsize, options.get("allow_partial", False)
-        keep = keep or max(1, min(most, int(most * ratio)))
+        keep = keep or min(most, max(2, int(most * ratio)))
         roles = _checked_roles("start_on", options.get("start_on")), _checked_roles("end_on", options.get("end_on"))
         return cls(tokens, ratio, most, keep, partial, splitter, *roles)
 
@@ -118,7 +118,7 @@ def _check_numbers(keep_ratio: float, **limits: int | None) -> None:
         if limit is not None and (not isinstance(limit, int) or limit < 1):
             raise LimitError(f"{name} must be a whole number of at least 1, or None for no limit; it is {limit!r}.")
     if not isinstance(keep_ratio, int | float) or not 0 < keep_ratio <= 1:
-        raise LimitError(f"keep_ratio must be above 0 and at most 1; it is {keep_ratio!r}. 0.75 keeps three quarters.")
+        raise LimitError(f"keep_ratio must be above 0 and at most 1; it is {keep_ratio!r}. 0.4 keeps two fifths.")
     keep, most = limits["keep_messages"], limits["max_messages"]
     if keep is not None and (most is None or keep > most):
         raise LimitError(

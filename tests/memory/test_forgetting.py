@@ -532,7 +532,7 @@ from llama_index_memory_ext import CondensedMemory
 from tests.conversation import sent_text, user
 
 async def main(uri):
-    options = {"user_id": "ann", "async_database_uri": uri, "extract_facts": False, "condensed_token_limit": 100}
+    options = {"user_id": "ann", "async_database_uri": uri, "extract_facts": False, "condensed_token_limit": 300}
     async with CondensedMemory.from_defaults("chat", recall_token_limit=50, **options) as memory:
         for line in sys.stdin:
             print(json.dumps(sent_text(await memory.aget(line.strip()))), flush=True)
@@ -543,7 +543,7 @@ asyncio.run(main(sys.argv[1]))
 
 async def test_another_process_shows_nothing_of_it_either(open_memory: OpenMemory, database_uri: str) -> None:
     """Although it has read all of it before."""
-    options: dict[str, Any] = {"condensed_token_limit": 100, "recall_token_limit": 50}
+    options: dict[str, Any] = {"condensed_token_limit": 300, "recall_token_limit": 50}
     memory = open_memory(user_id="ann", **options)
     await memory.facts.aadd("Likes tea")
     for i in range(10):

@@ -108,10 +108,10 @@ async def test_the_record_is_cut_to_a_share_of_the_limit_and_then_stays_the_same
         assert COUNTER.count(f"<condensed_memory>\n{text}</condensed_memory>\n") <= 1_000
         if not text.startswith(before):
             cuts += 1
-            assert 600 <= COUNTER.count(text) <= 750
+            assert 300 <= COUNTER.count(text) <= 400
             assert text.startswith('<message role="user">')
         before = text
-    assert 10 <= cuts <= 30
+    assert 5 <= cuts <= 15
     await block.aclose()
 
 
@@ -170,7 +170,7 @@ async def test_a_long_batch_is_read_in_pages() -> None:
     await block.aput([user(f"message {i}") for i in range(1_000, 5_000)], session_id="chat")
     texts = [text for _, text in await shown(block)]
     assert texts == [f"message {i}" for i in range(5_000 - len(texts), 5_000)]
-    assert len(texts) > 1_000
+    assert len(texts) > 500
     await block.aclose()
 
 
@@ -250,10 +250,10 @@ async def test_a_field_that_is_changed_counts_from_the_next_prompt_on() -> None:
     assert await shown(block) == []
     block.end_on = None
     block.max_messages = 20
-    assert len(await shown(block)) == 15
-    block.token_limit, block.keep_ratio = 200, 0.5
+    assert len(await shown(block)) == 8
+    block.token_limit, block.keep_ratio, block.max_messages = 150, 0.5, None
     text = await block.aget([], session_id="chat")
-    assert 50 <= COUNTER.count(text) <= 100
+    assert 30 <= COUNTER.count(text) <= 75
     block.name = "said"
     assert (await block.ameasure("chat")).record_tokens == COUNTER.count(await block.aget([], session_id="chat"))
     block.token_limit, block.recall_token_limit = 600, 400
@@ -268,5 +268,5 @@ async def test_a_copy_with_another_limit_keeps_to_it() -> None:
     block = CondensedMemoryBlock()
     await block.aput([user(f"question {i}") for i in range(50)], session_id="chat")
     assert len(await shown(block)) == 50
-    assert len(await shown(block.model_copy(update={"max_messages": 10}))) == 7
+    assert len(await shown(block.model_copy(update={"max_messages": 10}))) == 4
     await block.aclose()
