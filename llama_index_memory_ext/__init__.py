@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.formats import messages_from_json as messages_from_json
     from llama_index_memory_ext.formats import messages_to_json as messages_to_json
     from llama_index_memory_ext.memory.condensed_memory import CondensedMemory as CondensedMemory
+    from llama_index_memory_ext.memory.template import MemoryBlocksTemplate as MemoryBlocksTemplate
     from llama_index_memory_ext.record.block import CondensedMemoryBlock as CondensedMemoryBlock
     from llama_index_memory_ext.search.tfidf import FactRanker as FactRanker
     from llama_index_memory_ext.search.tfidf import TfidfRanker as TfidfRanker
@@ -44,6 +45,7 @@ _NAMES = {
     "facts.ranking": ["format_facts"],
     "formats": ["messages_from_json", "messages_to_json"],
     "memory.condensed_memory": ["CondensedMemory"],
+    "memory.template": ["MemoryBlocksTemplate"],
     "record.block": ["CondensedMemoryBlock"],
     "search.tfidf": ["FactRanker", "TfidfRanker"],
     "store": ["MemoryStore"],

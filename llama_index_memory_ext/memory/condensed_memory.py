@@ -23,6 +23,7 @@ from llama_index_memory_ext.log_block import Counter, LogBlock
 from llama_index_memory_ext.memory import flushing, preset, template
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
 from llama_index_memory_ext.record.block import CondensedMemoryBlock
+from llama_index_memory_ext.record.window import CachePoints, cache_points_in
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.text.cutting import plan_flush
 from llama_index_memory_ext.text.messages import MEDIA_TOKENS, checked_messages, message_tokens
@@ -72,6 +73,7 @@ class CondensedMemory(Memory):
     memory_blocks_template: RichPromptTemplate = Field(default_factory=template.MemoryBlocksTemplate)
     insert_method: InsertMethod = InsertMethod.USER
     tokenizer_fn: Counter = Field(default_factory=TokenCounter, exclude=True, repr=False)
+    cache_points: CachePoints = False
     sql_store: MemoryStore = Field(default_factory=MemoryStore, exclude=True, repr=False)
 
     _owns_store: bool = PrivateAttr(default=False)
@@ -117,6 +119,7 @@ class CondensedMemory(Memory):
         chat_history_token_ratio: float = FLUSH_EVERY_TURN,
         memory_blocks_template: RichPromptTemplate | None = None,
         insert_method: InsertMethod | str = InsertMethod.USER,
+        cache_points: CachePoints = False,
         image_token_size_estimate: int = 256,
         audio_token_size_estimate: int = 256,
         video_token_size_estimate: int = 256,
@@ -147,6 +150,9 @@ class CondensedMemory(Memory):
                 default every turn but the newest is condensed.
             memory_blocks_template: Joins the texts of the blocks; default: as they are, within ``<memory>``.
             insert_method: ``"user"``, in front of the question, or ``"system"``.
+            cache_points: Whether the prompt has LlamaIndex's cache points, for models that find a prompt in their cache
+                only where it is marked: Anthropic's, those on Bedrock, and with ``CachingOpenAI`` GPT-5.6 and later. A
+                ``CacheControl`` sets type and ttl. Other integrations refuse what they do not know.
             image_token_size_estimate: Tokens of an image.
             audio_token_size_estimate: Tokens of an audio block.
             video_token_size_estimate: Tokens of a video.
@@ -161,6 +167,7 @@ class CondensedMemory(Memory):
         """
         preset.check_limits(token_limit, condensed_token_limit, facts_token_limit)
         preset.check_names(options)
+        preset.check_template(cache_points, memory_blocks_template)
         store = chat_store or MemoryStore(
             async_database_uri, table_name=table_name, async_engine=async_engine, db_schema=db_schema
         )
@@ -186,6 +193,7 @@ class CondensedMemory(Memory):
             chat_history_token_ratio=chat_history_token_ratio,
             memory_blocks_template=memory_blocks_template or template.MemoryBlocksTemplate(),
             insert_method=InsertMethod(insert_method),
+            cache_points=cache_points,
             image_token_size_estimate=image_token_size_estimate,
             audio_token_size_estimate=audio_token_size_estimate,
             video_token_size_estimate=video_token_size_estimate,
@@ -237,8 +245,10 @@ class CondensedMemory(Memory):
             asked = [question] if question is not None and not template.is_last_question(question, turn) else []
             contents = await self._get_memory_blocks_content([*turn, *asked], **block_kwargs)
             room = self.token_limit - initial_token_count - sum(map(self._tokens, turn))
-            content, messages = await self._fit(contents, room)
-        return self._insert_memory_content([template.without_our_tags(message) for message in turn], content, messages)
+            content, messages = await self._fit(contents, room, cache_points_in(turn))
+        turn = [template.without_our_tags(message) for message in turn]
+        shown = self._insert_memory_content(turn, content, messages)
+        return template.with_cache_points(shown, self.session_id, self.cache_points)
 
     async def astats(self) -> MemoryStats:
         """Returns how much the session holds and shows, and what has failed; all zero before the first message.
@@ -393,16 +403,19 @@ class CondensedMemory(Memory):
             limit=0 if every_turn else int(self.token_limit * self.chat_history_token_ratio),
         )
 
-    async def _fit(self, contents: dict[str, Any], room: int) -> tuple[list[ContentBlock], list[ChatMessage]]:
+    async def _fit(
+        self, contents: dict[str, Any], room: int, cache_points: int
+    ) -> tuple[list[ContentBlock], list[ChatMessage]]:
         """Returns what blocks gave as content of one message and as messages, truncated to ``room`` tokens if possible.
 
-        ``contents`` is what each block gave, by its name; truncated contents replace it there.
+        ``contents`` is what each block gave, by its name; truncated contents replace it there. The turn has so many
+        ``cache_points`` of its own.
         """
         # A block of ours can be truncated whatever its priority.
         truncatable = [block for block in self.memory_blocks if isinstance(block, LogBlock) or block.priority > 0]
         while True:
             parts, messages = await self._format_memory_blocks(contents)
-            content = template.formatted(self.memory_blocks_template, parts)
+            content = template.formatted(self.memory_blocks_template, parts, contents, self.cache_points, cache_points)
             excess = 0
             # The bound is never too low; only where it is over the room the exact count decides.
             if template.max_tokens(self.memory_blocks_template, contents, self.tokenizer_fn) > room:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.errors import LimitError, StoreError
+from llama_index_memory_ext.errors import LayoutError, LimitError, StoreError
+from llama_index_memory_ext.memory.template import MemoryBlocksTemplate
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.text.cutting import CondensedOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from llama_index_memory_ext.record.window import CachePoints
 
 
 def check_names(options: Iterable[str]) -> None:
@@ -30,6 +33,15 @@ def check_limits(token_limit: int, condensed: int, facts: int) -> None:
             f"The blocks' limits must be at least 1 (0 for no facts) and fit into token_limit={token_limit}; "
             f"condensed_token_limit={condensed} and facts_token_limit={facts} make {condensed + facts}. "
             "Lower them, or raise token_limit."
+        )
+
+
+def check_template(cache_points: CachePoints, memory_blocks_template: object) -> None:
+    """Raises a LayoutError if cache points are asked for and the template cannot keep the record in blocks."""
+    if cache_points and not isinstance(memory_blocks_template, MemoryBlocksTemplate | None):
+        raise LayoutError(
+            "cache_points=True needs the record in text blocks of its own, which only MemoryBlocksTemplate keeps; "
+            f"memory_blocks_template is a {type(memory_blocks_template).__name__}. Leave one of the two out."
         )
 
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole, TextBlock
+from llama_index.core.base.llms.types import CachePoint, ChatMessage, ContentBlock, MessageRole, TextBlock
 from llama_index.core.prompts import RichPromptTemplate
 
+from llama_index_memory_ext.record.window import (
+    MOST_CACHE_POINTS,
+    CachePoints,
+    RecordText,
+    cache_point,
+    cache_points_in,
+)
 from llama_index_memory_ext.text.messages import body_of, escape_tags
 from llama_index_memory_ext.text.tokens import CountedText
+from llama_index_memory_ext.text.tool_calls import RESULT_ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,26 +44,44 @@ class MemoryBlocksTemplate(RichPromptTemplate):
         )
 
     def format_messages(self, llm: Any = None, **kwargs: Any) -> list[ChatMessage]:
-        """Returns one user message with a text block, or with several around the blocks of other types."""
-        parts: list[str | ContentBlock] = [_OPENING]
+        """Returns one user message with the blocks of all memory blocks.
+
+        The tags join the texts next to them. Text blocks of one memory block stay apart, for prompt caches.
+        """
+        content: list[ContentBlock] = []
+        text = _OPENING
         for name, blocks in kwargs["memory_blocks"]:
-            parts += [f"<{name}>\n", *map(_line_of, blocks), f"</{name}>\n"]
-        content: list[Any] = []
-        for is_text, run in groupby([*parts, _CLOSING], lambda part: isinstance(part, str)):
-            if is_text:
-                content.append(TextBlock(text="".join(map(str, run))))
-            else:
-                content += run
-        return [ChatMessage(role=MessageRole.USER, blocks=content)]
+            text += f"<{name}>\n"
+            is_open = True
+            for block in blocks:
+                is_text = isinstance(block, TextBlock)
+                if text and not (is_text and is_open):
+                    content.append(TextBlock(text=text))
+                    text = ""
+                if is_text:
+                    text += _line_of(block.text)
+                else:
+                    content.append(block)
+                is_open = not is_text
+            text += f"</{name}>\n"
+        return [ChatMessage(role=MessageRole.USER, blocks=[*content, TextBlock(text=text + _CLOSING)])]
 
 
 def formatted(
-    template: RichPromptTemplate, memory_blocks: Sequence[tuple[str, list[ContentBlock]]]
+    template: RichPromptTemplate,
+    memory_blocks: Sequence[tuple[str, list[ContentBlock]]],
+    contents: Mapping[str, object],
+    cache_points: CachePoints = False,
+    others: int = 0,
 ) -> list[ContentBlock]:
     """Returns the blocks of the message that a template makes of memory blocks; [] for none.
 
-    A text at their end ends with a blank line, because some APIs join texts without anything between them.
+    Our template gets the record among ``contents`` in its text blocks, with cache points as long as there are at most
+    four together with the ``others`` of the prompt. A text at the end of the message ends with a blank line, because
+    some APIs join texts without anything between them.
     """
+    if isinstance(template, MemoryBlocksTemplate):
+        memory_blocks = _in_blocks(memory_blocks, contents, cache_points, others)
     content = list(template.format_messages(memory_blocks=memory_blocks)[0].blocks) if memory_blocks else []
     if content and isinstance(content[-1], TextBlock) and not content[-1].text.endswith("\n\n"):
         content[-1] = TextBlock(text=content[-1].text.rstrip("\n") + "\n\n")
@@ -90,5 +115,36 @@ def without_our_tags(message: ChatMessage) -> ChatMessage:
     return ChatMessage(role=message.role, blocks=blocks, additional_kwargs=message.additional_kwargs)
 
 
-def _line_of(block: ContentBlock) -> str | ContentBlock:
-    return block.text.removesuffix("\n") + "\n" if isinstance(block, TextBlock) else block
+def with_cache_points(messages: list[ChatMessage], session_id: str, cache_points: CachePoints) -> list[ChatMessage]:
+    """Returns the messages with the name of the session at the question, for the key of OpenAI's cache.
+
+    Once the model has asked for tools, the question ends with a cache point for the rest of the turn.
+    """
+    last = next((i for i in range(len(messages) - 1, -1, -1) if messages[i].role == MessageRole.USER), None)
+    if not cache_points or last is None:
+        return messages
+    question = messages[last]
+    is_answered = any(message.role in RESULT_ROLES for message in messages[last:])
+    has_room = cache_points_in(messages) < MOST_CACHE_POINTS
+    point = [cache_point(cache_points)] if is_answered and has_room else []
+    kwargs = {**question.additional_kwargs, "session_id": session_id}
+    marked = ChatMessage(role=question.role, blocks=[*question.blocks, *point], additional_kwargs=kwargs)
+    return [*messages[:last], marked, *messages[last + 1 :]]
+
+
+def _in_blocks(
+    memory_blocks: Sequence[tuple[str, list[ContentBlock]]],
+    contents: Mapping[str, object],
+    cache_points: CachePoints,
+    others: int,
+) -> list[tuple[str, list[ContentBlock]]]:
+    others += sum(isinstance(block, CachePoint) for _, blocks in memory_blocks for block in blocks)
+    texts = ((name, blocks, contents[name]) for name, blocks in memory_blocks)
+    return [
+        (name, text.content_blocks(cache_points, others) if isinstance(text, RecordText) else blocks)
+        for name, blocks, text in texts
+    ]
+
+
+def _line_of(text: str) -> str:
+    return text.removesuffix("\n") + "\n" if text else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from llama_index.core.base.llms.types import TextBlock
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 
 from llama_index_memory_ext.background.jobs import JobKey
@@ -15,12 +16,18 @@ from llama_index_memory_ext.record.entry import truncated
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS, FoundMessage, MessageSearch
 from llama_index_memory_ext.record.selection import RecordSettings
 from llama_index_memory_ext.record.summary import Summarizer
-from llama_index_memory_ext.record.window import RecordReader, Window
+from llama_index_memory_ext.record.window import (
+    CachePoints,
+    RecordReader,
+    RecordText,
+    Window,
+    cache_points_in,
+)
 from llama_index_memory_ext.text.cutting import CondensedOptions, Limits
 from llama_index_memory_ext.text.tokens import CountedText
 
 if TYPE_CHECKING:
-    from llama_index.core.base.llms.types import ChatMessage
+    from llama_index.core.base.llms.types import ChatMessage, ContentBlock
 
     from llama_index_memory_ext.background.jobs import Jobs
 
@@ -114,6 +121,13 @@ class CondensedMemoryBlock(LogBlock):
         default=0, ge=0, validate_default=True, description="Most tokens of messages found for the question; 0: none."
     )
 
+    cache_points: CachePoints = Field(
+        default=False,
+        description="Whether the record comes as text blocks with cache points between them, for models that find a "
+        "prompt only where it is marked; a LlamaIndex `CacheControl` sets their type and ttl. The memory needs a "
+        "`memory_blocks_template` of `MemoryBlocksTemplate()` then. In a `CondensedMemory`, set it there.",
+    )
+
     _made: _Parts | None = PrivateAttr(default=None)
 
     # Checked field by field, because an error of the whole block would carry all of its fields, the model too.
@@ -145,23 +159,34 @@ class CondensedMemoryBlock(LogBlock):
         """The name under which LlamaIndex serialises this block."""
         return "CondensedMemoryBlock"
 
-    async def _aget(
+    async def _aget(  # type: ignore[override]  # blocks, too
         self, messages: list[ChatMessage] | None = None, *, session_id: str | None = None, **block_kwargs: Any
-    ) -> str:
-        """The record as text, one line-ended element per message; empty if nothing was said yet."""
+    ) -> str | list[ContentBlock]:
+        """The record, one line-ended element per message: as text, or as blocks with `cache_points`.
+
+        It is empty if nothing was said yet.
+        """
         session_id = session_id or DEFAULT_SESSION_ID
         window = await self._parts.reader.shown(session_id)
         earlier = await self._earlier(session_id, window, messages or [])
         if not self._has_room(window):
             return ""
-        counter, text = self.tokenizer_fn, window.text + earlier
-        if counter.adds_up:
-            return CountedText(text, window.tokens + earlier.tokens)
-        return truncated(text, counter.count(text) - self._parts.reader.settings.room, counter)
+        record, counter = self._parts.reader.text(session_id, window, earlier), self.tokenizer_fn
+        excess = 0 if counter.adds_up else counter.count(record) - self._parts.reader.settings.room
+        if excess > 0:
+            record = RecordText(truncated(record, excess, counter), 0)
+        if not (self.cache_points and record):
+            return record
+        return record.content_blocks(self.cache_points, cache_points_in(messages or []))
 
     async def atruncate(self, content: Any, tokens_to_truncate: int) -> str | None:
-        """The record, at least so many tokens shorter, without what was recalled, then the oldest; None for nothing."""
-        return (truncated(content, tokens_to_truncate, self.tokenizer_fn) or None) if isinstance(content, str) else None
+        """The record as text, at least so many tokens shorter; None if nothing is left.
+
+        First what was recalled is left out, then the oldest messages.
+        """
+        blocks = [TextBlock(text=content)] if isinstance(content, str) else content or []
+        text = "".join(block.text for block in blocks if isinstance(block, TextBlock))
+        return truncated(text, tokens_to_truncate, self.tokenizer_fn) or None
 
     async def anotice(self, session_id: str) -> None:
         """Sum up in the background what leaves the record; a StoreError if the given store has no such session."""

@@ -6,7 +6,10 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from llama_index.core.base.llms.types import CacheControl, CachePoint, ContentBlock, MessageRole, TextBlock
+from typing_extensions import Self
 
 from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.events import HistoryCondensedEvent, is_heard, send
@@ -14,18 +17,69 @@ from llama_index_memory_ext.record.entry import NO_TEXT, summary_element
 from llama_index_memory_ext.record.selection import Kept
 from llama_index_memory_ext.store.readers import Seen
 from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, Entry, clip_entry, entry_of, tokens_of
+from llama_index_memory_ext.text.tokens import CountedText
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable, Sequence
+
+    from llama_index.core.base.llms.types import ChatMessage
 
     from llama_index_memory_ext.record.selection import RecordSettings, Selection
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.readers import LogPage, LogRow
-    from llama_index_memory_ext.text.tokens import CountedText
 
 _PAGE_ROWS, _CHUNK_ROWS = 256, 16
 _LONG_CHARACTERS = 50_000
 _NOTHING_KEPT = Kept()
+# A block has at least this share of the record's room, so that there are no more blocks than this. OpenAI looks at the
+# latest 80 marks; Anthropic looks back over 20 blocks from each mark, and the mark before is one turn back.
+MOST_BLOCKS = 64
+# Anthropic refuses a request with more, and OpenAI writes no more.
+MOST_CACHE_POINTS = 4
+
+CachePoints: TypeAlias = bool | CacheControl
+
+
+class BlockEnd(NamedTuple):
+    """Where a block ends: behind a row of the log, after so many characters of the record."""
+
+    row_id: int
+    characters: int
+
+
+class RecordText(CountedText):
+    """The text of a record, whose blocks stay as they are while it grows.
+
+    A block ends at each of ``ends``; the text behind the last of them, with recalled messages, is no block yet. At
+    ``marks``, oldest first, this request and those before it have ended their newest blocks.
+    """
+
+    __slots__ = ("ends", "marks")
+
+    ends: Sequence[BlockEnd]
+    marks: Sequence[BlockEnd]
+
+    def __new__(cls, text: str, tokens: int, ends: Sequence[BlockEnd] = (), marks: Sequence[BlockEnd] = ()) -> Self:
+        """Make it of a text, its number of tokens, and where its blocks end."""
+        record = super().__new__(cls, text, tokens)
+        record.ends, record.marks = ends, marks
+        return record
+
+    def content_blocks(self, cache_points: CachePoints = False, others: int = 0) -> list[ContentBlock]:
+        """Returns a text block for each block and one for the rest, with cache points at the newest marks.
+
+        Together with ``others`` of the prompt there are at most four.
+        """
+        most = MOST_CACHE_POINTS - others if cache_points else 0
+        marks = self.marks[-most:] if most > 0 else ()
+        content: list[ContentBlock] = []
+        start = 0
+        for end in self.ends:
+            content.append(TextBlock(text=self[start : end.characters]))
+            if end in marks:
+                content.append(cache_point(cache_points))
+            start = end.characters
+        return [*content, TextBlock(text=self[start:])]
 
 
 @dataclass(frozen=True)
@@ -57,10 +111,14 @@ class Window:
         return self.selection.shown(entries) if limits.start_on or limits.end_on else entries
 
     @cached_property
+    def head(self) -> str:
+        """What stands in front of the messages: the first instructions and the summary."""
+        return "".join([*(entry.text for entry in self.instructions), self.element])
+
+    @cached_property
     def text(self) -> str:
         """The record without the element around it, and without what is recalled."""
-        instructions = [entry.text for entry in self.instructions]
-        return "".join([*instructions, self.element, *(entry.text for entry in self.shown)])
+        return "".join([self.head, *(entry.text for entry in self.shown)])
 
     @cached_property
     def tokens(self) -> int:
@@ -84,11 +142,24 @@ class Window:
 
 @dataclass(frozen=True)
 class RecordReader:
-    """Reads the records of sessions as the settings of a block ask for; ``windows`` are the last ones it has read."""
+    """Reads the records of sessions as the settings of a block ask for.
+
+    ``windows`` are the last ones it has read, and ``ended`` the rows behind which their newest blocks have ended when
+    they were shown, for the last two such rows.
+    """
 
     store: MemoryStore
     settings: RecordSettings
     windows: Recent[str, Window] = field(default_factory=Recent)
+    ended: Recent[str, tuple[int, ...]] = field(default_factory=Recent)
+
+    def text(self, session_id: str, window: Window, earlier: CountedText) -> RecordText:
+        """Returns the window and recalled messages as text with its blocks; remembers where the newest block ends."""
+        ends = block_ends(window.shown, self.settings.room, start=len(window.head))
+        before = self.ended.get(session_id) or ()
+        marks = marked_ends(ends, window.shown, before)
+        self.ended.put(session_id, tuple(sorted({*before, *(end.row_id for end in ends[-1:])})[-2:]))
+        return RecordText(window.text + earlier, window.tokens + earlier.tokens, ends, marks)
 
     async def shown(self, session_id: str) -> Window:
         """The window within its limits. What is to be summarised is only left out until it is."""
@@ -230,3 +301,38 @@ def _must_reread(window: Window, page: LogPage) -> bool:
     return bool(window.kept.entries and page.rows and page.rows[0].is_result) or (
         window.has_overflow and page.position != window.seen.position
     )
+
+
+def block_ends(entries: Iterable[Entry], room: int, *, start: int = 0) -> list[BlockEnd]:
+    """Returns where the blocks of a record of ``room`` tokens end; ``start`` characters stand before its entries.
+
+    A block ends with the first entry with which it has its least number of tokens. So ends stay where they are when
+    entries follow, and are the same in every process.
+    """
+    ends: list[BlockEnd] = []
+    tokens, characters = 0, start
+    for entry in entries:
+        tokens, characters = tokens + entry.tokens, characters + len(entry.text)
+        if tokens * MOST_BLOCKS >= room:
+            ends.append(BlockEnd(entry.row_id, characters))
+            tokens = 0
+    return ends
+
+
+def marked_ends(ends: Sequence[BlockEnd], entries: Sequence[Entry], ended: Collection[int]) -> list[BlockEnd]:
+    """Returns the newest end, the newest before the last turn, and those behind the rows ``ended``; oldest first."""
+    turn = next((entry.row_id for entry in reversed(entries) if entry.role == MessageRole.USER.value), 0)
+    before = [end for end in ends if end.row_id < turn][-1:]
+    return [end for end in ends if end.row_id in ended or end in before or end is ends[-1]]
+
+
+def cache_point(cache_points: CachePoints) -> CachePoint:
+    """Returns a cache point as the option asks for it: with a control of its own, or for five minutes."""
+    control = cache_points if isinstance(cache_points, CacheControl) else CacheControl(type="ephemeral")
+    # One integration changes what it does not know.
+    return CachePoint(cache_control=control.model_copy())
+
+
+def cache_points_in(messages: Iterable[ChatMessage]) -> int:
+    """Returns the number of cache points in the messages."""
+    return sum(isinstance(block, CachePoint) for message in messages for block in message.blocks)
