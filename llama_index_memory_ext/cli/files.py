@@ -32,8 +32,8 @@ _File = Annotated[Path, typer.Argument(metavar="FILE", help="Where from; - for s
 
 _STREAM = Path("-")
 _PACKAGE = "llama-index-memory-ext"
-# From this client on, and up to this class, where it may be mended in the next one.
-_ANTHROPIC_CLIENT, _ANTHROPIC_CLASS = Version("2"), Version("0.12.3")
+# Version 1 of the client takes no temperature, and with version 2 no message is converted. The next class may mend it.
+_ANTHROPIC_CLIENT, _ANTHROPIC_CLASS = Version("1"), Version("0.12.3")
 # Why a version that is installed but not allowed does harm.
 _REASONS = {
     "llama-index-core": ": Memory.from_defaults(chat_store=...) came with 0.14.24",
@@ -171,7 +171,7 @@ def check_anthropic() -> Iterator[Check]:
     with suppress(PackageNotFoundError):
         ours, theirs = version("llama-index-llms-anthropic"), version("anthropic")
         if Version(ours) <= _ANTHROPIC_CLASS and Version(theirs) >= _ANTHROPIC_CLIENT:
-            failing = f"{theirs}, with which llama-index-llms-anthropic {ours} raises TypeError on every message"
+            failing = f"{theirs}, with which llama-index-llms-anthropic {ours} raises TypeError"
             yield Check("anthropic", "warning", f'{failing}: pip install "anthropic<{_ANTHROPIC_CLIENT}"')
 
 

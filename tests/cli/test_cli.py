@@ -458,7 +458,7 @@ def test_the_doctor_says_how_a_model_finds_a_conversation_in_its_cache(cli: Here
 
 @pytest.mark.parametrize(
     ("integration", "client", "warned"),
-    [("0.12.3", "2.0.0", True), ("0.11.0", "2.12.0", True), ("0.12.3", "1.17.0", False), ("0.13.0", "2.12.0", False)],
+    [("0.12.3", "1.0.0", True), ("0.11.0", "2.12.0", True), ("0.12.3", "0.125.0", False), ("0.13.0", "2.12.0", False)],
 )
 def test_the_doctor_warns_of_an_anthropic_client_that_llamaindex_cannot_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, integration: str, client: str, warned: bool
@@ -470,7 +470,7 @@ def test_the_doctor_warns_of_an_anthropic_client_that_llamaindex_cannot_use(
     monkeypatch.syspath_prepend(tmp_path)
     found = list(files.check_anthropic())
     assert [check.verdict for check in found] == ["warning"] * warned
-    assert all(client in check.found and 'pip install "anthropic<2"' in check.found for check in found)
+    assert all(client in check.found and 'pip install "anthropic<1"' in check.found for check in found)
 
 
 def test_a_database_of_the_plain_host_is_told_how_it_is_taken_over(cli: Here, database: Path) -> None:
