@@ -68,7 +68,7 @@ def warn_without_cache_points(llm: LLM | None) -> None:
 def _warn(family: str) -> None:
     logger.warning(
         "The prompt caches of %s find the conversation of a CondensedMemory only at cache points, and this memory "
-        "sends none: each turn pays the whole conversation in full. Say %s.",
+        "sends none. If such a model answers, each turn pays the whole conversation in full: say %s.",
         family,
         how_to_mark(family),
     )

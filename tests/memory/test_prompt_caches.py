@@ -14,6 +14,7 @@ from llama_index.llms.openai import OpenAI
 
 from llama_index_memory_ext.memory import prompt_caches
 from llama_index_memory_ext.memory.prompt_caches import needs_cache_points, warn_without_cache_points
+from tests.memories import OpenMemory
 
 GPT, CLAUDE, NOVA = "OpenAI's GPT-5.6 and later", "Anthropic's Claude", "Amazon's Nova"
 gateways = st.sampled_from(["", "openai/", "azure/", "openrouter/openai/", "ft:"])
@@ -113,3 +114,13 @@ def test_other_models_and_no_model_are_not_warned_of(warnings_of_a_new_process: 
     for llm in (None, MockLLM(), OpenAI(model="gpt-5.5", api_key="sk-secret")):
         warn_without_cache_points(llm)
     assert warnings_of_a_new_process.records == []
+
+
+async def test_a_memory_without_cache_points_warns_for_the_model_that_it_is_given(
+    open_memory: OpenMemory, warnings_of_a_new_process: pytest.LogCaptureFixture
+) -> None:
+    llm = OpenAI(model="gpt-5.6-sol", api_key="sk-secret")
+    open_memory(llm=llm, cache_points=True)
+    assert warnings_of_a_new_process.records == []
+    open_memory(llm=llm)
+    assert len(warnings_of_a_new_process.records) == 1
