@@ -24,7 +24,7 @@ cli         chat > facts files forget > app > demo > __init__ offline_model   # 
 ---
 agents      tools > retriever                                             # memory as an agent's tools
 ---
-memory      condensed_memory > flushing preset stats > template           # the preset: when to flush, what is sent
+memory      condensed_memory > flushing preset stats > prompt_caches template  # the preset: when to flush, what is sent
 ---
 record      block > summary > recall window > message_index selection > entry  # the conversation, within its limit
 facts       backfill > block > extractor > cache validation > book grounding ranking reply  # extracted, checked, ranked

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import TerminalError, describe_error, plain, pluralize
@@ -31,6 +32,8 @@ _File = Annotated[Path, typer.Argument(metavar="FILE", help="Where from; - for s
 
 _STREAM = Path("-")
 _PACKAGE = "llama-index-memory-ext"
+# Version 1 of the client takes no temperature, and with version 2 no message is converted. The next class may mend it.
+_ANTHROPIC_CLIENT, _ANTHROPIC_CLASS = Version("1"), Version("0.12.3")
 # Why a version that is installed but not allowed does harm.
 _REASONS = {
     "llama-index-core": ": Memory.from_defaults(chat_store=...) came with 0.14.24",
@@ -136,7 +139,7 @@ def doctor(*, db: Db = None, json: Json = False) -> None:
 
     Versions, the database, the tokenizers' files and the key. Nothing is created. Exit code 1 if something is wrong.
     """
-    checks = [*check_versions(), *asyncio.run(_check_database(db)), *_check_models()]
+    checks = [*check_versions(), *check_anthropic(), *asyncio.run(_check_database(db)), *_check_models()]
     is_ok = all(check.verdict != "wrong" for check in checks)
     rows = [(check.verdict.replace("wrong", "WRONG"), check.name, check.found) for check in checks]
     table = cli.table(["", "checked", "found"], rows)
@@ -161,6 +164,15 @@ def check_versions() -> Iterator[Check]:
                 continue
             wrong = Check(name, "wrong", f"{seen}, but {allowed} is needed{_REASONS.get(name, '')}")
             yield Check(name, "ok", seen) if allowed.contains(seen, prereleases=True) else wrong
+
+
+def check_anthropic() -> Iterator[Check]:
+    """Warns of a client of Anthropic's that pip installs with LlamaIndex's class for it, which fails with it."""
+    with suppress(PackageNotFoundError):
+        ours, theirs = version("llama-index-llms-anthropic"), version("anthropic")
+        if Version(ours) <= _ANTHROPIC_CLASS and Version(theirs) >= _ANTHROPIC_CLIENT:
+            failing = f"{theirs}, with which llama-index-llms-anthropic {ours} raises TypeError"
+            yield Check("anthropic", "warning", f'{failing}: pip install "anthropic<{_ANTHROPIC_CLIENT}"')
 
 
 async def _check_database(db: str | None) -> list[Check]:
@@ -191,8 +203,9 @@ async def _check_database(db: str | None) -> list[Check]:
 
 
 def _check_models() -> Iterator[Check]:
-    # Imported here: both import LlamaIndex.
+    # Imported here: they import LlamaIndex.
     from llama_index_memory_ext.cli.demo import choose_model, describe_model
+    from llama_index_memory_ext.memory.prompt_caches import how_to_mark, needs_cache_points
     from llama_index_memory_ext.text.tokens import is_shipped
 
     missing = "the file that llama-index-core brings cannot be loaded: install llama-index-core again."
@@ -202,6 +215,11 @@ def _check_models() -> Iterator[Check]:
     unset = "not set: `chat` and `demo` answer with the offline model"
     yield Check("OPENAI_API_KEY", "ok" if has_key else "warning", "set" if has_key else unset)
     try:
-        yield Check("model", "ok", describe_model(choose_model()))
+        model = choose_model()
     except TerminalError as error:
         yield Check("model", "wrong", str(error))
+        return
+    yield Check("model", "ok", describe_model(model))
+    if family := needs_cache_points(model.metadata.model_name):
+        found = f"{family} find a conversation in their cache only at cache points. In a program say"
+        yield Check("prompt cache", "warning", f"{found} {how_to_mark(family)}.")

@@ -21,6 +21,7 @@ from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.formats import messages_from_json, messages_to_json
 from llama_index_memory_ext.log_block import Counter, LogBlock
 from llama_index_memory_ext.memory import flushing, preset, template
+from llama_index_memory_ext.memory.prompt_caches import warn_without_cache_points
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
 from llama_index_memory_ext.record.block import CondensedMemoryBlock
 from llama_index_memory_ext.record.window import CachePoints, cache_points_in
@@ -168,6 +169,8 @@ class CondensedMemory(Memory):
         preset.check_limits(token_limit, condensed_token_limit, facts_token_limit)
         preset.check_names(options)
         preset.check_template(cache_points, memory_blocks_template)
+        if not cache_points:
+            warn_without_cache_points(llm)
         store = chat_store or MemoryStore(
             async_database_uri, table_name=table_name, async_engine=async_engine, db_schema=db_schema
         )

@@ -29,8 +29,10 @@ CLOSING = "</message>\n"
 # What LlamaIndex's Memory counts for a block that is not text.
 MEDIA_TOKENS = {"image": 256, "audio": 256, "video": 256, "document": 2048}
 
-# Shown by a block or by the tags of an entry, or added by LlamaIndex for its own use.
-_SHOWN_ELSEWHERE = frozenset({*CALL_KEYS, "session_id", "tool_call_id", "name", "images"})
+# Shown by a block or by the tags of an entry, or added by LlamaIndex for its own use, as its Anthropic class does.
+_SHOWN_ELSEWHERE = frozenset(
+    {*CALL_KEYS, "session_id", "tool_call_id", "name", "images", "usage", "stop_reason", "thinking_delta"}
+)
 _UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
 # A message of a ReActAgent, with its last answer if there is one.
 _REACT = re.compile(r"\s*(?:Thought|Action|Action Input|Observation):(?:.*\sAnswer:(?P<answer>.*))?", re.DOTALL)

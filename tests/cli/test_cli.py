@@ -445,6 +445,34 @@ def test_the_doctor_finds_a_model_that_chat_would_refuse(cli: Here) -> None:
     assert "'gpt-nope' is not known" in checks(done)["model"][1]
 
 
+def test_the_doctor_says_how_a_model_finds_a_conversation_in_its_cache(cli: Here) -> None:
+    done = cli("doctor", "--json", OPENAI_API_KEY="sk-secret", OPENAI_MODEL="gpt-5.6-sol")
+    verdict, found = checks(done)["prompt cache"]
+    assert (done.returncode, verdict) == (0, "warning")
+    assert "GPT-5.6 and later" in found
+    assert "cache_points=True" in found
+    assert "CachingOpenAI" in found
+    other = cli("doctor", "--json", OPENAI_API_KEY="sk-secret", OPENAI_MODEL="gpt-5.5")
+    assert "prompt cache" not in checks(other)
+
+
+@pytest.mark.parametrize(
+    ("integration", "client", "warned"),
+    [("0.12.3", "1.0.0", True), ("0.11.0", "2.12.0", True), ("0.12.3", "0.125.0", False), ("0.13.0", "2.12.0", False)],
+)
+def test_the_doctor_warns_of_an_anthropic_client_that_llamaindex_cannot_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, integration: str, client: str, warned: bool
+) -> None:
+    for name, number in (("llama_index_llms_anthropic", integration), ("anthropic", client)):
+        folder = tmp_path / f"{name}-{number}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = list(files.check_anthropic())
+    assert [check.verdict for check in found] == ["warning"] * warned
+    assert all(client in check.found and 'pip install "anthropic<1"' in check.found for check in found)
+
+
 def test_a_database_of_the_plain_host_is_told_how_it_is_taken_over(cli: Here, database: Path) -> None:
     async def talk_plainly() -> None:
         memory = Memory.from_defaults("chat-3", async_database_uri=f"sqlite+aiosqlite:///{database}")

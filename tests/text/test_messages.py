@@ -139,6 +139,12 @@ def test_other_kwargs_are_kept_compactly_and_the_session_id_never() -> None:
     assert body_of(message) == 'Hi.\n[{"mood": "good"}]'
 
 
+def test_what_llamaindex_adds_to_an_answer_for_its_own_use_is_not_shown() -> None:
+    """Its Anthropic class does, when it streams."""
+    kwargs = {"usage": {"input_tokens": 91, "output_tokens": 1}, "stop_reason": "end_turn", "thinking_delta": "Hm"}
+    assert body_of(ChatMessage(role="assistant", content="Hi.", additional_kwargs=kwargs)) == "Hi."
+
+
 @pytest.mark.parametrize("role", list(MessageRole))
 def test_every_role_is_shown_by_its_plain_name(role: MessageRole) -> None:
     assert text_of(ChatMessage(role=role, content="x")).startswith(f'<message role="{role.value}"')

@@ -1,0 +1,184 @@
+"""What Anthropic's API is sent, and what its prompt cache finds, over LlamaIndex's own Anthropic class."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from itertools import pairwise
+
+import pytest
+from anthropic import BadRequestError
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.base.llms.types import CacheControl, CachePoint, ChatMessage, TextBlock, ToolCallBlock
+from llama_index.llms.anthropic import Anthropic
+
+from tests.anthropic_server import AnthropicServer, marks_of, serve
+from tests.memories import OpenMemory
+from tests.openai_server import Message, Model, call, say
+
+StartClaude = Callable[[Model], tuple[Anthropic, AnthropicServer]]
+
+MARK = CachePoint(cache_control=CacheControl(type="ephemeral"))
+# Enough for a first entry of the cache, which begins at 1,024 tokens.
+LONG = "The quick brown fox jumps over the lazy dog. " * 130
+
+
+@pytest.fixture
+async def start_claude() -> AsyncIterator[StartClaude]:
+    """Starts an Anthropic server around a model, and gives LlamaIndex's own class for it."""
+    async with AsyncExitStack() as stack:
+
+        def start(model: Model) -> tuple[Anthropic, AnthropicServer]:
+            server = stack.enter_context(serve(model))
+            llm = Anthropic(model="claude-sonnet-4-5", base_url=server.base_url, api_key="sk-test-key", max_retries=0)
+            stack.push_async_callback(llm._aclient.close)
+            stack.callback(llm._client.close)
+            return llm, server
+
+        yield start
+
+
+def test_the_server_finds_what_an_earlier_request_marked(start_claude: StartClaude) -> None:
+    """And says so in the API's own words."""
+    llm, server = start_claude(lambda messages, tools: say("Yes."))
+    asked = [TextBlock(text=LONG), MARK]
+    first = llm.chat([ChatMessage(role="user", blocks=[*asked, TextBlock(text="What jumps?")])])
+    asked += [TextBlock(text=LONG), MARK]
+    second = llm.chat([ChatMessage(role="user", blocks=[*asked, TextBlock(text="And then?")])])
+    one, two = first.raw["usage"], second.raw["usage"]
+    assert (one.cache_read_input_tokens, two.cache_read_input_tokens) == (0, one.cache_creation_input_tokens)
+    assert two.cache_creation_input_tokens == one.cache_creation_input_tokens > 1024
+    assert two.input_tokens < 10
+    assert len(server.requests) == len(server.usages) == 2
+
+
+@pytest.mark.parametrize(
+    ("messages", "complaint"),
+    [
+        ([ChatMessage(role="user", blocks=[TextBlock(text="a"), MARK] * 5)], "A maximum of 4 blocks"),
+        ([ChatMessage(role="user", blocks=[TextBlock(text="a"), MARK, TextBlock(text="\n")])], "non-whitespace text"),
+        ([ChatMessage(role="user", blocks=[TextBlock(text="")])], "non-empty content"),
+        ([ChatMessage(role="assistant", content="a")], 'must use the "user" role'),
+        (
+            [
+                ChatMessage(role="user", content="a"),
+                ChatMessage(
+                    role="assistant", blocks=[ToolCallBlock(tool_call_id="1", tool_name="add", tool_kwargs={})]
+                ),
+                ChatMessage(role="user", content="b"),
+            ],
+            "without `tool_result` blocks immediately after: 1",
+        ),
+        (
+            [
+                ChatMessage(role="user", content="a"),
+                ChatMessage(role="tool", content="b", additional_kwargs={"tool_call_id": "1"}),
+            ],
+            "unexpected `tool_use_id`",
+        ),
+    ],
+)
+def test_the_server_refuses_what_anthropic_refuses(
+    start_claude: StartClaude, messages: list[ChatMessage], complaint: str
+) -> None:
+    llm, server = start_claude(lambda messages, tools: say("Yes."))
+    with pytest.raises(BadRequestError, match=complaint):
+        llm.chat(messages)
+    assert server.requests == []
+
+
+def multiply(a: int, b: int) -> int:
+    """Multiply two numbers."""
+    return a * b
+
+
+def talker(messages: list[Message], tools: list[str]) -> Message:
+    """Asks for a product where one is asked for, and answers everything else at length."""
+    last = messages[-1]["content"][-1]
+    if last["type"] == "tool_result":
+        return say(f"It is {last['content'][0]['text']}.")
+    if last["text"].endswith("3 * 4?"):
+        return call(("toolu_1", "multiply", {"a": 3, "b": 4}), content="Let me see.")
+    return say(f"{LONG[:800]} That is all about {last['text']}")
+
+
+def questions(number: int) -> list[str]:
+    return [f"And number {i}?" if i % 3 else f"{i}. What is 3 * 4?" for i in range(number)]
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("restarted", [True, False])
+async def test_each_turn_finds_the_record_of_the_turn_before_in_the_cache(
+    start_claude: StartClaude, open_memory: OpenMemory, streaming: bool, restarted: bool
+) -> None:
+    """But for the turn after a cut; also when each turn is served by another process."""
+    llm, server = start_claude(talker)
+    options = {"cache_points": True, "condensed_token_limit": 2_000}
+    memory = open_memory(**options)
+    agent = FunctionAgent(llm=llm, tools=[multiply], streaming=streaming)
+    asked, cuts = [], 0
+    for question in questions(15):
+        asked.append(len(server.usages))
+        await agent.run(question, memory=open_memory(**options) if restarted else memory)
+    assert server.refusals == []
+    assert len(server.usages) > len(asked)
+    for before, now in pairwise(server.usages):
+        # Nothing that was written is paid twice, also within a turn with a tool.
+        if before.prompt < 1_100:
+            continue
+        if now.found == 0:
+            assert now.prompt < before.prompt
+            cuts += 1
+        else:
+            assert now.found == before.found + before.written
+    assert cuts == 1
+    firsts = [server.usages[i] for i in asked]
+    # What is not in the cache of a turn's beginning: the closing tags, the question, and less than a block.
+    assert all(usage.prompt - usage.found - usage.written < 100 for usage in firsts if usage.prompt > 1_100)
+
+
+async def test_without_cache_points_claude_finds_nothing(start_claude: StartClaude, open_memory: OpenMemory) -> None:
+    llm, server = start_claude(talker)
+    memory, agent = open_memory(), FunctionAgent(llm=llm, tools=[multiply])
+    for question in questions(8):
+        await agent.run(question, memory=memory)
+    assert server.usages[-1].prompt > 1_100
+    assert {(usage.found, usage.written) for usage in server.usages} == {(0, 0)}
+
+
+async def test_a_ttl_reaches_the_server(start_claude: StartClaude, open_memory: OpenMemory) -> None:
+    llm, server = start_claude(talker)
+    hour = CacheControl(type="ephemeral", ttl="1h")
+    memory, agent = (
+        open_memory(cache_points=hour, condensed_token_limit=4_000),
+        FunctionAgent(llm=llm, tools=[multiply]),
+    )
+    for question in questions(4):
+        await agent.run(question, memory=memory)
+    sent = [mark for body in server.requests for mark in marks_of(body)]
+    assert sent == [{"type": "ephemeral", "ttl": "1h"}] * len(sent)
+    assert sent
+    assert server.refusals == []
+
+
+@pytest.mark.parametrize("own", [1, 2, 3, 4])
+async def test_with_cache_points_of_the_user_there_are_never_more_than_four(
+    start_claude: StartClaude, open_memory: OpenMemory, own: int
+) -> None:
+    """Those of the user come first, and nothing of them is in the record."""
+    llm, server = start_claude(talker)
+    memory = open_memory(cache_points=True, condensed_token_limit=4_000)
+    agent = FunctionAgent(llm=llm, tools=[multiply])
+    for question in questions(9):
+        texts = ["Look at this.", "And this.", "And that.", question]
+        blocks = [part for i, text in enumerate(texts) for part in (TextBlock(text=text), *[MARK] * (i >= 4 - own))]
+        await agent.run(ChatMessage(role="user", blocks=blocks), memory=memory)
+    assert server.refusals == []
+    marked = [len(marks_of(body)) for body in server.requests]
+    assert (min(marked), max(marked)) == (own, 4)
+    for body in server.requests:
+        shown = [block for block in body["messages"][0]["content"] if block["type"] == "text"]
+        assert ["cache_control" in block for block in shown[-4:]] == [i >= 4 - own for i in range(4)]
+        assert not any("ephemeral" in block["text"] or "[cache" in block["text"] for block in shown)
+    # Four of the user leave none for the record.
+    assert (server.usages[-1].found > 1_024) == (own < 4)

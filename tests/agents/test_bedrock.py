@@ -1,0 +1,66 @@
+"""What LlamaIndex's class for Amazon Bedrock makes of the memory's messages."""
+
+from __future__ import annotations
+
+import logging
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from llama_index.core.base.llms.types import CacheControl, ChatMessage, ToolCallBlock
+from llama_index.llms.bedrock_converse.utils import messages_to_converse_messages  # type: ignore[import-untyped]
+
+from tests.memories import OpenMemory
+
+POINT = {"cachePoint": {"type": "default"}}
+
+
+def exchange(number: int) -> list[ChatMessage]:
+    """A turn with a tool call."""
+    call = ToolCallBlock(tool_call_id=f"tooluse_{number}", tool_name="look", tool_kwargs={"at": number})
+    return [
+        ChatMessage(role="user", content=f"What is number {number}?"),
+        ChatMessage(role="assistant", blocks=[call]),
+        ChatMessage(role="tool", content="a fox " * 100, additional_kwargs={"tool_call_id": f"tooluse_{number}"}),
+        ChatMessage(role="assistant", content=f"Number {number} is a fox."),
+    ]
+
+
+async def test_cache_points_stand_between_the_texts_of_the_record(
+    open_memory: OpenMemory, caplog: pytest.LogCaptureFixture
+) -> None:
+    """None is within a result, and none follows another or stands first; the control that was lent stays as it is."""
+    control = CacheControl(type="default")
+    memory = open_memory(cache_points=control, condensed_token_limit=3_000)
+    for number in range(4):
+        await memory.aput_messages(exchange(number))
+    await memory.aput_messages(exchange(4)[:3])
+    with caplog.at_level(logging.WARNING):
+        messages, system = messages_to_converse_messages(await memory.aget(), "amazon.nova-pro-v1:0")
+    assert caplog.records == []
+    assert control == CacheControl(type="default")
+    assert system == []
+    assert [message["role"] for message in messages] == ["user", "assistant", "user"]
+    prompt: list[dict[str, Any]] = messages[0]["content"]
+    points = [i for i, block in enumerate(prompt) if block == POINT]
+    assert 1 <= len(points) <= 4
+    assert all("text" in prompt[i - 1] for i in points)
+    assert points[0] > 0
+    (result,) = messages[2]["content"]
+    assert [list(block) for block in result["toolResult"]["content"]] == [["text"]]
+    text = "".join(block.get("text", "") for block in prompt)
+    assert text.startswith("<memory>\n<condensed_memory>\n")
+    assert text.endswith("</memory>\n\nWhat is number 4?")
+
+
+async def test_the_text_before_a_cache_point_is_the_beginning_of_the_next_prompt(open_memory: OpenMemory) -> None:
+    """So Bedrock finds it: the newest point of a turn is one of the next turn, too, with the same blocks before it."""
+    memory = open_memory(cache_points=CacheControl(type="default"), condensed_token_limit=3_000)
+    marked: list[set[str]] = []
+    for number in range(6):
+        await memory.aput_messages(exchange(number)[:1])
+        messages, _ = messages_to_converse_messages(await memory.aget(), "amazon.nova-pro-v1:0")
+        prompt = messages[0]["content"]
+        marked.append({str(prompt[:i]).replace(f", {POINT}", "") for i, block in enumerate(prompt) if block == POINT})
+        await memory.aput_messages(exchange(number)[1:])
+    assert all(max(before, key=len) in now for before, now in pairwise(marked[1:]))

@@ -1,0 +1,243 @@
+"""An HTTP server that speaks Anthropic's Messages API, caches prompts as it does, and refuses what it refuses."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.prompt_caches import Blocks, Part, Usage
+from tests.openai_server import Message, Model, _Handler, _Server
+
+_MOST_MARKS = 4
+_FIELDS = {"model", "max_tokens", "messages", "system", "stream", "temperature", "tools", "tool_choice", "thinking"}
+_TOOL = {"name", "description", "input_schema", "cache_control"}
+# What a block of a type may hold besides its type and cache_control, and who may send it.
+_BLOCKS = {
+    "text": ({"text", "citations"}, {"user", "assistant", "system"}),
+    "image": ({"source"}, {"user"}),
+    "document": ({"source", "title", "context", "citations"}, {"user"}),
+    "tool_use": ({"id", "name", "input"}, {"assistant"}),
+    "tool_result": ({"tool_use_id", "content", "is_error"}, {"user"}),
+}
+
+
+@dataclass
+class AnthropicServer:
+    """Where the server listens, the bodies of the requests that it accepted, and what its cache found of each.
+
+    The model answers with ``say``, ``call`` or ``fail``, as that of the OpenAI server does.
+    """
+
+    base_url: str
+    model: Model
+    cache: Blocks = field(default_factory=Blocks)
+    requests: list[Message] = field(default_factory=list)
+    usages: list[Usage] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def serve(model: Model) -> Iterator[AnthropicServer]:
+    """Serve until the end of the block, on a free port of this machine."""
+    http = _Server(("127.0.0.1", 0), _AnthropicHandler)
+    server = AnthropicServer(f"http://127.0.0.1:{http.server_address[1]}", model)
+    http.state = server  # type: ignore[attr-defined]
+    thread = threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        http.shutdown()
+        http.server_close()
+        thread.join()
+
+
+def why_refused(body: Message) -> str | None:
+    """Anthropic's complaint about a request, or None."""
+    checks = (_about_fields, _about_messages, _about_blocks, _about_marks, _about_calls)
+    return next((complaint for check in checks for complaint in check(body)), None)
+
+
+def marks_of(body: Message) -> list[Message]:
+    """What the ``cache_control`` of each marked block says, in the order in which the cache sees them."""
+    return [block["cache_control"] for _, _, block in _blocks(body) if "cache_control" in block]
+
+
+def _about_fields(body: Message) -> Iterator[str]:
+    yield from (f"{name}: Extra inputs are not permitted" for name in sorted(set(body) - _FIELDS))
+    yield from (f"{name}: Field required" for name in ("model", "max_tokens", "messages") if name not in body)
+    if "tool_choice" in body and not body.get("tools"):
+        yield "tool_choice may only be specified while providing tools"
+
+
+def _about_messages(body: Message) -> Iterator[str]:
+    messages = body.get("messages")
+    if not messages:
+        yield "messages: at least one message is required"
+        return
+    for i, message in enumerate(messages):
+        if message["role"] not in ("user", "assistant"):
+            yield f"messages.{i}.role: Input should be 'user' or 'assistant'"
+        elif not message["content"]:
+            yield f"messages.{i}: {message['role']} messages must have non-empty content"
+    if messages[0]["role"] != "user":
+        yield 'messages: first message must use the "user" role'
+
+
+def _about_blocks(body: Message) -> Iterator[str]:
+    for where, role, block in _blocks(body):
+        fields, roles = (_TOOL, {"tools"}) if role == "tools" else _BLOCKS.get(block.get("type", ""), (set(), set()))
+        allowed = {*fields, "type", "cache_control"}
+        if role not in roles:
+            yield f"{where}: Input tag {block.get('type')!r} is not expected in {role}"
+        yield from (f"{where}.{name}: Extra inputs are not permitted" for name in sorted(set(block) - allowed))
+        if block.get("type") == "text" and not block["text"].strip():
+            what = "contain non-whitespace text" if block["text"] else "be non-empty"
+            yield (
+                f"{where}.text: cache_control cannot be set for empty text blocks"
+                if "cache_control" in block
+                else f"{where.partition('.')[0]}: text content blocks must {what}"
+            )
+        if block.get("type") == "tool_use" and not isinstance(block["input"], dict):
+            yield f"{where}.tool_use.input: Input should be a valid dictionary"
+
+
+def _about_marks(body: Message) -> Iterator[str]:
+    marks, shorter = marks_of(body), False
+    for mark in marks:
+        if mark.get("type") != "ephemeral" or set(mark) - {"type", "ttl"} or mark.get("ttl", "5m") not in ("5m", "1h"):
+            yield "cache_control: Input should be {'type': 'ephemeral'}, with a 'ttl' of '5m' or '1h'"
+        if mark.get("ttl") == "1h" and shorter:
+            yield "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block."
+        shorter |= mark.get("ttl", "5m") == "5m"
+    if len(marks) > _MOST_MARKS:
+        yield f"A maximum of 4 blocks with cache_control may be provided. Found {len(marks)}."
+
+
+def _about_calls(body: Message) -> Iterator[str]:
+    """Each call is answered at the beginning of the next message; messages of one role in a row are one."""
+    turns: list[tuple[str, list[Message]]] = []
+    for i, message in enumerate(body["messages"]):
+        blocks = [block for where, _, block in _blocks(body) if where.startswith(f"messages.{i}.")]
+        if turns and turns[-1][0] == message["role"]:
+            turns[-1][1].extend(blocks)
+        else:
+            turns.append((message["role"], blocks))
+    waiting: list[str] = []
+    for i, (_, blocks) in enumerate([*turns, ("", [])]):
+        first = {block.get("tool_use_id") for block in blocks[: len(waiting)]}
+        if missing := [name for name in waiting if name not in first]:
+            yield (
+                f"messages.{i - 1}: `tool_use` ids were found without `tool_result` blocks immediately after: "
+                f"{', '.join(missing)}. Each `tool_use` block must have a corresponding `tool_result` block in the "
+                "next message."
+            )
+        answered = {block["tool_use_id"] for block in blocks if block["type"] == "tool_result"}
+        for name in sorted(answered - set(waiting)):
+            yield f"messages.{i}.content.0: unexpected `tool_use_id` found in `tool_result` blocks: {name}."
+        waiting = [block["id"] for block in blocks if block["type"] == "tool_use"]
+
+
+def _blocks(body: Message) -> Iterator[tuple[str, str, Message]]:
+    """Where each block stands, whose it is, and the block itself, in the order in which the cache sees them."""
+    for i, tool in enumerate(body.get("tools") or []):
+        yield f"tools.{i}", "tools", tool
+    for i, block in enumerate(_as_blocks(body.get("system") or [])):
+        yield f"system.{i}", "system", block
+    for i, message in enumerate(body.get("messages") or []):
+        for j, block in enumerate(_as_blocks(message["content"])):
+            yield f"messages.{i}.content.{j}", message["role"], block
+
+
+def _as_blocks(content: str | list[Message]) -> list[Message]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _part(role: str, block: Message) -> Part:
+    plain = {name: value for name, value in block.items() if name != "cache_control"}
+    text = block["text"] if block.get("type") == "text" else json.dumps(plain, sort_keys=True)
+    return Part(f"{role}: {text}\n", "cache_control" in block)
+
+
+class _AnthropicHandler(_Handler):
+    def do_POST(self) -> None:  # noqa: N802 - what the library calls
+        state: AnthropicServer = self.server.state  # type: ignore[attr-defined]
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        complaint = why_refused(body)
+        if not self.headers["x-api-key"] or not self.headers["anthropic-version"]:
+            self._refuse(401, "authentication_error", "x-api-key and anthropic-version headers are required")
+        elif complaint:
+            state.refusals.append(complaint)
+            self._refuse(400, "invalid_request_error", complaint)
+        else:
+            state.requests.append(body)
+            state.usages.append(state.cache.serve([_part(role, block) for _, role, block in _blocks(body)]))
+            answer = state.model(body["messages"], [tool["name"] for tool in body.get("tools") or []])
+            self._answer(body, answer, state.usages[-1])
+
+    def _answer(self, body: Message, answer: Message, usage: Usage) -> None:
+        if "error" in answer:
+            self._refuse(answer["status"], "api_error", answer["error"]["message"])
+        elif body.get("stream"):
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Connection", "close")
+            self.end_headers()
+            for event in _events(_message(body["model"], answer, usage)):
+                self.wfile.write(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode())
+            self.close_connection = True
+        else:
+            self._send(200, _message(body["model"], answer, usage))
+
+    def _refuse(self, status: int, kind: str, message: str) -> None:
+        self._send(status, {"type": "error", "error": {"type": kind, "message": message}})
+
+
+def _message(model: str, answer: Message, usage: Usage) -> dict[str, Any]:
+    calls = answer.get("tool_calls") or []
+    text = [{"type": "text", "text": answer["content"]}] if answer.get("content") else []
+    uses = [
+        {
+            "type": "tool_use",
+            "id": call["id"],
+            "name": call["function"]["name"],
+            "input": json.loads(call["function"]["arguments"]),
+        }
+        for call in calls
+    ]
+    return {
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": [*text, *uses],
+        "stop_reason": "tool_use" if calls else "end_turn",
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": usage.prompt - usage.found - usage.written,
+            "cache_read_input_tokens": usage.found,
+            "cache_creation_input_tokens": usage.written,
+            "output_tokens": 1,
+        },
+    }
+
+
+def _events(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield {"type": "message_start", "message": {**message, "content": [], "stop_reason": None}}
+    for i, block in enumerate(message["content"]):
+        is_text = block["type"] == "text"
+        start = {**block, "text": ""} if is_text else {**block, "input": {}}
+        yield {"type": "content_block_start", "index": i, "content_block": start}
+        text = block["text"] if is_text else json.dumps(block["input"])
+        kind, name = ("text_delta", "text") if is_text else ("input_json_delta", "partial_json")
+        for at in range(0, len(text), 7):
+            delta = {"type": kind, name: text[at : at + 7]}
+            yield {"type": "content_block_delta", "index": i, "delta": delta}
+        yield {"type": "content_block_stop", "index": i}
+    ended = {"stop_reason": message["stop_reason"], "stop_sequence": None}
+    yield {"type": "message_delta", "delta": ended, "usage": {"output_tokens": 1}}
+    yield {"type": "message_stop"}
