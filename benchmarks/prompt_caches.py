@@ -41,7 +41,7 @@ _LINE = re.compile(r"(?<=\n)(?=[^\s/])")
 
 
 class Part(NamedTuple):
-    """A piece of a prompt.
+    """A piece of a prompt, which begins with a new token.
 
     Attributes:
         text: What it adds to the prompt, with its role and whatever else must be the same.
@@ -213,30 +213,24 @@ class Units:
 
 
 def _tokens(parts: Sequence[Part]) -> Tokens:
-    lines = [_line(line)[0] for line in _LINE.split("".join(part.text for part in parts)) if line]
+    lines = [_line(line) for part in parts for line in _LINE.split(part.text) if line]
     return np.concatenate(lines) if lines else np.zeros(0, np.int32)
 
 
 def _beginnings(parts: Sequence[Part]) -> tuple[int, list[int], list[bytes]]:
     """The tokens of the prompt, and of each part the tokens up to its end and what tells that beginning from others."""
-    text, sizes = "".join(part.text for part in parts), [len(part.text.encode()) for part in parts]
-    lengths = [_line(line)[1] for line in _LINE.split(text) if line]
-    token_ends = np.cumsum(np.concatenate(lengths)) if lengths else np.zeros(0, np.int64)
-    # A token that goes on beyond the end of a part counts for the next one.
-    ends = [int(end) for end in np.searchsorted(token_ends, list(accumulate(sizes)), side="right")]
+    counts = [sum(len(_line(line)) for line in _LINE.split(part.text) if line) for part in parts]
     growing, beginnings = sha256(), []
-    for size, part in zip(sizes, parts, strict=True):
-        growing.update(b"%d " % size + part.text.encode())
+    for part in parts:
+        text = part.text.encode()
+        growing.update(b"%d " % len(text) + text)
         beginnings.append(growing.digest())
-    return len(token_ends), ends, beginnings
+    return sum(counts), list(accumulate(counts)), beginnings
 
 
 @lru_cache(1 << 17)
-def _line(text: str) -> tuple[Tokens, Tokens]:
-    """The tokens of a line, and their bytes."""
-    tokens = o200k().encode_ordinary(text)
-    sizes = [len(o200k().decode_single_token_bytes(token)) for token in tokens]
-    return np.array(tokens, np.int32), np.array(sizes, np.int32)
+def _line(text: str) -> Tokens:
+    return np.array(o200k().encode_ordinary(text), np.int32)
 
 
 def _shared(one: Tokens, other: Tokens) -> int:

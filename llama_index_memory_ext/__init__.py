@@ -19,6 +19,8 @@ from llama_index_memory_ext.errors import TurnError as TurnError
 if TYPE_CHECKING:
     from llama_index_memory_ext.agents.retriever import MemoryRetriever as MemoryRetriever
     from llama_index_memory_ext.agents.tools import MemoryToolSpec as MemoryToolSpec
+    from llama_index_memory_ext.caching_openai import CachingOpenAI as CachingOpenAI
+    from llama_index_memory_ext.caching_openai import CachingOpenAIResponses as CachingOpenAIResponses
     from llama_index_memory_ext.fact import Fact as Fact
     from llama_index_memory_ext.facts.backfill import Backfilled as Backfilled
     from llama_index_memory_ext.facts.block import RelevantFactsBlock as RelevantFactsBlock
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "agents.retriever": ["MemoryRetriever"],
     "agents.tools": ["MemoryToolSpec"],
+    "caching_openai": ["CachingOpenAI", "CachingOpenAIResponses"],
     "fact": ["Fact"],
     "facts.backfill": ["Backfilled"],
     "facts.block": ["RelevantFactsBlock"],

@@ -1,9 +1,11 @@
-"""LlamaIndex's OpenAI client, connected to the server of ``tests/openai_server.py``."""
+"""LlamaIndex's OpenAI clients, connected to the server of ``tests/openai_server.py``."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Any
 
 import httpx
 import pytest
@@ -12,19 +14,34 @@ from llama_index.llms.openai import OpenAI
 from tests.openai_server import Model, OpenAIServer, serve
 
 StartModel = Callable[[Model], tuple[OpenAI, OpenAIServer]]
+# The class of the client, the model, and what else the class takes.
+StartClient = Callable[..., tuple[Any, OpenAIServer]]
+
+
+@pytest.fixture
+async def start_client() -> AsyncIterator[StartClient]:
+    """Starts an OpenAI server around a model, and gives a client for it of the class that is named."""
+    async with starting() as start:
+        yield start
 
 
 @pytest.fixture
 async def start_model() -> AsyncIterator[StartModel]:
-    """Starts an OpenAI server around a model, and gives the real client for it."""
+    """Starts an OpenAI server around a model, and gives LlamaIndex's usual client for it."""
+    async with starting() as start:
+        yield partial(start, OpenAI)
+
+
+@asynccontextmanager
+async def starting() -> AsyncIterator[StartClient]:
+    """What starts servers and clients, which all end with the block."""
     async with AsyncExitStack() as stack:
 
-        def start(model: Model) -> tuple[OpenAI, OpenAIServer]:
+        def start(client: type[Any], model: Model, **settings: Any) -> tuple[Any, OpenAIServer]:
             server = stack.enter_context(serve(model))
-            http_client = stack.enter_context(httpx.Client())
-            async_http_client = httpx.AsyncClient()
+            http_client, async_http_client = stack.enter_context(httpx.Client()), httpx.AsyncClient()
             stack.push_async_callback(async_http_client.aclose)
-            return client_of(server, http_client, async_http_client), server
+            return client_of(server, http_client, async_http_client, client, **settings), server
 
         yield start
 
@@ -32,15 +49,23 @@ async def start_model() -> AsyncIterator[StartModel]:
 def client_without_connections(server: OpenAIServer) -> OpenAI:
     """The real client, for calls in several event loops: nothing stays open between two requests."""
     none = httpx.Limits(max_keepalive_connections=0)
-    return client_of(server, httpx.Client(limits=none), httpx.AsyncClient(limits=none))
+    llm: OpenAI = client_of(server, httpx.Client(limits=none), httpx.AsyncClient(limits=none))
+    return llm
 
 
-def client_of(server: OpenAIServer, http_client: httpx.Client, async_http_client: httpx.AsyncClient) -> OpenAI:
-    return OpenAI(
+def client_of(
+    server: OpenAIServer,
+    http_client: httpx.Client,
+    async_http_client: httpx.AsyncClient,
+    client: type[Any] = OpenAI,
+    **settings: Any,
+) -> Any:
+    return client(
         model="gpt-4o-mini",
         api_base=server.api_base,
         api_key="sk-test-key",
         max_retries=0,
         http_client=http_client,
         async_http_client=async_http_client,
+        **settings,
     )

@@ -1,4 +1,4 @@
-"""An HTTP server that speaks OpenAI's Chat Completions protocol and refuses what OpenAI refuses."""
+"""An HTTP server that speaks OpenAI's Chat Completions and Responses protocols and refuses what OpenAI refuses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from tests.openai_fields import why_fields_refused
+from tests.openai_responses import events, messages_of, response, tool_names
+
+if TYPE_CHECKING:
+    from benchmarks.prompt_caches import Usage
+    from tests.openai_caches import PromptCaches
 
 Message = dict[str, Any]
 # What the model answers to the messages and the names of the tools that it was offered.
@@ -20,13 +27,31 @@ _FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id", "function_ca
 
 @dataclass
 class OpenAIServer:
-    """Where the server listens, and what it was sent: the messages of each accepted request."""
+    """Where the server listens, and what it was sent: the messages of each accepted request, and its whole body.
+
+    With ``caches`` it reports what they find, and keeps it. An ``older`` one is what it was before GPT-5.6.
+    """
 
     api_base: str
     model: Model
     requests: list[list[Message]] = field(default_factory=list)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
     on_request: Callable[[], None] = lambda: None
+    older: bool = False
+    caches: PromptCaches | None = None
+    usages: list[Usage] = field(default_factory=list)
+
+    def usage(self, body: dict[str, Any]) -> Message:
+        """What is reported of the tokens of a request."""
+        counts = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        details = {"cached_tokens": 0, "cache_write_tokens": 0}
+        if self.caches:
+            usage = self.caches.serve(body, older=self.older)
+            self.usages.append(usage)
+            counts.update({"prompt_tokens": usage.prompt, "total_tokens": usage.prompt + 1})
+            details = {"cached_tokens": usage.found, "cache_write_tokens": usage.written}
+        return {**counts, "prompt_tokens_details": details}
 
 
 @contextmanager
@@ -126,21 +151,25 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         state: OpenAIServer = self.server.state  # type: ignore[attr-defined]
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        complaint = why_refused(body.get("messages"))
+        responses = self.path.endswith("/responses")
+        messages = messages_of(body["input"]) if responses else body.get("messages")
+        complaint = why_refused(messages) or why_fields_refused(body, older=state.older)
         if complaint:
             state.refusals.append(complaint)
             self._send(400, {"error": {"message": complaint, "type": "invalid_request_error"}})
             return
-        state.requests.append(body["messages"])
+        state.requests.append(messages)
+        state.bodies.append(body)
         state.on_request()
-        tools = [tool["function"]["name"] for tool in body.get("tools") or []]
-        message = state.model(body["messages"], tools)
+        message = state.model(messages, tool_names(body.get("tools") or []))
         if "error" in message:
             self._send(message["status"], {"error": message["error"]})
-        elif body.get("stream"):
-            self._send_chunks(body["model"], message)
+            return
+        usage = state.usage(body)
+        if body.get("stream"):
+            self._send_events(events(body["model"], message, usage) if responses else _chunks(body, message, usage))
         else:
-            self._send(200, _completion(body["model"], message))
+            self._send(200, (response if responses else _completion)(body["model"], message, usage))
 
     def _send(self, status: int, body: dict[str, Any]) -> None:
         payload = json.dumps(body).encode()
@@ -150,25 +179,21 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(payload)
 
-    def _send_chunks(self, model: str, message: Message) -> None:
+    def _send_events(self, stream: Iterator[dict[str, Any]]) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
         self.end_headers()
-        for delta in _deltas(message):
-            chunk = {
-                "id": "chatcmpl-1",
-                "object": "chat.completion.chunk",
-                "created": 1,
-                "model": model,
-                "choices": [{"index": 0, "delta": delta, "finish_reason": None}],
-            }
-            self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
+        for number, event in enumerate(stream):
+            # Of a protocol that names its events, each is numbered.
+            name = f"event: {event['type']}\n" if "type" in event else ""
+            data = {**event, "sequence_number": number} if name else event
+            self.wfile.write(f"{name}data: {json.dumps(data)}\n\n".encode())
         self.wfile.write(b"data: [DONE]\n\n")
         self.close_connection = True
 
 
-def _completion(model: str, message: Message) -> dict[str, Any]:
+def _completion(model: str, message: Message, usage: Message) -> dict[str, Any]:
     reason = message.get("finish_reason") or ("tool_calls" if message.get("tool_calls") else "stop")
     message = {key: value for key, value in message.items() if key != "finish_reason"}
     return {
@@ -177,8 +202,16 @@ def _completion(model: str, message: Message) -> dict[str, Any]:
         "created": 1,
         "model": model,
         "choices": [{"index": 0, "message": message, "finish_reason": reason}],
-        "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+        "usage": usage,
     }
+
+
+def _chunks(body: dict[str, Any], message: Message, usage: Message) -> Iterator[dict[str, Any]]:
+    chunk = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": body["model"]}
+    for delta in _deltas(message):
+        yield {**chunk, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+    if (body.get("stream_options") or {}).get("include_usage"):
+        yield {**chunk, "choices": [], "usage": usage}
 
 
 def _deltas(message: Message) -> Iterator[dict[str, Any]]:

