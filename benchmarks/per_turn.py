@@ -3,7 +3,7 @@
 The conversation is made of plain words: 400 turns of 200 tokens in the mean, 80,000 in all. A turn is a question, which
 is put, and an answer; the prompt is what ``aget`` gives between them. All memories of ``contenders.py`` are measured,
 as they come and with a limit of 8,000 tokens. Tokens are those of o200k_base, and what a cache serves is counted as
-``cached_prefix.py`` does it, on real conversations. A series has the tokens of every second prompt, and the share from
+the rule R1 of ``prompt_caches.py`` does it. A series has the tokens of every second prompt, and the share from
 the cache over each ten prompts. Where a model is needed it is the one of ``stand_in.py``. Nothing is timed, so the
 in-memory database serves.
 """
@@ -20,7 +20,6 @@ from itertools import takewhile
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.memory import BaseMemory
 
-from benchmarks.cached_prefix import Counts, served
 from benchmarks.command import shown
 from benchmarks.contenders import (
     BUFFER,
@@ -34,8 +33,11 @@ from benchmarks.contenders import (
 )
 from benchmarks.locomo import prompt_text, text_of
 from benchmarks.messages import conversation
+from benchmarks.prompt_caches import served
 from benchmarks.recipe import IN_MEMORY, o200k
 from benchmarks.report import Measure, Series, publish
+
+Counts = list[tuple[int, int]]
 
 LIMIT = 8_000
 TURNS, EVERY, WINDOW = 400, 2, 10

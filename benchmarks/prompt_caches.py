@@ -84,7 +84,8 @@ PRICES = {
 class Rule(Protocol):
     """A prompt cache; its name is that of its price."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def serve(self, parts: Sequence[Part]) -> Usage:
         """What of a prompt is found and written. It is remembered for the prompts that follow."""
@@ -109,7 +110,7 @@ class TokenPrefix:
     def serve(self, parts: Sequence[Part]) -> Usage:
         tokens = _tokens(parts)
         shared = max((_shared(tokens, earlier) for earlier in self._sent), default=0)
-        found = shared - (shared - self.from_) % self.step if shared >= self.from_ else 0
+        found = served(shared, self.from_, self.step)
         self._sent.append(tokens)
         return Usage(len(tokens), found, len(tokens) - found)
 
@@ -210,6 +211,11 @@ class Units:
         for end, unit in _hashes(with_answer, sorted({shared, len(tokens), len(with_answer)} - {0})):
             self._units.setdefault(end, set()).add(unit)
         return Usage(len(tokens), found, len(tokens) - found)
+
+
+def served(shared: int, from_: int = 1024, step: int = 128) -> int:
+    """How many tokens R1 serves of a beginning of so many tokens that was sent before."""
+    return shared - (shared - from_) % step if shared >= from_ else 0
 
 
 def _tokens(parts: Sequence[Part]) -> Tokens:

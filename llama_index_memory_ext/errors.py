@@ -20,7 +20,7 @@ class MessageError(MemoryExtError, TypeError):
 
 
 class LayoutError(MemoryExtError, ValueError):
-    """The name of an unknown layout for messages."""
+    """A layout of messages that is unknown, or cannot hold what was asked for."""
 
 
 class RoleError(MemoryExtError, ValueError):

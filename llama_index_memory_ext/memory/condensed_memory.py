@@ -21,7 +21,6 @@ from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.formats import messages_from_json, messages_to_json
 from llama_index_memory_ext.log_block import Counter, LogBlock
 from llama_index_memory_ext.memory import flushing, preset, template
-from llama_index_memory_ext.memory.prompt_caches import warn_without_cache_points
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
 from llama_index_memory_ext.record.block import CondensedMemoryBlock
 from llama_index_memory_ext.record.window import CachePoints, cache_points_in
@@ -79,6 +78,7 @@ class CondensedMemory(Memory):
 
     _owns_store: bool = PrivateAttr(default=False)
     _opened: bool = PrivateAttr(default=False)
+    _turn: list[ChatMessage] = PrivateAttr(default_factory=list)
 
     @model_validator(mode="before")
     @classmethod
@@ -168,9 +168,7 @@ class CondensedMemory(Memory):
         """
         preset.check_limits(token_limit, condensed_token_limit, facts_token_limit)
         preset.check_names(options)
-        preset.check_template(cache_points, memory_blocks_template)
-        if not cache_points:
-            warn_without_cache_points(llm)
+        preset.check_cache_points(cache_points, memory_blocks_template, llm)
         store = chat_store or MemoryStore(
             async_database_uri, table_name=table_name, async_engine=async_engine, db_schema=db_schema
         )
@@ -249,9 +247,10 @@ class CondensedMemory(Memory):
             contents = await self._get_memory_blocks_content([*turn, *asked], **block_kwargs)
             room = self.token_limit - initial_token_count - sum(map(self._tokens, turn))
             content, messages = await self._fit(contents, room, cache_points_in(turn))
-        turn = [template.without_our_tags(message) for message in turn]
-        shown = self._insert_memory_content(turn, content, messages)
-        return template.with_cache_points(shown, self.session_id, self.cache_points)
+        # An agent asks again for each of its tool calls, whose results it may keep to itself.
+        goes_on, self._turn = bool(self._turn) and turn[: len(self._turn)] == self._turn, turn
+        shown = self._insert_memory_content([template.without_our_tags(one) for one in turn], content, messages)
+        return template.with_cache_points(shown, self.session_id, self.cache_points, goes_on=goes_on)
 
     async def astats(self) -> MemoryStats:
         """Returns how much the session holds and shows, and what has failed; all zero before the first message.

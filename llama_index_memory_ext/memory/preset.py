@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.errors import LayoutError, LimitError, StoreError
+from llama_index_memory_ext.memory.prompt_caches import warn_without_cache_points
 from llama_index_memory_ext.memory.template import MemoryBlocksTemplate
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.text.cutting import CondensedOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from llama_index.core.llms.llm import LLM
 
     from llama_index_memory_ext.record.window import CachePoints
 
@@ -36,8 +39,10 @@ def check_limits(token_limit: int, condensed: int, facts: int) -> None:
         )
 
 
-def check_template(cache_points: CachePoints, memory_blocks_template: object) -> None:
-    """Raises a LayoutError if cache points are asked for and the template cannot keep the record in blocks."""
+def check_cache_points(cache_points: CachePoints, memory_blocks_template: object, llm: LLM | None) -> None:
+    """Raises a LayoutError if the template cannot keep cache points; warns if there are none and a model needs them."""
+    if not cache_points:
+        warn_without_cache_points(llm)
     if cache_points and not isinstance(memory_blocks_template, MemoryBlocksTemplate | None):
         raise LayoutError(
             "cache_points=True needs the record in text blocks of its own, which only MemoryBlocksTemplate keeps; "

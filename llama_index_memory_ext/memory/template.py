@@ -17,7 +17,6 @@ from llama_index_memory_ext.record.window import (
 )
 from llama_index_memory_ext.text.messages import body_of, escape_tags
 from llama_index_memory_ext.text.tokens import CountedText
-from llama_index_memory_ext.text.tool_calls import RESULT_ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -115,21 +114,24 @@ def without_our_tags(message: ChatMessage) -> ChatMessage:
     return ChatMessage(role=message.role, blocks=blocks, additional_kwargs=message.additional_kwargs)
 
 
-def with_cache_points(messages: list[ChatMessage], session_id: str, cache_points: CachePoints) -> list[ChatMessage]:
-    """Returns the messages with the name of the session at the question, for the key of OpenAI's cache.
+def with_cache_points(
+    messages: list[ChatMessage], session_id: str, cache_points: CachePoints, *, goes_on: bool
+) -> list[ChatMessage]:
+    """Returns the messages, those with cache points with the name of the session: OpenAI finds its cache by it.
 
-    Once the model has asked for tools, the question ends with a cache point for the rest of the turn.
+    If the turn ``goes_on``, because the model has asked for tools, its question gets a cache point for the rest of it.
     """
-    last = next((i for i in range(len(messages) - 1, -1, -1) if messages[i].role == MessageRole.USER), None)
-    if not cache_points or last is None:
+    if not cache_points:
         return messages
-    question = messages[last]
-    is_answered = any(message.role in RESULT_ROLES for message in messages[last:])
+    last = next((i for i in range(len(messages) - 1, -1, -1) if messages[i].role == MessageRole.USER), None)
     has_room = cache_points_in(messages) < MOST_CACHE_POINTS
-    point = [cache_point(cache_points)] if is_answered and has_room else []
-    kwargs = {**question.additional_kwargs, "session_id": session_id}
-    marked = ChatMessage(role=question.role, blocks=[*question.blocks, *point], additional_kwargs=kwargs)
-    return [*messages[:last], marked, *messages[last + 1 :]]
+    shown = []
+    for i, message in enumerate(messages):
+        point = [cache_point(cache_points)] if i == last and goes_on and has_room else []
+        blocks, kwargs = [*message.blocks, *point], {**message.additional_kwargs, "session_id": session_id}
+        marked = ChatMessage(role=message.role, blocks=blocks, additional_kwargs=kwargs)
+        shown.append(marked if cache_points_in([marked]) else message)
+    return shown
 
 
 def _in_blocks(

@@ -90,7 +90,8 @@ class CondensedMemoryBlock(LogBlock):
         gt=0,
         le=1,
         description="Share of the limit that one message (a tool call with its results counts as one) may have; a "
-        "longer one is clipped in its middle. Default: two thirds of `keep_ratio`, at most 0.5; 1 with `allow_partial`.",
+        "longer one is clipped in its middle. Default: two thirds of `keep_ratio`, at most 0.5, or 1 with "
+        "`allow_partial`.",
     )
     max_messages: int | None = Field(default=None, ge=1, description="Most messages of the record; None: any number.")
     keep_messages: int | None = Field(
