@@ -406,18 +406,18 @@ class CondensedMemory(Memory):
         )
 
     async def _fit(
-        self, contents: dict[str, Any], room: int, cache_points: int
+        self, contents: dict[str, Any], room: int, marks: int
     ) -> tuple[list[ContentBlock], list[ChatMessage]]:
         """Returns what blocks gave as content of one message and as messages, truncated to ``room`` tokens if possible.
 
         ``contents`` is what each block gave, by its name; truncated contents replace it there. The turn has so many
-        ``cache_points`` of its own.
+        cache points, ``marks``, of its own.
         """
         # A block of ours can be truncated whatever its priority.
         truncatable = [block for block in self.memory_blocks if isinstance(block, LogBlock) or block.priority > 0]
         while True:
             parts, messages = await self._format_memory_blocks(contents)
-            content = template.formatted(self.memory_blocks_template, parts, contents, self.cache_points, cache_points)
+            content = template.formatted(self.memory_blocks_template, parts, contents, self.cache_points, marks)
             excess = 0
             # The bound is never too low; only where it is over the room the exact count decides.
             if template.max_tokens(self.memory_blocks_template, contents, self.tokenizer_fn) > room:

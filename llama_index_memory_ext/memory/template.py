@@ -123,15 +123,26 @@ def with_cache_points(
     """
     if not cache_points:
         return messages
+    if goes_on and cache_points_in(messages) < MOST_CACHE_POINTS:
+        messages = _with_marked_question(messages, cache_points)
+    return [
+        ChatMessage(
+            role=one.role, blocks=one.blocks, additional_kwargs={**one.additional_kwargs, "session_id": session_id}
+        )
+        if cache_points_in([one])
+        else one
+        for one in messages
+    ]
+
+
+def _with_marked_question(messages: list[ChatMessage], cache_points: CachePoints) -> list[ChatMessage]:
     last = next((i for i in range(len(messages) - 1, -1, -1) if messages[i].role == MessageRole.USER), None)
-    has_room = cache_points_in(messages) < MOST_CACHE_POINTS
-    shown = []
-    for i, message in enumerate(messages):
-        point = [cache_point(cache_points)] if i == last and goes_on and has_room else []
-        blocks, kwargs = [*message.blocks, *point], {**message.additional_kwargs, "session_id": session_id}
-        marked = ChatMessage(role=message.role, blocks=blocks, additional_kwargs=kwargs)
-        shown.append(marked if cache_points_in([marked]) else message)
-    return shown
+    if last is None or isinstance(messages[last].blocks[-1], CachePoint):
+        return messages
+    question = messages[last]
+    blocks = [*question.blocks, cache_point(cache_points)]
+    marked = ChatMessage(role=question.role, blocks=blocks, additional_kwargs=question.additional_kwargs)
+    return [*messages[:last], marked, *messages[last + 1 :]]
 
 
 def _in_blocks(

@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 _PAGE_ROWS, _CHUNK_ROWS = 256, 16
 _LONG_CHARACTERS = 50_000
 _NOTHING_KEPT = Kept()
-# A block has at least this share of the record's room, so that there are no more blocks than this. OpenAI looks at the
-# latest 80 marks; Anthropic looks back over 20 blocks from each mark, and the mark before is one turn back.
-MOST_BLOCKS = 64
+# A block has at least one of so many parts of the record's room, so there are no more blocks than this. With more of
+# them less is left behind the last one, which is paid in full each time. How far caches look (OpenAI at the latest 80
+# marks, Anthropic at 20 blocks before a mark) does not matter: a request marks where the one before has ended.
+MOST_BLOCKS = 256
 # Anthropic refuses a request with more, and OpenAI writes no more.
 MOST_CACHE_POINTS = 4
 
@@ -320,10 +321,14 @@ def block_ends(entries: Iterable[Entry], room: int, *, start: int = 0) -> list[B
 
 
 def marked_ends(ends: Sequence[BlockEnd], entries: Sequence[Entry], ended: Collection[int]) -> list[BlockEnd]:
-    """Returns the newest end, the newest before the last turn, and those behind the rows ``ended``; oldest first."""
+    """Returns the newest end, that before the last turn, and the last one before of those ``ended``, oldest first.
+
+    ``ended`` are the rows behind which the newest blocks of earlier requests have ended, as far as they are known.
+    """
     turn = next((entry.row_id for entry in reversed(entries) if entry.role == MessageRole.USER.value), 0)
-    before = [end for end in ends if end.row_id < turn][-1:]
-    return [end for end in ends if end.row_id in ended or end in before or end is ends[-1]]
+    before_turn = [end for end in ends if end.row_id < turn]
+    known = [end for end in ends[:-1] if end.row_id in ended]
+    return sorted({*ends[-1:], *before_turn[-1:], *known[-1:]})
 
 
 def cache_point(cache_points: CachePoints) -> CachePoint:

@@ -1,0 +1,238 @@
+"""The record in blocks that prompt caches find again, and the marks at their ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llama_index.core.base.llms.types import CacheControl, CachePoint, ChatMessage, ContentBlock, TextBlock
+from llama_index.core.memory import InsertMethod, Memory
+from llama_index.core.prompts import RichPromptTemplate
+from pydantic import ValidationError
+
+from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, LayoutError, MemoryBlocksTemplate
+from llama_index_memory_ext.record.window import MOST_BLOCKS
+from tests.conversation import assistant, calling, result, sent_text, user
+from tests.memories import OpenMemory, OpenPlainMemory
+
+POINT = CachePoint(cache_control=CacheControl(type="ephemeral"))
+
+
+def texts(messages: Sequence[ChatMessage]) -> list[str]:
+    """The text blocks of the last user message."""
+    return [block.text for block in question(messages).blocks if isinstance(block, TextBlock)]
+
+
+def question(messages: Sequence[ChatMessage]) -> ChatMessage:
+    return [message for message in messages if message.role == "user"][-1]
+
+
+def closed(messages: Sequence[ChatMessage]) -> list[str]:
+    """The blocks of the record that are complete: all but the one with the end of the record, and the question."""
+    return texts(messages)[:-2]
+
+
+def marked(messages: Sequence[ChatMessage]) -> list[str]:
+    """The beginnings of the last user message that end with a cache point."""
+    blocks = question(messages).blocks
+    places = [i for i, block in enumerate(blocks) if isinstance(block, CachePoint)]
+    return [joined(blocks[:place]) for place in places]
+
+
+def joined(blocks: Sequence[ContentBlock]) -> str:
+    return "|".join(block.text for block in blocks if isinstance(block, TextBlock))
+
+
+async def prompts_of(memory: CondensedMemory, turns: int, start: int = 0) -> list[list[ChatMessage]]:
+    """The prompt of each turn."""
+    prompts = []
+    for i in range(start, start + turns):
+        await memory.aput(user(f"This is the question number {i}, with a few more words to it."))
+        prompts.append(await memory.aget())
+        await memory.aput(assistant(f"And this is answer number {i}."))
+    return prompts
+
+
+# ---- blocks ----------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60)), min_size=1, max_size=40),
+    limit=st.integers(100, 1_500),
+    options=st.sampled_from([{}, {"include_system": True}, {"max_messages": 7}, {"recall_token_limit": 40}]),
+)
+async def test_blocks_stay_as_they_are_until_a_cut(
+    lengths: list[tuple[int, int]], limit: int, options: dict[str, Any]
+) -> None:
+    """And there are only so many; joined they are the text of the block."""
+    settings: dict[str, Any] = {"condensed_token_limit": limit, "extract_facts": False}
+    async with CondensedMemory.from_defaults(**settings, **options) as memory:
+        before: list[str] = []
+        position = 0
+        for asked, answered in lengths:
+            await memory.aput(user("word " * asked))
+            prompt = await memory.aget()
+            if len(prompt[-1].blocks) > 1:
+                content = await memory.condensed_block.aget([prompt[-1]], session_id=memory.session_id)
+                element = f"<memory>\n<condensed_memory>\n{content}</condensed_memory>\n</memory>\n\n"
+                assert "".join(texts(prompt)[:-1]) == element
+                now = closed(prompt)
+                assert len(now) <= MOST_BLOCKS
+                was_cut = (await memory.astats()).left != position
+                assert was_cut or now[: len(before)] == before
+                before, position = now, (await memory.astats()).left
+            await memory.aput(assistant("word " * answered))
+
+
+async def test_a_restart_and_another_worker_show_the_same_blocks(open_memory: OpenMemory) -> None:
+    """With the same marks."""
+    memory = open_memory(condensed_token_limit=2_000, cache_points=True)
+    await prompts_of(memory, 12)
+    await memory.aput(user("And?"))
+    here = await memory.aget()
+    there = await open_memory(condensed_token_limit=2_000, cache_points=True).aget()
+    assert texts(there) == texts(here)
+    assert len(closed(here)) > 5
+    assert marked(there) == marked(here)
+    assert len(marked(there)) == 2
+
+
+async def test_the_text_is_the_same_with_cache_points_as_without(open_memory: OpenMemory) -> None:
+    memory = open_memory(condensed_token_limit=2_000)
+    await memory.facts.aadd("Likes tea")
+    await prompts_of(memory, 12)
+    await memory.aput(user("And?"))
+    plain = await memory.aget()
+    memory.cache_points = True
+    assert sent_text(await memory.aget()) == sent_text(plain)
+    assert not any(isinstance(block, CachePoint) for message in plain for block in message.blocks)
+    assert sent_text(plain).count("<relevant_facts>") == 1
+    assert "<relevant_facts>" in texts(plain)[-2]
+
+
+# ---- cache points ----------------------------------------------------------------------------------------
+
+
+async def test_each_prompt_marks_where_the_one_before_has_ended(open_memory: OpenMemory) -> None:
+    """The newest mark of a prompt is among those of the next one, with the same blocks before it."""
+    prompts = await prompts_of(open_memory(condensed_token_limit=2_000, cache_points=True), 30)
+    for before, now in pairwise(prompts[2:]):
+        assert marked(before)[-1] in marked(now)
+        assert len(marked(now)) <= 2
+        assert question(now).additional_kwargs["session_id"] == "chat"
+    assert marked(prompts[-1])[-1].endswith("And this is answer number 28.</message>\n")
+
+
+async def test_several_turns_between_two_prompts_leave_the_old_mark_in_its_place(open_memory: OpenMemory) -> None:
+    """OpenAI does not look back from a mark."""
+    memory = open_memory(condensed_token_limit=2_000, cache_points=True)
+    (*_, before) = await prompts_of(memory, 5)
+    for i in range(5):
+        await memory.aput_messages([user(f"Question {i}, that nobody has sent?"), assistant("An answer.")])
+    await memory.aput(user("And?"))
+    assert marked(before)[-1] in marked(await memory.aget())
+
+
+async def test_a_question_that_is_sent_again_ends_with_a_mark(open_memory: OpenMemory) -> None:
+    """As for each tool call of an agent: facts, recalled messages and the question stay the same in all of them."""
+    memory = open_memory(condensed_token_limit=2_000, cache_points=True)
+    (*_, prompt) = await prompts_of(memory, 5)
+    assert not isinstance(question(prompt).blocks[-1], CachePoint)
+    await memory.aput(user("And?"))
+    first, second = await memory.aget(), await memory.aget()
+    assert isinstance(question(second).blocks[-1], CachePoint)
+    assert marked(second)[:-1] == marked(first)
+    await memory.aput_messages([calling(("1", "look", {})), result("1", "found")])
+    third = await memory.aget()
+    assert marked(third) == marked(second)
+    assert [message.role for message in third] == ["user", "assistant", "tool"]
+
+
+@pytest.mark.parametrize("own", range(6))
+async def test_there_are_never_more_than_four_with_those_of_the_user(open_memory: OpenMemory, own: int) -> None:
+    """All that the user has set stay."""
+    memory = open_memory(condensed_token_limit=2_000, cache_points=True)
+    await prompts_of(memory, 5)
+    await memory.aput(ChatMessage(role="user", blocks=[TextBlock(text="And?"), *[POINT] * own]))
+    await memory.aget()
+    prompt = await memory.aget()
+    assert len(marked(prompt)) == max(own, min(own + 2, 4), 3)
+    assert question(prompt).blocks[-own:] == [POINT] * own or own == 0
+
+
+async def test_a_control_says_how_long(open_memory: OpenMemory) -> None:
+    control = CacheControl(type="ephemeral", ttl="1h")
+    (*_, prompt) = await prompts_of(open_memory(cache_points=control, condensed_token_limit=2_000), 3)
+    points = [block for block in question(prompt).blocks if isinstance(block, CachePoint)]
+    assert points
+    assert all(point.cache_control == control and point.cache_control is not control for point in points)
+
+
+async def test_instructions_of_the_system_hold_the_blocks_too(open_memory: OpenMemory) -> None:
+    memory = open_memory(cache_points=True, insert_method=InsertMethod.SYSTEM, condensed_token_limit=2_000)
+    (*_, before, now) = await prompts_of(memory, 8)
+    for prompt in (before, now):
+        assert [message.role for message in prompt] == ["system", "user"]
+        assert prompt[0].additional_kwargs["session_id"] == "chat"
+    assert {joined(before[0].blocks[:i]) for i, block in enumerate(before[0].blocks) if block == POINT} & {
+        joined(now[0].blocks[:i]) for i, block in enumerate(now[0].blocks) if block == POINT
+    }
+
+
+async def test_an_empty_history_has_nothing_to_mark(open_memory: OpenMemory) -> None:
+    memory = open_memory(cache_points=True)
+    assert await memory.aget() == []
+    (prompt,) = await prompts_of(memory, 1)
+    assert [message.blocks for message in prompt] == [
+        [TextBlock(text="This is the question number 0, with a few more words to it.")]
+    ]
+
+
+# ---- the block in a memory of one's own ------------------------------------------------------------------
+
+
+async def plain_prompts(memory: Memory) -> list[list[ChatMessage]]:
+    prompts = []
+    for i in range(6):
+        await memory.aput(user(f"This is the question number {i}, with a few more words to it."))
+        prompts.append(await memory.aget())
+        await memory.aput(assistant(f"And this is answer number {i}."))
+    return prompts
+
+
+async def test_a_block_in_the_hosts_memory_marks_the_record_too(open_plain_memory: OpenPlainMemory) -> None:
+    block = CondensedMemoryBlock(token_limit=2_000, cache_points=True)
+    memory = open_plain_memory(block, memory_blocks_template=MemoryBlocksTemplate())
+    *_, before, now = await plain_prompts(memory)
+    assert marked(before)[-1] in marked(now)
+    assert len(marked(now)) >= 2
+    assert await block.atruncate(await block.aget([], session_id="chat"), 100_000) is None
+    left = await block.atruncate(await block.aget([], session_id="chat"), 20)
+    assert isinstance(left, str)
+    assert "This is the question number 0" not in left
+    assert "answer number 4" in left
+
+
+async def test_a_block_with_nothing_to_show_shows_nothing() -> None:
+    block = CondensedMemoryBlock(cache_points=True)
+    assert await block.aget([], session_id="chat") == ""
+    await block.aclose()
+
+
+# ---- wrong arguments -------------------------------------------------------------------------------------
+
+
+def test_a_template_that_makes_one_text_is_refused() -> None:
+    template = RichPromptTemplate("{{ memory_blocks }}")
+    with pytest.raises(LayoutError, match="memory_blocks_template is a RichPromptTemplate"):
+        CondensedMemory.from_defaults(cache_points=True, memory_blocks_template=template)
+
+
+def test_a_time_alone_is_no_control() -> None:
+    with pytest.raises(ValidationError, match="cache_points"):
+        CondensedMemory.from_defaults(cache_points="1h")  # type: ignore[arg-type]
