@@ -1,4 +1,4 @@
-"""The README's code runs as it stands there."""
+"""The code of the README and of the guide to prompt caches runs as it stands there."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tests.openai_server import Message, call, say, serve
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs/prompt-caches.md").read_text(encoding="utf-8")
 FENCED = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", README, flags=re.DOTALL | re.MULTILINE)
 # Text is what a model or a terminal shows: nothing in it can run.
 KINDS = {"python", "bash", "json", "text"}
@@ -32,7 +33,7 @@ def commands_of(block: str) -> list[str]:
     return [command for command in commands if command.strip() and not command.startswith(DONE_BEFORE)]
 
 
-BLOCKS = blocks("python")
+BLOCKS = [*blocks("python"), *re.findall(r"^```python\n(.*?)^```$", GUIDE, flags=re.DOTALL | re.MULTILINE)]
 
 
 def model(messages: list[Message], tools: list[str]) -> Message:
@@ -70,7 +71,7 @@ def test_what_happens_is_printed_and_exported(tmp_path: Path) -> None:
     ]
     assert "messages  2: 0 active, 2 in the record as they are, 0 have left it" in printing
     assert re.findall(r'"name": "(\w+)"', exporting) == ["HistoryCondensedEvent"]
-    assert '"memory.messages": 3,' in exporting
+    assert '"memory.messages": 2,' in exporting
     assert "pytest" not in printing
     assert "Question" not in exporting
 
