@@ -277,6 +277,10 @@ class CachingOpenAI(_Caching, OpenAI):
         **kwargs: Those of ``OpenAI``.
     """
 
+    if TYPE_CHECKING:
+        # Else a type checker takes only the fields.
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
     _refused: bool = PrivateAttr(default=False)
 
     def _api(self) -> _Api:
@@ -289,6 +293,10 @@ class CachingOpenAIResponses(_Caching, OpenAIResponses):
     Args:
         **kwargs: Those of ``OpenAIResponses``.
     """
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
     _refused: bool = PrivateAttr(default=False)
 

@@ -70,6 +70,7 @@ async def _open(
     from openai import DefaultAsyncHttpxClient
 
     from llama_index_memory_ext.cli.demo import TOOLS, choose_model, describe_model
+    from llama_index_memory_ext.memory.prompt_caches import needs_cache_points
 
     store, file = cli.find_store(db)
     await resources.enter_async_context(aclosing(store))
@@ -83,7 +84,8 @@ async def _open(
         f"/help lists the commands, /quit ends.\nmodel    {describe_model(llm)}\ndatabase {file or store.address}\n"
         f"session  {session}, {so_far}\nfacts    {whose}"
     )
-    memory = ext.CondensedMemory.from_defaults(session, user_id=user, llm=llm, chat_store=store)
+    marks = needs_cache_points(llm.metadata.model_name) is not None
+    memory = ext.CondensedMemory.from_defaults(session, user_id=user, llm=llm, chat_store=store, cache_points=marks)
     return FunctionAgent(tools=list(TOOLS), llm=llm), memory
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from llama_index.core.agent.workflow import AgentInput, FunctionAgent, ToolCallResult
 from llama_index.core.base.llms.types import ChatMessage
-from llama_index.llms.openai import OpenAI
 
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import TerminalError, model_host, pluralize
@@ -73,7 +72,7 @@ def choose_model(name: str | None = None, http: AsyncClient | None = None) -> Fu
         return OfflineModel()
     name = name or os.environ.get("OPENAI_MODEL") or DEFAULT_MODEL
     api_base = os.environ.get("OPENAI_API_BASE")
-    model = OpenAI(model=name, api_base=api_base, timeout=30.0, max_retries=1, async_http_client=http)
+    model = ext.CachingOpenAI(model=name, api_base=api_base, timeout=30.0, max_retries=1, async_http_client=http)
     with suppress(ValueError):
         if model.metadata.is_function_calling_model:
             return model

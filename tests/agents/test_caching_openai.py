@@ -8,6 +8,7 @@ import json
 import logging
 import pickle
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from openai import BadRequestError
 from pydantic import BaseModel
 
 from llama_index_memory_ext import CachingOpenAI, CachingOpenAIResponses
+from tests.memories import OpenMemory
 from tests.models import StartClient
 from tests.openai_caches import PromptCaches
 from tests.openai_server import Message, call, fail, say
@@ -172,6 +174,27 @@ async def test_a_tool_loop_finds_the_results_that_it_was_sent_before(
         assert usage.found == before.found + before.written
     assert [usage.found + usage.written == usage.prompt for usage in server.usages] == [False, True, True, True]
     assert server.refusals == []
+
+
+@BOTH
+async def test_the_record_of_an_agents_memory_is_found_in_each_turn_but_after_a_cut(
+    start_client: StartClient, open_memory: OpenMemory, kind: type[Any]
+) -> None:
+    """Also when each turn is served by another process."""
+    llm, server = start_client(kind, lambda messages, tools: say("They talk of towns, and of nothing else. " * 15))
+    server.caches = PromptCaches()
+    cuts = 0
+    for i in range(16):
+        memory = open_memory(cache_points=True, condensed_token_limit=2_500)
+        await FunctionAgent(llm=llm).run(f"Question {i}: which town do they talk of?", memory=memory)
+    for before, now in pairwise(server.usages):
+        if now.prompt < before.prompt:
+            cuts += 1
+        elif before.prompt > 1_100:
+            assert now.found == before.found + before.written
+    assert cuts == 1
+    keys = {body["prompt_cache_key"] for body in server.bodies if "prompt_cache_key" in body}
+    assert keys == {hashlib.sha256(b"chat").hexdigest()[:32]}
 
 
 @BOTH

@@ -62,6 +62,17 @@ def test_words_that_several_facts_contain_delete_none(command: Here, database: s
     assert done.stdout.count("Likes") == 2
 
 
+def test_a_model_that_needs_marks_gets_them(command: Here, database: str) -> None:
+    """As the doctor tells others to set them."""
+    question = f"{'A few words. ' * 100} What is 12 + 30?\n"
+    with serve(model) as server:
+        openai = {"OPENAI_API_KEY": KEY, "OPENAI_API_BASE": server.api_base}
+        done = command("chat", "--db", database, "--model", "gpt-5.6-sol", stdin=question * 3, **openai)
+    assert (done.returncode, done.stdout) == (0, "12 + 30 = 42\n" * 3)
+    assert {"mode": "explicit"} in [body.get("prompt_cache_options") for body in server.bodies]
+    assert server.refusals == []
+
+
 def test_a_server_is_asked_as_the_environment_says(command: Here, database: str) -> None:
     with serve(model) as server:
         openai = {"OPENAI_API_KEY": KEY, "OPENAI_API_BASE": server.api_base}
