@@ -32,10 +32,10 @@ from functools import partial
 
 from llama_index.core.base.llms.types import MessageRole
 from llama_index.core.llms.llm import LLM
-from llama_index.core.memory import BaseMemory, ChatMemoryBuffer, ChatSummaryMemoryBuffer
+from llama_index.core.memory import BaseMemory, ChatSummaryMemoryBuffer
 
 from benchmarks.command import shown
-from benchmarks.contenders import kept_in_process, remembering_tokenizer
+from benchmarks.contenders import AddingBuffer, kept_in_process, remembering_tokenizer
 from benchmarks.locomo import Conversation, load_conversations, messages_of, prompt_text
 from benchmarks.prompt_caches import Blocks, Marks, NewestMessage, Part, Rule, TokenPrefix, Units, Usage, paid
 from benchmarks.recipe import IN_MEMORY, RecipeBlock, host_memory, plain_memory
@@ -45,6 +45,7 @@ from benchmarks.wire import Wire, listening, parts_of
 from llama_index_memory_ext import CondensedMemory, TokenCounter
 
 LIMIT, RECALLED, OTHER_LIMITS = 8_000, 2_000, (4_000, 50_000)
+MOST_TRIES = 5
 RECALL_TAG = "<earlier_messages"
 
 OURS, HOST, RECIPE = "CondensedMemory", "LlamaIndex's Memory", "the recipe"
@@ -122,9 +123,9 @@ def plain_list(limit: int) -> Side:
 
 def sides_at(limit: int) -> dict[str, Side]:
     """Ours and what is told to keep to the same limit."""
-    settings = {"token_limit": limit, "tokenizer_fn": remembering_tokenizer()}
-    buffer = partial(kept_in_process, ChatMemoryBuffer.from_defaults, "", **settings)
-    summaries = partial(kept_in_process, ChatSummaryMemoryBuffer.from_defaults, "", llm=StandInModel(), **settings)
+    buffer = partial(kept_in_process, AddingBuffer.from_defaults, "", token_limit=limit)
+    summarized = {"token_limit": limit, "llm": StandInModel()}
+    summaries = partial(kept_in_process, ChatSummaryMemoryBuffer.from_defaults, "", **summarized)
     return {
         OURS: ours(limit),
         OURS + WITH_MARKS: ours(limit, marked=True),
@@ -173,14 +174,13 @@ def without_recall(parts: Sequence[Part]) -> list[Part]:
 
 
 async def plain_list_like(side: Side, conversations: Sequence[Conversation], limit: int) -> Side:
-    """The plain list whose prompts are as long in the mean as those of a side, within 2 %, or as long as they get."""
-    wanted, before = await tokens_of_prompts(side, conversations), 0
-    while True:
-        found = plain_list(limit)
-        tokens = await tokens_of_prompts(found, conversations)
-        if tokens == before or abs(tokens - wanted) <= wanted / 50:
-            return found
-        limit, before = round(limit * wanted / tokens), tokens
+    """The plain list, of a few with different limits, whose prompts are most nearly as long as those of a side."""
+    wanted = await tokens_of_prompts(side, conversations)
+    tried: dict[int, int] = {}
+    while limit not in tried and len(tried) < MOST_TRIES:
+        tried[limit] = await tokens_of_prompts(plain_list(limit), conversations)
+        limit = round(limit * wanted / tried[limit])
+    return plain_list(min(tried, key=lambda limit: abs(tried[limit] - wanted)))
 
 
 async def tokens_of_prompts(side: Side, conversations: Iterable[Conversation]) -> int:
