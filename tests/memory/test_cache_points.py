@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 from llama_index.core.base.llms.types import CacheControl, CachePoint, ChatMessage, ContentBlock, TextBlock
 from llama_index.core.memory import InsertMethod, Memory
 from llama_index.core.prompts import RichPromptTemplate
+from llama_index.core.storage.chat_store.base_db import MessageStatus
 from pydantic import ValidationError
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, LayoutError, MemoryBlocksTemplate
 from llama_index_memory_ext.record.window import MOST_BLOCKS
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.memories import OpenMemory, OpenPlainMemory
+from tests.models import StartModel
+from tests.openai_server import say
 
 POINT = CachePoint(cache_control=CacheControl(type="ephemeral"))
 
@@ -100,6 +103,32 @@ async def test_a_restart_and_another_worker_show_the_same_blocks(open_memory: Op
     assert len(closed(here)) > 5
     assert marked(there) == marked(here)
     assert len(marked(there)) == 2
+
+
+async def test_after_a_summary_every_process_shows_the_same_blocks(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    """And they stay as they are until the next one."""
+    llm, _ = start_model(lambda messages, tools: say("They have asked and answered questions."))
+    options: dict[str, Any] = {"condensed_token_limit": 1_000, "summarize": True, "llm": llm, "extract_facts": False}
+    memory = open_memory(cache_points=True, **options)
+    prompts = await prompts_of(memory, 24)
+    while "<conversation_summary>" not in sent_text(prompts[-1]):
+        await memory.aflush()
+        prompts += await prompts_of(memory, 1, start=len(prompts))
+    await memory.aput(user("And?"))
+    there = await open_memory(cache_points=True, **options).aget()
+    assert texts(there) == texts(await memory.aget())
+    assert "They have asked" in closed(there)[0]
+    assert closed(there)[: len(closed(prompts[-1]))] == closed(prompts[-1])
+
+
+async def test_the_blocks_stay_when_the_turn_is_deleted(open_memory: OpenMemory) -> None:
+    memory = open_memory(condensed_token_limit=2_000)
+    (*_, prompt) = await prompts_of(memory, 12)
+    await memory.areset(MessageStatus.ACTIVE)
+    await memory.aput(user("And?"))
+    assert closed(await memory.aget()) == closed(prompt)
 
 
 async def test_the_text_is_the_same_with_cache_points_as_without(open_memory: OpenMemory) -> None:
