@@ -144,6 +144,8 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # Head and body are two packets, and the second must not wait until the first is acknowledged.
+    disable_nagle_algorithm = True
 
     def log_message(self, *args: Any) -> None:
         """Silent."""
