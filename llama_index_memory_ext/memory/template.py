@@ -19,7 +19,7 @@ from llama_index_memory_ext.text.messages import body_of, escape_tags
 from llama_index_memory_ext.text.tokens import CountedText
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from llama_index_memory_ext.text.tokens import TokenCounter
 
@@ -47,23 +47,7 @@ class MemoryBlocksTemplate(RichPromptTemplate):
 
         The tags join the texts next to them. Text blocks of one memory block stay apart, for prompt caches.
         """
-        content: list[ContentBlock] = []
-        text = _OPENING
-        for name, blocks in kwargs["memory_blocks"]:
-            text += f"<{name}>\n"
-            is_open = True
-            for block in blocks:
-                is_text = isinstance(block, TextBlock)
-                if text and not (is_text and is_open):
-                    content.append(TextBlock(text=text))
-                    text = ""
-                if is_text:
-                    text += _line_of(block.text)
-                else:
-                    content.append(block)
-                is_open = not is_text
-            text += f"</{name}>\n"
-        return [ChatMessage(role=MessageRole.USER, blocks=[*content, TextBlock(text=text + _CLOSING)])]
+        return [ChatMessage(role=MessageRole.USER, blocks=_tagged(kwargs["memory_blocks"]))]
 
 
 def formatted(
@@ -80,7 +64,8 @@ def formatted(
     some APIs join texts without anything between them.
     """
     if isinstance(template, MemoryBlocksTemplate):
-        memory_blocks = _in_blocks(memory_blocks, contents, cache_points, others)
+        # Without a message, which would check each of the blocks.
+        return _tagged(_in_blocks(memory_blocks, contents, cache_points, others)) if memory_blocks else []
     content = list(template.format_messages(memory_blocks=memory_blocks)[0].blocks) if memory_blocks else []
     if content and isinstance(content[-1], TextBlock) and not content[-1].text.endswith("\n\n"):
         content[-1] = TextBlock(text=content[-1].text.rstrip("\n") + "\n\n")
@@ -159,5 +144,31 @@ def _in_blocks(
     ]
 
 
+def _tagged(memory_blocks: Iterable[tuple[str, Sequence[ContentBlock]]]) -> list[ContentBlock]:
+    content: list[ContentBlock] = []
+    before = _OPENING
+    for name, blocks in memory_blocks:
+        before += f"<{name}>\n"
+        *others, last = blocks or [TextBlock(text="")]
+        for block in others:
+            content += _behind(before, block)
+            before = ""
+        if isinstance(last, TextBlock):
+            before += _line_of(last.text)
+        else:
+            content += _behind(before, last)
+            before = ""
+        before += f"</{name}>\n"
+    return [*content, TextBlock(text=before + _CLOSING)]
+
+
+def _behind(before: str, block: ContentBlock) -> list[ContentBlock]:
+    """Returns the block with what stands before it: in one text block if it is one."""
+    if isinstance(block, TextBlock):
+        text = before + _line_of(block.text)
+        return [block if text == block.text else TextBlock(text=text)]
+    return [TextBlock(text=before), block] if before else [block]
+
+
 def _line_of(text: str) -> str:
-    return text.removesuffix("\n") + "\n" if text else ""
+    return text if not text or text.endswith("\n") else text + "\n"
