@@ -26,7 +26,7 @@ from llama_index_memory_ext.record.block import CondensedMemoryBlock
 from llama_index_memory_ext.record.window import CachePoints, cache_points_in
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.text.cutting import plan_flush
-from llama_index_memory_ext.text.messages import MEDIA_TOKENS, checked_messages, message_tokens
+from llama_index_memory_ext.text.messages import MEDIA_TOKENS, body_of, checked_messages, message_tokens
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ class CondensedMemory(Memory):
 
     _owns_store: bool = PrivateAttr(default=False)
     _opened: bool = PrivateAttr(default=False)
-    _turn: list[ChatMessage] = PrivateAttr(default_factory=list)
+    # Of the question that was shown last. Its words must not travel with a pickle.
+    _question_hash: int = PrivateAttr(default=0)
 
     @model_validator(mode="before")
     @classmethod
@@ -248,7 +249,8 @@ class CondensedMemory(Memory):
             room = self.token_limit - initial_token_count - sum(map(self._tokens, turn))
             content, messages = await self._fit(contents, room, cache_points_in(turn))
         # An agent asks again for each of its tool calls, whose results it may keep to itself.
-        goes_on, self._turn = bool(self._turn) and turn[: len(self._turn)] == self._turn, turn
+        question_hash = hash(body_of(turn[0])) if turn else 0
+        goes_on, self._question_hash = bool(turn) and question_hash == self._question_hash, question_hash
         shown = self._insert_memory_content([template.without_our_tags(one) for one in turn], content, messages)
         return template.with_cache_points(shown, self.session_id, self.cache_points, goes_on=goes_on)
 

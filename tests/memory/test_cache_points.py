@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -180,6 +181,14 @@ async def test_a_question_that_is_sent_again_ends_with_a_mark(open_memory: OpenM
     third = await memory.aget()
     assert marked(third) == marked(second)
     assert [message.role for message in third] == ["user", "assistant", "tool"]
+
+
+async def test_a_pickle_has_nothing_of_the_question(open_memory: OpenMemory) -> None:
+    """Though the memory knows it again when it is sent again."""
+    memory = open_memory(cache_points=True)
+    await memory.aput(user("Is Zanzibar warm?"))
+    await memory.aget()
+    assert b"Zanzibar" not in pickle.dumps(memory)
 
 
 @pytest.mark.parametrize("own", range(6))
