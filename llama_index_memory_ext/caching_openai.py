@@ -125,7 +125,9 @@ def _cache_fields(messages: Sequence[ChatMessage], api: _Api) -> dict[str, Any]:
 
 
 def _with_fields(arguments: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a request with these fields in its body, unless the caller has set them."""
+    """The arguments of a request with these fields in its body, unless the caller has set them; the same for none."""
+    if not fields:
+        return arguments
     unset = {name: value for name, value in fields.items() if name not in arguments}
     return {**arguments, "extra_body": {**unset, **(arguments.get("extra_body") or {})}}
 
@@ -188,32 +190,41 @@ class _Caching(_Parent):
             logger.warning(_NOT_SENT, self.model)
 
     def _get_model_kwargs(self, prompt_cache: Mapping[str, Any] | None = None, **kwargs: Any) -> dict[str, Any]:
-        arguments = super()._get_model_kwargs(**kwargs)
-        return _with_fields(arguments, prompt_cache) if prompt_cache else arguments
+        return _with_fields(super()._get_model_kwargs(**kwargs), prompt_cache or {})
+
+    def _answer(self, fields: dict[str, Any], ask: Callable[[dict[str, Any]], Any]) -> Any:
+        """The answer to a request with these fields, or without them if the server refuses them."""
+        if not fields:
+            return ask({})
+        try:
+            return ask(fields)
+        except APIStatusError as error:
+            _check_refused(error)
+        answer = ask({})
+        self._give_up()
+        return answer
+
+    async def _aanswer(self, fields: dict[str, Any], ask: Callable[[dict[str, Any]], Any]) -> Any:
+        """As ``_answer``."""
+        if not fields:
+            return await ask({})
+        try:
+            return await ask(fields)
+        except APIStatusError as error:
+            _check_refused(error)
+        answer = await ask({})
+        self._give_up()
+        return answer
 
     def _chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
         plain, fields = self._split(messages)
-        if not fields:
-            return super()._chat(plain, **kwargs)
-        try:
-            return super()._chat(plain, prompt_cache=fields, **kwargs)
-        except APIStatusError as error:
-            _check_refused(error)
-        response = super()._chat(plain, **kwargs)
-        self._give_up()
-        return response
+        parent = super()._chat
+        return self._answer(fields, lambda fields: parent(plain, prompt_cache=fields, **kwargs))
 
     async def _achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
         plain, fields = self._split(messages)
-        if not fields:
-            return await super()._achat(plain, **kwargs)
-        try:
-            return await super()._achat(plain, prompt_cache=fields, **kwargs)
-        except APIStatusError as error:
-            _check_refused(error)
-        response = await super()._achat(plain, **kwargs)
-        self._give_up()
-        return response
+        parent = super()._achat
+        return await self._aanswer(fields, lambda fields: parent(plain, prompt_cache=fields, **kwargs))
 
     def _stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
         plain, fields = self._split(messages)
@@ -313,15 +324,8 @@ class CachingOpenAIResponses(_Caching, OpenAIResponses):
         """As for ``OpenAIResponses``."""
         plain, fields = self._split(prompt.format_messages(**prompt_args))
         given, formatted = llm_kwargs or {}, _Formatted(plain)
-        if not fields:
-            return super().structured_predict(output_cls, formatted, given)
-        try:
-            return super().structured_predict(output_cls, formatted, _with_fields(given, fields))
-        except APIStatusError as error:
-            _check_refused(error)
-        answer = super().structured_predict(output_cls, formatted, given)
-        self._give_up()
-        return answer
+        parent = super().structured_predict
+        return self._answer(fields, lambda fields: parent(output_cls, formatted, _with_fields(given, fields)))
 
     async def astructured_predict(
         self,
@@ -333,12 +337,5 @@ class CachingOpenAIResponses(_Caching, OpenAIResponses):
         """As for ``OpenAIResponses``."""
         plain, fields = self._split(prompt.format_messages(**prompt_args))
         given, formatted = llm_kwargs or {}, _Formatted(plain)
-        if not fields:
-            return await super().astructured_predict(output_cls, formatted, given)
-        try:
-            return await super().astructured_predict(output_cls, formatted, _with_fields(given, fields))
-        except APIStatusError as error:
-            _check_refused(error)
-        answer = await super().astructured_predict(output_cls, formatted, given)
-        self._give_up()
-        return answer
+        parent = super().astructured_predict
+        return await self._aanswer(fields, lambda fields: parent(output_cls, formatted, _with_fields(given, fields)))
