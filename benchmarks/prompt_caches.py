@@ -19,7 +19,7 @@ the instructions was at times found as well, without a mark (BerriAI/litellm 376
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
@@ -130,15 +130,11 @@ class Marks:
     _written: set[bytes] = field(default_factory=set, init=False, repr=False)
 
     def serve(self, parts: Sequence[Part]) -> Usage:
-        prompt, ends, beginnings = _beginnings(parts)
         marks = [i for i, part in enumerate(parts) if part.marked]
         endings = [i for i, part in enumerate(parts) if part.ends_message] if self.managed else []
         writes = sorted({*endings[-1:], *marks[-(MOST_WRITES - len(endings[-1:])) :]})
         looked_up = sorted({*marks, *endings})[-MOST_LOOKED_UP:]
-        found = max((ends[i] for i in looked_up if beginnings[i] in self._written), default=0)
-        kept = [i for i in writes if ends[i] >= self.from_]
-        self._written |= {beginnings[i] for i in kept}
-        return Usage(prompt, found, max((ends[i] - found for i in kept if ends[i] > found), default=0))
+        return _matched(parts, looked_up, writes, self._written, self.from_)
 
 
 @dataclass
@@ -177,12 +173,8 @@ class Blocks:
         marks = [i for i, part in enumerate(parts) if part.marked]
         if len(marks) > MOST_BLOCK_MARKS:
             raise ValueError(f"A maximum of 4 blocks with cache_control may be provided. Found {len(marks)}.")
-        prompt, ends, beginnings = _beginnings(parts)
         looked_up = {i for mark in marks for i in range(max(0, mark - LOOKED_BACK + 1), mark + 1)}
-        found = max((ends[i] for i in looked_up if beginnings[i] in self._written), default=0)
-        kept = [i for i in marks if ends[i] >= self.from_]
-        self._written |= {beginnings[i] for i in kept}
-        return Usage(prompt, found, max((ends[i] - found for i in kept if ends[i] > found), default=0))
+        return _matched(parts, looked_up, marks, self._written, self.from_)
 
 
 @dataclass
@@ -221,6 +213,17 @@ def served(shared: int, from_: int = 1024, step: int = 128) -> int:
 def _tokens(parts: Sequence[Part]) -> Tokens:
     lines = [_line(line) for part in parts for line in _LINE.split(part.text) if line]
     return np.concatenate(lines) if lines else np.zeros(0, np.int32)
+
+
+def _matched(
+    parts: Sequence[Part], looked_up: Iterable[int], writes: Iterable[int], written: set[bytes], from_: int
+) -> Usage:
+    """What is found at the ends of some parts, and written at those of others; ``written`` grows by that."""
+    prompt, ends, beginnings = _beginnings(parts)
+    found = max((ends[i] for i in looked_up if beginnings[i] in written), default=0)
+    kept = [i for i in writes if ends[i] >= from_]
+    written.update(beginnings[i] for i in kept)
+    return Usage(prompt, found, max((ends[i] - found for i in kept if ends[i] > found), default=0))
 
 
 def _beginnings(parts: Sequence[Part]) -> tuple[int, list[int], list[bytes]]:

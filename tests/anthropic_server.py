@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.prompt_caches import Blocks, Part, Usage
-from tests.openai_server import Message, Model, _Handler, _Server
+from tests.openai_server import Message, Model, _Handler, listening
 
 _MOST_MARKS = 4
 _FIELDS = {"model", "max_tokens", "messages", "system", "stream", "temperature", "tools", "tool_choice", "thinking"}
@@ -43,17 +42,8 @@ class AnthropicServer:
 @contextmanager
 def serve(model: Model) -> Iterator[AnthropicServer]:
     """Serve until the end of the block, on a free port of this machine."""
-    http = _Server(("127.0.0.1", 0), _AnthropicHandler)
-    server = AnthropicServer(f"http://127.0.0.1:{http.server_address[1]}", model)
-    http.state = server  # type: ignore[attr-defined]
-    thread = threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
+    with listening(_AnthropicHandler, lambda address: AnthropicServer(address, model)) as server:
         yield server
-    finally:
-        http.shutdown()
-        http.server_close()
-        thread.join()
 
 
 def why_refused(body: Message) -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tests.openai_fields import why_fields_refused
 from tests.openai_responses import events, messages_of, response, tool_names
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tests.openai_caches import PromptCaches
 
 Message = dict[str, Any]
+State = TypeVar("State")
 # What the model answers to the messages and the names of the tools that it was offered.
 Model = Callable[[list[Message], list[str]], Message]
 
@@ -57,13 +58,20 @@ class OpenAIServer:
 @contextmanager
 def serve(model: Model) -> Iterator[OpenAIServer]:
     """Serve until the end of the block, on a free port of this machine."""
-    http = _Server(("127.0.0.1", 0), _Handler)
-    server = OpenAIServer(f"http://127.0.0.1:{http.server_address[1]}/v1", model)
-    http.state = server  # type: ignore[attr-defined]
+    with listening(_Handler, lambda address: OpenAIServer(f"{address}/v1", model)) as server:
+        yield server
+
+
+@contextmanager
+def listening(handler: type[BaseHTTPRequestHandler], state_at: Callable[[str], State]) -> Iterator[State]:
+    """Serve until the end of the block, with a state that is made for the address and that the handler finds."""
+    http = _Server(("127.0.0.1", 0), handler)
+    state = state_at(f"http://127.0.0.1:{http.server_address[1]}")
+    http.state = state  # type: ignore[attr-defined]
     thread = threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
-        yield server
+        yield state
     finally:
         http.shutdown()
         http.server_close()
