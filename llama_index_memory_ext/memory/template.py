@@ -63,10 +63,14 @@ def formatted(
     four together with the ``others`` of the prompt. A text at the end of the message ends with a blank line, because
     some APIs join texts without anything between them.
     """
+    if not memory_blocks:
+        return []
     if isinstance(template, MemoryBlocksTemplate):
+        memory_blocks = _in_blocks(memory_blocks, contents, cache_points, others)
+    if type(template) is MemoryBlocksTemplate:
         # Without a message, which would check each of the blocks.
-        return _tagged(_in_blocks(memory_blocks, contents, cache_points, others)) if memory_blocks else []
-    content = list(template.format_messages(memory_blocks=memory_blocks)[0].blocks) if memory_blocks else []
+        return _tagged(memory_blocks)
+    content = list(template.format_messages(memory_blocks=memory_blocks)[0].blocks)
     if content and isinstance(content[-1], TextBlock) and not content[-1].text.endswith("\n\n"):
         content[-1] = TextBlock(text=content[-1].text.rstrip("\n") + "\n\n")
     return content
@@ -122,7 +126,7 @@ def with_cache_points(
 
 def _with_marked_question(messages: list[ChatMessage], cache_points: CachePoints) -> list[ChatMessage]:
     last = next((i for i in range(len(messages) - 1, -1, -1) if messages[i].role == MessageRole.USER), None)
-    if last is None or isinstance(messages[last].blocks[-1], CachePoint):
+    if last is None or not messages[last].blocks or isinstance(messages[last].blocks[-1], CachePoint):
         return messages
     question = messages[last]
     blocks = [*question.blocks, cache_point(cache_points)]

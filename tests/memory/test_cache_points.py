@@ -183,6 +183,25 @@ async def test_a_question_that_is_sent_again_ends_with_a_mark(open_memory: OpenM
     assert [message.role for message in third] == ["user", "assistant", "tool"]
 
 
+async def test_a_question_without_anything_in_it_has_nothing_to_mark(open_memory: OpenMemory) -> None:
+    memory = open_memory(cache_points=True)
+    await memory.aput(ChatMessage(role="user", blocks=[]))
+    assert await memory.aget() == await memory.aget() == [ChatMessage(role="user", blocks=[])]
+
+
+async def test_a_template_of_ones_own_that_extends_ours_is_used(open_memory: OpenMemory) -> None:
+    class Headed(MemoryBlocksTemplate):
+        def format_messages(self, llm: Any = None, **kwargs: Any) -> list[ChatMessage]:
+            (message,) = super().format_messages(llm, **kwargs)
+            return [ChatMessage(role="user", blocks=[TextBlock(text="Before:"), *message.blocks])]
+
+    template = Headed()  # type: ignore[call-arg]  # a type checker sees the fields, not the initialiser
+    memory = open_memory(cache_points=True, condensed_token_limit=2_000, memory_blocks_template=template)
+    (*_, prompt) = await prompts_of(memory, 3)
+    assert texts(prompt)[:2] == ["Before:", closed(prompt)[1]]
+    assert len(marked(prompt)) == 2
+
+
 async def test_a_pickle_has_nothing_of_the_question(open_memory: OpenMemory) -> None:
     """Though the memory knows it again when it is sent again."""
     memory = open_memory(cache_points=True)
