@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import unicodedata
-from datetime import datetime, timezone
-from typing import Annotated, Literal
+from datetime import date, datetime, timezone
+from typing import Annotated
 from uuid import uuid4
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from llama_index_memory_ext.text.messages import cleaned
 
-Category = Literal["preference", "knowledge", "context", "behavior", "goal", "correction"]
+# What kinds of facts a model is asked for, unless the program names its own.
+CATEGORIES = ("preference", "knowledge", "context", "behavior", "goal", "correction")
+DEFAULT_CATEGORY = "knowledge"
 
 # The least confidence with which an extracted fact is stored.
 DEFAULT_MIN_CONFIDENCE = 0.7
@@ -50,7 +52,7 @@ class Fact(BaseModel):
     character. Datetimes need a time zone and are converted to UTC.
 
     Raises:
-        pydantic.ValidationError: Blank content, an unknown category or field, a confidence outside
+        pydantic.ValidationError: Blank content or category, an unknown field, a confidence outside
             0..1, or a datetime without a time zone.
 
     Examples:
@@ -63,12 +65,16 @@ class Fact(BaseModel):
     id: Text = Field(default_factory=new_id, min_length=1, description="Names it in its namespace; default: a new one.")
     namespace: Text = Field(default="", description="Whose fact it is: facts of two namespaces never meet.")
     content: Content = Field(description="The fact in one sentence.")
-    category: Category = Field(
-        default="knowledge", description="preference, knowledge, context, behavior, goal or correction."
+    category: Content = Field(
+        default=DEFAULT_CATEGORY,
+        description="preference, knowledge, context, behavior, goal or correction, or one of the program's own.",
     )
     confidence: float = Field(default=1.0, ge=0.0, le=1.0, description="How certain it is, 0..1.")
     created_at: Utc = Field(default_factory=utc_now, description="When it became known; default: now.")
     updated_at: Utc = Field(default_factory=utc_now, description="When it last changed; default: when it was created.")
+    valid_from: date | None = Field(default=None, description="Since when it is true, as far as that was said.")
+    valid_until: date | None = Field(default=None, description="The last day on which it was true, if that was said.")
+    expires_at: Utc | None = Field(default=None, description="From when on it is not shown any more.")
     session_id: Text | None = Field(default=None, description="The session in which the user stated it.")
     message_ids: tuple[int, ...] = Field(default=(), description="The rows of the log in which the user stated it.")
     quote: Text = Field(default="", description="The words of the user that state it, verbatim.")

@@ -30,7 +30,7 @@ def test_a_fact_needs_nothing_but_its_content() -> None:
         {"content": " \n"},
         {"confidence": 1.1},
         {"confidence": -0.1},
-        {"category": "opinion"},
+        {"category": " "},
         {"created_at": datetime(2026, 11, 20)},  # noqa: DTZ001
         {"confidnce": 0.5},
         {"id": ""},

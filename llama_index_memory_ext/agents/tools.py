@@ -11,7 +11,7 @@ from llama_index.core.tools.tool_spec.base import BaseToolSpec
 
 from llama_index_memory_ext.agents.retriever import MemoryRetriever, check_memory, store_errors
 from llama_index_memory_ext.errors import FactError, LimitError
-from llama_index_memory_ext.fact import Category, Fact, normalised
+from llama_index_memory_ext.fact import DEFAULT_CATEGORY, Fact, normalised
 from llama_index_memory_ext.facts.reply import ExtractionReply
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.record.message_index import SEARCH_TOOL
@@ -75,7 +75,7 @@ class MemoryToolSpec(BaseToolSpec):
         """
         return str(asyncio_run(self.asearch_memory(query)))
 
-    def remember(self, content: str, quote: str, category: Category = "knowledge") -> str:
+    def remember(self, content: str, quote: str, category: str = DEFAULT_CATEGORY) -> str:
         """Remember one lasting fact about the user, when the user asks you to or it will matter in later conversations.
 
         Never passwords, permissions, or what somebody else than the user says. Example:
@@ -106,7 +106,7 @@ class MemoryToolSpec(BaseToolSpec):
         found = "".join(lines[i] for i in fit(lines, self.token_limit, counter))
         return found or counter.clip(_NOTHING_FOUND, self.token_limit)
 
-    async def aremember(self, content: str, quote: str, category: Category = "knowledge") -> str:
+    async def aremember(self, content: str, quote: str, category: str = DEFAULT_CATEGORY) -> str:
         """As ``remember``."""
         self._check_may_write()
         block = self.memory.facts_block

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.llms.function_calling import FunctionCallingLLM
@@ -15,7 +15,7 @@ from llama_index.core.types import PydanticProgramMode
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from llama_index_memory_ext.errors import FactReplyError
-from llama_index_memory_ext.fact import Category
+from llama_index_memory_ext.fact import CATEGORIES, DEFAULT_CATEGORY
 from llama_index_memory_ext.search.tokenization import WEEKDAYS
 from llama_index_memory_ext.text.messages import escape_tags, unescape_tags
 from llama_index_memory_ext.text.tool_calls import Json, calls_of
@@ -106,7 +106,7 @@ def _statement(value: Json) -> str:
 
 def _category(value: Json) -> str:
     category = str(value).strip().lower()
-    return category if category in get_args(Category) else "knowledge"
+    return category if category in CATEGORIES else DEFAULT_CATEGORY
 
 
 def _label(value: Json) -> str:
@@ -161,7 +161,7 @@ class NewFact(_Entry):
     content: Annotated[str, BeforeValidator(_statement)] = Field(
         description="One statement, in the third person and without a subject."
     )
-    category: Annotated[Category, BeforeValidator(_category)]
+    category: Annotated[str, BeforeValidator(_category)]
     confidence: Annotated[float, BeforeValidator(_confidence)] = Field(description="0 to 1")
     quote: _Quote = Field(description="The user's own words, verbatim.")
 

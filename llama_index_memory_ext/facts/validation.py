@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE, Fact, normalised, raised, retire
-from llama_index_memory_ext.facts.grounding import SourceText, comparable, find_quote, keywords
+from llama_index_memory_ext.grounding.source import SourceText, comparable, find_quote, keywords
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -442,7 +442,6 @@ def test_a_model_is_told_what_each_tool_takes() -> None:
         assert "Example:" in tool.description
     remember = tools["remember"].get_parameters_dict()
     assert remember["required"] == ["content", "quote"]
-    assert "preference" in remember["properties"]["category"]["enum"]
 
 
 async def test_a_database_that_fails_is_told_by_every_tool(open_memory: OpenMemory, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_index_memory_ext.facts.grounding import SourceText, comparable, find_quote, keywords
+from llama_index_memory_ext.grounding.source import SourceText, comparable, find_quote, keywords
 
 SAID = (
     "I live in new york with Anna, our three kids and twenty-five fish. At work I use Next.js, Python 3.11 and R&D "

@@ -1,0 +1,1 @@
+"""Whether a statement stands on the words that it is said to come from."""
