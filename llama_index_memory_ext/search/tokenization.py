@@ -58,7 +58,7 @@ _STOP_WORD_LIST = """a an the this that these those such i me my mine myself we 
     won wouldn shouldn couldn mustn mightn needn ain shan im ive id dont didnt doesnt cant cannot thats whats etc"""
 STOP_WORDS = frozenset(_STOP_WORD_LIST.split())
 # A pair of these characters has no meaning of its own.
-_STOP_CHARACTERS = frozenset(
+STOP_CHARACTERS = frozenset(
     "的了吗嗎呢吧啊呀嘛我你您他她它们們是在有和与與就都也很这這那哪个個么麼什怎为為之而及或把被给給让讓对對从從到还還些样樣"
 )
 _STOP_PAIR_LIST = """です ます した して する ない ある いる から まで より など たい てい てる だっ った って んで
@@ -110,7 +110,7 @@ def words_of(text: str) -> Iterator[Word]:
         found = match.group()
         if match.lastgroup == "unspaced":
             for pair in map("".join, pairwise(found)):
-                if pair not in _STOP_PAIRS and not _STOP_CHARACTERS.issuperset(pair):
+                if pair not in _STOP_PAIRS and not STOP_CHARACTERS.issuperset(pair):
                     yield Word(pair, pair)
         elif found not in STOP_WORDS:
             yield Word(found, _term(found) if len(found) <= _LONGEST_STEMMED else found)

@@ -1,0 +1,142 @@
+"""Finds the names of a statement that its source does not have."""
+
+from __future__ import annotations
+
+import re
+from difflib import SequenceMatcher
+from typing import TYPE_CHECKING
+
+from llama_index_memory_ext.grounding.dates import without_dates
+from llama_index_memory_ext.grounding.language import HAN, KANA, is_translation, language_of
+from llama_index_memory_ext.grounding.quotes import TOKEN
+from llama_index_memory_ext.grounding.words import are_forms, comparable
+from llama_index_memory_ext.search.tokenization import STOP_CHARACTERS, STOP_WORDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Scripts with capitals.
+_LETTER = "A-Za-z\u00aa-\u024f\u0370-\u052f\u0531-\u0587\u1e00-\u1fff"
+_WORD = re.compile(rf"[{_LETTER}](?:[{_LETTER}0-9'+#.]*[{_LETTER}0-9+#])?")
+_SENTENCE_START = re.compile("(?:^|[.!?:;\n\u3002\uff01\uff1f])[\\s\"'(\u201c\u2018\\[]*$")
+_VOWELS = frozenset("aeiouyäöü")
+# A name in which a source's abbreviation begins; "k8s" leaves eight letters out.
+_SHORTEST_BEGINNING, _SHORTEST_STEM, _LONGEST_ENDING = 3, 3, 2
+# How alike two names of some length are that differ by a slip.
+_SHORTEST_MENDED, _LEAST_LIKENESS = 6, 0.85
+_NUMERONYM = re.compile(r"([a-z])(\d{1,2})([a-z])")
+# After these words comes a name, also where names have no capitals.
+_NAMED = re.compile(r"(?:名叫|名字叫|叫做|叫作|叫|名字是|名前は|という名前)([\u3400-\u9fff\u3040-\u30ff]{1,4})")
+_HEISST = re.compile(rf"(?i:\b(?:hei(?:ß|ss)t|namens|genannt)) ([{_LETTER}]+)")
+# A new word in front of one of these is the subject, whom nobody has named.
+_COPULA = re.compile(rf"^([{_LETTER}]+) (?:is|was|has|had|ist|war|hat|hei(?:ß|ss)t) ")
+# The least run of new Chinese characters, and their share of a statement, that is taken for a name.
+_NEW_RUN, _NEW_SHARE = 2, 0.35
+
+
+def missing_names(statement: str, source: str, known: str = "") -> list[str]:
+    """The names of a statement that neither the source nor what is ``known`` has.
+
+    A name is a word with a capital that does not begin a sentence. The source may have it with another ending or
+    misspelt, as its initials (NYC), or abbreviated (js, utd, k8s). Nothing is missing where the source is in another
+    language, in which names may be written in another way.
+
+    >>> missing_names("Lives in New York with Bob", "I live in NYC")
+    ['Bob']
+    """
+    if is_translation(statement, source):
+        return []
+    evidence = f"{source}\n{known}"
+    words = _words(evidence)
+    # German nouns have capitals as well.
+    is_german = "de" in (language_of(statement), language_of(source))
+    names = [] if is_german else [*_by_capital(without_dates(statement))]
+    initials = _initials(names)
+    missing = [name for name in names if not _has_name(name, words) and not _has_initials(name, initials, words)]
+    missing += [name for name in _HEISST.findall(statement) if not _has_name(name, words)]
+    missing += [subject for subject in _COPULA.findall(statement) if not _is_word_of(subject, words)]
+    return [*dict.fromkeys(missing), *_missing_in_characters(statement, evidence)]
+
+
+def _words(text: str) -> frozenset[str]:
+    folded = comparable(text)
+    words = {match.group().replace("'", "") for match in TOKEN.finditer(folded)} | set(_WORD.findall(folded))
+    parts = {part for word in words for part in re.split(r"[^\w+#]+", word)}
+    return frozenset((words | parts) - {""})
+
+
+def _by_capital(text: str) -> Iterator[str]:
+    """The words with capitals; compounds in their parts (Berlin-based, R&D)."""
+    for match in _WORD.finditer(text.replace("\u2019", "'")):
+        starts_sentence = _SENTENCE_START.search(text[: match.start()])
+        word = match.group().removesuffix("'s").removesuffix("'")
+        capitals = word[1:] if starts_sentence else word
+        if capitals != capitals.lower() and not re.fullmatch("(?i)i(?:'.*)?", word):
+            yield word
+
+
+def _has_name(name: str, words: frozenset[str]) -> bool:
+    folded = comparable(name)
+    if folded in words or folded in STOP_WORDS:
+        return True
+    return any(_have_one_stem(folded, word) or _is_abbreviation(word, name) for word in words)
+
+
+def _is_word_of(subject: str, words: frozenset[str]) -> bool:
+    folded = comparable(subject)
+    return folded in STOP_WORDS or any(folded == word or are_forms(folded, word) for word in words)
+
+
+def _have_one_stem(name: str, word: str) -> bool:
+    """Whether two words differ only by an ending or a slip: German and Germans, Москве and Москвы, Xeonoblade.
+
+    In ASCII one must be the beginning of the other: Anns, Boxes; Ed is not Eddy.
+    """
+    shorter, longer = sorted((len(name), len(word)))
+    alike = next((i for i in range(shorter) if name[i] != word[i]), shorter)
+    fits = alike == shorter or not (name.isascii() and word.isascii())
+    if fits and alike >= _SHORTEST_STEM and longer - alike <= _LONGEST_ENDING:
+        return True
+    if shorter < _SHORTEST_MENDED or not alike:
+        return False
+    return SequenceMatcher(None, name, word, autojunk=False).ratio() >= _LEAST_LIKENESS
+
+
+def _is_abbreviation(word: str, name: str) -> bool:
+    """Whether a word of the source abbreviates a name: vw, utd, man, k8s, js of JavaScript."""
+    folded = comparable(name)
+    if word in STOP_WORDS or not word[:1].isalpha() or len(word) >= len(folded) or word[0] != folded[0]:
+        return False
+    if numeronym := _NUMERONYM.fullmatch(word):
+        return len(folded) == int(numeronym[2]) + 2 and folded.endswith(numeronym[3])
+    if len(word) >= _SHORTEST_BEGINNING and folded.startswith(word):
+        return True
+    letters = iter(folded)
+    return (
+        len(word) > 1 and _VOWELS.isdisjoint(word[1:]) and word.isalpha() and all(letter in letters for letter in word)
+    )
+
+
+def _initials(names: list[str]) -> str:
+    return "".join(name[0] for name in names).casefold()
+
+
+def _has_initials(name: str, initials: str, words: frozenset[str]) -> bool:
+    """Whether a source has the initials of a name (HP for Harry Potter), or a name is the initials of its words."""
+    folded = comparable(name)
+    return any(len(word) > 1 and word in initials and folded[0] in word for word in words if word not in STOP_WORDS)
+
+
+def _missing_in_characters(statement: str, evidence: str) -> Iterator[str]:
+    """Names in scripts without capitals: what follows "is called", and a run of new characters in a short statement."""
+    known = set(evidence)
+    for name in _NAMED.findall(statement):
+        if not set(name[:2]) <= known:
+            yield name
+    if not HAN.search(evidence):
+        return
+    characters = [character for character in statement if HAN.match(character) or KANA.match(character)]
+    new = "".join(c if HAN.match(c) and c not in known and c not in STOP_CHARACTERS else " " for c in characters)
+    for run in new.split():
+        if len(run) >= _NEW_RUN and len(run) >= _NEW_SHARE * len(characters):
+            yield run

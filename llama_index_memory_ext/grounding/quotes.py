@@ -1,0 +1,146 @@
+"""Finds the words of a text that a quote of it means, also where the quote is not exact."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from difflib import SequenceMatcher
+from functools import lru_cache
+from html import unescape
+from typing import TYPE_CHECKING, NamedTuple
+
+from llama_index_memory_ext.search.tokenization import STOP_CHARACTERS, STOP_WORDS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# A word with its apostrophes, or one character of a script without spaces.
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+TOKEN = re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+(?:['\u2019`\u00b4][^\W_{_UNSPACED}]+)*[+#]*")
+_IS_UNSPACED = re.compile(f"[{_UNSPACED}]")
+_APOSTROPHES = str.maketrans("", "", "'\u2019`\u00b4")
+_ENDS = ".!?\u2026\u3002\uff01\uff1f\"'\u201d\u2019)"
+# A model that reports on a person changes these.
+_PERSONS = """i me my mine myself we us our ours ourselves you your yours yourself he him his himself she her hers
+    herself they them their theirs themselves im ive id ill youre youve youd hes shes theyre theyve theyd were weve
+    ich mich mir mein meine meinen meinem meiner wir uns unser unsere er ihn ihm sein seine sie ihr ihre"""
+_PERSON_WORDS = frozenset(_PERSONS.split())
+_PERSON = "\x00person"
+# How much a token counts: a character of a script without spaces is about half a word.
+_WEIGHT, _STOP_WEIGHT, _CHARACTER_WEIGHT = 1.0, 0.4, 0.5
+# The least share of a quote that must be found in its order, and of two words that are the same but for a slip.
+_LEAST_SHARE, _LEAST_LIKENESS = 0.75, 0.8
+# A shorter word may not be misspelt.
+_SHORTEST_MENDED = 4
+# The passage may be longer than the quote by this factor and this number of tokens.
+_STRETCH, _SLACK = 1.5, 6
+_MOST_TOKENS = 400
+
+
+class Span(NamedTuple):
+    """A part of a text, from ``start`` to before ``end``, and how much of the quote is in it, 0..1."""
+
+    start: int
+    end: int
+    share: float
+
+    def of(self, text: str) -> str:
+        """The words themselves."""
+        return text[self.start : self.end]
+
+
+class _Token(NamedTuple):
+    key: str
+    start: int
+    end: int
+
+    @property
+    def weight(self) -> float:
+        """What it counts in the share of a quote that was found."""
+        if _IS_UNSPACED.match(self.key):
+            return _STOP_WEIGHT / 2 if self.key in STOP_CHARACTERS else _CHARACTER_WEIGHT
+        return _STOP_WEIGHT if self.key == _PERSON or self.key in STOP_WORDS else _WEIGHT
+
+
+def find_quote(quote: str, text: str) -> Span | None:
+    """The part of a text that a quote means; None if it is nowhere.
+
+    Case, punctuation, typography, the person of pronouns, slips in a word, and words that are left out or put in do not
+    matter as long as three quarters of the quote are found in their order, and close together. "..." stands for
+    any words. A quote without any telling word must be the whole text.
+
+    >>> text = "Well, I don't live in Oslo any more - I moved to Rome in May!"
+    >>> find_quote("they dont live in Oslo", text).of(text)
+    "I don't live in Oslo"
+    >>> find_quote("I live in Paris", text) is None
+    True
+    """
+    place = text.find(quote.strip())
+    wanted, tokens = _tokens(unescape(quote)), _tokens(text)
+    if not wanted or len(wanted) > _MOST_TOKENS:
+        return None
+    if place >= 0 and _is_at_words(place, place + len(quote.strip()), tokens) and _tells(wanted, tokens):
+        return Span(place, place + len(quote.strip()), 1.0)
+    keys = _mended([token.key for token in wanted], {token.key for token in tokens})
+    is_elided = "..." in quote or "\u2026" in quote
+    most = len(tokens) if is_elided else int(len(keys) * _STRETCH) + _SLACK
+    first = _densest(tokens, set(keys), most)
+    window = tokens[first : first + most]
+    found = SequenceMatcher(None, keys, [token.key for token in window], autojunk=False).get_matching_blocks()
+    matched = [i for block in found for i in range(block.a, block.a + block.size)]
+    share = sum(wanted[i].weight for i in matched) / sum(token.weight for token in wanted)
+    if share < _LEAST_SHARE or not _tells([wanted[i] for i in matched], tokens):
+        return None
+    parts = [block for block in found if block.size]
+    start, end = window[parts[0].b].start, window[parts[-1].b + parts[-1].size - 1].end
+    # The mark at the end of a sentence belongs to the words.
+    end += int(end < len(text) and text[end] in _ENDS and quote.rstrip()[-1:] in _ENDS)
+    return Span(start, end, share)
+
+
+@lru_cache(maxsize=64)
+def _tokens(text: str) -> tuple[_Token, ...]:
+    found = []
+    for match in TOKEN.finditer(text):
+        key = unicodedata.normalize("NFKC", match.group()).casefold().translate(_APOSTROPHES)
+        found.append(_Token(_PERSON if key in _PERSON_WORDS else key, *match.span()))
+    return tuple(found)
+
+
+def _is_at_words(start: int, end: int, tokens: Sequence[_Token]) -> bool:
+    """Whether no word is cut in two at either end."""
+    return not any(token.start < place < token.end for token in tokens for place in (start, end))
+
+
+def _tells(wanted: Sequence[_Token], tokens: Sequence[_Token]) -> bool:
+    """Whether a quote has a telling word, or all words of a short answer."""
+    if any(token.weight in (_WEIGHT, _CHARACTER_WEIGHT) and len(token.key) > 1 for token in wanted):
+        return True
+    characters = sum(1 for token in wanted if token.weight == _CHARACTER_WEIGHT)
+    return characters > 1 or len(wanted) > 1 or len(tokens) <= len(wanted) + 1
+
+
+def _mended(keys: Sequence[str], known: set[str]) -> list[str]:
+    """The keys, each that the text does not have as the one that it has but for a slip."""
+    mended = []
+    for key in keys:
+        found = key
+        if key not in known and len(key) >= _SHORTEST_MENDED and not key.isdigit():
+            likely = (other for other in known if other[:1] == key[:1] and len(other) >= _SHORTEST_MENDED)
+            close = [(SequenceMatcher(None, key, other, autojunk=False).ratio(), other) for other in likely]
+            likeness, other = max(close, default=(0.0, key))
+            found = other if likeness >= _LEAST_LIKENESS else key
+        mended.append(found)
+    return mended
+
+
+def _densest(tokens: Sequence[_Token], keys: set[str], length: int) -> int:
+    """Where the ``length`` tokens begin that have most of the keys."""
+    here = sum(token.weight for token in tokens[:length] if token.key in keys)
+    best, place = here, 0
+    for i in range(length, len(tokens)):
+        gone, come = tokens[i - length], tokens[i]
+        here += come.weight * (come.key in keys) - gone.weight * (gone.key in keys)
+        if here > best:
+            best, place = here, i - length + 1
+    return place
