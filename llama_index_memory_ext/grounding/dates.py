@@ -107,8 +107,8 @@ def _read(match: re.Match[str], names: Mapping[str, tuple[str, int]]) -> Iterato
     elif "name" in parts:
         kind, number = names[parts["name"].lower()]
         number_of_day = parts.get("d") or parts.get("d2")
-        day = int(number_of_day) if number_of_day else None
-        yield Day(year, number, day) if kind == "month" else Day(weekday=number)
+        day_of_month = int(number_of_day) if number_of_day else None
+        yield Day(year, number, day_of_month) if kind == "month" else Day(weekday=number)
     else:
         yield Day(year, *(int(parts[name]) if name in parts else None for name in ("m", "d")))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from difflib import SequenceMatcher
+from itertools import product
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.grounding.dates import without_dates
@@ -13,13 +14,18 @@ from llama_index_memory_ext.grounding.words import are_forms, comparable
 from llama_index_memory_ext.search.tokenization import STOP_CHARACTERS, STOP_WORDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 # Scripts with capitals.
 _LETTER = "A-Za-z\u00aa-\u024f\u0370-\u052f\u0531-\u0587\u1e00-\u1fff"
 _WORD = re.compile(rf"[{_LETTER}](?:[{_LETTER}0-9'+#.]*[{_LETTER}0-9+#])?")
 _SENTENCE_START = re.compile("(?:^|[.!?:;\n\u3002\uff01\uff1f])[\\s\"'(\u201c\u2018\\[]*$")
 _VOWELS = frozenset("aeiouyäöü")
+# "I", and things that everybody calls by two letters: TV.
+_LONGEST_COMMON = 2
+# Initials, and words with capitals in a row.
+_ACRONYM, _LONGEST_ACRONYM = re.compile(r"\b[A-Z](?:[a-z]?[A-Z]){1,4}\b"), 5
+_CAPITALS = re.compile(r"\b[A-Z][^\W_]*(?:(?: (?:of|the|and|de|der))* [A-Z][^\W_]*)+")
 # A name in which a source's abbreviation begins; "k8s" leaves eight letters out.
 _SHORTEST_BEGINNING, _SHORTEST_STEM, _LONGEST_ENDING = 3, 3, 2
 # How alike two names of some length are that differ by a slip.
@@ -46,13 +52,26 @@ def missing_names(statement: str, source: str, known: str = "") -> list[str]:
     """
     if is_translation(statement, source):
         return []
-    evidence = f"{source}\n{known}"
+    missing = _missing(statement, source)
+    return _missing(statement, f"{source}\n{known}") if missing and known else missing
+
+
+def shares_name(statement: str, text: str) -> bool:
+    """Whether a name of a statement is in a text in some form, also as it is in another language: Geneva and Genf."""
+    names = list(_by_capital(without_dates(statement)))
+    words = _words(text)
+    beginnings = {name[:_SHORTEST_BEGINNING] for name in _by_capital(text)}
+    found = (name[:_SHORTEST_BEGINNING] in beginnings or _has_name(name, words) for name in names)
+    return any(found) or bool(_shortened(names, text, words))
+
+
+def _missing(statement: str, evidence: str) -> list[str]:
     words = _words(evidence)
     # German nouns have capitals as well.
-    is_german = "de" in (language_of(statement), language_of(source))
+    is_german = "de" in (language_of(statement), language_of(evidence))
     names = [] if is_german else [*_by_capital(without_dates(statement))]
-    initials = _initials(names)
-    missing = [name for name in names if not _has_name(name, words) and not _has_initials(name, initials, words)]
+    found = _shortened(names, evidence, words) | _named_by_nouns(statement, evidence)
+    missing = [name for name in names if name not in found and not _has_name(name, words)]
     missing += [name for name in _HEISST.findall(statement) if not _has_name(name, words)]
     missing += [subject for subject in _COPULA.findall(statement) if not _is_word_of(subject, words)]
     return [*dict.fromkeys(missing), *_missing_in_characters(statement, evidence)]
@@ -69,9 +88,10 @@ def _by_capital(text: str) -> Iterator[str]:
     """The words with capitals; compounds in their parts (Berlin-based, R&D)."""
     for match in _WORD.finditer(text.replace("\u2019", "'")):
         starts_sentence = _SENTENCE_START.search(text[: match.start()])
-        word = match.group().removesuffix("'s").removesuffix("'")
+        word = re.sub("'(?:s|m|d|ve|ll)?$", "", match.group())
         capitals = word[1:] if starts_sentence else word
-        if capitals != capitals.lower() and not re.fullmatch("(?i)i(?:'.*)?", word):
+        is_common = len(word) <= _LONGEST_COMMON and word.isupper()
+        if capitals != capitals.lower() and not is_common:
             yield word
 
 
@@ -117,14 +137,32 @@ def _is_abbreviation(word: str, name: str) -> bool:
     )
 
 
-def _initials(names: list[str]) -> str:
-    return "".join(name[0] for name in names).casefold()
+def _shortened(names: Sequence[str], evidence: str, words: frozenset[str]) -> set[str]:
+    """The names whose initials the evidence has (HP, GoT, nyc), and the initials of names that it has."""
+    acronyms = {word.casefold() for word in _ACRONYM.findall(evidence)}
+    acronyms |= {
+        word for word in words if word.isalpha() and 1 < len(word) <= _LONGEST_ACRONYM and _VOWELS.isdisjoint(word)
+    }
+    found = set[str]()
+    for i, length in product(range(len(names)), range(2, _LONGEST_ACRONYM + 1)):
+        some = names[i : i + length]
+        if any(_abbreviates(word, "".join(name[0] for name in some).casefold()) for word in acronyms):
+            found.update(some)
+    initials = {"".join(re.findall(r"\b[^\W\d_]", run)).casefold() for run in _CAPITALS.findall(evidence)}
+    return found | {name for name in names if any(name.casefold() in run for run in initials)}
 
 
-def _has_initials(name: str, initials: str, words: frozenset[str]) -> bool:
-    """Whether a source has the initials of a name (HP for Harry Potter), or a name is the initials of its words."""
-    folded = comparable(name)
-    return any(len(word) > 1 and word in initials and folded[0] in word for word in words if word not in STOP_WORDS)
+def _abbreviates(word: str, initials: str) -> bool:
+    """Whether a word has these initials, and at most one letter more: GoT for Game of Thrones."""
+    letters = iter(word)
+    return len(initials) > 1 and len(word) - len(initials) in (0, 1) and all(one in letters for one in initials)
+
+
+def _named_by_nouns(statement: str, evidence: str) -> set[str]:
+    """The names of which another part is a word of the evidence: Smoky, where "Smoky Mountains" are its mountains."""
+    nouns = frozenset(re.findall(r"(?<![^\W_])[a-z]{4,}", evidence)) - STOP_WORDS
+    runs = [_WORD.findall(run) for run in _CAPITALS.findall(statement)]
+    return {name for run in runs if any(_is_word_of(name, nouns) for name in run[1:]) for name in run}
 
 
 def _missing_in_characters(statement: str, evidence: str) -> Iterator[str]:

@@ -96,6 +96,11 @@ def missing_numbers(statement: str, source: str, *, also: Collection[float] = ()
     return missing
 
 
+def has_numbers(text: str) -> bool:
+    """Whether a text has a number other than one, in digits or in words."""
+    return any(1 not in one.values for one in quantities(text, language_of(text)))
+
+
 @lru_cache(maxsize=64)
 def quantities(text: str, language: str | None, *, with_more: bool = False) -> tuple[Quantity, ...]:
     """The numbers of a text in digits, in Chinese characters, and in the words of a language and of English.

@@ -81,7 +81,7 @@ _FORMS = """become became | begin began begun | bite bit bitten | blow blew blow
     think thought | throw threw thrown | understand understood | wake woke woken | wear wore worn | weep wept | win won
     | write wrote written | child children | man men | woman women | person people | foot feet | tooth teeth | mouse
     mice | goose geese | life lives | wife wives | knife knives | leaf leaves | shelf shelves"""
-_IRREGULAR = {form: base for base, *forms in map(str.split, _FORMS.split("|")) for form in forms}
+IRREGULAR = {form: base for base, *forms in map(str.split, _FORMS.split("|")) for form in forms}
 
 # The stemmer stores the word that it works on in itself, so threads must take turns. Its time grows with the square of
 # the length; no English word is longer than the limit.
@@ -136,5 +136,5 @@ def _term(word: str) -> str:
     if not word.isascii():
         word = unicodedata.normalize("NFC", re.sub("[\u0300-\u036f]", "", unicodedata.normalize("NFD", word)))
     with _stemmer_lock:
-        stemmed: str = _STEMMER.stemWord(_IRREGULAR.get(word, word))
+        stemmed: str = _STEMMER.stemWord(IRREGULAR.get(word, word))
     return stemmed
