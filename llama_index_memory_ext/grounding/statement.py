@@ -26,7 +26,7 @@ _SUPPOSED = re.compile(
 )
 _NEGATIONS = frozenset(
     str.split(
-        "not no nope nein never nor neither without cannot stopped quit nicht kein keine keinen keinem keiner nie niemals"
+        "not no nope never nor neither without cannot stopped quit nein nicht kein keine keinen keinem keiner nie"
     )
 )
 _CHINESE_NEGATION, _JAPANESE_NEGATION = re.compile("[不没沒别別未无無]"), re.compile("ません|ない|なく|なかった|ず$")
