@@ -22,7 +22,7 @@ cli         chat > facts files forget > app > demo > __init__ offline_model   # 
 ---
 .           __init__                                                      # the public names
 ---
-agents      tools > retriever                                             # memory as an agent's tools
+agents      tools > requests retriever                                    # memory as an agent's tools
 .           caching_openai                                                # OpenAI's models, with cache breakpoints
 ---
 memory      condensed_memory > flushing preset stats > prompt_caches template  # the preset: when to flush, what is sent

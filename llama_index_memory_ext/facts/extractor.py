@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.settings import Settings
 
@@ -33,6 +33,8 @@ _RELATED_FACTS = 10
 # What an agent's tool stores: so many of a fact's keywords the user must have used.
 _TOOL_KEYWORD_SHARE = 0.4
 _TRIES = 3
+# Characters of a tool's result that are compared with what an agent remembers.
+_MOST_RESULT = 20_000
 
 
 class Extracted(NamedTuple):
@@ -80,25 +82,28 @@ class Extractor:
         end = batch_end(starts, self._tokens(utterances), days, token_limit=_BATCH_TOKENS)
         return await self._extract_batch(replace(unread, rows=unread.rows[:end]), utterances[:end])
 
-    async def recent_lines(self) -> list[Utterance]:
-        """What was said last in the session, the turn that is going on included, oldest first."""
+    async def recent(self) -> tuple[list[Utterance], str]:
+        """What was said last in the session, oldest first, and what tools gave; the turn that is going on included."""
         readers = self.cache.store.readers
         page = await readers.page(self.session_id, "", Seen(), limit=_BATCH_ROWS)
         after = page.rows[-1].id if page.rows else 0
         unread = await readers.unread(self.session_id, "", with_active=True, after=after)
-        return [one for one in await self._utterances([*page.rows, *unread.rows][-_BATCH_ROWS:]) if one.text]
+        rows = [*page.rows, *unread.rows][-_BATCH_ROWS:]
+        results = "\n".join((row.message.content or "")[:_MOST_RESULT] for row in rows if row.is_result)
+        return [one for one in await self._utterances(rows) if one.text], results
 
     async def apply(
-        self, reply: ExtractionReply, lines: Sequence[Utterance], about: Sequence[Fact] = ()
+        self, reply: ExtractionReply, lines: Sequence[Utterance], about: Sequence[Fact] = (), others: str = ""
     ) -> tuple[ValidatedReply, Sequence[Fact]]:
         """Store a reply that comes from a tool; returns it validated, and all facts that it has changed.
 
         A web page may tell a model with tools what to store: of what is new, two keywords in five must be the user's.
-        ``about`` are the facts that the reply names by their places, from 1.
+        ``about`` are the facts that the reply names by their places, from 1, and ``others`` is what tools said.
         """
+        rules = {"min_keyword_share": _TOOL_KEYWORD_SHARE, "others": others}
         for _ in range(_TRIES):
             known = await self.cache.read(self.namespace)
-            learned = self._validated(reply, lines, about, known, utc_now(), min_keyword_share=_TOOL_KEYWORD_SHARE)
+            learned = self._validated(reply, lines, about, known, utc_now(), **rules)
             if not learned.changed:
                 return learned.reply, ()
             if await self.cache.store.facts.write(self.namespace, learned.changed, known.changes):
@@ -171,8 +176,7 @@ class Extractor:
         related: Sequence[Fact],
         known: UserFacts,
         then: datetime,
-        *,
-        min_keyword_share: float = 0.0,
+        **rules: Any,
     ) -> Extracted:
         """What changes by a reply; over ``max_facts`` the least confident facts are retired."""
         valid = validate_reply(
@@ -184,7 +188,7 @@ class Extractor:
             active=known.active,
             session_id=self.session_id,
             min_confidence=self.min_confidence,
-            min_keyword_share=min_keyword_share,
+            **rules,
         )
         self.rejections.update(valid.rejections)
         changed = {fact.id: fact for fact in (*valid.accepted, *valid.confirmed, *valid.retired)}

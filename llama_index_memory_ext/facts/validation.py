@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE, Fact, normalised, raised, retire
 from llama_index_memory_ext.grounding.dates import ages_in, missing_dates, without_dates
-from llama_index_memory_ext.grounding.language import is_translation
+from llama_index_memory_ext.grounding.language import is_translation, may_be_english
 from llama_index_memory_ext.grounding.names import missing_names, shares_name
 from llama_index_memory_ext.grounding.numbers import has_numbers, missing_numbers
 from llama_index_memory_ext.grounding.quotes import TOKEN, Span, find_quote
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 # In characters.
 _MAX_FACT, _MAX_QUOTE, _MAX_EXCERPT, _MAX_TRANSLATED, _MAX_WORD = 500, 2_000, 2_000, 300, 50
 _SIMILAR_SHARE = 0.6
+# The least share of a fact's keywords that must be the user's where tools and pages have said something, too.
+_SHARE_BESIDE_OTHERS = 0.6
 # A message of at most so many words, or characters of a script without spaces, can be the answer to a question.
 _LONGEST_ANSWER = 6
 # Words that end a fact are a statement of at least so many words or characters.
@@ -82,6 +84,7 @@ def validate_reply(
     min_confidence: float = DEFAULT_MIN_CONFIDENCE,
     min_keyword_share: float = 0.0,
     context: Sequence[Utterance] = (),
+    others: str = "",
 ) -> ValidatedReply:
     """Checks each entry of a reply against the conversation.
 
@@ -93,11 +96,12 @@ def validate_reply(
         active: Further active facts, so that none is stored twice.
         session_id: The session of new facts.
         min_confidence: 0..1; new facts with less are rejected.
-        min_keyword_share: 0..1; the share of a new fact's keywords that the user must have used, one of them in the
-            quote. 0 for a model that reads only the conversation, and no web pages.
+        min_keyword_share: 0..1; the share of a new fact's keywords that the user must have used. 0 for a model that
+            reads only the conversation, and no web pages.
         context: What was said right before, which nothing is quoted from, but which names and questions may come from.
+        others: With ``min_keyword_share``, what tools and pages said: no keyword of a new fact may be theirs alone.
     """
-    validation = _Validation(lines, known, now, active, session_id, min_confidence, min_keyword_share, context)
+    validation = _Validation(lines, known, now, active, session_id, min_confidence, min_keyword_share, context, others)
     for new in reply.new_facts:
         validation.add(new)
     quotes = Counter(entry.quote for entry in reply.retired)
@@ -129,11 +133,13 @@ class _Validation:
     min_confidence: float
     min_keyword_share: float
     context: Sequence[Utterance]
+    others: str
 
     def __post_init__(self) -> None:
         # A user may say yes to a name or a number of the assistant's.
         self._said = "\n".join(line.text for line in (*self.context, *self.lines))
         self._users_keywords = keywords("\n".join(line.text for line in self.lines if line.is_users))
+        self._others_keywords = keywords(self.others)
         self._facts = [*self.known, *self.active]
         self._by_content = {normalised(fact.content): fact for fact in reversed(self._facts) if not fact.retired}
         # Of two new facts with one label it stands for the first, and for None if that was rejected.
@@ -221,7 +227,7 @@ class _Validation:
             yield Rejection("number_not_said", f"Nobody said {', '.join(numbers)}.")
         if names := missing_names(new.content, self._said, self._known_text):
             yield Rejection("name_not_said", f"Nobody said {', '.join(names)}.")
-        if self.min_keyword_share and not self._is_the_users(new):
+        if self.min_keyword_share and not self._is_the_users(new, place):
             yield Rejection("not_the_users_words", "Too few of its words are the user's own.")
 
     @cached_property
@@ -285,8 +291,9 @@ class _Validation:
         if reason in ("question", "hypothesis", "quoted"):
             yield Rejection(reason, _UNSAID[reason])
         has_shared = shared(keywords(fact.content), keywords(f"{text}\n{self._question_before(place.line)}"))
-        is_statement = len(TOKEN.findall(place.span.of(text))) > _SHORTEST_STATEMENT - 1
-        if not has_shared and not (is_statement and (new or quoted == 1)):
+        # An agent's tool has looked for the user's request itself.
+        is_statement = bool(self.min_keyword_share) or len(TOKEN.findall(place.span.of(text))) > _SHORTEST_STATEMENT - 1
+        if not has_shared and not (is_statement and (new or quoted == 1 or self.min_keyword_share)):
             yield Rejection("not_contradicted", "The user's words say nothing of it.")
 
     def _find(self, quote: str) -> _Place | None:
@@ -302,14 +309,23 @@ class _Validation:
         i, text = max(translated, key=lambda one: (len(keywords(quote) & keywords(one[1])), one[0]))
         return _Place(i, Span(0, min(len(text), _MAX_TRANSLATED), 1.0), is_translated=True)
 
-    def _is_the_users(self, new: NewFact) -> bool:
-        """Whether the user used enough of the keywords of a new fact, and one of them in its quote."""
-        words = keywords(new.content)
+    def _is_the_users(self, new: NewFact, place: _Place) -> bool:
+        """Whether the user used enough of the keywords of a new fact, and others none of the rest.
+
+        Across languages words cannot be compared; then it must be in English, in which models often write.
+        """
+        words, text = keywords(new.content), self.lines[place.line].text
         if not words:
             # Nothing can be compared, so the user must have said exactly this.
-            return self._find(new.content) is not None
-        share = len(shared(words, self._users_keywords)) / len(words)
-        return share >= self.min_keyword_share and bool(shared(words, keywords(new.quote)))
+            return any(find_quote(new.content, line.text) for line in self.lines if line.is_users)
+        answered = keywords(self._question_before(place.line))
+        own = shared(words, self._users_keywords | answered)
+        if shared(words - own, self._others_keywords):
+            return False
+        if is_translation(new.content, text):
+            return may_be_english(new.content)
+        share = max(self.min_keyword_share, _SHARE_BESIDE_OTHERS) if self.others else self.min_keyword_share
+        return len(own) >= share * len(words) and bool(shared(words, keywords(place.span.of(text)) | answered))
 
     def _fact(self, new: NewFact, place: _Place) -> Fact:
         """Returns a new fact as it is stored. Its source is the text of the line with its quote and around it."""
@@ -340,8 +356,10 @@ def _form_reasons(new: NewFact, min_confidence: float) -> Iterator[Rejection]:
         yield Rejection("unreadable", "There is no statement in it.")
     if _INVISIBLE.search(new.content):
         yield Rejection("invisible", "It has characters that nobody sees.")
-    if len(new.content) > _MAX_FACT or max(map(len, re.findall(r"[A-Za-z]+", new.content)), default=0) > _MAX_WORD:
-        yield Rejection("too_long", f"A fact has at most {_MAX_FACT} characters, and a word {_MAX_WORD}.")
+    if len(new.content) > _MAX_FACT:
+        yield Rejection("too_long", f"It has {len(new.content)} characters; a fact has at most {_MAX_FACT}.")
+    if re.search(rf"[A-Za-z]{{{_MAX_WORD + 1}}}", new.content):
+        yield Rejection("too_long", f"It has a word of more than {_MAX_WORD} letters.")
     if len(new.quote) > _MAX_QUOTE:
         yield Rejection("too_long", f"Its quote has {len(new.quote)} characters; at most {_MAX_QUOTE} are kept.")
     if new.confidence < min_confidence:

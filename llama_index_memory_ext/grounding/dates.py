@@ -129,9 +129,7 @@ def _names(code: str) -> Mapping[str, tuple[str, int]]:
         for kind, english, first in kinds:
             for i, name in enumerate(english, first):
                 spellings = (spelling.lower() for spelling in info.get(name.lower(), ()))
-                found.update(
-                    {one: (kind, i) for one in spellings if len(one) >= _SHORTEST_NAME and not one[0].isdigit()}
-                )
+                found.update({one: (kind, i) for one in spellings if sum(map(str.isalpha, one)) >= _SHORTEST_NAME})
     return found
 
 

@@ -79,6 +79,16 @@ def is_translation(one: str, other: str) -> bool:
     return min(scores[own] - scores[foreign], others[foreign] - others[own]) >= _MARGIN
 
 
+def may_be_english(text: str) -> bool:
+    """Whether a text in Latin letters is not clearly in another language.
+
+    >>> may_be_english("Is a vegetarian"), may_be_english("Ich trinke keinen Kaffee"), may_be_english("我喝茶")
+    (True, False, False)
+    """
+    scores = _scores(text[:_MOST_CHARACTERS])
+    return script_of(text) == "latin" and scores["en"] > max(scores.values()) - _MARGIN
+
+
 @lru_cache(maxsize=256)
 def _scores(text: str) -> Mapping[str, float]:
     """How likely a text is in each language, as logarithms."""

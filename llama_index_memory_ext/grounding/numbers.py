@@ -35,6 +35,8 @@ _WORD = re.compile(r"[^\W\d_]+")
 # What English has besides the numbers that a library spells. Only a source is read with them.
 _MORE = {"twice": 2.0, "couple": 2.0, "both": 2.0, "dozen": 12.0, "half": 0.5, "quarter": 0.25}
 _SPELT = (*range(2, 1_000), *range(1_000, 20_000, 1_000), *range(20_000, 100_001, 10_000), 200_000, 500_000, 10**6)
+# Their words cannot be told apart without a dictionary; Chinese characters are read by themselves.
+_UNSPACED = frozenset({"ja", "ko", "th", "zh"})
 _LONGEST_SPELT, _MOST_ORDINAL, _MOST_HALVED = 5, 31, 100
 _NOON, _THOUSANDS = 12, 3
 # The spellings of each unit. Those with four letters or more, or in another script, may have any ending.
@@ -205,7 +207,7 @@ def _names_of_numbers(language: str) -> dict[str, float]:
     from num2words import CONVERTER_CLASSES, num2words  # type: ignore[import-untyped]
 
     names: dict[str, float] = {}
-    for number in _SPELT if language in CONVERTER_CLASSES else ():
+    for number in _SPELT if language in CONVERTER_CLASSES and language not in _UNSPACED else ():
         for form in ("cardinal", "ordinal") if number <= _MOST_ORDINAL else ("cardinal",):
             # Some languages lack a form, and fail in ways of their own.
             with suppress(Exception):

@@ -144,6 +144,11 @@ def _are_one(one: str, other: str) -> bool:
     return one == other or keywords(one) == keywords(other) != frozenset() or are_forms(one, other)
 
 
+def sentences_at(text: str, span: Span) -> tuple[str, ...]:
+    """The sentences of a text in which a part of it lies."""
+    return _passage(text, span).sentences
+
+
 def denies(text: str) -> bool:
     """Whether a text has a negation: a word, a form such as "don't", or a character.
 
