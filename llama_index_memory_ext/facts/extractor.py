@@ -12,7 +12,7 @@ from llama_index.core.settings import Settings
 from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.events import FactsExtractedEvent, is_heard, send
 from llama_index_memory_ext.fact import retire, utc_now
-from llama_index_memory_ext.facts.reply import ask_for_facts, extraction_prompt
+from llama_index_memory_ext.facts.prompt import ask_for_facts, extraction_prompt
 from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.store.readers import Seen
 from llama_index_memory_ext.text.messages import Utterance, spoken
@@ -165,9 +165,9 @@ class Extractor:
         related = [fact for fact in facts if fact.created_at.date() <= then.date()][:_RELATED_FACTS]
         started = perf_counter()
         prompt = extraction_prompt(lines, related, today=utc_now().date(), said_on=then.date())
-        reply = await ask_for_facts(self.block.llm or Settings.llm, prompt)
+        answer = await ask_for_facts(self.block.llm or Settings.llm, prompt)
         seconds = perf_counter() - started
-        return self._validated(reply, lines, related, known, then)._replace(seconds=seconds)
+        return self._validated(answer.reply, lines, related, known, then)._replace(seconds=seconds)
 
     def _validated(
         self,

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE, Fact, normalised, raised, retire
-from llama_index_memory_ext.grounding.dates import ages_in, missing_dates, without_dates
+from llama_index_memory_ext.grounding.dates import ages_in, missing_dates, period_of, without_dates
 from llama_index_memory_ext.grounding.language import is_translation, may_be_english
 from llama_index_memory_ext.grounding.names import missing_names, shares_name
 from llama_index_memory_ext.grounding.numbers import has_numbers, missing_numbers
@@ -22,7 +22,7 @@ from llama_index_memory_ext.text.messages import escape_tags
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from datetime import datetime
+    from datetime import date, datetime
 
     from llama_index_memory_ext.facts.reply import ExtractionReply, NewFact, Retirement
     from llama_index_memory_ext.text.messages import Utterance
@@ -171,7 +171,9 @@ class _Validation:
             reason = entry.reason[:_MAX_FACT] or "The user said that it is true no longer."
             if entry.replaced_by and new is None:
                 reason += " What is true instead was not stored."
-            self._retired[fact.id] = retire(fact, reason, max(fact.updated_at, self.now), new.id if new else None)
+            ended = retire(fact, reason, max(fact.updated_at, self.now), new.id if new else None)
+            valid_until = self._said_day(entry.valid_until, 1)
+            self._retired[fact.id] = ended.model_copy(update={"valid_until": valid_until}) if valid_until else ended
 
     def confirm(self, number: int) -> None:
         """Confirms a known fact if the user used any of its keywords: the assistant repeats what it was shown."""
@@ -327,6 +329,13 @@ class _Validation:
         share = max(self.min_keyword_share, _SHARE_BESIDE_OTHERS) if self.others else self.min_keyword_share
         return len(own) >= share * len(words) and bool(shared(words, keywords(place.span.of(text)) | answered))
 
+    def _said_day(self, written: str, side: int) -> date | None:
+        """Returns the first (0) or the last (1) day of a day, month or year, if that was said or follows from it."""
+        period = period_of(written)
+        if period is None or missing_dates(written, self._said, self.now.date()):
+            return None
+        return period[side]
+
     def _fact(self, new: NewFact, place: _Place) -> Fact:
         """Returns a new fact as it is stored. Its source is the text of the line with its quote and around it."""
         quote = place.span.of(self.lines[place.line].text)
@@ -340,6 +349,8 @@ class _Validation:
             category=new.category,
             confidence=new.confidence,
             quote=quote,
+            valid_from=self._said_day(new.valid_from, 0),
+            valid_until=self._said_day(new.valid_until, 1),
             created_at=self.now,
             session_id=self.session_id,
             message_ids=tuple(self.lines[i].row_id for i in sorted(found)),
