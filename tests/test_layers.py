@@ -28,7 +28,7 @@ agents      tools > retriever                                             # memo
 memory      condensed_memory > flushing preset stats > prompt_caches template  # the preset: when to flush, what is sent
 ---
 record      block > summary > recall window > message_index selection > entry  # the conversation, within its limit
-facts       backfill > block > extractor > cache validation > book ranking reply  # extracted, checked, ranked
+facts       backfill > block > extractor > cache validation > book ranking reply > history > period  # extracted, ranked
 ---
 grounding   source                                                        # whether a statement stands on its words
 .           log_block                                                     # what both blocks share: they read one log
@@ -39,7 +39,7 @@ formats     __init__ > openai                                             # mess
 ---
 .           fact                                                          # a fact, with its dates and its source
 ---
-text        trim > cutting messages > tokens tool_calls                   # messages as text: written, counted, cut
+text        trim > cutting messages > tokens tool_calls visible           # messages as text: written, counted, cut
 ---
 background  jobs locks                                                    # work that no answer waits for
 ---

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.settings import Settings
 
@@ -13,7 +13,7 @@ from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.events import FactsExtractedEvent, is_heard, send
 from llama_index_memory_ext.fact import retire, utc_now
 from llama_index_memory_ext.facts.reply import ask_for_facts, extraction_prompt
-from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply
+from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply, without_repeats
 from llama_index_memory_ext.store.readers import Seen
 from llama_index_memory_ext.text.messages import Utterance, spoken
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import date, datetime
 
-    from llama_index_memory_ext.fact import Fact
+    from llama_index_memory_ext.fact import Fact, RetiredBy
     from llama_index_memory_ext.facts.cache import FactCache, UserFacts
     from llama_index_memory_ext.facts.reply import ExtractionReply
     from llama_index_memory_ext.log_block import LogBlock
@@ -89,7 +89,12 @@ class Extractor:
         return [one for one in await self._utterances([*page.rows, *unread.rows][-_BATCH_ROWS:]) if one.text]
 
     async def apply(
-        self, reply: ExtractionReply, lines: Sequence[Utterance], about: Sequence[Fact] = ()
+        self,
+        reply: ExtractionReply,
+        lines: Sequence[Utterance],
+        about: Sequence[Fact] = (),
+        *,
+        retired_by: RetiredBy | None = None,
     ) -> tuple[ValidatedReply, Sequence[Fact]]:
         """Store a reply that comes from a tool; returns it validated, and all facts that it has changed.
 
@@ -98,7 +103,8 @@ class Extractor:
         """
         for _ in range(_TRIES):
             known = await self.cache.read(self.namespace)
-            learned = self._validated(reply, lines, about, known, utc_now(), min_keyword_share=_TOOL_KEYWORD_SHARE)
+            options = {"min_keyword_share": _TOOL_KEYWORD_SHARE, "retired_by": retired_by}
+            learned = self._validated(reply, lines, about, known, utc_now(), **options)
             if not learned.changed:
                 return learned.reply, ()
             if await self.cache.store.facts.write(self.namespace, learned.changed, known.changes):
@@ -171,10 +177,9 @@ class Extractor:
         related: Sequence[Fact],
         known: UserFacts,
         then: datetime,
-        *,
-        min_keyword_share: float = 0.0,
+        **options: Any,
     ) -> Extracted:
-        """What changes by a reply; over ``max_facts`` the least confident facts are retired."""
+        """What changes by a reply, with ``validate_reply``'s options; the least confident over ``max_facts`` retire."""
         valid = validate_reply(
             reply,
             lines,
@@ -184,15 +189,17 @@ class Extractor:
             active=known.active,
             session_id=self.session_id,
             min_confidence=self.min_confidence,
-            min_keyword_share=min_keyword_share,
+            **options,
         )
+        valid = without_repeats(valid, known.past)
         self.rejections.update(valid.rejections)
         changed = {fact.id: fact for fact in (*valid.accepted, *valid.confirmed, *valid.retired)}
         if self.max_facts is not None:
-            active = [fact for fact in {**known.facts, **changed}.values() if not fact.retired]
+            now = utc_now()
+            active = [fact for fact in {**known.facts, **changed}.values() if fact.state(now) == "present"]
             active.sort(key=lambda fact: (fact.pinned, fact.confidence, fact.updated_at))
             over = active[: max(len(active) - self.max_facts, 0)]
-            changed |= {fact.id: retire(fact, "over max_facts", utc_now()) for fact in over}
+            changed |= {fact.id: retire(fact, "over max_facts", now, by="limit") for fact in over}
         return Extracted(list(changed.values()), valid)
 
     async def _tell(self, learned: Extracted, before: Mapping[str, Fact]) -> None:

@@ -19,6 +19,7 @@ from llama_index_memory_ext.fact import CATEGORIES, DEFAULT_CATEGORY
 from llama_index_memory_ext.search.tokenization import WEEKDAYS
 from llama_index_memory_ext.text.messages import escape_tags, unescape_tags
 from llama_index_memory_ext.text.tool_calls import Json, calls_of
+from llama_index_memory_ext.text.visible import visible
 
 if TYPE_CHECKING:
     from datetime import date
@@ -99,7 +100,7 @@ def _text(value: Json) -> str:
 
 def _statement(value: Json) -> str:
     """Returns the text on one line, "Prefers tea" where the model writes that the user prefers tea."""
-    content = " ".join(value.split()) if isinstance(value, str) else ""
+    content = " ".join(visible(value).split()) if isinstance(value, str) else ""
     rest = _SUBJECT.sub("", content)
     return content if rest == content else rest[:1].upper() + rest[1:]
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE, Fact, normalised, raised, retire
+from llama_index_memory_ext.facts.history import why_retired
 from llama_index_memory_ext.grounding.source import SourceText, comparable, find_quote, keywords
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import datetime
 
+    from llama_index_memory_ext.fact import RetiredBy
     from llama_index_memory_ext.facts.reply import ExtractionReply, NewFact, Retirement
     from llama_index_memory_ext.text.messages import Utterance
 
@@ -103,6 +105,7 @@ def validate_reply(
     session_id: str | None = None,
     min_confidence: float = DEFAULT_MIN_CONFIDENCE,
     min_keyword_share: float = 0.0,
+    retired_by: RetiredBy | None = None,
 ) -> ValidatedReply:
     """Checks each entry of a reply against the conversation.
 
@@ -116,8 +119,10 @@ def validate_reply(
         min_confidence: 0..1; new facts with less are rejected.
         min_keyword_share: 0..1; the share of a new fact's keywords that the user must have used, one of them in the
             quote. 0 for a model that reads only the conversation, and no web pages.
+        retired_by: By what facts are retired; None: by what the quote and the reason say. With "request", past facts
+            can be retired, too.
     """
-    validation = _Validation(lines, known, now, active, session_id, min_confidence, min_keyword_share)
+    validation = _Validation(lines, known, now, active, session_id, min_confidence, min_keyword_share, retired_by)
     for new in reply.new_facts:
         validation.add(new)
     for entry in reply.retired:
@@ -125,6 +130,14 @@ def validate_reply(
     for number in reply.confirmed:
         validation.confirm(number)
     return validation.result()
+
+
+def without_repeats(valid: ValidatedReply, past: Sequence[Fact]) -> ValidatedReply:
+    """The reply without new facts that have ended on the same day as a known one that says the same."""
+    known = {(normalised(fact.content), fact.valid_until) for fact in past if not fact.retired}
+    new = tuple(fact for fact in valid.accepted if (normalised(fact.content), fact.valid_until) not in known)
+    repeats = (Rejection("duplicate", "It is known already."),) * (len(valid.accepted) - len(new))
+    return replace(valid, accepted=new, rejected=(*valid.rejected, *repeats)) if repeats else valid
 
 
 def disallowed(text: str) -> Rejection | None:
@@ -150,6 +163,7 @@ class _Validation:
     session_id: str | None
     min_confidence: float
     min_keyword_share: float
+    retired_by: RetiredBy | None = None
 
     def __post_init__(self) -> None:
         self._texts = [comparable(line.text) for line in self.lines]
@@ -180,11 +194,13 @@ class _Validation:
 
     def retire(self, entry: Retirement) -> None:
         """Retires a known fact unless something is wrong with the entry."""
-        fact = self._known_fact(entry.number)
+        fact = self._known_fact(entry.number, past=self.retired_by == "request")
         new = self._by_label.get(entry.replaced_by) if entry.replaced_by else None
         if fact and not self._is_rejected(self._retirement_reasons(entry, fact, new)):
             reason = entry.reason[:_MAX_FACT] or "The user said that it is true no longer."
-            self._retired[fact.id] = retire(fact, reason, max(fact.updated_at, self.now), new.id if new else None)
+            by = self.retired_by or why_retired(f"{entry.quote}\n{entry.reason}")
+            then = max(fact.updated_at, self.now)
+            self._retired[fact.id] = retire(fact, reason, then, new.id if new else None, by=by)
 
     def confirm(self, number: int) -> None:
         """Confirms a known fact if the user used any of its keywords: the assistant repeats what it was shown."""
@@ -205,9 +221,9 @@ class _Validation:
         then = max(fact.updated_at, self.now)
         self._confirmed[fact.id] = fact.model_copy(update={"confidence": raised(fact.confidence), "updated_at": then})
 
-    def _known_fact(self, number: int) -> Fact | None:
+    def _known_fact(self, number: int, *, past: bool = False) -> Fact | None:
         fact = self.known[number - 1] if 0 < number <= len(self.known) else None
-        if fact and not fact.retired:
+        if fact and (not fact.retired or (past and fact.state(self.now) == "past")):
             return fact
         self._rejected.append(Rejection("unknown_fact", "It names no fact that is known."))
         return None
