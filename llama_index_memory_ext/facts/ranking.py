@@ -244,7 +244,7 @@ def explain(ranked: Sequence[RankedFact], limit: int, counter: TokenCounter) -> 
 
 def _why_first(fact: Fact) -> str:
     """Why a fact comes before those that match better; "" if it does not, as what is retired."""
-    if fact.retired:
+    if fact.retired_at is not None:
         return ""
     if fact.pinned:
         return "pinned"
