@@ -28,7 +28,7 @@ agents      tools > requests retriever                                    # memo
 memory      condensed_memory > flushing preset stats > prompt_caches template  # the preset: when to flush, what is sent
 ---
 record      block > summary > recall window > message_index selection > entry  # the conversation, within its limit
-facts       backfill > block > extractor > cache prompt validation > book ranking reply > fields  # read, checked
+facts       backfill > block > extractor > cache prompt validation > book ranking reply > fields history > period  # facts
 ---
 grounding   statement > names > dates > numbers quotes secrets > words > language  # whether a statement stands on words
 .           log_block                                                     # what both blocks share: they read one log
@@ -39,7 +39,7 @@ formats     __init__ > openai                                             # mess
 ---
 .           fact                                                          # a fact, with its dates and its source
 ---
-text        trim > cutting loose_json > messages > finish tokens tool_calls   # messages as text: written, counted, cut
+text        trim > cutting loose_json > messages > finish tokens tool_calls visible  # messages as text: counted, cut
 ---
 background  jobs locks                                                    # work that no answer waits for
 ---

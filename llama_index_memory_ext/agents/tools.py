@@ -12,7 +12,7 @@ from llama_index.core.tools.tool_spec.base import BaseToolSpec
 from llama_index_memory_ext.agents.requests import asks_to_forget
 from llama_index_memory_ext.agents.retriever import MemoryRetriever, check_memory, store_errors
 from llama_index_memory_ext.errors import FactError, LimitError
-from llama_index_memory_ext.fact import DEFAULT_CATEGORY, Fact, normalised
+from llama_index_memory_ext.fact import DEFAULT_CATEGORY, Fact, normalised, utc_now
 from llama_index_memory_ext.facts.reply import ExtractionReply
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.record.message_index import SEARCH_TOOL
@@ -146,7 +146,8 @@ class MemoryToolSpec(BaseToolSpec):
 
     async def _meant(self, wanted: Sequence[str]) -> list[list[Fact]]:
         """Returns for each id, or words of a fact, the facts that it may mean, best first."""
-        known = [(normalised(fact.content), fact) for fact in await self.memory.facts.alist()]
+        facts, now = await self.memory.facts.alist(with_retired=True), utc_now()
+        known = [(normalised(fact.content), fact) for fact in facts if fact.state(now) != "retired"]
         meant = []
         for words in map(str, wanted):
             found = _named_by(words, known)
@@ -169,7 +170,8 @@ class MemoryToolSpec(BaseToolSpec):
             for i, is_asked in enumerate(asked, 1)
             if is_asked
         ]
-        valid, _ = await extractor.apply(ExtractionReply.model_validate({"retired": entries}), lines, chosen)
+        reply = ExtractionReply.model_validate({"retired": entries})
+        valid, _ = await extractor.apply(reply, lines, chosen, retired_by="request")
         gone = {fact.id for fact in valid.retired}
         why = " ".join(dict.fromkeys(map(attrgetter("detail"), valid.rejected))) or _HOW_TO_FORGET
         return [
@@ -203,7 +205,7 @@ def _named_by(words: str, known: Sequence[tuple[str, Fact]]) -> list[Fact]:
 
 def _line_of(node: NodeWithScore) -> str:
     known = node.node.metadata
-    shown = {"date": known["date"]}
+    shown: dict[str, str] = {key: known[key] for key in ("date", "until") if key in known}
     if known["kind"] == "fact":
         shown = {"id": known["fact_id"][:_ID_CHARACTERS], **shown, "category": known["category"]}
     else:

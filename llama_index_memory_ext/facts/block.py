@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from datetime import datetime
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +15,7 @@ from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index_memory_ext.background.jobs import JobKey
 from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.events import ExtractionFailedEvent, FactsInjectedEvent, is_heard, send
-from llama_index_memory_ext.fact import CONFIDENCE_WEIGHT, DEFAULT_MIN_CONFIDENCE, SIMILARITY_WEIGHT, Fact
+from llama_index_memory_ext.fact import CONFIDENCE_WEIGHT, DEFAULT_MIN_CONFIDENCE, SIMILARITY_WEIGHT, Fact, utc_now
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.cache import FactCache, UserFacts
 from llama_index_memory_ext.facts.extractor import Extractor
@@ -70,6 +72,7 @@ class RelevantFactsBlock(LogBlock):
     _talks: Recent[str, _Talk] = PrivateAttr(default_factory=Recent)
     _shown: Recent[tuple[object, ...], tuple[CountedText, list[Fact]]] = PrivateAttr(default_factory=Recent)
     _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
+    _clock: Callable[[], datetime] = PrivateAttr(default_factory=lambda: utc_now)
 
     @classmethod
     def class_name(cls) -> str:
@@ -85,14 +88,15 @@ class RelevantFactsBlock(LogBlock):
         talk, now = await self._talk_before(session_id, namespace)
         cache = self._cache
         known = await cache.read(namespace, now)
-        if not known.active:
-            return ""
         question, context = question_in(messages or [], talk.turns, self.context_turns)
-        key = (known.changes.epoch, known.changes.change, namespace, question, *context)
+        asked = await cache.candidates(known, namespace, question)
+        if not asked.facts:
+            return ""
+        key = (*known.version, asked.period, namespace, question, *context)
         shown = cached = self._shown.get(key)
         if shown is None:
-            prepared = await cache.prepare(known, [question, *context])
-            shown = self._fitted(cache.best_first(known, question, context), known)
+            prepared = await cache.prepare(asked, [question, *context])
+            shown = self._fitted(cache.best_first(known, question, context, among=asked), known)
             if prepared:
                 self._shown.put(key, shown)
         text, facts = shown
@@ -102,7 +106,7 @@ class RelevantFactsBlock(LogBlock):
                     session_id=session_id,
                     user_id=namespace,
                     fact_ids=[fact.id for fact in facts],
-                    known=len(known.active),
+                    known=len(asked.facts),
                     tokens=text.tokens,
                     token_limit=self.token_limit,
                     cached=cached is not None,
@@ -125,12 +129,13 @@ class RelevantFactsBlock(LogBlock):
 
     def book(self, session_id: str = DEFAULT_SESSION_ID) -> FactBook:
         """The facts of a session's user, to look at and to change."""
-        return FactBook(self._store, self.namespace_of(session_id))
+        return FactBook(self._store, self.namespace_of(session_id), clock=self._clock)
 
     async def asearch(self, question: str, *, session_id: str = DEFAULT_SESSION_ID) -> list[RankedFact]:
         """The facts that have something in common with a question, best first; [] if none has.
 
-        With an ``embed_model`` nearly every fact has. The turns before the question are not looked at.
+        A question about the past finds past facts, too; their entries say ``past``. With an ``embed_model`` nearly
+        every fact has something in common. The turns before the question are not looked at.
         """
         ranked = await self._cache.ranked(self.namespace_of(session_id), question)
         return [entry for entry in ranked if entry.similarity > 0]
@@ -140,7 +145,8 @@ class RelevantFactsBlock(LogBlock):
     ) -> Explanation:
         """Why each fact is shown for a question, or not; prints as a table, and shows as one in a notebook.
 
-        Only a block without a ``user_id`` needs a ``session_id``; ``context`` are the turns before, oldest first.
+        For a question about the past, each past fact is one of them. Only a block without a ``user_id`` needs a
+        ``session_id``; ``context`` are the turns before, oldest first.
         """
         ranked = await self._cache.ranked(self.namespace_of(session_id), question, context)
         return explain(ranked, self._room, self.tokenizer_fn)
@@ -205,7 +211,7 @@ class RelevantFactsBlock(LogBlock):
     @property
     def _cache(self) -> FactCache:
         weights = self.similarity_weight, self.confidence_weight
-        return FactCache(self._store, self._users, self.ranker_factory, self.embed_model, *weights)
+        return FactCache(self._store, self._users, self.ranker_factory, self.embed_model, *weights, self._clock)
 
     @property
     def _room(self) -> int:

@@ -13,7 +13,7 @@ from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.events import FactsExtractedEvent, is_heard, send
 from llama_index_memory_ext.fact import retire, utc_now
 from llama_index_memory_ext.facts.prompt import ask_for_facts, extraction_prompt
-from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply
+from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply, without_repeats
 from llama_index_memory_ext.store.readers import Seen
 from llama_index_memory_ext.text.messages import Utterance, spoken
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import date, datetime
 
-    from llama_index_memory_ext.fact import Fact
+    from llama_index_memory_ext.fact import Fact, RetiredBy
     from llama_index_memory_ext.facts.cache import FactCache, UserFacts
     from llama_index_memory_ext.facts.reply import ExtractionReply
     from llama_index_memory_ext.log_block import LogBlock
@@ -93,14 +93,20 @@ class Extractor:
         return [one for one in await self._utterances(rows) if one.text], results
 
     async def apply(
-        self, reply: ExtractionReply, lines: Sequence[Utterance], about: Sequence[Fact] = (), others: str = ""
+        self,
+        reply: ExtractionReply,
+        lines: Sequence[Utterance],
+        about: Sequence[Fact] = (),
+        *,
+        others: str = "",
+        retired_by: RetiredBy | None = None,
     ) -> tuple[ValidatedReply, Sequence[Fact]]:
         """Store a reply that comes from a tool; returns it validated, and all facts that it has changed.
 
         A web page may tell a model with tools what to store: of what is new, two keywords in five must be the user's.
         ``about`` are the facts that the reply names by their places, from 1, and ``others`` is what tools said.
         """
-        rules = {"min_keyword_share": _TOOL_KEYWORD_SHARE, "others": others}
+        rules = {"min_keyword_share": _TOOL_KEYWORD_SHARE, "others": others, "retired_by": retired_by}
         for _ in range(_TRIES):
             known = await self.cache.read(self.namespace)
             learned = self._validated(reply, lines, about, known, utc_now(), **rules)
@@ -178,7 +184,7 @@ class Extractor:
         then: datetime,
         **rules: Any,
     ) -> Extracted:
-        """What changes by a reply; over ``max_facts`` the least confident facts are retired."""
+        """What changes by a reply, with ``validate_reply``'s rules; the least confident over ``max_facts`` retire."""
         valid = validate_reply(
             reply,
             lines,
@@ -190,13 +196,15 @@ class Extractor:
             min_confidence=self.min_confidence,
             **rules,
         )
+        valid = without_repeats(valid, known.past)
         self.rejections.update(valid.rejections)
         changed = {fact.id: fact for fact in (*valid.accepted, *valid.confirmed, *valid.retired)}
         if self.max_facts is not None:
-            active = [fact for fact in {**known.facts, **changed}.values() if not fact.retired]
+            now = utc_now()
+            active = [fact for fact in {**known.facts, **changed}.values() if fact.state(now) == "present"]
             active.sort(key=lambda fact: (fact.pinned, fact.confidence, fact.updated_at))
             over = active[: max(len(active) - self.max_facts, 0)]
-            changed |= {fact.id: retire(fact, "over max_facts", utc_now()) for fact in over}
+            changed |= {fact.id: retire(fact, "over max_facts", now, by="limit") for fact in over}
         return Extracted(list(changed.values()), valid)
 
     async def _tell(self, learned: Extracted, before: Mapping[str, Fact]) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE, Fact, normalised, raised, retire
+from llama_index_memory_ext.facts.history import why_retired
 from llama_index_memory_ext.grounding.dates import ages_in, missing_dates, period_of, without_dates
 from llama_index_memory_ext.grounding.language import is_translation, may_be_english
 from llama_index_memory_ext.grounding.names import missing_names, shares_name
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import date, datetime
 
+    from llama_index_memory_ext.fact import RetiredBy
     from llama_index_memory_ext.facts.reply import ExtractionReply, NewFact, Retirement
     from llama_index_memory_ext.text.messages import Utterance
 
@@ -85,6 +87,7 @@ def validate_reply(
     min_keyword_share: float = 0.0,
     context: Sequence[Utterance] = (),
     others: str = "",
+    retired_by: RetiredBy | None = None,
 ) -> ValidatedReply:
     """Checks each entry of a reply against the conversation.
 
@@ -100,8 +103,11 @@ def validate_reply(
             reads only the conversation, and no web pages.
         context: What was said right before, which nothing is quoted from, but which names and questions may come from.
         others: With ``min_keyword_share``, what tools and pages said: no keyword of a new fact may be theirs alone.
+        retired_by: By what facts are retired; None: by what the quote and the reason say. With "request", past facts
+            can be retired, too.
     """
-    validation = _Validation(lines, known, now, active, session_id, min_confidence, min_keyword_share, context, others)
+    limits = min_confidence, min_keyword_share
+    validation = _Validation(lines, known, now, active, session_id, *limits, context, others, retired_by)
     for new in reply.new_facts:
         validation.add(new)
     quotes = Counter(entry.quote for entry in reply.retired)
@@ -110,6 +116,14 @@ def validate_reply(
     for number in reply.confirmed:
         validation.confirm(number)
     return validation.result()
+
+
+def without_repeats(valid: ValidatedReply, past: Sequence[Fact]) -> ValidatedReply:
+    """The reply without new facts that have ended on the same day as a known one that says the same."""
+    known = {(normalised(fact.content), fact.valid_until) for fact in past if not fact.retired}
+    new = tuple(fact for fact in valid.accepted if (normalised(fact.content), fact.valid_until) not in known)
+    repeats = (Rejection("duplicate", "It is known already."),) * (len(valid.accepted) - len(new))
+    return replace(valid, accepted=new, rejected=(*valid.rejected, *repeats)) if repeats else valid
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +148,7 @@ class _Validation:
     min_keyword_share: float
     context: Sequence[Utterance]
     others: str
+    retired_by: RetiredBy | None
 
     def __post_init__(self) -> None:
         # A user may say yes to a name or a number of the assistant's.
@@ -165,13 +180,14 @@ class _Validation:
 
     def retire(self, entry: Retirement, *, quoted: int) -> None:
         """Retires a known fact unless something is wrong with the entry; ``quoted`` entries have the same quote."""
-        fact = self._known_fact(entry.number)
+        fact = self._known_fact(entry.number, past=self.retired_by == "request")
         new = self._by_label.get(entry.replaced_by) if entry.replaced_by else None
         if fact and not self._is_rejected(self._retirement_reasons(entry, fact, new, quoted)):
             reason = entry.reason[:_MAX_FACT] or "The user said that it is true no longer."
             if entry.replaced_by and new is None:
                 reason += " What is true instead was not stored."
-            ended = retire(fact, reason, max(fact.updated_at, self.now), new.id if new else None)
+            by = self.retired_by or why_retired(f"{entry.quote}\n{entry.reason}")
+            ended = retire(fact, reason, max(fact.updated_at, self.now), new.id if new else None, by=by)
             valid_until = self._said_day(entry.valid_until, 1)
             self._retired[fact.id] = ended.model_copy(update={"valid_until": valid_until}) if valid_until else ended
 
@@ -194,9 +210,9 @@ class _Validation:
         then = max(fact.updated_at, self.now)
         self._confirmed[fact.id] = fact.model_copy(update={"confidence": raised(fact.confidence), "updated_at": then})
 
-    def _known_fact(self, number: int) -> Fact | None:
+    def _known_fact(self, number: int, *, past: bool = False) -> Fact | None:
         fact = self.known[number - 1] if 0 < number <= len(self.known) else None
-        if fact and not fact.retired:
+        if fact and (not fact.retired or (past and fact.state(self.now) == "past")):
             return fact
         self._rejected.append(Rejection("unknown_fact", "It names no fact that is known."))
         return None
@@ -294,8 +310,8 @@ class _Validation:
             yield Rejection(reason, _UNSAID[reason])
         has_shared = shared(keywords(fact.content), keywords(f"{text}\n{self._question_before(place.line)}"))
         # An agent's tool has looked for the user's request itself.
-        is_statement = bool(self.min_keyword_share) or len(TOKEN.findall(place.span.of(text))) > _SHORTEST_STATEMENT - 1
-        if not has_shared and not (is_statement and (new or quoted == 1 or self.min_keyword_share)):
+        is_statement = self.retired_by == "request" or len(TOKEN.findall(place.span.of(text))) > _SHORTEST_STATEMENT - 1
+        if not has_shared and not (is_statement and (new or quoted == 1 or self.retired_by == "request")):
             yield Rejection("not_contradicted", "The user's words say nothing of it.")
 
     def _find(self, quote: str) -> _Place | None:

@@ -195,7 +195,8 @@ def _onto(fact: Fact, stored: Fact | None, same: Mapping[str, str]) -> Fact | No
     replaced_by = same.get(fact.replaced_by or "", fact.replaced_by)
     if stored is None:
         return fact.model_copy(update={"replaced_by": replaced_by}) if same[fact.id] == fact.id else None
-    if fact.retired and not (stored.retired or stored.pinned):
+    is_new = not stored.retired or fact.retired_by == "request"
+    if fact.retired and is_new and not stored.pinned:
         # The user's own words have ended it, whatever was made of it meanwhile.
-        return retire(stored, fact.retired_reason or "", fact.updated_at, replaced_by)
+        return retire(stored, fact.retired_reason or "", fact.updated_at, replaced_by, by=fact.retired_by)
     return None

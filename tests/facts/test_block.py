@@ -34,6 +34,7 @@ from llama_index_memory_ext import (
 )
 from llama_index_memory_ext.fact import retire
 from llama_index_memory_ext.facts.book import FactBook
+from llama_index_memory_ext.text.visible import visible
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.memories import OpenMemory, OpenPlainMemory
 from tests.models import StartModel, client_without_connections
@@ -164,7 +165,7 @@ async def test_no_facts_exceed_the_limit(facts: list[tuple[str, float, bool]], l
     """Whatever they say, counted with the element around them; and no fact can forge our tags."""
     block = RelevantFactsBlock(token_limit=limit, extract_facts=False)
     for content, confidence, pinned in facts:
-        if content.strip():
+        if visible(content).strip():
             await block.book().aadd(content, confidence=confidence, pinned=pinned)
     text = await block.aget([user(question)])
     assert text == "" or COUNTER.count(f"<relevant_facts>\n{text}</relevant_facts>\n") <= limit

@@ -36,6 +36,7 @@ from llama_index_memory_ext.facts.prompt import (
 )
 from llama_index_memory_ext.facts.reply import ExtractionReply
 from llama_index_memory_ext.text.messages import Utterance
+from llama_index_memory_ext.text.visible import visible
 from tests.models import StartClient, StartModel
 from tests.openai_server import Message, call, fail, say
 
@@ -145,7 +146,9 @@ hostile = st.lists(WORDS | st.text(max_size=3), max_size=12).map("".join)
 
 
 @given(
-    st.lists(hostile, max_size=4), st.lists(hostile.filter(str.strip), max_size=3), st.sampled_from(["user", '"><x'])
+    st.lists(hostile, max_size=4),
+    st.lists(hostile.filter(lambda text: visible(text).strip()), max_size=3),
+    st.sampled_from(["user", '"><x']),
 )
 def test_no_text_closes_the_transcript_or_the_known_facts(said: list[str], facts: list[str], role: str) -> None:
     lines = [Utterance(i, role, text) for i, text in enumerate(said)]
