@@ -28,7 +28,7 @@ agents      tools > requests retriever                                    # memo
 memory      condensed_memory > flushing preset stats > prompt_caches template  # the preset: when to flush, what is sent
 ---
 record      block > summary > recall window > message_index selection > entry  # the conversation, within its limit
-facts       backfill > block > extractor > cache prompt validation > book ranking reply > fields history > period  # facts
+facts       backfill > block > extractor > cache prompt validation > book ranking reply > fields history > period  # read
 ---
 grounding   statement > names > dates > numbers quotes secrets > words > language  # whether a statement stands on words
 .           log_block                                                     # what both blocks share: they read one log

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 # A request to forget: the verb begins the sentence, or follows a polite beginning of it.
 _ASKS = re.compile(
     r"(?i)^\W*(?:(?:please|ok(?:ay)?|and|then|now|also|just|yes|actually|bitte)\W+)*"
-    r"(?:(?:can|could|will|would) you (?:please )?|you (?:can|may|should) |i(?:['\u2019]d| would)? (?:want|like) you to )?"
+    r"(?:(?:can|could|will|would) you (?:please )?|you (?:can|may|should) "
+    r"|i(?:['\u2019]d| would)? (?:want|like) you to )?"
     r"(?:forget|delete|remove|erase|drop|vergiss|vergessen|l\u00f6sche?|oublie[zr]?|efface[zr]?|supprime[zr]?|olvida"
     r"|borra|elimina|dimentica|cancella|esquece|apaga)\b"
     r"|忘掉|忘记|忘了|删除|删掉|刪除|忘れて|削除して|消して"
@@ -26,7 +27,8 @@ _ASKS = re.compile(
 # "Everything", but not "everything about my job".
 _EVERYTHING = re.compile(
     r"(?i)\b(?:everything|all|alles|tout|todo|tutto|tudo)\b"
-    r"(?! (?:about|of|on|\u00fcber|sur|sobre|su) (?!(?:me|this|that|it|them|mich|moi|m\u00ed)\b))|全部|所有|一切|すべて|全て"
+    r"(?! (?:about|of|on|\u00fcber|sur|sobre|su) (?!(?:me|this|that|it|them|mich|moi|m\u00ed)\b))"
+    "|全部|所有|一切|すべて|全て"
 )
 # "Forget it" means what was said right before.
 _LONGEST_POINTER, _LINES_BEFORE = 3, 2
