@@ -27,10 +27,10 @@ agents      tools > retriever                                             # memo
 ---
 memory      condensed_memory > flushing preset stats > prompt_caches template  # the preset: when to flush, what is sent
 ---
-record      block > summary > recall window > message_index selection > entry  # the conversation, within its limit
+record      block > summary > recall summary_checks window > message_index selection > entry  # within the limit
 facts       backfill > block > extractor > cache validation > book ranking reply  # extracted, checked, ranked
 ---
-grounding   source                                                        # whether a statement stands on its words
+grounding   sentences > language source                                   # whether a statement stands on its words
 .           log_block                                                     # what both blocks share: they read one log
 ---
 store       __init__ > facts log > readers users > database > engine schema  # the tables, and who has read how far
@@ -57,6 +57,7 @@ DOORS: dict[str, set[str]] = {
     "snowballstemmer": {"search"},
     "typer": {"cli"},
     "rich": {"cli"},
+    "py3langid": {"grounding"},
 }
 
 
