@@ -69,30 +69,28 @@ def checked_summary(
         SummaryReplyError: The answer is empty, repeats itself or the prompt, or does not tell what was said, as
             refusals and error messages do not.
     """
-    text = unescape_tags(_unwrapped(reply), PROMPT_TAGS)
     messages = unescape_tags(_ENTRY_TAGS.sub(" ", said), PROMPT_TAGS)
     source = Said(messages, previous)
-    text = source.without_foreign_tags(text).strip() if said else text
-    reason = _rejection_reason(_unwrapped(reply)) or _rejection_reason(text)
-    if not reason and (said or previous) and not source.is_told_by(text):
+    # Our tags are escaped in the prompt from which the model has copied them.
+    text = unescape_tags(unwrapped := _unwrapped(reply), PROMPT_TAGS)
+    pieces = pieces_of(source.without_foreign_tags(text).strip() if said else text)
+    reason = _rejection_reason(unwrapped)
+    if not reason and (said or previous) and not source.is_told_by("".join(pieces)):
         reason = "it does not tell what was said"
     if reason:
         raise SummaryReplyError(reply, reason)
-    pieces = pieces_of(text)
     taken = _supported(pieces, source, previous) if said else pieces
-    if share_kept(text, "".join(taken)) < _FEWEST_LEFT:
+    if share_kept("".join(pieces), "".join(taken)) < _FEWEST_LEFT:
         raise SummaryReplyError(reply, "it tells what nobody said")
     is_cut = finish_reason.lower() in CUT_REASONS
-    is_full = counter.count(previous) > _FULL * token_limit > 0
     is_whole = len(taken) == len(pieces) and not (is_cut or _ends_early(pieces))
-    if is_whole and share_kept(previous, text) >= (_KEPT_WHEN_FULL if is_full else _KEPT):
+    is_full = counter.count(previous) > _FULL * token_limit > 0
+    if is_whole and share_kept(previous, "".join(taken)) >= (_KEPT_WHEN_FULL if is_full else _KEPT):
         return "".join(taken).strip()
-    if is_cut and taken and not is_finished(taken[-1]):
-        del taken[-1]
-    summary = "\n".join(filter(None, (previous, "".join(filter(source.adds, taken)).strip())))
-    if not summary:
+    new = [piece for piece in taken if source.adds(piece) and (is_finished(piece) or not is_cut or piece != taken[-1])]
+    if not new and not previous:
         raise SummaryReplyError(reply, "no sentence of it is whole")
-    return summary
+    return "\n".join(filter(None, (previous, "".join(new).strip())))
 
 
 def _supported(pieces: Sequence[str], source: Said, previous: str) -> list[str]:
