@@ -27,10 +27,10 @@ agents      tools > requests retriever                                    # memo
 ---
 memory      condensed_memory > flushing preset stats > prompt_caches template  # the preset: when to flush, what is sent
 ---
-record      block > summary > recall window > message_index selection > entry  # the conversation, within its limit
-facts       backfill > block > extractor > cache prompt validation > book ranking reply > fields history > period  # read
+record      block > summary > recall summary_checks window > message_index selection > entry  # within the limit
+facts       backfill > block > extractor > cache prompt validation > book ranking reply > fields history > period
 ---
-grounding   statement > names > dates > numbers quotes secrets > words > language  # whether a statement stands on words
+grounding   sentences statement > names > dates > numbers quotes secrets > words > language  # whether a statement stands on words
 .           log_block                                                     # what both blocks share: they read one log
 ---
 store       __init__ > facts log > readers users > database > engine schema  # the tables, and who has read how far
@@ -55,6 +55,9 @@ DOORS: dict[str, set[str]] = {
     "tiktoken": {"text"},
     "sklearn": set(),
     "snowballstemmer": {"search"},
+    "py3langid": {"grounding"},
+    "num2words": {"grounding"},
+    "dateparser": {"grounding"},
     "typer": {"cli"},
     "rich": {"cli"},
 }

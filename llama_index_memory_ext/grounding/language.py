@@ -17,7 +17,7 @@ _LETTER = re.compile(r"[^\W\d_]")
 # A character of a script without spaces is a part of a word, which has about so many Latin letters.
 _LETTERS_A_CHARACTER = 3
 # A text with fewer words is too short to tell.
-_LEAST_WORDS, _LEAST_CHARACTERS = 3, 2
+_LEAST_WORDS, _LEAST_CHARACTERS = 3, 4
 # A text of so many characters without any kana is not Japanese.
 _NO_JAPANESE = 8
 # Of a longer text the beginning tells.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.grounding.language import language_of
 from llama_index_memory_ext.grounding.words import are_forms
+from llama_index_memory_ext.search.tokenization import STOP_WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -224,6 +225,7 @@ def _names_of_numbers(language: str) -> dict[str, float]:
 def _quantity(written: str, values: Iterable[float], rest: str, sign: str = "") -> Quantity:
     following = re.match(r"[\s-]?(?:of (?:my|our|the) )?([^\W\d_]+|[%°\u20ac$\u00a3]\w?)", rest)
     word = following.group(1).casefold() if following else ""
+    word = "" if word in STOP_WORDS else word
     unit = _EXACT.get(sign.strip()) or _unit(word)
     if unit == "%":
         values = {part for value in values for part in (value, value / 100)}

@@ -90,7 +90,7 @@ def learner(messages: list[Message], tools: list[str]) -> Message:
     if tools == ["report_facts"]:
         return report(messages[-1]["content"])
     if "running summary" in str(messages[0]["content"]):
-        return say("They talked about tools, and liked them.")
+        return say(f"The user talked: {record(messages[-1]['content'])[0][1]}")
     rounds = sum(message["role"] == "tool" for message in messages)
     if rounds < 2 and "Add" in str([m["content"] for m in messages if m["role"] == "user"][-1]).rpartition("\n")[2]:
         return call((f"call_{rounds}", "add", {"a": 1, "b": rounds}))
