@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -471,15 +470,17 @@ async def test_nothing_is_extracted_twice_by_four_processes(database_uri: str, o
     assert facts == sorted(["Likes tea", *(f"Uses tool{name}{i}" for name in range(4) for i in range(5))])
 
 
-def test_a_program_that_simply_ends_leaves_no_warning(database_uri: str, tmp_path: Path) -> None:
-    """And the next start catches up."""
+def test_a_program_that_simply_ends_is_told_what_to_call(database_uri: str) -> None:
+    """In one line; and the next start catches up."""
     program = WORKER.replace("    await memory.aclose()\n", "").replace(
         '        await memory.facts_block.await_jobs("chat")\n', ""
     )
     with serve(learner) as server:
         command = [sys.executable, "-c", program, database_uri, server.api_base, "x"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1)
+    assert "last turns of session 'chat'" in done.stderr
+    assert "`await memory.aclose()`" in done.stderr
 
 
 def test_synchronous_calls_extract_too(database_uri: str) -> None:

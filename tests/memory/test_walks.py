@@ -11,15 +11,16 @@ from tests.conversation import assistant, user
 from tests.memories import OpenMemory
 from tests.memory.walks import walking
 
-LONGEST_AGET, LONGEST_EXTRACTION, LONGEST_FORGETTING = 15, 14, 8
+LONGEST_AGET, LONGEST_EXTRACTION, LONGEST_FORGETTING = 15, 17, 8
 
 
 class Reporter(MockLLM):
-    """Reports one fact."""
+    """Reports one fact, and what it has cost."""
 
     async def achat(self, messages: Any, **options: Any) -> ChatResponse:
         fact = {"label": "n1", "content": "Likes tea", "confidence": 0.9, "quote": "I like tea"}
-        return ChatResponse(message=ChatMessage(role="assistant", content=json.dumps({"new_facts": [fact]})))
+        answer = ChatMessage(role="assistant", content=json.dumps({"new_facts": [fact]}))
+        return ChatResponse(message=answer, raw={"usage": {"prompt_tokens": 900, "completion_tokens": 40}})
 
 
 async def test_reading_the_prompt_of_a_new_turn(open_memory: OpenMemory) -> None:

@@ -1,0 +1,213 @@
+"""Learns what a part of a conversation says about the user, by asking the model."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from llama_index_memory_ext.errors import FactReplyError, RefusedReplyError, TruncatedReplyError, VerificationError
+from llama_index_memory_ext.fact import Fact, retire, utc_now
+from llama_index_memory_ext.facts.asking import ask, ask_for_facts, was_refused
+from llama_index_memory_ext.facts.offering import KNOWN_TOKENS, offered, texts_in
+from llama_index_memory_ext.facts.recovery import VERIFICATION_TRIES
+from llama_index_memory_ext.facts.reply import extraction_prompt
+from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply
+from llama_index_memory_ext.facts.verification import (
+    VERDICT_FORM,
+    VERDICT_TOOL,
+    candidates_of,
+    parse_verdict,
+    similar_facts,
+    verification_prompt,
+    verified,
+)
+from llama_index_memory_ext.search.tfidf import TfidfRanker
+from llama_index_memory_ext.text.messages import Utterance
+from llama_index_memory_ext.text.usage import Usage, usage_of
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from llama_index.core.base.llms.types import ChatMessage, ChatResponse
+    from llama_index.core.llms import LLM
+
+    from llama_index_memory_ext.facts.cache import FactCache, UserFacts
+    from llama_index_memory_ext.facts.reply import ExtractionReply
+    from llama_index_memory_ext.log_block import LogBlock
+
+logger = logging.getLogger(__name__)
+
+EXTRACTION, VERIFICATION = "facts", "verification"
+# What the model is asked where it is not known whether it, or a turn, is to blame for a failure.
+_HARMLESS = (Utterance(0, "user", "I like tea."), Utterance(0, "assistant", "So do I."))
+
+
+class Part(NamedTuple):
+    """A part of a conversation: who says what, when its last question was asked, and when its last message was written.
+
+    ``turns`` is how many turns it has, and ``unverified`` how often its verification has failed.
+    """
+
+    lines: Sequence[Utterance]
+    asked_at: datetime
+    ended_at: datetime
+    turns: int = 1
+    unverified: int = 0
+
+
+class Extracted(NamedTuple):
+    """The facts that a reply changes, the validated reply, the model's seconds, and how many messages it has read.
+
+    ``seconds`` is None if no model was asked. If another process was faster, nothing was stored: all else is empty.
+    ``usage`` is of all calls for it.
+    """
+
+    changed: Sequence[Fact] = ()
+    reply: ValidatedReply = ValidatedReply()
+    seconds: float | None = None
+    messages: int = 0
+    usage: Usage = Usage()
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What extracts facts from parts of a session, with the settings of the block that are used for it.
+
+    ``rejections`` counts the entries of replies that are not stored, by reason, and ``usage`` the calls by their kind.
+    """
+
+    session_id: str
+    block: LogBlock
+    cache: FactCache
+    rejections: Counter[str]
+    usage: dict[str, Usage]
+    max_facts: int | None
+    min_confidence: float
+    verify: bool = False
+
+    async def learn(self, known: UserFacts, part: Part) -> Extracted:
+        """What changes by a part of the conversation; no model is asked where the user has said nothing.
+
+        Raises what the model raises, a FactReplyError for an answer that cannot be read, a TruncatedReplyError for one
+        that is not whole, if there is more than one turn, and a RefusedReplyError.
+        """
+        if not any(line.is_users for line in part.lines):
+            return Extracted()
+        started, spent = perf_counter(), list[Usage]()
+        related = await self._related(known, part)
+        prompt = extraction_prompt(part.lines, related, today=utc_now().date(), said_on=part.asked_at.date())
+        reply = await self._ask(prompt, part.turns, spent)
+        valid = self.validated(reply, part.lines, related, known, part.asked_at)
+        if self.verify and (valid.accepted or valid.retired):
+            places = range(1, len(related) + 1)
+            quotes = {related[one.number - 1].id: one.quote for one in reply.retired if one.number in places}
+            valid = await self._verified(valid, known, part, quotes, spent)
+        return self.changes(valid, known)._replace(seconds=perf_counter() - started, usage=sum(spent, Usage()))
+
+    async def answers(self) -> bool:
+        """Whether the model gives a readable reply about a harmless turn."""
+        try:
+            await self._ask(extraction_prompt(_HARMLESS, [], today=utc_now().date()), 1, [])
+        except Exception as error:  # noqa: BLE001 - a model may fail in any way
+            logger.info("The model does not answer about a harmless turn either (%s).", type(error).__name__)
+            return False
+        return True
+
+    def validated(
+        self,
+        reply: ExtractionReply,
+        lines: Sequence[Utterance],
+        related: Sequence[Fact],
+        known: UserFacts,
+        then: datetime,
+        *,
+        min_keyword_share: float = 0.0,
+    ) -> ValidatedReply:
+        """What of a reply is stored."""
+        return validate_reply(
+            reply,
+            lines,
+            # A fact that was deleted since must not come back by being retired.
+            [known.facts.get(fact.id) or retire(fact, "deleted", fact.updated_at) for fact in related],
+            now=then,
+            active=known.active,
+            session_id=self.session_id,
+            min_confidence=self.min_confidence,
+            min_keyword_share=min_keyword_share,
+        )
+
+    def changes(self, valid: ValidatedReply, known: UserFacts) -> Extracted:
+        """What changes by a validated reply; over ``max_facts`` the least confident facts are retired."""
+        self.rejections.update(valid.rejections)
+        changed = {fact.id: fact for fact in (*valid.accepted, *valid.confirmed, *valid.retired)}
+        if self.max_facts is not None:
+            active = [fact for fact in {**known.facts, **changed}.values() if not fact.retired]
+            active.sort(key=lambda fact: (fact.pinned, fact.confidence, fact.updated_at))
+            over = active[: max(len(active) - self.max_facts, 0)]
+            changed |= {fact.id: retire(fact, "over max_facts", utc_now()) for fact in over}
+        return Extracted(list(changed.values()), valid)
+
+    @property
+    def _llm(self) -> LLM:
+        return self.block.llm or self.block.chosen_llm()
+
+    async def _related(self, known: UserFacts, part: Part) -> list[Fact]:
+        """The known facts that the model is shown, and no fact that was learned from later words.
+
+        An old conversation would seem to correct it.
+        """
+        facts = [fact for fact in known.active if fact.created_at <= max(part.asked_at, part.ended_at)]
+        # No token is shorter than a byte, and none of the numbers and marks around a fact has more than six.
+        if sum(len(fact.content.encode()) + 6 for fact in facts) <= KNOWN_TOKENS:
+            return facts
+        texts = texts_in(part.lines)
+        await self.cache.prepare(known, texts)
+        return offered(facts, texts, known.ranker or TfidfRanker(), self.block.tokenizer_fn)
+
+    async def _ask(self, prompt: Sequence[ChatMessage], turns: int, spent: list[Usage]) -> ExtractionReply:
+        try:
+            answer = await ask_for_facts(self._llm, prompt)
+        except FactReplyError as error:
+            response = getattr(error, "response", None)
+            if response is not None:
+                spent.append(self._count(EXTRACTION, prompt, response))
+            raise
+        spent.append(self._count(EXTRACTION, prompt, answer.response))
+        reply = answer.reply
+        if was_refused(answer.response) and not (reply.new_facts or reply.confirmed or reply.retired):
+            raise RefusedReplyError(
+                "Expected facts, or an answer that there are none; the provider tells of a refusal."
+            )
+        if answer.truncated and turns > 1:
+            raise TruncatedReplyError(
+                "Expected a whole answer; saw one that was cut off. The turns are asked for apart."
+            )
+        return reply
+
+    async def _verified(
+        self, valid: ValidatedReply, known: UserFacts, part: Part, quotes: dict[str, str], spent: list[Usage]
+    ) -> ValidatedReply:
+        """What a second call leaves of a validated reply. If that fails once more, all of it."""
+        candidates = candidates_of(valid, quotes)
+        similar = similar_facts(candidates, known.active, known.ranker)
+        prompt = verification_prompt(candidates, part.lines, similar)
+        try:
+            answer = await ask(self._llm, prompt, VERDICT_TOOL, VERDICT_FORM)
+            spent.append(self._count(VERIFICATION, prompt, answer.response))
+            judgements = parse_verdict(answer.texts, len(candidates))
+        except Exception as error:
+            if part.unverified + 1 < VERIFICATION_TRIES:
+                raise VerificationError("Expected a verdict on what was extracted; there is none.") from error
+            outcome = "they are stored without it"
+            logger.warning("%d facts were not verified (%s); %s.", len(candidates), type(error).__name__, outcome)
+            return valid
+        return verified(valid, candidates, judgements, similar, now=part.asked_at)
+
+    def _count(self, kind: str, prompt: Sequence[ChatMessage], response: ChatResponse) -> Usage:
+        one = usage_of(prompt, response, self.block.tokenizer_fn)
+        self.usage[kind] = self.usage.get(kind, Usage()) + one
+        return one
