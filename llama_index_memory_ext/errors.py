@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llama_index.core.base.llms.types import ChatResponse
+
 
 class MemoryExtError(Exception):
     """Base of all errors that this package raises on purpose."""
@@ -40,7 +45,12 @@ class TurnError(MemoryExtError):
 
 
 class FactReplyError(MemoryExtError, ValueError):
-    """A model's answer in which no facts could be read. Its text is in ``reply``, never in the message of the error."""
+    """A model's answer in which no facts could be read. Its text is in ``reply``, never in the message of the error.
+
+    ``response`` is the whole answer, with its tokens, or None; a copy or a pickle of the error has none.
+    """
+
+    response: ChatResponse | None = None
 
     def __init__(self, reply: str) -> None:
         super().__init__(
@@ -55,10 +65,6 @@ class FactReplyError(MemoryExtError, ValueError):
 
 class TruncatedReplyError(MemoryExtError, ValueError):
     """A model's answer about several turns that has reached the model's limit of tokens; they are asked for apart."""
-
-
-class RefusedReplyError(MemoryExtError, ValueError):
-    """An answer that the model or its provider has refused or filtered."""
 
 
 class VerificationError(MemoryExtError, ValueError):

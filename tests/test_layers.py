@@ -29,8 +29,8 @@ agents      tools > retriever                                             # memo
 memory      condensed_memory > flushing preset stats > prompt_caches template  # the preset: when to flush, what is sent
 ---
 record      block > summary > recall window > message_index selection > entry  # the conversation, within its limit
-facts       backfill > block > extractor > learning > verification >
-            asking cache validation > book offering ranking recovery reply  # extracted, checked, ranked
+facts       backfill > block > extractor > learning > verification > asking cache prompt validation >
+            book offering ranking recovery reply > fields                 # extracted, checked, ranked
 ---
 grounding   source                                                        # whether a statement stands on its words
 .           log_block                                                     # what both blocks share: they read one log
@@ -41,7 +41,7 @@ formats     __init__ > openai                                             # mess
 ---
 .           fact                                                          # a fact, with its dates and its source
 ---
-text        trim usage > cutting messages > tokens tool_calls             # messages as text: written, counted, cut
+text        trim usage > cutting loose_json > messages > finish tokens tool_calls  # messages: written, counted, cut
 ---
 background  jobs > leftovers locks                                        # work that no answer waits for
 ---

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.core.bridge.pydantic import Field, PrivateAttr
+from llama_index.core.bridge.pydantic import BeforeValidator, Field, PrivateAttr
 
 from llama_index_memory_ext.background.jobs import JobKey
 from llama_index_memory_ext.background.locks import Recent
@@ -18,6 +18,7 @@ from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.cache import FactCache, UserFacts
 from llama_index_memory_ext.facts.extractor import Extractor
 from llama_index_memory_ext.facts.learning import Learner
+from llama_index_memory_ext.facts.prompt import check_categories, check_extraction_prompt
 from llama_index_memory_ext.facts.ranking import Explanation, RankedFact, explain, fit_facts
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, LogBlock
 from llama_index_memory_ext.search.tfidf import TfidfRanker
@@ -69,8 +70,12 @@ class RelevantFactsBlock(LogBlock):
     extract_facts: bool = Field(default=True, description="Whether new facts are extracted.")
     extract_every_turns: int = Field(default=1, ge=1, description="Finished turns that wait for one extraction.")
     verify: bool = Field(default=False, description="Whether a second call checks what the first one has extracted.")
-    categories: Any = Field(default=CATEGORIES, description="The kinds of facts; with a dict, what each of them is.")
-    extraction_prompt: str | None = Field(default=None, description="What to look for, in place of our own words.")
+    categories: Annotated[Any, BeforeValidator(check_categories)] = Field(
+        default=CATEGORIES, description="The kinds of facts; with a dict, what each of them is."
+    )
+    extraction_prompt: Annotated[str | None, BeforeValidator(check_extraction_prompt)] = Field(
+        default=None, description="What to look for, in place of our own words."
+    )
 
     _users: Recent[str, UserFacts] = PrivateAttr(default_factory=Recent)
     _talks: Recent[str, _Talk] = PrivateAttr(default_factory=Recent)
@@ -186,7 +191,8 @@ class RelevantFactsBlock(LogBlock):
     def extractor(self, session_id: str, *, at_once: bool = False) -> Extractor:
         """What extracts facts from a session; ``at_once``: a turn that fails is tried again without a pause."""
         counts, limits = (self._rejections, self._usage), (self.max_facts, self.min_confidence)
-        learner = Learner(session_id, self, self._cache, *counts, *limits, verify=self.verify)
+        wanted: dict[str, Any] = {"categories": self.categories, "instructions": self.extraction_prompt}
+        learner = Learner(session_id, self, self._cache, *counts, *limits, verify=self.verify, **wanted)
         return Extractor(self.namespace_of(session_id), self.reader_of(session_id), learner, at_once)
 
     async def aopen(self, session_id: str) -> None:
@@ -198,10 +204,10 @@ class RelevantFactsBlock(LogBlock):
                     work = partial(self.extractor(other).extract, with_active=True)
                     self.jobs.start(JobKey(other, reader), work, self.retry_seconds)
 
-    async def anotice(self, session_id: str) -> None:
-        """A turn of the session has ended: extract facts from it in the background."""
+    async def anotice(self, session_id: str, *, answered: bool = False) -> None:
+        """A turn of the session has ended, ``answered`` just now: extract facts from it in the background."""
         if self.extract_facts:
-            if not self._store.database.in_memory:
+            if answered and not self._store.database.in_memory:
                 self._store.jobs.unread.add(session_id)
             work = partial(self.extractor(session_id).extract_answered, least_turns=self.extract_every_turns)
             self.jobs.start(self.job_key(session_id), work, self.retry_seconds)

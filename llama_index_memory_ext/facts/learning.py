@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.errors import FactReplyError, RefusedReplyError, TruncatedReplyError, VerificationError
-from llama_index_memory_ext.fact import Fact, retire, utc_now
-from llama_index_memory_ext.facts.asking import ask, ask_for_facts, was_refused
+from llama_index_memory_ext.errors import FactReplyError, TruncatedReplyError, VerificationError
+from llama_index_memory_ext.fact import CATEGORIES, Fact, retire, utc_now
+from llama_index_memory_ext.facts.asking import ask
 from llama_index_memory_ext.facts.offering import KNOWN_TOKENS, offered, texts_in
+from llama_index_memory_ext.facts.prompt import ask_for_facts, extraction_prompt
 from llama_index_memory_ext.facts.recovery import VERIFICATION_TRIES
-from llama_index_memory_ext.facts.reply import extraction_prompt
 from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.facts.verification import (
     VERDICT_FORM,
@@ -30,12 +30,13 @@ from llama_index_memory_ext.text.usage import Usage, usage_of
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Sequence
-    from datetime import datetime
+    from datetime import date, datetime
 
     from llama_index.core.base.llms.types import ChatMessage, ChatResponse
     from llama_index.core.llms import LLM
 
     from llama_index_memory_ext.facts.cache import FactCache, UserFacts
+    from llama_index_memory_ext.facts.prompt import Categories
     from llama_index_memory_ext.facts.reply import ExtractionReply
     from llama_index_memory_ext.log_block import LogBlock
 
@@ -88,18 +89,20 @@ class Learner:
     max_facts: int | None
     min_confidence: float
     verify: bool = False
+    categories: Categories = CATEGORIES
+    instructions: str | None = None
 
     async def learn(self, known: UserFacts, part: Part) -> Extracted:
         """What changes by a part of the conversation; no model is asked where the user has said nothing.
 
         Raises what the model raises, a FactReplyError for an answer that cannot be read, a TruncatedReplyError for one
-        that is not whole, if there is more than one turn, and a RefusedReplyError.
+        that is not whole, if there is more than one turn.
         """
         if not any(line.is_users for line in part.lines):
             return Extracted()
         started, spent = perf_counter(), list[Usage]()
         related = await self._related(known, part)
-        prompt = extraction_prompt(part.lines, related, today=utc_now().date(), said_on=part.asked_at.date())
+        prompt = self._prompt(part.lines, related, said_on=part.asked_at.date())
         reply = await self._ask(prompt, part.turns, spent)
         valid = self.validated(reply, part.lines, related, known, part.asked_at)
         if self.verify and (valid.accepted or valid.retired):
@@ -111,7 +114,7 @@ class Learner:
     async def answers(self) -> bool:
         """Whether the model gives a readable reply about a harmless turn."""
         try:
-            await self._ask(extraction_prompt(_HARMLESS, [], today=utc_now().date()), 1, [])
+            await self._ask(self._prompt(_HARMLESS), 1, [])
         except Exception as error:  # noqa: BLE001 - a model may fail in any way
             logger.info("The model does not answer about a harmless turn either (%s).", type(error).__name__)
             return False
@@ -151,6 +154,14 @@ class Learner:
             changed |= {fact.id: retire(fact, "over max_facts", utc_now()) for fact in over}
         return Extracted(list(changed.values()), valid)
 
+    def _prompt(
+        self, lines: Sequence[Utterance], known: Sequence[Fact] = (), *, said_on: date | None = None
+    ) -> list[ChatMessage]:
+        today, instructions = utc_now().date(), self.instructions
+        return extraction_prompt(
+            lines, known, today=today, said_on=said_on, categories=self.categories, instructions=instructions
+        )
+
     @property
     def _llm(self) -> LLM:
         return self.block.llm or self.block.chosen_llm()
@@ -170,23 +181,17 @@ class Learner:
 
     async def _ask(self, prompt: Sequence[ChatMessage], turns: int, spent: list[Usage]) -> ExtractionReply:
         try:
-            answer = await ask_for_facts(self._llm, prompt)
+            answer = await ask_for_facts(self._llm, prompt, categories=self.categories)
         except FactReplyError as error:
-            response = getattr(error, "response", None)
-            if response is not None:
-                spent.append(self._count(EXTRACTION, prompt, response))
+            if error.response is not None:
+                spent.append(self._count(EXTRACTION, prompt, error.response))
             raise
         spent.append(self._count(EXTRACTION, prompt, answer.response))
-        reply = answer.reply
-        if was_refused(answer.response) and not (reply.new_facts or reply.confirmed or reply.retired):
-            raise RefusedReplyError(
-                "Expected facts, or an answer that there are none; the provider tells of a refusal."
-            )
         if answer.truncated and turns > 1:
             raise TruncatedReplyError(
                 "Expected a whole answer; saw one that was cut off. The turns are asked for apart."
             )
-        return reply
+        return answer.reply
 
     async def _verified(
         self, valid: ValidatedReply, known: UserFacts, part: Part, quotes: dict[str, str], spent: list[Usage]

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from llama_index_memory_ext.errors import (
     FactReplyError,
     MemoryExtError,
-    RefusedReplyError,
     TruncatedReplyError,
     VerificationError,
 )
@@ -137,7 +136,7 @@ def blame_of(error: Exception) -> Blame:
     """What a failure comes from."""
     if isinstance(error, VerificationError):
         return Blame.VERIFICATION
-    if isinstance(error, FactReplyError | RefusedReplyError | TruncatedReplyError):
+    if isinstance(error, FactReplyError | TruncatedReplyError):
         return Blame.TURNS
     status = status_of(error)
     if status in _REQUEST_STATUSES:

@@ -279,7 +279,7 @@ class _Validation:
         found = self._find(new.quote)
         nearby = range(max(min(found) - 1, 0), min(max(found) + 2, len(self.lines)))
         return Fact(
-            **new.model_dump(exclude={"label"}),
+            **new.model_dump(exclude={"label", "valid_from", "valid_until"}),
             created_at=self.now,
             session_id=self.session_id,
             message_ids=tuple(self.lines[i].row_id for i in found),

@@ -12,13 +12,14 @@ from pydantic import BaseModel, Field
 
 from llama_index_memory_ext.errors import VerificationError
 from llama_index_memory_ext.fact import raised
-from llama_index_memory_ext.facts.reply import _json_values, _number, _objects_in, _without_trailing_commas
+from llama_index_memory_ext.facts.fields import read_number
 from llama_index_memory_ext.facts.validation import Rejection
 from llama_index_memory_ext.grounding.source import comparable, find_quote
+from llama_index_memory_ext.text.loose_json import loose_values
 from llama_index_memory_ext.text.messages import escape_tags
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
     from llama_index_memory_ext.fact import Fact
@@ -132,10 +133,10 @@ def parse_verdict(texts: Iterable[str], count: int) -> list[Judgement]:
     found: dict[int, Judgement] = {}
     for text in texts:
         answer = text.rpartition("</think>")[2]
-        for part in _objects_in(list(_json_values(_without_trailing_commas(answer)))):
-            number, holds = _number(part.get("number")), _is_true(part.get("holds"))
+        for part in _objects_in([value.value for value in loose_values(answer)]):
+            number, holds = read_number(part.get("number")), _is_true(part.get("holds"))
             if 0 < number <= count and holds is not None:
-                same = {name: _number(part.get(name)) for name in ("known", "new")}
+                same = {name: read_number(part.get(name)) for name in ("known", "new")}
                 found.setdefault(number, Judgement(number=number, holds=holds, **same))
     if len(found) < count:
         raise VerificationError(f"Expected a verdict for each of {count} candidates; saw {len(found)}.")
@@ -230,6 +231,20 @@ def _around(text: str, place: int) -> str:
 
 def _one_line(text: str) -> str:
     return _escaped(" ".join(text.split()))
+
+
+def _objects_in(values: Sequence[Json]) -> Iterator[dict[str, Json]]:
+    """The objects in JSON values, outermost first, also in one that is written in a string."""
+    waiting = [*reversed(values)]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            yield part
+            waiting += reversed(part.values())
+        elif isinstance(part, list):
+            waiting += reversed(part)
+        elif isinstance(part, str) and part.lstrip().startswith(("{", "[")):
+            waiting += [found.value for found in loose_values(part)]
 
 
 def _is_true(value: Json) -> bool | None:

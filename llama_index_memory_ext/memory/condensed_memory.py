@@ -227,7 +227,7 @@ class CondensedMemory(Memory):
             ends_turn = any(message.role == MessageRole.USER for message in messages)
             await self._append(messages, self._plan_flush if ends_turn else None)
             if any(is_answer(message) for message in messages):
-                await self.facts_block.anotice(self.session_id)
+                await self.facts_block.anotice(self.session_id, answered=True)
 
     async def aset(self, messages: list[ChatMessage]) -> None:
         """Replace the whole conversation, the record included."""

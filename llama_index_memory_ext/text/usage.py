@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from llama_index_memory_ext.text.finish import field_of
 from llama_index_memory_ext.text.messages import message_tokens
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Usage:
 def usage_of(prompt: Sequence[ChatMessage], response: ChatResponse, counter: TokenCounter) -> Usage:
     """Returns what a call took, as the provider tells it in ``raw`` or, if it does not, as our tokenizer counts it."""
     raw = response.raw
-    for told in (field(raw, "usage"), field(raw, "usage_metadata"), raw, response.additional_kwargs):
+    for told in (field_of(raw, "usage"), field_of(raw, "usage_metadata"), raw, response.additional_kwargs):
         asked, answered = _first(told, _PROMPT), _first(told, _COMPLETION)
         if asked is not None and answered is not None:
             return Usage(1, asked + sum(_first(told, (name,)) or 0 for name in _CACHED), answered)
@@ -58,11 +59,6 @@ def usage_of(prompt: Sequence[ChatMessage], response: ChatResponse, counter: Tok
     return Usage(1, asked, message_tokens(response.message, counter), counted=1)
 
 
-def field(value: Any, name: str) -> Any:
-    """Returns an entry of a dictionary, or an attribute of any other object; None if there is none."""
-    return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
-
-
 def _first(told: Any, names: Sequence[str]) -> int | None:
-    found = (field(told, name) for name in names)
+    found = (field_of(told, name) for name in names)
     return next((count for count in found if isinstance(count, int) and not isinstance(count, bool)), None)
