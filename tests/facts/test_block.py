@@ -484,6 +484,27 @@ def test_a_program_that_simply_ends_is_told_what_to_call(database_uri: str) -> N
     assert "`await memory.aclose()`" in done.stderr
 
 
+async def test_a_program_has_its_own_categories_and_says_what_to_look_for(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    """What is no category is refused when the memory is made."""
+    fact = {"content": "Likes tea", "category": "Diet", "confidence": 0.9, "quote": "I like tea"}
+    llm, server = start_model(lambda messages, tools: call(("c", "report_facts", {"new_facts": [fact]})))
+    own: dict[str, Any] = {
+        "categories": {"diet": "what they eat"},
+        "extraction_prompt": "What the user eats or drinks.",
+    }
+    memory = open_memory("chat", user_id="ann", llm=llm, **own)
+    await memory.aput_messages([user("I like tea."), assistant("Fine.")])
+    await memory.aflush()
+    assert [fact.category for fact in await memory.facts.alist()] == ["diet"]
+    assert "What the user eats or drinks." in server.requests[0][0]["content"]
+    assert "diet (what they eat)" in server.requests[0][0]["content"]
+    for wrong in ({"categories": []}, {"extraction_prompt": " "}):
+        with pytest.raises(ValueError, match="expected"):
+            open_memory("chat", **wrong)
+
+
 async def test_extraction_starts_with_the_answer_and_reads_each_turn_once(
     open_memory: OpenMemory, start_model: StartModel
 ) -> None:
