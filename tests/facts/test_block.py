@@ -500,7 +500,8 @@ async def test_a_program_has_its_own_categories_and_says_what_to_look_for(
     assert [fact.category for fact in await memory.facts.alist()] == ["diet"]
     assert "What the user eats or drinks." in server.requests[0][0]["content"]
     assert "diet (what they eat)" in server.requests[0][0]["content"]
-    for wrong in ({"categories": []}, {"extraction_prompt": " "}):
+    mistakes: list[dict[str, Any]] = [{"categories": []}, {"extraction_prompt": " "}]
+    for wrong in mistakes:
         with pytest.raises(ValueError, match="expected"):
             open_memory("chat", **wrong)
 
