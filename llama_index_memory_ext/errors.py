@@ -63,6 +63,27 @@ class FactReplyError(MemoryExtError, ValueError):
         return FactReplyError, (self.reply,)
 
 
+class TruncatedReplyError(MemoryExtError, ValueError):
+    """A model's answer about several turns that has reached the model's limit of tokens; they are asked for apart."""
+
+
+class VerificationError(MemoryExtError, ValueError):
+    """Extracted facts for which the model has given no verdict."""
+
+
+class NoModelError(MemoryExtError, ValueError):
+    """There is no model that could extract facts or summarise."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "there is no model: pass llm=... or set Settings.llm; without one, say extract_facts=False, and leave out "
+            "summarize"
+        )
+
+    def __reduce__(self) -> tuple[type[NoModelError], tuple[()]]:
+        return NoModelError, ()
+
+
 class SummaryReplyError(MemoryExtError, ValueError):
     """A model's answer that is no summary, for this ``reason``. Its text is in ``reply``, never in the message."""
 

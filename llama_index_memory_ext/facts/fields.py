@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.tool_calls import Json
 
 # The tags around what a model reads. It copies quotes from there, where these are escaped.
-TAGS = ("transcript", "known_facts")
+TAGS = ("transcript", "known_facts", "said_before")
 # A model that gives no confidence at all means what it reports.
 DEFAULT_CONFIDENCE = 0.8
 

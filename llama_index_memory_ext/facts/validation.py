@@ -118,6 +118,13 @@ def validate_reply(
     return validation.result()
 
 
+def question_before(lines: Sequence[Utterance], i: int) -> str:
+    """Returns the question of the assistant that the line ``i`` answers in a few words; "" if it does not."""
+    asked = lines[i - 1].text if i and not lines[i - 1].is_users else ""
+    is_short = len(TOKEN.findall(lines[i].text)) <= _LONGEST_ANSWER
+    return asked if is_short and lines[i].is_users and _QUESTION_MARK.search(asked) else ""
+
+
 def without_repeats(valid: ValidatedReply, past: Sequence[Fact]) -> ValidatedReply:
     """The reply without new facts that have ended on the same day as a known one that says the same."""
     known = {(normalised(fact.content), fact.valid_until) for fact in past if not fact.retired}
@@ -286,10 +293,7 @@ class _Validation:
 
     def _question_before(self, i: int) -> str:
         """Returns the question that a line answers in a few words; "" if it does not."""
-        lines = [*self.context, *self.lines][: len(self.context) + i + 1]
-        asked = lines[-2].text if len(lines) > 1 and not lines[-2].is_users else ""
-        is_short = len(TOKEN.findall(lines[-1].text)) <= _LONGEST_ANSWER
-        return asked if is_short and _QUESTION_MARK.search(asked) else ""
+        return question_before([*self.context, *self.lines], len(self.context) + i)
 
     def _retirement_reasons(self, entry: Retirement, fact: Fact, new: Fact | None, quoted: int) -> Iterator[Rejection]:
         if fact.pinned:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
-from llama_index.core.settings import Settings
 
 from llama_index_memory_ext.errors import StoreError, SummaryReplyError
 from llama_index_memory_ext.record.entry import clip_entries
 from llama_index_memory_ext.record.selection import Kept
-from llama_index_memory_ext.record.summary_checks import CUT_REASONS, PROMPT_TAGS, checked_summary
+from llama_index_memory_ext.record.summary_checks import PROMPT_TAGS, checked_summary
+from llama_index_memory_ext.text.finish import was_refused, was_truncated
 from llama_index_memory_ext.text.messages import clip_entry, entry_of, escape_tags
+from llama_index_memory_ext.text.usage import Usage, usage_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from llama_index.core.llms import LLM, ChatResponse
+    from llama_index.core.llms import LLM
 
     from llama_index_memory_ext.background.jobs import JobKey, Jobs
     from llama_index_memory_ext.record.window import RecordReader, Window
@@ -51,12 +52,16 @@ _WORDS_PER_TOKEN = 0.6
 
 @dataclass(frozen=True)
 class Summarizer:
-    """Summarises what leaves the record of the session of ``key``. ``jobs`` know how often that has failed."""
+    """Summarises what leaves the record of the session of ``key``. ``jobs`` know how often that has failed.
+
+    ``usage`` counts the calls as "summary".
+    """
 
     reader: RecordReader
-    llm: LLM | None
+    llm: Callable[[], LLM]
     jobs: Jobs
     key: JobKey
+    usage: dict[str, Usage] = field(default_factory=dict)
 
     async def run(self) -> None:
         """Summarise what has no room in the record, a batch at a time; each is stored and left behind in one step."""
@@ -66,15 +71,15 @@ class Summarizer:
             kept = window.selection.evict(window.kept, low=True)
             if not kept.entries or kept.position <= window.seen.position:
                 return
-            started = perf_counter()
-            stored = await self._summarise(window, kept)
+            started, spent = perf_counter(), list[Usage]()
+            stored = await self._summarise(window, kept, spent)
             before, window = window, await self.reader.read(session_id)
             if stored:
-                await self.reader.announce(session_id, before, window, started)
+                await self.reader.announce(session_id, before, window, started, sum(spent, Usage()))
             elif window.place == before.place:
                 raise StoreError("The database was too busy to store a summary; it is made anew.")
 
-    async def _summarise(self, window: Window, kept: Kept) -> bool:
+    async def _summarise(self, window: Window, kept: Kept, spent: list[Usage]) -> bool:
         """Extend the summary by the oldest messages before those that are kept; returns whether it was stored."""
         settings, session_id, position = self.reader.settings, self.key.session_id, kept.position
         unread = await self.reader.store.readers.unread(session_id, settings.name, limit=_SUMMARISED_ROWS)
@@ -88,20 +93,23 @@ class Summarizer:
         # A batch that a model refuses, or that is too long for it, is halved with each failure.
         halved = self.jobs.failures_of(self.key)
         entries, taken = await asyncio.to_thread(batch_of, rows, settings.counter, (settings.name,), halved=halved)
-        summary = await self._extended(window, entries)
+        summary = await self._extended(window, entries, spent)
         if taken < len(rows) or not is_all:
             position, kept = rows[taken - 1].id, Kept()
         window = replace(window, summary=summary, summarised=window.summarised + taken, kept=kept)
         return await self.reader.move(session_id, window, position)
 
-    async def _extended(self, window: Window, entries: Sequence[Entry]) -> str:
+    async def _extended(self, window: Window, entries: Sequence[Entry], spent: list[Usage]) -> str:
         """Returns the summary, extended by these entries but for instructions that stay in front."""
         settings, first = self.reader.settings, {entry.row_id for entry in window.instructions}
         entries = [entry for entry in entries if entry.row_id not in first]
         if not entries:
             return window.summary
-        llm, limit = self.llm or Settings.llm, settings.summary_limit
-        return await ask_for_summary(llm, window.summary, entries, token_limit=limit, counter=settings.counter)
+        limits: dict[str, Any] = {"token_limit": settings.summary_limit, "counter": settings.counter}
+        try:
+            return await ask_for_summary(self.llm(), window.summary, entries, **limits, spent=spent)
+        finally:
+            self.usage["summary"] = sum(spent, self.usage.get("summary", Usage()))
 
 
 def batch_of(
@@ -141,33 +149,27 @@ def summary_prompt(previous: str, entries: Sequence[Entry], *, token_limit: int)
 
 
 async def ask_for_summary(
-    llm: LLM, previous: str, entries: Sequence[Entry], *, token_limit: int, counter: TokenCounter
+    llm: LLM,
+    previous: str,
+    entries: Sequence[Entry],
+    *,
+    token_limit: int,
+    counter: TokenCounter,
+    spent: list[Usage] | None = None,
 ) -> str:
-    """Returns the summary, extended by the entries, from one request; raises what ``checked_summary`` raises."""
-    response = await llm.achat(summary_prompt(previous, entries, token_limit=token_limit))
-    reply, reasons = response.message.content or "", _finish_reasons(response)
-    if reasons & _REFUSED or _field(_field(_first_choice(response.raw), "message"), "refusal"):
+    """Returns the summary, extended by the entries, from one request; raises what ``checked_summary`` raises.
+
+    To ``spent`` it adds what the request took.
+    """
+    prompt = summary_prompt(previous, entries, token_limit=token_limit)
+    response = await llm.achat(prompt)
+    if spent is not None:
+        spent.append(usage_of(prompt, response, counter))
+    reply = response.message.content or ""
+    if was_refused(response):
         raise SummaryReplyError(reply, "the provider has refused or filtered it")
     # A limit may have been lowered since the summary before was made.
     before = counter.clip(previous, token_limit)
     said = "".join([*(entry.text for entry in entries), previous if before != previous else ""])
-    finish_reason = next(iter(reasons & CUT_REASONS), "")
-    options: dict[str, Any] = {"said": said, "finish_reason": finish_reason, "token_limit": token_limit}
+    options: Any = {"said": said, "is_cut": was_truncated(response), "token_limit": token_limit}
     return counter.clip(checked_summary(reply, before, counter, **options), token_limit)
-
-
-def _finish_reasons(response: ChatResponse) -> set[str]:
-    """Why the model has stopped, in the words of its provider and in lower case."""
-    raw, kwargs = response.raw, response.message.additional_kwargs
-    places = (_first_choice(raw), raw, kwargs)
-    found = (_field(place, name) for place in places for name in ("finish_reason", "stop_reason", "stopReason"))
-    return {str(getattr(reason, "name", reason)).lower() for reason in found if reason}
-
-
-def _first_choice(raw: Any) -> Any:
-    choices = _field(raw, "choices")
-    return choices[0] if isinstance(choices, list) and choices else None
-
-
-def _field(value: Any, name: str) -> Any:
-    return value.get(name) if isinstance(value, dict) else getattr(value, name, None)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from llama_index_memory_ext.errors import SummaryReplyError
 from llama_index_memory_ext.grounding.sentences import Said, is_finished, is_repetitive, pieces_of, share_kept
 from llama_index_memory_ext.text.messages import unescape_tags
+from llama_index_memory_ext.text.visible import visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 # What the entries that are to be summarised must not be able to forge.
 PROMPT_TAGS = ("summary_so_far", "transcript")
 
-# What providers say of an answer that was cut off.
-CUT_REASONS = frozenset({"length", "max_tokens", "max_output_tokens"})
 # An answer of which less is left, without the sentences that nobody said, is no summary.
 _FEWEST_LEFT = 0.5
 # An answer with less of the summary before than this share of its telling words does not replace it. Where that summary
@@ -56,12 +55,12 @@ _ENTRY_TAGS = re.compile(r'<message role="\w+"|</message>')
 
 
 def checked_summary(
-    reply: str, previous: str, counter: TokenCounter, *, said: str = "", finish_reason: str = "", token_limit: int = 0
+    reply: str, previous: str, counter: TokenCounter, *, said: str = "", is_cut: bool = False, token_limit: int = 0
 ) -> str:
     """Returns the summary in a model's answer: the sentences that stand on what was said, or on the summary before.
 
     It does not replace ``previous`` if it has too little of it, if sentences of it were not taken, or if it was cut off
-    (``finish_reason`` is the provider's word for why the model has stopped): then what is new in it is added. ``said``
+    (``is_cut``, or in mid-sentence): then what is new in it is added. ``said``
     are the entries that are summarised; without them, sentences are not compared. Of a previous summary that has filled
     half of ``token_limit``, less must be left.
 
@@ -72,7 +71,7 @@ def checked_summary(
     messages = unescape_tags(_ENTRY_TAGS.sub(" ", said), PROMPT_TAGS)
     source = Said(messages, previous)
     # Our tags are escaped in the prompt from which the model has copied them.
-    text = unescape_tags(unwrapped := _unwrapped(reply), PROMPT_TAGS)
+    text = unescape_tags(unwrapped := _unwrapped(visible(reply)), PROMPT_TAGS)
     pieces = pieces_of(source.without_foreign_tags(text).strip() if said else text)
     reason = _rejection_reason(unwrapped)
     if not reason and (said or previous) and not source.is_told_by("".join(pieces)):
@@ -82,7 +81,6 @@ def checked_summary(
     taken = _supported(pieces, source, previous) if said else pieces
     if share_kept("".join(pieces), "".join(taken)) < _FEWEST_LEFT:
         raise SummaryReplyError(reply, "it tells what nobody said")
-    is_cut = finish_reason.lower() in CUT_REASONS
     is_whole = len(taken) == len(pieces) and not (is_cut or _ends_early(pieces))
     is_full = counter.count(previous) > _FULL * token_limit > 0
     if is_whole and share_kept(previous, "".join(taken)) >= (_KEPT_WHEN_FULL if is_full else _KEPT):

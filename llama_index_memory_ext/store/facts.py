@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.store.database import Database
     from llama_index_memory_ext.store.readers import LogPage, Readers
+    from llama_index_memory_ext.text.tool_calls import Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +101,18 @@ class Facts:
         session_id: str,
         reader: str,
         unread: LogPage,
+        state: Json = None,
     ) -> bool:
-        """Store what was extracted from unread rows and move the reader's cursor past them, both or neither.
+        """Store what was extracted from rows and move the reader's cursor past them, with its state: all or nothing.
 
-        What others have stored since ``seen`` is neither doubled nor undone. False, and nothing is stored, if the
-        cursor was moved, or messages or facts were deleted meanwhile.
+        The cursor never goes back. What others have stored since ``seen`` is neither doubled nor undone. False, and
+        nothing is stored, if the cursor was moved, or messages or facts were deleted meanwhile.
         """
-        epoch, old, new = unread.epoch, unread.position, unread.rows[-1].id
+        old, new = unread.position, max(unread.position, unread.rows[-1].id)
         await self._put_all(conn, namespace, facts, seen)
-        return await self._readers.move_within(conn, session_id, reader, epoch=epoch, old=old, new=new)
+        return await self._readers.move_within(
+            conn, session_id, reader, epoch=unread.epoch, old=old, new=new, state=state
+        )
 
     @writes_user
     async def delete(self, conn: AsyncConnection, namespace: str, ids: Sequence[str] | None = None) -> int:

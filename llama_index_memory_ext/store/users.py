@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.store.database import Database
     from llama_index_memory_ext.store.schema import Statement
+    from llama_index_memory_ext.text.tool_calls import Json
 
 logger = logging.getLogger(__name__)
 
@@ -121,14 +122,14 @@ class Users:
     @reads
     async def counts(
         self, conn: AsyncConnection, key: str, *, record: str, extraction: str, namespace: str
-    ) -> dict[str, int]:
+    ) -> dict[str, Json]:
         """Count by indexes, without reading a message; ``record`` and ``extraction`` are the names of readers.
 
         ``messages`` are all of the session, ``active`` those that are not in the log. The record's reader has left
         ``left`` messages behind, and the facts' reader not yet ``unread`` ones. ``facts`` hold now: they are not
-        retired, have not expired, and are not past.
+        retired, have not expired, and are not past. ``state`` is what the facts' reader has stored with its cursor.
         """
-        rows, facts = self._tables.rows, self._tables.facts
+        rows, facts, cursors = self._tables.rows, self._tables.facts, self._tables.cursors
         of_session = select(func.count()).where(rows.c.key == key)
         known = select(func.count()).where(facts.c.namespace == namespace)
         retired_at = facts.c.data["retired_at"].as_string()
@@ -139,6 +140,7 @@ class Users:
             "unread": of_session.where(rows.c.id > self._position(key, extraction)),
             "facts": known.where(retired_at.is_(None), *_holds(facts.c.data, utc_now())),
             "retired": known.where(retired_at.is_not(None)),
+            "state": select(cursors.c.state).where(cursors.c.key == key, cursors.c.reader == extraction),
         }
         found = await conn.execute(select(*(count.scalar_subquery().label(name) for name, count in counts.items())))
         return dict(found.mappings().one())

@@ -316,11 +316,11 @@ def test_what_was_known_is_corrected_where_somebody_said_so() -> None:
 
 def test_the_whole_sentences_of_an_answer_that_was_cut_off_are_added() -> None:
     reply = "The user Ann plans a trip to Lisbon. The user takes Terra on Sunday. The assistant says that it is op"
-    text = checked_summary(reply, TRIP_SO_FAR, COUNTER, said=text_of(*TERRA), finish_reason="length")
+    text = checked_summary(reply, TRIP_SO_FAR, COUNTER, said=text_of(*TERRA), is_cut=True)
     assert text == f"{TRIP_SO_FAR}\nThe user takes Terra on Sunday."
     assert checked_summary(TRIP_SO_FAR[:-5], TRIP_SO_FAR, COUNTER, said=text_of(*TERRA)) == TRIP_SO_FAR
     with pytest.raises(SummaryReplyError):
-        checked_summary("The user Ann plans a", "", COUNTER, said=text_of(*TRIP), finish_reason="max_tokens")
+        checked_summary("The user Ann plans a", "", COUNTER, said=text_of(*TRIP), is_cut=True)
 
 
 @pytest.mark.parametrize("part", ["whole", "user", "system", "torn"])
