@@ -30,7 +30,7 @@ memory      condensed_memory > flushing preset stats > prompt_caches template  #
 record      block > summary > recall window > message_index selection > entry  # the conversation, within its limit
 facts       backfill > block > extractor > cache validation > book ranking reply  # extracted, checked, ranked
 ---
-grounding   statement > names > dates > numbers quotes secrets > words > language  # whether a statement stands on words
+grounding   statement > names negation > dates > numbers quotes secrets > words numerals > language  # on whose words
 .           log_block                                                     # what both blocks share: they read one log
 ---
 store       __init__ > facts log > readers users > database > engine schema  # the tables, and who has read how far

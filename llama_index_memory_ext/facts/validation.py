@@ -13,10 +13,11 @@ from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE, Fact, normalised
 from llama_index_memory_ext.grounding.dates import ages_in, missing_dates, without_dates
 from llama_index_memory_ext.grounding.language import is_translation
 from llama_index_memory_ext.grounding.names import missing_names, shares_name
+from llama_index_memory_ext.grounding.negation import denies
 from llama_index_memory_ext.grounding.numbers import has_numbers, missing_numbers
 from llama_index_memory_ext.grounding.quotes import TOKEN, Span, find_quote
 from llama_index_memory_ext.grounding.secrets import holds_secret
-from llama_index_memory_ext.grounding.statement import denies, unsaid_reason
+from llama_index_memory_ext.grounding.statement import unsaid_reason
 from llama_index_memory_ext.grounding.words import keywords, shared
 from llama_index_memory_ext.text.messages import escape_tags
 
@@ -37,6 +38,7 @@ _SHORTEST_STATEMENT = 2
 _QUESTION_MARK = re.compile("[?\uff1f]|か。?\\s*$")
 # What nobody sees: tags (U+E0000 to U+E007F), and marks that turn the direction of a text.
 _INVISIBLE = re.compile("[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
+_NOTHING = re.compile(r"(?i)[\W_]*(?:null|none|nil|nan|n/a|undefined|unknown)?[\W_]*")
 _ADDRESS_OR_TAG = re.compile(r"\w+://\S+|</?[A-Za-z][\w-]*")
 _UNSAID = {
     "question": "The user only asked it.",
@@ -281,7 +283,7 @@ class _Validation:
             yield Rejection("quote_not_found", "Its quote is not in the user's words.")
             return
         text = self.lines[place.line].text
-        reason = unsaid_reason(fact.content, text, place.span)
+        reason = unsaid_reason(fact.content, text, place.span, may_presuppose=False)
         if reason in ("question", "hypothesis", "quoted"):
             yield Rejection(reason, _UNSAID[reason])
         has_shared = shared(keywords(fact.content), keywords(f"{text}\n{self._question_before(place.line)}"))
@@ -336,7 +338,7 @@ _SECRET = Rejection("secret", "It holds a password, a key or another secret.")
 
 def _form_reasons(new: NewFact, min_confidence: float) -> Iterator[Rejection]:
     """Yields what is wrong with a new fact by itself."""
-    if not new.content or not any(map(str.isalnum, new.content)):
+    if _NOTHING.fullmatch(new.content):
         yield Rejection("unreadable", "There is no statement in it.")
     if _INVISIBLE.search(new.content):
         yield Rejection("invisible", "It has characters that nobody sees.")

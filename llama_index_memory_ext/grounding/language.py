@@ -26,8 +26,8 @@ _MOST_CHARACTERS = 2_000
 _MARGIN = 6.0
 # A few words are often likelier in a language that is seldom written.
 _LANGUAGES = str.split(
-    "ar bg bn ca cs da de el en es et fa fi fr he hi hr hu id it ja ko lt lv ms nl no pl pt ro ru sk sl sv ta te th tr uk"
-    " vi zh"
+    "ar bg bn ca cs da de el en es et fa fi fr he hi hr hu id it ja ko lt lv ms nl no pl pt ro ru sk sl sv ta te th tr"
+    " uk vi zh"
 )
 
 
