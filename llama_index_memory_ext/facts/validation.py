@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE, Fact, normalised, raised, retire
 from llama_index_memory_ext.grounding.dates import ages_in, missing_dates, without_dates
-from llama_index_memory_ext.grounding.language import is_translation
+from llama_index_memory_ext.grounding.language import is_translation, language_of
 from llama_index_memory_ext.grounding.names import missing_names, shares_name
 from llama_index_memory_ext.grounding.negation import denies
 from llama_index_memory_ext.grounding.numbers import has_numbers, missing_numbers
@@ -299,7 +299,8 @@ class _Validation:
             _, i, span = max(found)
             return _Place(i, span)
         translated = [(i, text) for i, text in users if is_translation(quote, text)]
-        if not translated:
+        # Who also writes in the language of the quote would be quoted in it.
+        if not translated or any(language_of(text) == language_of(quote) for _, text in users):
             return None
         i, text = max(translated, key=lambda one: (len(keywords(quote) & keywords(one[1])), one[0]))
         return _Place(i, Span(0, min(len(text), _MAX_TRANSLATED), 1.0), is_translated=True)

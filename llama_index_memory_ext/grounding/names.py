@@ -37,6 +37,7 @@ _NAMED = re.compile(r"(?:名叫|名字叫|叫做|叫作|叫|名字是|名前は|
 # Before these a word in katakana is the name of a place or a company.
 _KATAKANA_NAME = re.compile("([\u30a1-\u30fa\u30fc]{2,})(?:に住|で働|に勤|で勤|の社員|出身|という)")
 _HEISST = re.compile(rf"(?i:\b(?:hei(?:ß|ss)t|namens|genannt)) ([{_LETTER}]+)")
+_GERMAN_PLACE = re.compile(rf"\b(in|bei|aus|nach) ((?:[a-z\u00df-\u00ff]+ ){{0,3}})([A-Z\u00c0-\u00de][{_LETTER}]+)")
 # A new word in front of one of these is the subject, whom nobody has named. "Birthday is in May" names nobody.
 _COPULA = re.compile(
     rf"^([{_LETTER}]+) (?:(?:is|was|ist|war) (?:an?|the|eine?|der|die|das) |(?:has|had|hat|hei(?:ß|ss)t) )"
@@ -80,8 +81,16 @@ def _missing(statement: str, evidence: str) -> list[str]:
     found = _shortened(names, evidence, words) | _named_by_nouns(statement, evidence)
     missing = [name for name in dict.fromkeys(names) if name not in found and not _has_name(name, words)]
     missing += [name for name in _HEISST.findall(statement) if not _has_name(name, words)]
+    missing += _german_places(plain, evidence, words) if language_of(statement) == "de" else []
     missing += [subject for subject in _COPULA.findall(statement) if not _is_word_of(subject, words)]
     return [*dict.fromkeys(missing), *_missing_in_characters(plain, evidence)]
+
+
+def _german_places(statement: str, evidence: str, words: frozenset[str]) -> list[str]:
+    """New words behind a preposition that the source has before others: "bei Bosch", of "bei einem Autobauer"."""
+    said = {match[1] for match in _GERMAN_PLACE.finditer(evidence)}
+    found = _GERMAN_PLACE.finditer(statement)
+    return [match[3] for match in found if match[1] in said and not match[2] and not _is_word_of(match[3], words)]
 
 
 def _words(text: str) -> frozenset[str]:
@@ -108,7 +117,8 @@ def _has_name(name: str, words: frozenset[str]) -> bool:
     folded = comparable(name)
     if folded in words or folded in STOP_WORDS:
         return True
-    return any(_have_one_stem(folded, word) or _is_abbreviation(word, name) for word in words)
+    telling = words - STOP_WORDS
+    return any(_have_one_stem(folded, word) or _is_abbreviation(word, name) for word in telling)
 
 
 def _is_word_of(subject: str, words: frozenset[str]) -> bool:
@@ -119,12 +129,12 @@ def _is_word_of(subject: str, words: frozenset[str]) -> bool:
 def _have_one_stem(name: str, word: str) -> bool:
     """Whether two words differ only by an ending or a slip: German and Germans, Москве and Москвы, Xeonoblade.
 
-    In ASCII one must be the beginning of the other: Anns, Boxes; Ed is not Eddy.
+    In ASCII one must be the beginning of the other: Anns, Boxes; Ed is not Eddy, nor Eve every.
     """
     shorter, longer = sorted((len(name), len(word)))
     alike = next((i for i in range(shorter) if name[i] != word[i]), shorter)
     fits = alike == shorter or not (name.isascii() and word.isascii())
-    if fits and alike >= _SHORTEST_STEM and longer - alike <= _LONGEST_ENDING:
+    if fits and alike >= _SHORTEST_STEM and longer - alike <= min(_LONGEST_ENDING, alike - 2):
         return True
     if shorter < _SHORTEST_MENDED or not alike:
         return False

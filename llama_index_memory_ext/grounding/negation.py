@@ -22,10 +22,12 @@ _NEGATIONS = frozenset(
 )
 CHINESE_NEGATION, JAPANESE_NEGATION = re.compile("[不没沒别別未无無]"), re.compile("ません|ない|なく|なかった|ず$")
 ARTICLES = frozenset(str.split("a an the ein eine einen einem einer der die das den dem"))
+_WITHOUT = frozenset(["without"])
 # Who speaks of themselves: what is denied stands behind.
 SPEAKERS = frozenset(str.split("i we ich wir je yo"))
 # Words that may stand between a negation and what it denies.
-LIGHT = (STOP_WORDS | ARTICLES | frozenset(str.split("gern gerne sehr auch mehr mehrere so de un une"))) - SPEAKERS
+_ADVERBS = frozenset(str.split("gern gerne gar sehr \u00fcberhaupt auch mehr mehrere so de un une"))
+LIGHT = (STOP_WORDS | ARTICLES | _ADVERBS) - SPEAKERS
 # A verb is known by so many letters; a negation may be so many words before what it denies.
 _SHORTEST_FORM, _NEAR = 2, 2
 
@@ -57,7 +59,9 @@ def is_negated(words: Sequence[str], places: Sequence[int], missing: Sequence[st
     The negation stands among the shared words, close before them, or ends the clause ("Bier trinke ich nie"); where a
     word of the statement is missing, right before one of them or before a form of its verb.
     """
-    if len(missing) > 1:
+    # "not without" affirms.
+    affirms = not _WITHOUT.isdisjoint(words) and sum(map(negates, words)) > 1
+    if len(missing) > 1 or affirms:
         return False
     rest = [word for word in words[places[-1] + 1 :] if word not in LIGHT and word not in SPEAKERS]
     if rest and negates(rest[-1]) and all(negates(word) or _may_be_forms(word, verb) for word in rest):

@@ -116,14 +116,14 @@ def quantities(text: str, language: str | None, *, with_more: bool = False) -> t
     plain = ascii_digits(text)
     names = names_of_numbers(language or "en")
     found = [Quantity(written, frozenset(values)) for written, values in clock_times(plain, names)]
+    # "2.5 million" and 30万 are one number each.
+    without_digits = _DIGITS.sub(" ", plain)
     # "python3.12" has the number 3.12; of a statement that is a name.
     without_times = _GLUED.sub(" ", CLOCK.sub(" ", plain)) if with_more else CLOCK.sub(" ", plain)
-    found += [*_in_digits(without_times), *_in_characters(plain)]
-    # "2.5 million" is one number.
-    in_words = _DIGITS.sub(" ", plain)
+    found += [*_in_digits(without_times), *_in_characters(without_digits)]
     for code in {language or "en", "en"}:
         names = names_of_numbers(code)
-        found += _in_words(in_words, names | _MORE if with_more else names)
+        found += _in_words(without_digits, names | _MORE if with_more else names)
     return tuple(found)
 
 
@@ -161,7 +161,7 @@ def _in_words(text: str, names: Mapping[str, float]) -> Iterator[Quantity]:
 
 
 def _joined(words: Sequence[re.Match[str]]) -> str:
-    return " ".join(word.group() for word in words)
+    return " ".join(word.group().casefold() for word in words)
 
 
 def _quantity(written: str, values: Iterable[float], text: str, end: int, sign: str = "") -> Quantity:

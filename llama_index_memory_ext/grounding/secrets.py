@@ -38,6 +38,7 @@ _IS = re.compile(
     r"(?i)(?<![A-Za-z])(?:password|passwd|passphrase|passcode|passwort|kennwort|senha|contrase\u00f1a)(?![A-Za-z])"
     r"(?:\s+(?:for|to|of|f\u00fcr)\s+(?:\S+\s+){1,4}?)?\s*(?:is|was|are|ist|lautet|es|\u00e9|:|=)\s*\S"
 )
+_YEAR = re.compile(r"(?i)\b(?:from|in|since|of|until|seit|aus|von) (?:1[5-9]|20)\d\d\b")
 _SEED = re.compile(r"(?i)\b(?:seed|recovery|mnemonic|backup)[ -]?(?:phrase|words?|key)\b")
 _SEED_WORDS = 8
 _WORD = re.compile(r"\S+")
@@ -62,7 +63,7 @@ def holds_secret(text: str) -> bool:
         return True
     if _SEED.search(plain):
         return len(_WORD.findall(plain)) >= _SEED_WORDS
-    chosen = list(filter(_is_chosen, _WORD.findall(_NAMED.sub(" ", plain))))
+    chosen = list(filter(_is_chosen, _WORD.findall(_YEAR.sub(" ", _NAMED.sub(" ", plain)))))
     if _KEY_NAMED.search(plain) and any(len(word) >= _SHORTEST_KEY for word in chosen):
         return True
     return bool(chosen) and bool(_NAMED.search(plain))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.grounding.quotes import Span
 
-_SENTENCE = re.compile(r"[^.!?\u3002\uff01\uff1f\n]*(?:[.!?\u3002\uff01\uff1f]+(?!\w)|\n|$|[.](?=\w))")
+_SENTENCE = re.compile(r"[^.!?\u3002\uff01\uff1f\n]*(?:[.!?\u3002\uff01\uff1f]+|\n|$)")
 _QUESTION = re.compile(r"[?\uff1f]|か。?\s*$")
 _CONDITIONAL = re.compile(r"(?i)\bwould\b|\bw\u00fcrde\b")
 _CLAUSE = re.compile(r"[,;:\uff0c\u3001\uff1b\u2013\u2014]| - |\b(?:but|aber|though)\b|但|けど")
@@ -54,6 +54,7 @@ _WAS = {"is": ("was", "were"), "ist": ("war", "waren")}
 _MOST_SUBJECT = 4
 # The last character of the words for relatives and friends, who have a subject of their own.
 _KIN = "爸妈媽哥弟姐妹爷奶叔姨姑舅父母夫妻婆兄姉儿子女娘友"
+_HAS = frozenset(["hat", "tiene"])
 _OWN = frozenset(str.split("my our mein meine meinen meinem meiner unser unsere unseren mis mes"))
 _OTHERS = frozenset(str.split("you he she they du er sie"))
 _MARKS = (("\u201c", "\u201d"), ("\u201e", "\u201c"), ("\u300c", "\u300d"), ('"', '"'), ("'", "'"))
@@ -87,7 +88,7 @@ def unsaid_reason(statement: str, text: str, span: Span, *, may_presuppose: bool
     passage = _passage(text, span)
     if not _is_told(statement, passage):
         is_presupposed = may_presuppose and _is_presupposed(statement, passage.sentences)
-        if all(map(_is_question, passage.sentences)) and not is_presupposed:
+        if passage.sentences and all(map(_is_question, passage.sentences)) and not is_presupposed:
             return "question"
         if any(map(_is_supposed, passage.sentences)) and not _CONDITIONAL.search(statement):
             return "hypothesis"
@@ -120,7 +121,7 @@ def _is_told(statement: str, passage: Passage) -> bool:
 
 def _is_presupposed(statement: str, sentences: Sequence[str]) -> bool:
     """Whether a question has all telling words of a statement as something of the user's own: "my two cats"."""
-    telling = [word for word in words_in(statement) if word not in STOP_WORDS and word not in ARTICLES]
+    telling = [word for word in words_in(statement) if word not in LIGHT and word not in _HAS]
     for sentence in sentences if telling and not denies(statement) else ():
         words = words_in(sentence)
         owned = [words[i + 1 : i + 1 + len(telling)] for i, word in enumerate(words) if word in _OWN]
