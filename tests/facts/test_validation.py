@@ -257,7 +257,7 @@ def test_of_who_reads_more_than_the_conversation_more_words_must_be_the_users() 
     new_facts = (
         new("Prefers pytest for all testing", "I prefer pytest"),
         new("Sends all invoices to another bank", "I prefer pytest"),
-        new("Moved for testing", "I prefer pytest"),
+        new("Moved often", "I prefer pytest"),
         new("北京工作", "我在北京工作"),
         new("Likes that", "I prefer pytest"),
     )
