@@ -1,6 +1,6 @@
 """Reads the command of a benchmark: which file it names, and whether it shows how far it is.
 
-All are run as ``python -m benchmarks.NAME [FILE] [--show-progress]``.
+All are run as ``python -m benchmarks.NAME [FILE ...] [--show-progress]``.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ SHOW_PROGRESS = "--show-progress"
 T = TypeVar("T")
 
 
-def named_path(default: Path) -> Path:
-    """The file or folder that the command names, or the default."""
+def named_path(default: Path, place: int = 0) -> Path:
+    """The file or folder that the command names at this place, from 0, or the default."""
     named = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
-    return Path(named[0]) if named else default
+    return Path(named[place]) if len(named) > place else default
 
 
 def shown(iterable: Iterable[T], what: str) -> Iterable[T]:

@@ -20,11 +20,15 @@ DEFAULT_FILE = Path("../shared/recall/locomo_dev.json")
 Conversation = dict[str, Any]
 
 
-def load_conversations(name: str) -> list[Conversation]:
-    """The conversations of the file that the command names; [] if there is none, and a line says so."""
-    file = named_path(DEFAULT_FILE)
+def load_conversations(name: str, *before: str) -> list[Conversation]:
+    """The conversations of the file that the command names; [] if there is none, and a line says so.
+
+    ``before`` are the arguments of the command that stand before this file.
+    """
+    file = named_path(DEFAULT_FILE, len(before))
     if not file.is_file():
-        print(f"There is no {file}. Name the file: python -m benchmarks.{name} LOCOMO_JSON", file=sys.stderr)
+        arguments = " ".join([*before, "LOCOMO_JSON"])
+        print(f"There is no {file}. Name the file: python -m benchmarks.{name} {arguments}", file=sys.stderr)
         return []
     conversations: list[Conversation] = json.loads(file.read_text(encoding="utf-8"))["conversations"]
     return conversations

@@ -18,6 +18,7 @@ NAMES = (
     "real_engine",
     "sharded",
     "evidence_in_prompt",
+    "honesty",
     "per_turn",
     "turn_cost",
     "history_cost",

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llama_index.core.base.llms.types import ChatResponse
+
 
 class MemoryExtError(Exception):
     """Base of all errors that this package raises on purpose."""
@@ -40,7 +45,12 @@ class TurnError(MemoryExtError):
 
 
 class FactReplyError(MemoryExtError, ValueError):
-    """A model's answer in which no facts could be read. Its text is in ``reply``, never in the message of the error."""
+    """A model's answer in which no facts could be read. Its text is in ``reply``, never in the message of the error.
+
+    ``response`` is the whole answer, with its tokens, or None; a copy or a pickle of the error has none.
+    """
+
+    response: ChatResponse | None = None
 
     def __init__(self, reply: str) -> None:
         super().__init__(
@@ -51,6 +61,27 @@ class FactReplyError(MemoryExtError, ValueError):
 
     def __reduce__(self) -> tuple[type[FactReplyError], tuple[str]]:
         return FactReplyError, (self.reply,)
+
+
+class TruncatedReplyError(MemoryExtError, ValueError):
+    """A model's answer about several turns that has reached the model's limit of tokens; they are asked for apart."""
+
+
+class VerificationError(MemoryExtError, ValueError):
+    """Extracted facts for which the model has given no verdict."""
+
+
+class NoModelError(MemoryExtError, ValueError):
+    """There is no model that could extract facts or summarise."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "there is no model: pass llm=... or set Settings.llm; without one, say extract_facts=False, and leave out "
+            "summarize"
+        )
+
+    def __reduce__(self) -> tuple[type[NoModelError], tuple[()]]:
+        return NoModelError, ()
 
 
 class SummaryReplyError(MemoryExtError, ValueError):

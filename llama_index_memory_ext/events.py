@@ -49,6 +49,8 @@ class HistoryCondensedEvent(MemoryEvent):
     summary_tokens: int = Field(description="Tokens of the summary that is shown now; 0 if there is none.")
     position: int = Field(description="The row of the last message that has left.")
     seconds: float = Field(description="How long it took, including the call of the model.")
+    prompt_tokens: int = Field(default=0, description="Tokens of the prompts for it; cached ones count.")
+    completion_tokens: int = Field(default=0, description="Tokens of the model's answers for it.")
 
 
 class FactsExtractedEvent(MemoryEvent):
@@ -61,6 +63,8 @@ class FactsExtractedEvent(MemoryEvent):
     retired: list[str] = Field(description="Ids of the facts that were retired.")
     rejections: dict[str, int] = Field(description="Entries of the reply that were not stored, by reason.")
     seconds: float = Field(description="How long the model took; 0 if it was not called.")
+    prompt_tokens: int = Field(default=0, description="Tokens of the prompts for it; cached ones count.")
+    completion_tokens: int = Field(default=0, description="Tokens of the model's answers for it.")
 
 
 class FactsInjectedEvent(MemoryEvent):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import unicodedata
 from datetime import date, datetime, timezone
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 from uuid import uuid4
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from llama_index_memory_ext.text.messages import cleaned
+from llama_index_memory_ext.text.visible import visible
 
 # What kinds of facts a model is asked for, unless the program names its own.
 CATEGORIES = ("preference", "knowledge", "context", "behavior", "goal", "correction")
@@ -36,20 +37,41 @@ def utc_now() -> datetime:
 
 def _not_blank(value: str) -> str:
     if not value.strip():
-        raise ValueError("a fact needs words: expected content with a visible character, saw only white space")
+        raise ValueError("a fact needs words: expected content with a visible character, saw none")
     return value
 
 
+# By what a fact was retired: it was true until then; it never was; the user wants it forgotten; a person or a program
+# has retired it; there were too many facts.
+RetiredBy: TypeAlias = Literal["change", "correction", "request", "hand", "limit"]
+# What a fact is at a time: it holds; it was true before; it is not shown any more, but kept; its time is up.
+FactState: TypeAlias = Literal["present", "past", "retired", "expired"]
+
 Text = Annotated[str, BeforeValidator(cleaned)]
-Content = Annotated[str, BeforeValidator(cleaned), AfterValidator(_not_blank)]
+# What a model reads holds nothing that a person does not see.
+Visible = Annotated[str, BeforeValidator(cleaned), AfterValidator(visible)]
+Content = Annotated[str, BeforeValidator(cleaned), AfterValidator(visible), AfterValidator(_not_blank)]
 Utc = Annotated[AwareDatetime, AfterValidator(lambda value: value.astimezone(timezone.utc))]
+
+
+class PastRetirement(BaseModel):
+    """That a fact was retired once, and holds again since ``restored_at``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    retired_at: Utc
+    retired_reason: Visible | None = None
+    replaced_by: Text | None = None
+    retired_by: RetiredBy | None = None
+    restored_at: Utc
 
 
 class Fact(BaseModel):
     """One thing that is known about a user. It never changes; ``model_copy(update=...)`` makes a new one.
 
     Only ``content`` is required. In texts, lone surrogates and NUL become U+FFFD, and a pair of surrogates becomes its
-    character. Datetimes need a time zone and are converted to UTC.
+    character. Other characters that nobody sees (controls, zero-width and bidirectional ones, tags) are taken out of
+    all texts but ids. Datetimes need a time zone and are converted to UTC.
 
     Raises:
         pydantic.ValidationError: Blank content or category, an unknown field, a confidence outside
@@ -77,11 +99,19 @@ class Fact(BaseModel):
     expires_at: Utc | None = Field(default=None, description="From when on it is not shown any more.")
     session_id: Text | None = Field(default=None, description="The session in which the user stated it.")
     message_ids: tuple[int, ...] = Field(default=(), description="The rows of the log in which the user stated it.")
-    quote: Text = Field(default="", description="The words of the user that state it, verbatim.")
-    source: Text = Field(default="", description="The text around the quote, by which it is found too.")
+    quote: Visible = Field(default="", description="The words of the user that state it, verbatim.")
+    source: Visible = Field(default="", description="The text around the quote, by which it is found too.")
     retired_at: Utc | None = Field(default=None, description="Since when it is no longer true.")
-    retired_reason: Text | None = Field(default=None, description="Why it is no longer true.")
+    retired_reason: Visible | None = Field(default=None, description="Why it is no longer true.")
     replaced_by: Text | None = Field(default=None, description="The id of the fact that is true instead.")
+    retired_by: RetiredBy | None = Field(
+        default=None,
+        description="change (it was true until then), correction (it never was), request (the user wants it "
+        "forgotten), hand or limit; None: of an earlier version.",
+    )
+    past_retirements: tuple[PastRetirement, ...] = Field(
+        default=(), description="When it was retired before it was restored, oldest first."
+    )
     pinned: bool = Field(default=False, description="Whether it is shown before facts that match better.")
 
     @model_validator(mode="before")
@@ -94,14 +124,58 @@ class Fact(BaseModel):
 
     @property
     def retired(self) -> bool:
-        """Whether it is no longer true. A retired fact is kept for undo and is never shown to a model."""
+        """Whether it is no longer true. A retired fact is kept for undo and is never shown as if it held."""
         return self.retired_at is not None
 
+    @property
+    def began(self) -> date:
+        """The first day on which it is known to be true, in UTC."""
+        return self.valid_from or self.created_at.date()
 
-def retire(fact: Fact, reason: str, now: datetime, replaced_by: str | None = None) -> Fact:
-    """Returns the fact as a retired one, which is kept and can be restored."""
-    fields = {"retired_at": now, "updated_at": now, "retired_reason": reason, "replaced_by": replaced_by}
-    return fact.model_copy(update=fields)
+    @property
+    def ends(self) -> date | None:
+        """The last day on which it is true, None if no end is known: ``valid_until``, or the retirement's day."""
+        days = [self.valid_until, self.retired_at and self.retired_at.date()]
+        return min(filter(None, days), default=None)
+
+    def expired(self, now: datetime) -> bool:
+        """Whether its time is up: from ``expires_at`` on it is neither shown nor searched."""
+        return self.expires_at is not None and self.expires_at <= now
+
+    def state(self, now: datetime) -> FactState:
+        """What it is at a time: "present", "past", "retired" or "expired".
+
+        It is past after the day ``valid_until``, and if a change has ended it: another fact has replaced it, or the
+        user has said that it is no longer true. What was forgotten, was never true, or was retired by hand is retired.
+        """
+        if self.expired(now):
+            return "expired"
+        if self.retired:
+            replaced = self.retired_by is None and self.replaced_by is not None
+            return "past" if replaced or self.retired_by == "change" else "retired"
+        is_over = self.valid_until is not None and self.valid_until < now.astimezone(timezone.utc).date()
+        return "past" if is_over else "present"
+
+
+def retire(
+    fact: Fact, reason: str, now: datetime, replaced_by: str | None = None, *, by: RetiredBy | None = None
+) -> Fact:
+    """Returns the fact as a retired one, which is kept and can be restored. What had replaced it before stays."""
+    fields = {"retired_at": now, "updated_at": now, "retired_reason": visible(reason), "retired_by": by}
+    return fact.model_copy(update={**fields, "replaced_by": replaced_by or fact.replaced_by})
+
+
+def restored(fact: Fact, now: datetime) -> Fact:
+    """Returns the fact as one that holds without an end; that it was retired is kept in ``past_retirements``."""
+    if fact.state(now) == "present":
+        return fact
+    names = ("retired_at", "retired_reason", "replaced_by", "retired_by")
+    kept = fact.past_retirements
+    if fact.retired_at is not None:
+        kept += (PastRetirement(**{name: getattr(fact, name) for name in names}, restored_at=now),)
+    expires_at = None if fact.expired(now) else fact.expires_at
+    fields = {"expires_at": expires_at, "past_retirements": kept, "updated_at": now}
+    return fact.model_copy(update={**dict.fromkeys((*names, "valid_until")), **fields})
 
 
 def raised(confidence: float) -> float:

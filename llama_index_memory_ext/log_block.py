@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from llama_index.core.bridge.pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr
 from llama_index.core.llms.llm import LLM
+from llama_index.core.llms.mock import MockLLM
 from llama_index.core.memory import BaseMemoryBlock
+from llama_index.core.settings import Settings
 
+from llama_index_memory_ext.errors import NoModelError
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
@@ -49,6 +52,20 @@ class LogBlock(BaseMemoryBlock[str]):
         """Make a private store where none is given."""
         super().model_post_init(context)
         self._store = self.store if self.store is not None else MemoryStore()
+
+    def chosen_llm(self) -> LLM:
+        """The model of this block, or else of ``Settings``; raises a NoModelError if there is none."""
+        if self.llm is not None:
+            return self.llm
+        try:
+            llm = Settings.llm
+        except (ValueError, ImportError) as error:
+            # LlamaIndex makes an OpenAI where nothing is set, and that has no key.
+            raise NoModelError from error
+        if type(llm) is MockLLM:
+            # What LlamaIndex takes where somebody sets None.
+            raise NoModelError
+        return llm
 
     def __getstate__(self) -> dict[str, Any]:
         # Models know their keys, which must not travel with a pickle.

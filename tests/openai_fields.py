@@ -1,9 +1,11 @@
-"""What OpenAI's servers complain of in the fields of a request that are about prompt caches."""
+"""What OpenAI's servers complain of in the fields of a request."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+
+from tests.openai_schemas import why_format_refused
 
 BREAKPOINT = "prompt_cache_breakpoint"
 _MARKED_PARTS = ("text", "image_url", "file", "input_audio", "input_text", "input_image", "input_file")
@@ -20,7 +22,11 @@ def why_fields_refused(body: dict[str, Any], *, older: bool) -> str | None:
         complaint = _why_part_refused(place, role, part)
         if complaint:
             return complaint
-    return _why_key_refused(body.get("prompt_cache_key")) or _why_options_refused(body.get("prompt_cache_options", {}))
+    return (
+        _why_key_refused(body.get("prompt_cache_key"))
+        or _why_options_refused(body.get("prompt_cache_options", {}))
+        or why_format_refused(body.get("response_format"))
+    )
 
 
 def _parts(body: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:

@@ -30,7 +30,8 @@ _FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id", "function_ca
 class OpenAIServer:
     """Where the server listens, and what it was sent: the messages of each accepted request, and its whole body.
 
-    With ``caches`` it reports what they find, and keeps it. An ``older`` one is what it was before GPT-5.6.
+    With ``caches`` it reports what they find, and keeps it. An ``older`` one is what it was before GPT-5.6. One
+    ``without_schemas`` has a model that does not know them.
     """
 
     api_base: str
@@ -40,6 +41,7 @@ class OpenAIServer:
     refusals: list[str] = field(default_factory=list)
     on_request: Callable[[], None] = lambda: None
     older: bool = False
+    without_schemas: bool = False
     caches: PromptCaches | None = None
     usages: list[Usage] = field(default_factory=list)
 
@@ -164,6 +166,8 @@ class _Handler(BaseHTTPRequestHandler):
         responses = self.path.endswith("/responses")
         messages = messages_of(body["input"]) if responses else body.get("messages")
         complaint = why_refused(messages) or why_fields_refused(body, older=state.older)
+        if state.without_schemas and (body.get("response_format") or {}).get("type") == "json_schema":
+            complaint = "Invalid parameter: 'response_format' of type 'json_schema' is not supported with this model."
         if complaint:
             state.refusals.append(complaint)
             self._send(400, {"error": {"message": complaint, "type": "invalid_request_error"}})

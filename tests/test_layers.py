@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import llama_index_memory_ext
 PACKAGE = Path(llama_index_memory_ext.__file__).parent
 ROOT = Path(__file__).parents[1]
 # A file imports from the levels below its own, and from files behind a ">" in its own folder; from no neighbour.
-# "." is the package itself, and "---" divides the levels.
+# "." is the package itself, and "---" divides the levels. A line that ends with ">" goes on in the next one.
 PICTURE = """\
 .           __main__                                                      # the command, also without the extra
 ---
@@ -22,15 +23,16 @@ cli         chat > facts files forget > app > demo > __init__ offline_model   # 
 ---
 .           __init__                                                      # the public names
 ---
-agents      tools > retriever                                             # memory as an agent's tools
+agents      tools > requests retriever                                    # memory as an agent's tools
 .           caching_openai                                                # OpenAI's models, with cache breakpoints
 ---
 memory      condensed_memory > flushing preset stats > prompt_caches template  # the preset: when to flush, what is sent
 ---
-record      block > summary > recall window > message_index selection > entry  # the conversation, within its limit
-facts       backfill > block > extractor > cache validation > book ranking reply  # extracted, checked, ranked
+record      block > summary > recall summary_checks window > message_index selection > entry  # within the limit
+facts       backfill > block > extractor > learning > verification > asking cache prompt validation >
+            book offering ranking recovery reply > fields history > period  # extracted, checked, ranked
 ---
-grounding   statement > names negation > dates > numbers quotes secrets > words numerals > language  # on whose words
+grounding   sentences statement > names negation > dates > numbers quotes secrets > words numerals > language  # words
 .           log_block                                                     # what both blocks share: they read one log
 ---
 store       __init__ > facts log > readers users > database > engine schema  # the tables, and who has read how far
@@ -39,9 +41,9 @@ formats     __init__ > openai                                             # mess
 ---
 .           fact                                                          # a fact, with its dates and its source
 ---
-text        trim > cutting messages > tokens tool_calls                   # messages as text: written, counted, cut
+text        trim usage > cutting loose_json > messages > finish tokens tool_calls visible  # messages as text
 ---
-background  jobs locks                                                    # work that no answer waits for
+background  jobs > leftovers locks                                        # work that no answer waits for
 ---
 .           errors events
 """
@@ -55,6 +57,9 @@ DOORS: dict[str, set[str]] = {
     "tiktoken": {"text"},
     "sklearn": set(),
     "snowballstemmer": {"search"},
+    "dateparser": {"grounding"},
+    "num2words": {"grounding"},
+    "py3langid": {"grounding"},
     "typer": {"cli"},
     "rich": {"cli"},
 }
@@ -63,7 +68,7 @@ DOORS: dict[str, set[str]] = {
 def places() -> dict[str, tuple[int, str, int]]:
     """Of each file the level, counted from the top, the folder, and the place in the folder."""
     found = {}
-    for level, rooms in enumerate(PICTURE.split("---\n")):
+    for level, rooms in enumerate(re.sub(r">\n +", "> ", PICTURE).split("---\n")):
         for line in rooms.splitlines():
             folder, _, groups = line.split("#")[0].partition(" ")
             for place, names in enumerate(groups.split(">")):

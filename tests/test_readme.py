@@ -1,4 +1,4 @@
-"""The code of the README and of the guide to prompt caches runs as it stands there."""
+"""The code of the README and of the guides runs as it stands there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.openai_server import Message, call, say, serve
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-GUIDE = (ROOT / "docs/prompt-caches.md").read_text(encoding="utf-8")
+GUIDES = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("prompt-caches.md", "facts.md"))
 FENCED = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", README, flags=re.DOTALL | re.MULTILINE)
 # Text is what a model or a terminal shows: nothing in it can run.
 KINDS = {"python", "bash", "json", "text"}
@@ -33,7 +33,7 @@ def commands_of(block: str) -> list[str]:
     return [command for command in commands if command.strip() and not command.startswith(DONE_BEFORE)]
 
 
-BLOCKS = [*blocks("python"), *re.findall(r"^```python\n(.*?)^```$", GUIDE, flags=re.DOTALL | re.MULTILINE)]
+BLOCKS = [*blocks("python"), *re.findall(r"^```python\n(.*?)^```$", GUIDES, flags=re.DOTALL | re.MULTILINE)]
 
 
 def model(messages: list[Message], tools: list[str]) -> Message:

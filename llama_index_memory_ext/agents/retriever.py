@@ -15,7 +15,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
 from pydantic import ValidationError
 
 from llama_index_memory_ext.errors import LimitError, MemoryExtError, StoreError
-from llama_index_memory_ext.facts.ranking import shares_of
+from llama_index_memory_ext.facts.ranking import days_of, shares_of
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS
 from llama_index_memory_ext.text.messages import escape_tags
@@ -42,7 +42,7 @@ _MESSAGE_CONFIDENCE = 1.0
 _NODE_SHARE = 0.25
 # What stands between nodes when they are shown one after the other.
 _BETWEEN = "\n\n"
-_SHOWN = frozenset({"kind", "role", "date"})
+_SHOWN = frozenset({"kind", "role", "date", "until"})
 
 
 @contextmanager
@@ -71,8 +71,9 @@ class MemoryRetriever(BaseRetriever):
     """Retrieves the facts of a memory's user and the messages of its session that have to do with a question.
 
     It serves a ``RetrieverQueryEngine`` and a ``RetrieverTool``. Facts are ranked as the memory ranks them, without
-    retired ones. Messages are found by their words, those that the memory shows anyway too, a tool call together with
-    its results; the current turn is left out, so that a question does not find itself.
+    retired ones; but a question about the past finds what was true before, too. Messages are found by their words,
+    those that the memory shows anyway too, a tool call together with its results; the current turn is left out, so that
+    a question does not find itself.
 
     The score is 0..1: for a fact that of the ranking, and for a message the same formula, ``similarity_weight *
     similarity + confidence_weight * confidence``, with confidence 1. Similarities are divided by the best of their
@@ -82,7 +83,8 @@ class MemoryRetriever(BaseRetriever):
     (with an ``embed_model`` nearly every fact has something), and raise a ``StoreError`` if the database failed. The
     id of a fact's node is that of the fact; that of a message is the same in each search, and unique across databases.
     The metadata are ``kind`` ("fact" or "message"), ``date`` and ``session_id``; of a fact ``fact_id``, ``category``,
-    ``confidence`` and ``created_at``, of a message ``role`` and ``message_ids``. A model sees kind, role and date.
+    ``confidence`` and ``created_at``, and ``until``, its last day, if it has ended or will; of a message ``role`` and
+    ``message_ids``. A model sees kind, role, date and until.
 
     Args:
         memory: The memory that is searched.
@@ -162,8 +164,8 @@ class MemoryRetriever(BaseRetriever):
             category=fact.category,
             confidence=fact.confidence,
             created_at=fact.created_at.isoformat(),
-            date=fact.created_at.date().isoformat(),
             session_id=fact.session_id or "",
+            **days_of(fact),
         )
 
     def _message_node(self, message: FoundMessage) -> NodeWithScore:

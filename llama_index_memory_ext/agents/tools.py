@@ -9,9 +9,10 @@ from llama_index.core.async_utils import asyncio_run
 from llama_index.core.schema import NodeWithScore
 from llama_index.core.tools.tool_spec.base import BaseToolSpec
 
+from llama_index_memory_ext.agents.requests import asks_to_forget
 from llama_index_memory_ext.agents.retriever import MemoryRetriever, check_memory, store_errors
 from llama_index_memory_ext.errors import FactError, LimitError
-from llama_index_memory_ext.fact import DEFAULT_CATEGORY, Fact, normalised
+from llama_index_memory_ext.fact import DEFAULT_CATEGORY, Fact, normalised, utc_now
 from llama_index_memory_ext.facts.reply import ExtractionReply
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.record.message_index import SEARCH_TOOL
@@ -23,10 +24,11 @@ _MOST_FOUND = 20
 _CONFIDENCE = 0.9
 _ID_CHARACTERS, _WHOLE_ID_CHARACTERS = 8, 64
 _MOST_CANDIDATES, _SHOWN_TOKENS = 5, 150
-# Older messages of the user do not ask for anything any more.
-_ASKING_MESSAGES = 5
+# Older messages do not ask for anything any more.
+_ASKING_LINES = 6
 _NOTHING_FOUND = "Nothing found: nothing that is known or was said has these words. Other words may find it."
 _HOW_TO_QUOTE = "Copy the user's own words from one of their messages; what the user did not say cannot be remembered."
+_HOW_TO_FORGET = "the user's last words must ask for it and name it, or everything. Ask the user what to forget."
 _QUOTES = frozenset({"echo", "no_quote", "not_the_users_words", "quote_not_found"})
 
 
@@ -115,7 +117,8 @@ class MemoryToolSpec(BaseToolSpec):
         reply = ExtractionReply.model_validate({"new_facts": [fact]})
         with store_errors("Nothing was remembered", self.memory.session_id):
             extractor = block.extractor(self.memory.session_id)
-            valid, changed = await extractor.apply(reply, await extractor.recent_lines())
+            lines, results = await extractor.recent()
+            valid, changed = await extractor.apply(reply, lines, others=results)
         if valid.accepted:
             new = valid.accepted[0]
             if any(entry.id == new.id and entry.retired for entry in changed):
@@ -143,7 +146,8 @@ class MemoryToolSpec(BaseToolSpec):
 
     async def _meant(self, wanted: Sequence[str]) -> list[list[Fact]]:
         """Returns for each id, or words of a fact, the facts that it may mean, best first."""
-        known = [(normalised(fact.content), fact) for fact in await self.memory.facts.alist()]
+        facts, now = await self.memory.facts.alist(with_retired=True), utc_now()
+        known = [(normalised(fact.content), fact) for fact in facts if fact.state(now) != "retired"]
         meant = []
         for words in map(str, wanted):
             found = _named_by(words, known)
@@ -158,13 +162,18 @@ class MemoryToolSpec(BaseToolSpec):
         chosen = list({fact.id: fact for fact in meant}.values())
         if not chosen:
             return []
-        reason = "The user asked to forget it."
-        entries = [{"number": i, "reason": reason, "quote": quote} for i in range(1, len(chosen) + 1)]
         extractor = self.memory.facts_block.extractor(self.memory.session_id)
-        asking = [line for line in await extractor.recent_lines() if line.is_users][-_ASKING_MESSAGES:]
-        valid, _ = await extractor.apply(ExtractionReply.model_validate({"retired": entries}), asking, chosen)
+        lines = (await extractor.recent())[0][-_ASKING_LINES:]
+        asked = asks_to_forget(quote, lines, [fact.content for fact in chosen])
+        entries = [
+            {"number": i, "reason": "The user asked to forget it.", "quote": quote}
+            for i, is_asked in enumerate(asked, 1)
+            if is_asked
+        ]
+        reply = ExtractionReply.model_validate({"retired": entries})
+        valid, _ = await extractor.apply(reply, lines, chosen, retired_by="request")
         gone = {fact.id for fact in valid.retired}
-        why = " ".join(dict.fromkeys(map(attrgetter("detail"), valid.rejected)))
+        why = " ".join(dict.fromkeys(map(attrgetter("detail"), valid.rejected))) or _HOW_TO_FORGET
         return [
             f"Forgotten: {self._named(fact)}" if fact.id in gone else f"Not forgotten: {self._named(fact)}: {why}"
             for fact in chosen
@@ -196,7 +205,7 @@ def _named_by(words: str, known: Sequence[tuple[str, Fact]]) -> list[Fact]:
 
 def _line_of(node: NodeWithScore) -> str:
     known = node.node.metadata
-    shown = {"date": known["date"]}
+    shown: dict[str, str] = {key: known[key] for key in ("date", "until") if key in known}
     if known["kind"] == "fact":
         shown = {"id": known["fact_id"][:_ID_CHARACTERS], **shown, "category": known["category"]}
     else:

@@ -15,6 +15,8 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from llama_index.core.async_utils import asyncio_run
 
+from llama_index_memory_ext.background.leftovers import tell_at_the_end
+from llama_index_memory_ext.errors import NoModelError
 from llama_index_memory_ext.events import JobFailedEvent, send, span
 
 if TYPE_CHECKING:
@@ -226,9 +228,11 @@ class Jobs:
             retry_at, outcome = at + timedelta(seconds=pause), f"trying again in {pause:g} s"
         failure = Failure(failures + 1, type(error).__name__, at, retry_at)
         self._failures[key] = failure
+        # That there is no model is said once, and not again with each pause.
+        if not (earlier and earlier.error == failure.error == NoModelError.__name__):
+            log_failure(self._failed, key.session_id, error, outcome)
         if len(self._failures) > _MOST_FAILURES:
             del self._failures[next(iter(self._failures))]
-        log_failure(self._failed, key.session_id, error, outcome)
         if self._event is not None:
             number = failure.failures
             send(self._event(session_id=key.session_id, error=failure.error, failures=number, retry_seconds=pause))
@@ -241,6 +245,9 @@ class JobRegistry:
     """
 
     def __init__(self) -> None:
+        # Sessions with finished turns that were not read for facts yet, as far as this process knows.
+        self.unread: set[str] = set()
+        tell_at_the_end(self, self.unread)
         self._jobs: dict[str, Jobs] = {}
         self._watched: WeakSet[Stoppable] = WeakSet()
 
@@ -308,4 +315,5 @@ def in_sync(
 
 def log_failure(failed: str, session_id: str, error: Exception, outcome: str) -> None:
     """Log a failure in one line, without texts."""
-    logger.warning("%s (session %r, %s); nothing is lost, %s.", failed, session_id, type(error).__name__, outcome)
+    reason = error if isinstance(error, NoModelError) else type(error).__name__
+    logger.warning("%s (session %r, %s); nothing is lost, %s.", failed, session_id, reason, outcome)

@@ -186,7 +186,7 @@ class _Conversation:
         if not text:
             raise TerminalError("say which: /forget ID, or /forget WORDS. /facts lists them.")
         facts = self.memory.facts
-        fact = find_fact(self.loop.run(facts.alist(with_retired=True)), text, by_words=True)
+        fact = find_fact(self.loop.run(facts.alist(with_retired=True, with_expired=True)), text, by_words=True)
         if not cli.is_terminal():
             raise TerminalError("nobody can be asked here. Use `facts forget ID --yes`.")
         cli.say(facts_table([fact], facts.namespace))

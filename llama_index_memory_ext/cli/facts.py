@@ -3,6 +3,7 @@
 # No annotation is a string here: Typer reads those of the commands, through the signatures that _command makes.
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import datetime, timedelta, timezone
 from inspect import Signature, signature
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -31,6 +32,8 @@ _Text = Annotated[str, typer.Argument(help="The fact in one sentence.")]
 _Id = Annotated[str, typer.Argument(metavar="ID", help="The id of a fact, or its beginning.")]
 _Ids = Annotated[list[str] | None, typer.Argument(metavar="ID...", help="The ids of facts, or their beginnings.")]
 _Retired = Annotated[bool, typer.Option("--retired", help="Also retired facts.")]
+_Expired = Annotated[bool, typer.Option("--expired", help="Also facts whose time is up.")]
+_Ttl = Annotated[float | None, typer.Option("--ttl", metavar="DAYS", help="After how many days it is shown no more.")]
 _Category = Annotated[str, typer.Option(metavar="CATEGORY", help=_CATEGORY_HELP)]
 _Confidence = Annotated[float, typer.Option(min=0.0, max=1.0, help="How certain the fact is.")]
 _Pin = Annotated[bool, typer.Option("--pin", help="Show it before facts that match better.")]
@@ -69,9 +72,9 @@ def _command(name: str, *, create: bool = False) -> Callable[[_Work], None]:
 
 
 @_command("list")
-async def _list(memory: "CondensedMemory", *, retired: _Retired = False) -> Output:
+async def _list(memory: "CondensedMemory", *, retired: _Retired = False, expired: _Expired = False) -> Output:
     """List the current facts, the newest first."""
-    facts = await memory.facts.alist(with_retired=retired)
+    facts = await memory.facts.alist(with_retired=retired, with_expired=expired)
     return facts, facts_table(facts, memory.facts.namespace)
 
 
@@ -107,22 +110,24 @@ async def _add(
     category: _Category = "knowledge",
     confidence: _Confidence = 1.0,
     pin: _Pin = False,
+    ttl: _Ttl = None,
 ) -> Output:
     """Add a fact; a database that does not exist is created."""
-    return _changed("Added", await memory.facts.aadd(text, category=category, confidence=confidence, pinned=pin))
+    fields = {"category": category, "confidence": confidence, "pinned": pin}
+    return _changed("Added", await memory.facts.aadd(text, ttl=None if ttl is None else _days(ttl), **fields))
 
 
 @_command("retire")
 async def _retire(memory: "CondensedMemory", fact_id: _Id, *, reason: _Reason = "retired by hand") -> Output:
     """Keep a fact, but no longer show it to the model."""
-    fact = find_fact(await memory.facts.alist(with_retired=True), fact_id)
+    fact = find_fact(await _all_facts(memory), fact_id)
     return _changed("Retired", await memory.facts.aretire(fact.id, reason))
 
 
 @_command("restore")
 async def _restore(memory: "CondensedMemory", fact_id: _Id) -> Output:
     """Show a retired fact to the model again."""
-    fact = find_fact(await memory.facts.alist(with_retired=True), fact_id)
+    fact = find_fact(await _all_facts(memory), fact_id)
     return _changed("Restored", await memory.facts.arestore(fact.id))
 
 
@@ -133,7 +138,7 @@ async def _forget(
     """Delete facts permanently; asks for confirmation."""
     if bool(fact_ids) == all_:
         raise typer.BadParameter("name the facts, or say --all.")
-    namespace, known = memory.facts.namespace, await memory.facts.alist(with_retired=True)
+    namespace, known = memory.facts.namespace, await _all_facts(memory)
     facts = {fact.id: fact for fact in (known if all_ else [find_fact(known, one) for one in fact_ids or ()])}
     if facts and not yes:
         cli.say(facts_table([*facts.values()], namespace), stderr=True)
@@ -143,6 +148,17 @@ async def _forget(
     return {"facts": count}, f"Deleted {pluralize(count, 'fact')} of {namespace}."
 
 
+async def _all_facts(memory: "CondensedMemory") -> list["Fact"]:
+    return await memory.facts.alist(with_retired=True, with_expired=True)
+
+
+def _days(ttl: float) -> timedelta:
+    try:
+        return timedelta(days=ttl)
+    except (OverflowError, ValueError):
+        raise typer.BadParameter("--ttl is a number of days.") from None
+
+
 def _changed(what: str, fact: "Fact") -> Output:
     return fact, f"{what} {fact.id}: {one_line(fact.content)}"
 
@@ -150,7 +166,7 @@ def _changed(what: str, fact: "Fact") -> Output:
 def find_fact(facts: Sequence["Fact"], text: str, *, by_words: bool = False) -> "Fact":
     """Returns the one fact whose id is or begins with the text, or that has these words; else a TerminalError."""
     found, condition = _with_id(facts, text), "ids begin with"
-    missing = f"There is no fact {text!r} among {len(facts)}. `facts list --retired` shows all."
+    missing = f"There is no fact {text!r} among {len(facts)}. `facts list --retired --expired` shows all."
     if by_words and not found:
         found = [fact for fact in facts if text.casefold() in fact.content.casefold()]
         condition, missing = "facts contain", f"no fact is called {text!r} or has these words. /facts lists them."
@@ -179,7 +195,7 @@ def short_ids(ids: Iterable[str]) -> dict[str, str]:
 
 
 def facts_table(facts: Sequence["Fact"], namespace: str) -> RenderableType:
-    """Returns a table of facts in their order, retired ones with the reason."""
+    """Returns a table of facts in their order, with what they are if they do not hold now."""
     ids = short_ids(fact.id for fact in facts)
     rows = [
         (ids[fact.id], _content(fact), fact.category, f"{fact.confidence:.2f}", f"{fact.updated_at:%Y-%m-%d}")
@@ -203,8 +219,19 @@ def explanation_table(explanation: "Explanation", namespace: str) -> RenderableT
 
 
 def _content(fact: "Fact") -> str:
-    retired = f" (retired: {one_line(fact.retired_reason or '')})" if fact.retired else ""
-    return f"{'(pinned) ' if fact.pinned else ''}{one_line(fact.content)}{retired}"
+    return f"{'(pinned) ' if fact.pinned else ''}{one_line(fact.content)}{_state(fact, datetime.now(timezone.utc))}"
+
+
+def _state(fact: "Fact", now: datetime) -> str:
+    """Returns what a fact is, and when, " (past, until 2025-11-20: moved)"; "" if it holds and no end is known."""
+    state, reason = fact.state(now), f": {one_line(fact.retired_reason)}" if fact.retired_reason else ""
+    if state == "present":
+        ends = [f"expires {fact.expires_at:%Y-%m-%d}"] if fact.expires_at else []
+        ends += [f"until {fact.valid_until}"] if fact.valid_until else []
+        return f" ({', '.join(ends)})" if ends else ""
+    if state == "past":
+        return f" (past, until {fact.ends}{reason})"
+    return f" (expired {fact.expires_at:%Y-%m-%d})" if state == "expired" else f" (retired{reason or ': '})"
 
 
 def _keywords(matched: Sequence[str]) -> str:

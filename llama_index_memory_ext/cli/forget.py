@@ -85,7 +85,11 @@ async def _find(
     # A session without a user is a user of its own.
     own = [info.session_id for info in infos if info.session_id in info.user_ids]
     users = list(dict.fromkeys(filter(None, [user, *own])))
-    facts = [fact for name in users for fact in await cli.memory_on(store, name).facts.alist(with_retired=True)]
+    facts = [
+        fact
+        for name in users
+        for fact in await cli.memory_on(store, name).facts.alist(with_retired=True, with_expired=True)
+    ]
     if not (infos or facts):
         raise TerminalError(f"Nothing is stored about {user or session!r}.")
     return users, infos, facts
@@ -93,6 +97,7 @@ async def _find(
 
 async def _texts(store: ext.MemoryStore, sessions: Iterable[str], facts: Iterable[ext.Fact]) -> set[str]:
     texts = {text for fact in facts for text in (fact.content, fact.quote, fact.source, fact.retired_reason or "")}
+    texts.update(past.retired_reason or "" for fact in facts for past in fact.past_retirements)
     # One session at a time: a parsed message takes much more memory than its text.
     for session in sessions:
         for message in await store.get_messages(session, None):

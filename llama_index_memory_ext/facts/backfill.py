@@ -14,11 +14,15 @@ from llama_index.core.settings import Settings
 from llama_index_memory_ext.background.jobs import log_failure
 from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.errors import StoreError
+from llama_index_memory_ext.facts.learning import Extracted
+from llama_index_memory_ext.facts.recovery import Blame, blame_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from llama_index_memory_ext.facts.block import RelevantFactsBlock
+    from llama_index_memory_ext.facts.extractor import Extractor
+    from llama_index_memory_ext.facts.recovery import SetAside
     from llama_index_memory_ext.store import MemoryStore
 
 # A model without a key or a network fails with every session; a thousand of them need not be tried.
@@ -31,7 +35,8 @@ class Backfilled:
 
     ``sessions`` is how many are now read to their end, and ``messages`` how many this call has read in all. ``new``,
     ``confirmed`` and ``retired`` are numbers of facts. ``failed`` maps each session that stopped half-way to the
-    type of its error, and ``not_tried`` are those after too many failures in a row.
+    type of its error, and ``not_tried`` are those after too many failures in a row. ``set_aside`` turns of the sessions
+    that are read were left behind, by this call or before, because no facts could be extracted from them.
     """
 
     sessions: int = 0
@@ -41,6 +46,7 @@ class Backfilled:
     retired: int = 0
     failed: dict[str, str] = field(default_factory=dict)
     not_tried: tuple[str, ...] = ()
+    set_aside: int = 0
 
 
 async def backfill(
@@ -50,11 +56,13 @@ async def backfill(
     session_ids: Sequence[str] | None = None,
     *,
     show_progress: bool = False,
+    failed: bool = False,
 ) -> Backfilled:
     """Extract what is unread of sessions, one after the other, so that a later one can correct an earlier one.
 
-    Without ``session_ids``, ``session_id`` and all other sessions of its user are read. Raises a StoreError, before a
-    model is asked, if one of the sessions does not exist.
+    Without ``session_ids``, ``session_id`` and all other sessions of its user are read. With ``failed``, the turns that
+    were set aside are tried once more. Raises a StoreError, before a model is asked, if one of the sessions does not
+    exist.
     """
     namespace = block.namespace_of(session_id)
     if session_ids is None:
@@ -72,10 +80,12 @@ async def backfill(
 
         total, disable = sum(unread.values()), not show_progress
         with tqdm(desc="Extracting facts", total=total, unit=" messages", disable=disable) as bar:
-            return await _backfill(block, chosen, bar.update)
+            return await _backfill(block, chosen, bar.update, again=failed)
 
 
-async def _backfill(block: RelevantFactsBlock, session_ids: Sequence[str], step: Callable[[int], object]) -> Backfilled:
+async def _backfill(
+    block: RelevantFactsBlock, session_ids: Sequence[str], step: Callable[[int], object], *, again: bool
+) -> Backfilled:
     done: Counter[str] = Counter()
     failed: dict[str, str] = {}
     left, failures_in_a_row = list(session_ids), 0
@@ -83,19 +93,38 @@ async def _backfill(block: RelevantFactsBlock, session_ids: Sequence[str], step:
         session_id = left.pop(0)
         try:
             await block.jobs.wait(block.job_key(session_id))
-            extractor = block.extractor(session_id)
-            while (batch := await extractor.extract_next()) is not None:
+            extractor = block.extractor(session_id, at_once=True)
+            async for batch in _batches(extractor, again=again):
                 step(batch.messages)
                 reply = batch.reply
                 new, confirmed, retired = len(reply.accepted), len(reply.confirmed), len(reply.retired)
                 done.update(messages=batch.messages, new=new, confirmed=confirmed, retired=retired)
                 failures_in_a_row = failures_in_a_row if batch.seconds is None else 0
-            done["sessions"] += 1
+            done.update(sessions=1, set_aside=len(await extractor.set_aside()))
         except Exception as error:  # noqa: BLE001 - a model may fail in any way, and the other sessions go on
             log_failure("Facts were not extracted", session_id, error, "the next backfill goes on there")
             failed[session_id] = type(error).__name__
             failures_in_a_row += 1
     return Backfilled(**done, failed=failed, not_tried=tuple(left))
+
+
+async def _batches(extractor: Extractor, *, again: bool) -> AsyncIterator[Extracted]:
+    """What is extracted of a session: the turns that were set aside, which are older, and then what is unread."""
+    for turn in await extractor.set_aside() if again else ():
+        yield await _again(extractor, turn)
+    while (batch := await extractor.extract_next()) is not None:
+        yield batch
+
+
+async def _again(extractor: Extractor, turn: SetAside) -> Extracted:
+    """What is extracted of a turn that was set aside; nothing if it fails again. An error of the model is raised."""
+    try:
+        return await extractor.extract_again(turn)
+    except Exception as error:
+        if blame_of(error) is Blame.MODEL:
+            raise
+        log_failure("Facts were not extracted", extractor.learner.session_id, error, "the turn stays set aside")
+        return Extracted()
 
 
 async def _sessions_of(store: MemoryStore, namespace: str, session_id: str) -> list[str]:

@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from datetime import datetime
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.core.bridge.pydantic import Field, PrivateAttr
+from llama_index.core.bridge.pydantic import BeforeValidator, Field, PrivateAttr
 
 from llama_index_memory_ext.background.jobs import JobKey
 from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.events import ExtractionFailedEvent, FactsInjectedEvent, is_heard, send
-from llama_index_memory_ext.fact import CONFIDENCE_WEIGHT, DEFAULT_MIN_CONFIDENCE, SIMILARITY_WEIGHT, Fact
+from llama_index_memory_ext.fact import (
+    CATEGORIES,
+    CONFIDENCE_WEIGHT,
+    DEFAULT_MIN_CONFIDENCE,
+    SIMILARITY_WEIGHT,
+    Fact,
+    utc_now,
+)
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.cache import FactCache, UserFacts
 from llama_index_memory_ext.facts.extractor import Extractor
+from llama_index_memory_ext.facts.learning import Learner
+from llama_index_memory_ext.facts.prompt import check_categories, check_extraction_prompt
 from llama_index_memory_ext.facts.ranking import Explanation, RankedFact, explain, fit_facts
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, LogBlock
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 from llama_index_memory_ext.store.readers import Seen
 from llama_index_memory_ext.text.messages import question_in, spoken, turns_in
 from llama_index_memory_ext.text.tokens import CountedText
+from llama_index_memory_ext.text.usage import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +42,7 @@ if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatMessage
 
     from llama_index_memory_ext.background.jobs import Jobs
+    from llama_index_memory_ext.facts.recovery import SetAside
 
 _CONTEXT_ROWS = 40
 
@@ -65,11 +78,20 @@ class RelevantFactsBlock(LogBlock):
     min_confidence: float = Field(default=DEFAULT_MIN_CONFIDENCE, ge=0, le=1)
     extract_facts: bool = Field(default=True, description="Whether new facts are extracted.")
     extract_every_turns: int = Field(default=1, ge=1, description="Finished turns that wait for one extraction.")
+    verify: bool = Field(default=False, description="Whether a second call checks what the first one has extracted.")
+    categories: Annotated[Any, BeforeValidator(check_categories)] = Field(
+        default=CATEGORIES, description="The kinds of facts; with a dict, what each of them is."
+    )
+    extraction_prompt: Annotated[str | None, BeforeValidator(check_extraction_prompt)] = Field(
+        default=None, description="What to look for, in place of our own words."
+    )
 
     _users: Recent[str, UserFacts] = PrivateAttr(default_factory=Recent)
     _talks: Recent[str, _Talk] = PrivateAttr(default_factory=Recent)
     _shown: Recent[tuple[object, ...], tuple[CountedText, list[Fact]]] = PrivateAttr(default_factory=Recent)
     _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
+    _clock: Callable[[], datetime] = PrivateAttr(default_factory=lambda: utc_now)
+    _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
 
     @classmethod
     def class_name(cls) -> str:
@@ -85,14 +107,15 @@ class RelevantFactsBlock(LogBlock):
         talk, now = await self._talk_before(session_id, namespace)
         cache = self._cache
         known = await cache.read(namespace, now)
-        if not known.active:
-            return ""
         question, context = question_in(messages or [], talk.turns, self.context_turns)
-        key = (known.changes.epoch, known.changes.change, namespace, question, *context)
+        asked = await cache.candidates(known, namespace, question)
+        if not asked.facts:
+            return ""
+        key = (*known.version, asked.period, namespace, question, *context)
         shown = cached = self._shown.get(key)
         if shown is None:
-            prepared = await cache.prepare(known, [question, *context])
-            shown = self._fitted(cache.best_first(known, question, context), known)
+            prepared = await cache.prepare(asked, [question, *context])
+            shown = self._fitted(cache.best_first(known, question, context, among=asked), known)
             if prepared:
                 self._shown.put(key, shown)
         text, facts = shown
@@ -102,7 +125,7 @@ class RelevantFactsBlock(LogBlock):
                     session_id=session_id,
                     user_id=namespace,
                     fact_ids=[fact.id for fact in facts],
-                    known=len(known.active),
+                    known=len(asked.facts),
                     tokens=text.tokens,
                     token_limit=self.token_limit,
                     cached=cached is not None,
@@ -125,12 +148,13 @@ class RelevantFactsBlock(LogBlock):
 
     def book(self, session_id: str = DEFAULT_SESSION_ID) -> FactBook:
         """The facts of a session's user, to look at and to change."""
-        return FactBook(self._store, self.namespace_of(session_id))
+        return FactBook(self._store, self.namespace_of(session_id), clock=self._clock)
 
     async def asearch(self, question: str, *, session_id: str = DEFAULT_SESSION_ID) -> list[RankedFact]:
         """The facts that have something in common with a question, best first; [] if none has.
 
-        With an ``embed_model`` nearly every fact has. The turns before the question are not looked at.
+        A question about the past finds past facts, too; their entries say ``past``. With an ``embed_model`` nearly
+        every fact has something in common. The turns before the question are not looked at.
         """
         ranked = await self._cache.ranked(self.namespace_of(session_id), question)
         return [entry for entry in ranked if entry.similarity > 0]
@@ -140,7 +164,8 @@ class RelevantFactsBlock(LogBlock):
     ) -> Explanation:
         """Why each fact is shown for a question, or not; prints as a table, and shows as one in a notebook.
 
-        Only a block without a ``user_id`` needs a ``session_id``; ``context`` are the turns before, oldest first.
+        For a question about the past, each past fact is one of them. Only a block without a ``user_id`` needs a
+        ``session_id``; ``context`` are the turns before, oldest first.
         """
         ranked = await self._cache.ranked(self.namespace_of(session_id), question, context)
         return explain(ranked, self._room, self.tokenizer_fn)
@@ -149,6 +174,11 @@ class RelevantFactsBlock(LogBlock):
     def rejections(self) -> dict[str, int]:
         """How many entries of the model's replies were not stored by this block, for each reason."""
         return dict(self._rejections)
+
+    @property
+    def usage(self) -> dict[str, Usage]:
+        """The calls of the model by this block and their tokens, by kind: "facts" and "verification"."""
+        return dict(self._usage)
 
     @property
     def jobs(self) -> Jobs:
@@ -171,11 +201,12 @@ class RelevantFactsBlock(LogBlock):
         """This block's cursor, if it extracts facts."""
         return (self.reader_of(session_id),) if self.extract_facts else ()
 
-    def extractor(self, session_id: str) -> Extractor:
-        """What extracts facts from a session."""
-        namespace, reader = self.namespace_of(session_id), self.reader_of(session_id)
-        limits = self.max_facts, self.min_confidence
-        return Extractor(session_id, namespace, reader, self, self._cache, self._rejections, *limits)
+    def extractor(self, session_id: str, *, at_once: bool = False) -> Extractor:
+        """What extracts facts from a session; ``at_once``: a turn that fails is tried again without a pause."""
+        counts, limits = (self._rejections, self._usage), (self.max_facts, self.min_confidence)
+        wanted: dict[str, Any] = {"categories": self.categories, "instructions": self.extraction_prompt}
+        learner = Learner(session_id, self, self._cache, *counts, *limits, verify=self.verify, **wanted)
+        return Extractor(self.namespace_of(session_id), self.reader_of(session_id), learner, at_once)
 
     async def aopen(self, session_id: str) -> None:
         """Begin with a session: what other sessions of this user have left unread is extracted, too."""
@@ -186,16 +217,27 @@ class RelevantFactsBlock(LogBlock):
                     work = partial(self.extractor(other).extract, with_active=True)
                     self.jobs.start(JobKey(other, reader), work, self.retry_seconds)
 
-    async def anotice(self, session_id: str) -> None:
-        """The log of a session has grown: extract facts from it in the background."""
+    async def anotice(self, session_id: str, *, answered: bool = False) -> None:
+        """A turn of the session has ended, ``answered`` just now: extract facts from it in the background."""
         if self.extract_facts:
-            work = partial(self.extractor(session_id).extract, least_turns=self.extract_every_turns)
+            if answered and not self._store.database.in_memory:
+                self._store.jobs.unread.add(session_id)
+            work = partial(self.extractor(session_id).extract_answered, least_turns=self.extract_every_turns)
             self.jobs.start(self.job_key(session_id), work, self.retry_seconds)
 
     async def aflush(self, session_id: str = DEFAULT_SESSION_ID) -> None:
         """Extract what is left of the session; a failure is logged, and the next start tries again."""
         if self.extract_facts:
-            await self.jobs.finish(self.job_key(session_id), self.extractor(session_id).extract)
+            await self.jobs.finish(self.job_key(session_id), self.extractor(session_id, at_once=True).extract)
+            # What has failed was told.
+            self._store.jobs.unread.discard(session_id)
+
+    async def aset_aside(self, session_id: str = DEFAULT_SESSION_ID) -> tuple[SetAside, ...]:
+        """The turns of a session from which no facts could be extracted, oldest first; none is tried again by itself.
+
+        ``abackfill(failed=True)`` of the memory tries them again.
+        """
+        return await self.extractor(session_id).set_aside()
 
     async def aclose(self) -> None:
         """Close a private store, and cancel what is being embedded; what was not extracted stays unread."""
@@ -205,7 +247,7 @@ class RelevantFactsBlock(LogBlock):
     @property
     def _cache(self) -> FactCache:
         weights = self.similarity_weight, self.confidence_weight
-        return FactCache(self._store, self._users, self.ranker_factory, self.embed_model, *weights)
+        return FactCache(self._store, self._users, self.ranker_factory, self.embed_model, *weights, self._clock)
 
     @property
     def _room(self) -> int:

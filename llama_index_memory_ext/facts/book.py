@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from llama_index.core.async_utils import asyncio_run
 
 from llama_index_memory_ext.background.jobs import in_sync
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.fact import Fact, retire, utc_now
+from llama_index_memory_ext.fact import Fact, restored, retire, utc_now
+from llama_index_memory_ext.facts.history import history_of
+from llama_index_memory_ext.text.visible import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
 
+    from llama_index_memory_ext.fact import RetiredBy
     from llama_index_memory_ext.store import MemoryStore
 
 T = TypeVar("T")
@@ -27,37 +31,84 @@ def _run(_: FactBook, call: Coroutine[Any, Any, T]) -> T:
 
 
 class FactBook:
-    """The facts of one namespace. Each method has a synchronous twin without the ``a``: ``list``, ..., ``import_``."""
+    """The facts of one namespace. Each method has a synchronous twin without the ``a``: ``list``, ..., ``import_``.
 
-    def __init__(self, store: MemoryStore, namespace: str) -> None:
-        self._store = store
+    Args:
+        store: Where the facts are kept.
+        namespace: Whose facts they are.
+        categories: The categories that a fact may be given; None: any.
+        clock: Says what time it is, with a time zone.
+    """
+
+    def __init__(
+        self,
+        store: MemoryStore,
+        namespace: str,
+        *,
+        categories: Sequence[str] | None = None,
+        clock: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._store, self._clock = store, clock
         self.namespace = namespace
+        self.categories = None if categories is None else tuple(categories)
 
-    async def alist(self, *, with_retired: bool = False) -> list[Fact]:
-        """The active facts, on request with the retired ones, newest first; [] if there are none."""
-        facts = (await self._store.facts.read(self.namespace)).facts
-        chosen = [fact for fact in facts if with_retired or not fact.retired]
+    async def alist(self, *, with_retired: bool = False, with_expired: bool = False) -> list[Fact]:
+        """The facts, on request with the retired and with the expired ones, newest first; [] if there are none.
+
+        A fact whose ``valid_until`` has passed is neither: it is listed, and ``fact.state(now)`` is "past".
+        """
+        facts, now = (await self._store.facts.read(self.namespace)).facts, self._clock()
+        kept = [fact for fact in facts if with_retired or not fact.retired]
+        chosen = [fact for fact in kept if with_expired or not fact.expired(now)]
         return sorted(chosen, key=lambda fact: fact.created_at, reverse=True)
 
-    async def aadd(self, /, fact: Fact | str, **fields: Any) -> Fact:
-        """Store a new fact, or a text with the fields of ``Fact``; returns it as stored in this namespace."""
-        new = Fact(content=fact, **fields) if isinstance(fact, str) else fact.model_copy(update=fields)
+    async def aadd(self, /, fact: Fact | str, *, ttl: timedelta | None = None, **fields: Any) -> Fact:
+        """Store a new fact, or a text with the fields of ``Fact``; returns it as stored in this namespace.
+
+        With a ``ttl`` it expires so long from now. A FactError for a category that is none of the book's, and for a
+        ``ttl`` that is not more than 0, is no timedelta, or stands beside ``expires_at``.
+        """
+        values = self._checked(ttl, fields)
+        if isinstance(fact, str):
+            new = Fact(content=fact, **values)
+        else:
+            new = Fact.model_validate({**fact.model_dump(), **values}) if values else fact
+            if "category" in fact.model_fields_set:
+                self._check_category(new.category)
         stored = new.model_copy(update={"namespace": self.namespace})
         await self._store.facts.write(self.namespace, [stored])
         return stored
 
-    async def aupdate(self, /, fact_id: str, **fields: Any) -> Fact:
-        """Change fields of a fact. A FactError if there is none with this id, pydantic's for what no field takes."""
-        changed = {"updated_at": utc_now(), **fields}
+    async def aupdate(self, /, fact_id: str, *, ttl: timedelta | None = None, **fields: Any) -> Fact:
+        """Change fields of a fact, and with a ``ttl`` when it expires, from now.
+
+        A FactError if there is none with this id, and as for ``aadd``; pydantic's for what no field takes.
+        """
+        changed = {"updated_at": utc_now(), **self._checked(ttl, fields)}
         return await self._change(fact_id, lambda fact: Fact.model_validate({**fact.model_dump(), **changed}))
 
     async def aretire(self, fact_id: str, reason: str = "retired by hand", replaced_by: str | None = None) -> Fact:
-        """Stop showing a fact; it is kept, for ``arestore``. A FactError if there is none with this id."""
-        return await self._change(fact_id, lambda fact: retire(fact, reason, utc_now(), replaced_by))
+        """Stop showing a fact; it is kept, for ``arestore``. A FactError if there is none with this id.
+
+        If it names the id of the fact that has replaced it, questions about the past go on to find it.
+        """
+        by: RetiredBy = "change" if replaced_by else "hand"
+        return await self._change(fact_id, lambda fact: retire(fact, reason, utc_now(), replaced_by, by=by))
 
     async def arestore(self, fact_id: str) -> Fact:
-        """Show a retired fact again. A FactError if there is none with this id."""
-        return await self.aupdate(fact_id, retired_at=None, retired_reason=None, replaced_by=None)
+        """Let a fact that was retired, has ended or has expired hold again. A FactError if there is none with this id.
+
+        ``past_retirements`` keeps that it was retired. What had replaced it holds as well, until somebody retires that.
+        """
+        return await self._change(fact_id, lambda fact: restored(fact, self._clock()))
+
+    async def ahistory(self, fact_id: str) -> list[Fact]:
+        """The fact with what it has replaced and what has replaced it, oldest first. A FactError for an unknown id.
+
+        Replacements that ``arestore`` has undone belong to it; expired facts do, too, and deleted ones do not.
+        """
+        facts = (await self._store.facts.read(self.namespace)).facts
+        return history_of(facts, fact_id, self.namespace)
 
     async def aforget(self, *fact_ids: str) -> int:
         """Delete facts for good, without ids all of the namespace; returns how many there were."""
@@ -75,6 +126,19 @@ class FactBook:
         await self._store.facts.write(self.namespace, facts)
         return len(facts)
 
+    def _checked(self, ttl: timedelta | None, fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields, with ``expires_at`` from the ``ttl``; a FactError for what is no ttl or category of this book."""
+        if isinstance(fields.get("category"), str):
+            self._check_category(visible(fields["category"]))
+        return fields if ttl is None else {**fields, "expires_at": _expiry(ttl, self._clock(), fields)}
+
+    def _check_category(self, category: str) -> None:
+        if self.categories is not None and category not in self.categories:
+            raise FactError(
+                f"Expected one of the categories {', '.join(map(repr, self.categories))}; saw {category!r}. "
+                "Choose one of them, or name it among the categories."
+            )
+
     async def _change(self, fact_id: str, changed: Callable[[Fact], Fact]) -> Fact:
         fact = await self._store.facts.change(self.namespace, fact_id, changed)
         if fact is None:
@@ -87,9 +151,24 @@ class FactBook:
     update = in_sync(aupdate, _run)
     retire = in_sync(aretire, _run)
     restore = in_sync(arestore, _run)
+    history = in_sync(ahistory, _run)
     forget = in_sync(aforget, _run)
     export = in_sync(aexport, _run)
     import_ = in_sync(aimport, _run)
+
+
+def _expiry(ttl: timedelta, now: datetime, fields: dict[str, Any]) -> datetime:
+    """When a fact expires; a FactError for a wrong ``ttl``."""
+    if not isinstance(ttl, timedelta):
+        raise FactError(f"Expected ttl to be a timedelta, such as timedelta(days=30); this is a {type(ttl).__name__}.")
+    if ttl <= timedelta():
+        raise FactError(f"Expected a ttl of more than 0; saw {ttl}. A fact that is no longer true can be retired.")
+    if fields.get("expires_at") is not None:
+        raise FactError("Expected either ttl or expires_at; saw both. Leave one of them out.")
+    try:
+        return now + ttl
+    except OverflowError:
+        raise FactError(f"Expected a ttl that ends in the year 9999 at the latest; saw {ttl}. Leave it out.") from None
 
 
 def _parse(lines: str) -> list[Fact]:

@@ -5,21 +5,26 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import dataclass, field
+from datetime import date, datetime, time, timedelta, timezone
 from functools import partial
 from typing import TYPE_CHECKING
 
+from llama_index_memory_ext.fact import utc_now
+from llama_index_memory_ext.facts.history import is_later, past_facts, true_in
+from llama_index_memory_ext.facts.period import period_asked
 from llama_index_memory_ext.facts.ranking import document_of, ordered, rank, shares_of
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 from llama_index_memory_ext.store.facts import NOTHING_READ, KeptVectors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
 
     from llama_index_memory_ext.background.locks import Recent
     from llama_index_memory_ext.fact import Fact
+    from llama_index_memory_ext.facts.period import Period
     from llama_index_memory_ext.facts.ranking import RankedFact
     from llama_index_memory_ext.search.tfidf import FactRanker
     from llama_index_memory_ext.store import MemoryStore
@@ -27,26 +32,93 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.tokens import CountedText
 
 
+@dataclass(frozen=True)
+class Candidates:
+    """The facts that may be shown for a question, past ones if it asks for a ``period``, and what ranks them."""
+
+    facts: tuple[Fact, ...]
+    ranker: FactRanker | None
+    period: Period | None = None
+    past_ids: frozenset[str] = frozenset()
+
+
 @dataclass
 class UserFacts:
-    """The facts of one user as this process knows them; the ranker, if there is one yet, holds the active ones."""
+    """The facts of one user as this process knows them; the ranker, if there is one yet, holds the active ones.
+
+    Until the time ``holds_until``, ``active`` are those that hold, of which some are ``dated``, and ``past`` those that
+    were true before. These are indexed when a question first asks for them, by a ranker that holds the active ones too.
+    """
 
     ranker: FactRanker | None = None
     changes: FactChanges = NOTHING_READ
     facts: dict[str, Fact] = field(default_factory=dict)
     active: tuple[Fact, ...] = ()
+    past: tuple[Fact, ...] = ()
+    dated: bool = False
+    holds_until: datetime | None = None
+    past_ranker: FactRanker | None = None
     rendered: dict[str, CountedText] = field(default_factory=dict)
     guard: threading.Lock = field(default_factory=threading.Lock)
 
-    def take(self, changes: FactChanges, make_ranker: Callable[[], FactRanker]) -> None:
-        """Follow changes that were read. Threads may call it, and readers meanwhile see all of a change or nothing."""
+    @property
+    def version(self) -> tuple[object, ...]:
+        """Differs where other facts may be shown for the same question."""
+        return (self.changes.epoch, self.changes.change, self.holds_until)
+
+    @property
+    def present(self) -> Candidates:
+        """What may be shown for a question that is not about the past."""
+        return Candidates(self.active, self.ranker)
+
+    def take(self, changes: FactChanges, make_ranker: Callable[[], FactRanker], now: datetime | None = None) -> None:
+        """Follow changes that were read, and the clock. Threads may call it.
+
+        Readers meanwhile see all of a change or nothing.
+        """
+        now = now or utc_now()
         with self.guard:
             facts = {**(self.facts if changes.fresh else {}), **{fact.id: fact for fact in changes.facts}}
-            active = tuple(fact for fact in facts.values() if not fact.retired)
-            ranker = self.ranker or make_ranker()
-            ranker.remove(self.facts.keys() - {fact.id for fact in active})
-            ranker.add([document_of(fact) for fact in changes.facts if not fact.retired])
-            self.ranker, self.facts, self.active, self.rendered = ranker, facts, active, {}
+            active = tuple(fact for fact in facts.values() if fact.state(now) == "present")
+            past = tuple(past_facts(facts, now))
+            changed = {fact.id for fact in changes.facts}
+            self.ranker = self.ranker or make_ranker()
+            _follow(self.ranker, self.active, active, changed)
+            if self.past_ranker:
+                _follow(self.past_ranker, (*self.active, *self.past), (*active, *past), changed)
+            self.facts, self.active, self.past, self.rendered = facts, active, past, {}
+            self.dated = any(fact.valid_from for fact in active)
+            self.holds_until = _next_end(facts.values(), now)
+
+    def in_period(self, period: Period, make_ranker: Callable[[], FactRanker]) -> Candidates:
+        """What may be shown for a question about the past: the past facts of that time, and those that hold.
+
+        A fact that began to hold after that time is left out; where no beginning was said, it may have held before.
+        """
+        with self.guard:
+            past = tuple(fact for fact in self.past if true_in(fact, period))
+            active = tuple(fact for fact in self.active if fact.pinned or not is_later(fact, period))
+            if past and self.past_ranker is None:
+                ranker = make_ranker()
+                _follow(ranker, (), (*self.active, *self.past), set())
+                self.past_ranker = ranker
+            ranks = self.past_ranker if past else self.ranker
+            return Candidates((*active, *past), ranks, period, frozenset(fact.id for fact in past))
+
+
+def _follow(ranker: FactRanker, before: Sequence[Fact], now: Sequence[Fact], changed: Collection[str]) -> None:
+    """Let a ranker that holds the facts ``before`` hold those of ``now``."""
+    held = {fact.id for fact in before}
+    ranker.remove(held - {fact.id for fact in now})
+    ranker.add([document_of(fact) for fact in now if fact.id in changed or fact.id not in held])
+
+
+def _next_end(facts: Iterable[Fact], now: datetime) -> datetime | None:
+    """When the next of these facts expires, or is true no longer; None if no such time is known."""
+    ends = [fact.expires_at for fact in facts if fact.expires_at]
+    days = [fact.valid_until for fact in facts if fact.valid_until and not fact.retired]
+    ends += [datetime.combine(day + timedelta(days=1), time(), timezone.utc) for day in days if day < date.max]
+    return min((end for end in ends if end > now), default=None)
 
 
 @dataclass(frozen=True)
@@ -59,6 +131,7 @@ class FactCache:
     embed_model: BaseEmbedding | None
     similarity_weight: float
     confidence_weight: float
+    clock: Callable[[], datetime] = utc_now
 
     async def read(self, namespace: str, now: tuple[int, int] | None = None) -> UserFacts:
         """The facts of a user; ``now`` is the epoch and the last change, if the caller knows them."""
@@ -66,13 +139,21 @@ class FactCache:
         if now is None or now != (known.changes.epoch, known.changes.change):
             changes = await self.store.facts.read(namespace, known.changes)
             if changes.facts or not changes.fresh:
-                # Indexing many facts takes longer than the event loop should be blocked.
-                await asyncio.to_thread(known.take, changes, partial(self._make_ranker, namespace))
+                await self._take(known, namespace, changes)
             known.changes = changes
             self.users.put(namespace, known)
+        if known.holds_until and known.holds_until <= self.clock():
+            await self._take(known, namespace, NOTHING_READ)
         return known
 
-    async def prepare(self, known: UserFacts, queries: Sequence[str] = ()) -> bool:
+    async def candidates(self, known: UserFacts, namespace: str, question: str) -> Candidates:
+        """The facts that may be shown for a question: those that hold, and past ones if it asks for the past."""
+        period = period_asked(question, self.clock().date()) if known.past or known.dated else None
+        if period is None:
+            return known.present
+        return await asyncio.to_thread(known.in_period, period, partial(self._make_ranker, namespace))
+
+    async def prepare(self, known: UserFacts | Candidates, queries: Sequence[str] = ()) -> bool:
         """Embed what is not embedded yet, where there is a model for it; False if facts are ranked without it now."""
         return await known.ranker.aprepare(queries) if isinstance(known.ranker, EmbeddingRanker) else True
 
@@ -81,24 +162,33 @@ class FactCache:
         if self.embed_model is not None:
             await self.prepare(await self.read(namespace))
 
-    def best_first(self, known: UserFacts, question: str, context: Sequence[str] = ()) -> list[Fact]:
-        """The active facts in the order of ``ranked``, without their numbers, which take as long as all the rest."""
+    def best_first(
+        self, known: UserFacts, question: str, context: Sequence[str] = (), *, among: Candidates | None = None
+    ) -> list[Fact]:
+        """The candidates (default: the active facts) as ``ranked``, without numbers, which take as long as the rest."""
+        asked = among or known.present
         shares = shares_of(self.similarity_weight, self.confidence_weight)
-        order, *_ = ordered(known.active, question, context, known.ranker or TfidfRanker(), shares)
-        return [known.active[i] for i in order]
+        order, *_ = ordered(asked.facts, question, context, asked.ranker or TfidfRanker(), shares)
+        return [asked.facts[i] for i in order]
 
     async def ranked(self, namespace: str, question: str, context: Sequence[str] = ()) -> list[RankedFact]:
-        """The active facts of a user, best first, with their numbers."""
-        known = await self.read(namespace)
-        await self.prepare(known, [question, *context])
+        """The facts of a user that may be shown for a question, best first, with their numbers."""
+        asked = await self.candidates(await self.read(namespace), namespace, question)
+        await self.prepare(asked, [question, *context])
         weights = {"similarity_weight": self.similarity_weight, "confidence_weight": self.confidence_weight}
-        return rank(known.active, question, context, ranker=known.ranker, **weights)
+        ranked = rank(asked.facts, question, context, ranker=asked.ranker, **weights)
+        return [entry._replace(past=entry.fact.id in asked.past_ids) for entry in ranked]
 
     async def stop(self) -> None:
         """Cancel what is being embedded in this event loop; the next question goes on with it."""
         for known in self.users.values():
-            if isinstance(known.ranker, EmbeddingRanker):
-                await known.ranker.stop()
+            for ranker in (known.ranker, known.past_ranker):
+                if isinstance(ranker, EmbeddingRanker):
+                    await ranker.stop()
+
+    async def _take(self, known: UserFacts, namespace: str, changes: FactChanges) -> None:
+        # Indexing many facts takes longer than the event loop should be blocked.
+        await asyncio.to_thread(known.take, changes, partial(self._make_ranker, namespace), self.clock())
 
     def _make_ranker(self, namespace: str) -> FactRanker:
         ranker = self.ranker_factory()

@@ -3,119 +3,161 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass, replace
-from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
-
-from llama_index.core.settings import Settings
+from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.events import FactsExtractedEvent, is_heard, send
-from llama_index_memory_ext.fact import retire, utc_now
-from llama_index_memory_ext.facts.reply import ask_for_facts, extraction_prompt
-from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply
+from llama_index_memory_ext.fact import utc_now
+from llama_index_memory_ext.facts.learning import Extracted, Part
+from llama_index_memory_ext.facts.recovery import Action, Progress, SetAside, after_failure, blame_of, progress_of
 from llama_index_memory_ext.store.readers import Seen
 from llama_index_memory_ext.text.messages import Utterance, spoken
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Mapping, Sequence
     from datetime import date, datetime
 
-    from llama_index_memory_ext.fact import Fact
-    from llama_index_memory_ext.facts.cache import FactCache, UserFacts
+    from llama_index_memory_ext.fact import Fact, RetiredBy
+    from llama_index_memory_ext.facts.learning import Learner
     from llama_index_memory_ext.facts.reply import ExtractionReply
-    from llama_index_memory_ext.log_block import LogBlock
+    from llama_index_memory_ext.facts.validation import ValidatedReply
+    from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.readers import LogPage, LogRow
 
+logger = logging.getLogger(__name__)
+
 _BATCH_ROWS, _BATCH_TOKENS = 200, 8_000
-_RELATED_FACTS = 10
 # What an agent's tool stores: so many of a fact's keywords the user must have used.
 _TOOL_KEYWORD_SHARE = 0.4
 _TRIES = 3
-
-
-class Extracted(NamedTuple):
-    """The facts that a reply changes, the validated reply, the model's seconds, and how many messages it has read.
-
-    ``seconds`` is None if no model was asked. If another process was faster, nothing was stored: all else is empty.
-    """
-
-    changed: Sequence[Fact] = ()
-    reply: ValidatedReply = ValidatedReply()
-    seconds: float | None = None
-    messages: int = 0
+# Characters of a tool's result that are compared with what an agent remembers.
+_MOST_RESULT = 20_000
+# Messages before a batch whose names and questions count for it, and their characters.
+_CONTEXT_ROWS, _CONTEXT_CHARACTERS = 10, 1_000
 
 
 @dataclass(frozen=True)
 class Extractor:
     """Extracts the facts of one user (``namespace``) from the log of one session, as this ``reader`` of it.
 
-    ``rejections`` counts the entries of replies that are not stored, by reason.
+    ``at_once``: what depends on a turn is tried again without a pause, because nothing else would try it.
     """
 
-    session_id: str
     namespace: str
     reader: str
-    block: LogBlock
-    cache: FactCache
-    rejections: Counter[str]
-    max_facts: int | None
-    min_confidence: float
+    learner: Learner
+    at_once: bool = False
 
     async def extract(self, *, least_turns: int = 1, with_active: bool = False) -> None:
         """Extract batches until fewer than ``least_turns`` turns are left."""
         while await self.extract_next(least_turns=least_turns, with_active=with_active):
             pass
 
-    async def extract_next(self, *, least_turns: int = 0, with_active: bool = True) -> Extracted | None:
-        """Extract one batch; None if fewer than ``least_turns`` turns are left. If the model fails, it stays unread."""
+    async def extract_answered(self, *, least_turns: int = 1) -> None:
+        """As ``extract``, with the turn that has just ended; a question without an answer is left."""
+        while await self.extract_next(least_turns=least_turns, answered=True):
+            pass
+
+    async def extract_next(
+        self, *, least_turns: int = 0, with_active: bool = True, answered: bool = False
+    ) -> Extracted | None:
+        """Extract one batch; None if fewer than ``least_turns`` turns are left. If the model fails, it stays unread.
+
+        What the model raises is raised, unless the batch was halved, or a turn that fails again and again set aside.
+        """
         unread = await self._unread(with_active=with_active)
         utterances = await self._utterances(unread.rows)
+        is_full = len(unread.rows) >= _BATCH_ROWS
+        if answered:
+            end = answered_end(utterances, [row.is_active for row in unread.rows]) or is_full * len(utterances)
+            unread, utterances = replace(unread, rows=unread.rows[:end]), utterances[:end]
         starts = [one.is_users for one in utterances]
         # A full batch is extracted in any case: a turn of very many tool calls must not stand in the way for ever.
-        if not unread.rows or (sum(starts) < least_turns and len(unread.rows) < _BATCH_ROWS):
+        if not unread.rows or (sum(starts) < least_turns and not is_full):
+            if not any(starts):
+                self._store.jobs.unread.discard(self._session_id)
             return None
+        progress = progress_of(unread.state) if unread.state else Progress()
         days = [row.written_at.date() if row.written_at else None for row in unread.rows]
-        end = batch_end(starts, self._tokens(utterances), days, token_limit=_BATCH_TOKENS)
-        return await self._extract_batch(replace(unread, rows=unread.rows[:end]), utterances[:end])
+        tokens, most_turns = self._tokens(utterances), progress.most_turns
+        end = batch_end(starts, tokens, days, token_limit=_BATCH_TOKENS, most_turns=most_turns)
+        return await self._extract_batch(replace(unread, rows=unread.rows[:end]), utterances[:end], progress)
 
-    async def recent_lines(self) -> list[Utterance]:
-        """What was said last in the session, the turn that is going on included, oldest first."""
-        readers = self.cache.store.readers
-        page = await readers.page(self.session_id, "", Seen(), limit=_BATCH_ROWS)
+    async def set_aside(self) -> tuple[SetAside, ...]:
+        """The turns that were set aside, oldest first."""
+        _, state = await self._store.readers.state(self._session_id, self.reader)
+        return progress_of(state).set_aside
+
+    async def extract_again(self, turn: SetAside) -> Extracted:
+        """Extract a turn that was set aside; if the model fails it stays so, and what the model raises is raised."""
+        page = await self._store.readers.unread(
+            self._session_id, self.reader, with_active=True, after=turn.first - 1, limit=_BATCH_ROWS
+        )
+        rows, progress = [row for row in page.rows if row.id <= turn.last], progress_of(page.state)
+        if not rows or turn not in progress.set_aside:
+            return Extracted()
+        utterances = await self._utterances(rows)
+        part = self._part(rows, utterances, await self._before(rows[0].id))
+        return await self._learn(replace(page, rows=rows), part, progress.without(turn))
+
+    async def recent(self) -> tuple[list[Utterance], str]:
+        """What was said last in the session, oldest first, and what tools gave; the turn that is going on included."""
+        readers = self._store.readers
+        page = await readers.page(self._session_id, "", Seen(), limit=_BATCH_ROWS)
         after = page.rows[-1].id if page.rows else 0
-        unread = await readers.unread(self.session_id, "", with_active=True, after=after)
-        return [one for one in await self._utterances([*page.rows, *unread.rows][-_BATCH_ROWS:]) if one.text]
+        unread = await readers.unread(self._session_id, "", with_active=True, after=after)
+        rows = [*page.rows, *unread.rows][-_BATCH_ROWS:]
+        results = "\n".join((row.message.content or "")[:_MOST_RESULT] for row in rows if row.is_result)
+        return [one for one in await self._utterances(rows) if one.text], results
 
     async def apply(
-        self, reply: ExtractionReply, lines: Sequence[Utterance], about: Sequence[Fact] = ()
+        self,
+        reply: ExtractionReply,
+        lines: Sequence[Utterance],
+        about: Sequence[Fact] = (),
+        *,
+        others: str = "",
+        retired_by: RetiredBy | None = None,
     ) -> tuple[ValidatedReply, Sequence[Fact]]:
         """Store a reply that comes from a tool; returns it validated, and all facts that it has changed.
 
         A web page may tell a model with tools what to store: of what is new, two keywords in five must be the user's.
-        ``about`` are the facts that the reply names by their places, from 1.
+        ``about`` are the facts that the reply names by their places, from 1, and ``others`` is what tools said.
         """
+        rules: Any = {"min_keyword_share": _TOOL_KEYWORD_SHARE, "others": others, "retired_by": retired_by}
+        cache = self.learner.cache
         for _ in range(_TRIES):
-            known = await self.cache.read(self.namespace)
-            learned = self._validated(reply, lines, about, known, utc_now(), min_keyword_share=_TOOL_KEYWORD_SHARE)
+            known = await cache.read(self.namespace)
+            valid = self.learner.validated(reply, lines, about, known, utc_now(), **rules)
+            learned = self.learner.changes(valid, known)
             if not learned.changed:
                 return learned.reply, ()
-            if await self.cache.store.facts.write(self.namespace, learned.changed, known.changes):
+            if await self._store.facts.write(self.namespace, learned.changed, known.changes):
                 await self._tell(learned, known.facts)
-                await self.cache.refresh(self.namespace)
+                await cache.refresh(self.namespace)
                 return learned.reply, learned.changed
         raise StoreError("Facts of this user are being deleted at the same time. Try it again.")
 
+    @property
+    def _session_id(self) -> str:
+        return self.learner.session_id
+
+    @property
+    def _store(self) -> MemoryStore:
+        return self.learner.cache.store
+
     async def _unread(self, *, with_active: bool) -> LogPage:
         """The oldest unread rows; the session is registered as the user's before anything is made of them."""
-        readers = self.cache.store.readers
+        readers = self._store.readers
         while True:
-            unread = await readers.unread(self.session_id, self.reader, with_active=with_active, limit=_BATCH_ROWS)
+            unread = await readers.unread(self._session_id, self.reader, with_active=with_active, limit=_BATCH_ROWS)
             if unread.registered or not unread.rows:
                 return unread
             # The session may be one that a plain Memory has written.
-            await readers.register(self.session_id, owners=[self.namespace], readers=[self.reader], epoch=unread.epoch)
+            owners, epoch = [self.namespace], unread.epoch
+            await readers.register(self._session_id, owners=owners, readers=[self.reader], epoch=epoch)
 
     async def _utterances(self, rows: Sequence[LogRow]) -> list[Utterance]:
         # Counting some megabytes takes a second, for which the event loop must not be blocked.
@@ -125,7 +167,7 @@ class Extractor:
         text, limit = spoken(row.message), _BATCH_TOKENS // 2
         # No token is shorter than a byte.
         if len(text.encode()) > limit:
-            text = self.block.tokenizer_fn.clip(text, limit)
+            text = self.learner.block.tokenizer_fn.clip(text, limit)
         return Utterance(row.id, row.role, text)
 
     def _tokens(self, utterances: Sequence[Utterance]) -> list[int]:
@@ -133,77 +175,93 @@ class Extractor:
         sizes = [len(one.text.encode()) for one in utterances]
         if sum(sizes) <= _BATCH_TOKENS:
             return sizes
-        return [self.block.tokenizer_fn.count(one.text) for one in utterances]
+        return [self.learner.block.tokenizer_fn.count(one.text) for one in utterances]
 
-    async def _extract_batch(self, unread: LogPage, utterances: Sequence[Utterance]) -> Extracted:
-        known = await self.cache.read(self.namespace)
+    async def _before(self, row_id: int) -> list[Utterance]:
+        """What was said right before a row: a short answer may need the question."""
+        page = await self._store.readers.page(self._session_id, "", Seen(), before=row_id, limit=_CONTEXT_ROWS)
+        lines = (Utterance(row.id, row.role, spoken(row.message)) for row in page.rows)
+        return [line._replace(text=line.text[-_CONTEXT_CHARACTERS:]) for line in lines if line.text]
+
+    def _part(
+        self,
+        rows: Sequence[LogRow],
+        utterances: Sequence[Utterance],
+        before: Sequence[Utterance],
+        unverified: int = 0,
+    ) -> Part:
+        asked = [row.written_at for row, one in zip(rows, utterances, strict=True) if one.is_users]
+        now, lines = utc_now(), [one for one in utterances if one.text]
+        # What comes before the first question belongs to a turn of an earlier batch.
+        turns = len(asked) + (not utterances[0].is_users)
+        return Part(lines, said_at(asked, now), said_at([rows[-1].written_at], now), turns, unverified, before)
+
+    async def _extract_batch(self, unread: LogPage, utterances: Sequence[Utterance], progress: Progress) -> Extracted:
+        before = await self._before(unread.rows[0].id)
+        part = self._part(unread.rows, utterances, before, progress.unverified)
+        try:
+            return await self._learn(unread, part, progress.succeeded() if unread.state else progress)
+        except StoreError:
+            raise
+        except Exception as error:
+            if await self._recovered(error, unread, part.turns, progress):
+                return Extracted()
+            raise
+
+    async def _learn(self, unread: LogPage, part: Part, progress: Progress) -> Extracted:
+        cache = self.learner.cache
+        known = await cache.read(self.namespace)
         before = known.facts
-        asked = [row.written_at for row, one in zip(unread.rows, utterances, strict=True) if one.is_users]
-        batch = await self._learn(known, [one for one in utterances if one.text], said_at(asked, utc_now()))
-        stored = await self.cache.store.facts.write_extracted(
-            self.namespace, batch.changed, known.changes, session_id=self.session_id, reader=self.reader, unread=unread
+        batch = await self.learner.learn(known, part)
+        stored = await self._store.facts.write_extracted(
+            self.namespace,
+            batch.changed,
+            known.changes,
+            session_id=self._session_id,
+            reader=self.reader,
+            unread=unread,
+            state=progress.state if progress.set_aside else None,
         )
         if stored:
             batch = batch._replace(messages=len(unread.rows))
             await self._tell(batch, before)
         if batch.changed:
-            await self.cache.refresh(self.namespace)
+            await cache.refresh(self.namespace)
         return batch if stored else Extracted(seconds=batch.seconds)
 
-    async def _learn(self, known: UserFacts, lines: Sequence[Utterance], then: datetime) -> Extracted:
-        """What changes by a part of the conversation; no model is asked where the user has said nothing."""
-        users = [line.text for line in lines if line.is_users]
-        if not users:
-            return Extracted()
-        # A fact that was learned on a later day is none of these: an old conversation would seem to correct it.
-        facts = known.active if len(known.active) <= _RELATED_FACTS else self.cache.best_first(known, "\n".join(users))
-        related = [fact for fact in facts if fact.created_at.date() <= then.date()][:_RELATED_FACTS]
-        started = perf_counter()
-        prompt = extraction_prompt(lines, related, today=utc_now().date(), said_on=then.date())
-        reply = await ask_for_facts(self.block.llm or Settings.llm, prompt)
-        seconds = perf_counter() - started
-        return self._validated(reply, lines, related, known, then)._replace(seconds=seconds)
-
-    def _validated(
-        self,
-        reply: ExtractionReply,
-        lines: Sequence[Utterance],
-        related: Sequence[Fact],
-        known: UserFacts,
-        then: datetime,
-        *,
-        min_keyword_share: float = 0.0,
-    ) -> Extracted:
-        """What changes by a reply; over ``max_facts`` the least confident facts are retired."""
-        valid = validate_reply(
-            reply,
-            lines,
-            # A fact that was deleted since must not come back by being retired.
-            [known.facts.get(fact.id) or retire(fact, "deleted", fact.updated_at) for fact in related],
-            now=then,
-            active=known.active,
-            session_id=self.session_id,
-            min_confidence=self.min_confidence,
-            min_keyword_share=min_keyword_share,
+    async def _recovered(self, error: Exception, unread: LogPage, turns: int, progress: Progress) -> bool:
+        """Note a failure with the cursor; whether the caller can go on at once."""
+        step = after_failure(progress, blame_of(error), turns)
+        if step.if_answers and not await self.learner.answers():
+            return False
+        after, position, first, last = step.progress, unread.position, unread.rows[0].id, unread.rows[-1].id
+        if step.action is Action.SET_ASIDE:
+            after, position = after.leaving(SetAside(first, last, type(error).__name__)), max(last, position)
+        if after == progress:
+            return False
+        noted = await self._store.readers.move(
+            self._session_id, self.reader, epoch=unread.epoch, old=unread.position, new=position, state=after.state
         )
-        self.rejections.update(valid.rejections)
-        changed = {fact.id: fact for fact in (*valid.accepted, *valid.confirmed, *valid.retired)}
-        if self.max_facts is not None:
-            active = [fact for fact in {**known.facts, **changed}.values() if not fact.retired]
-            active.sort(key=lambda fact: (fact.pinned, fact.confidence, fact.updated_at))
-            over = active[: max(len(active) - self.max_facts, 0)]
-            changed |= {fact.id: retire(fact, "over max_facts", utc_now()) for fact in over}
-        return Extracted(list(changed.values()), valid)
+        if noted and step.action is Action.SET_ASIDE:
+            logger.warning(
+                "No facts could be extracted from messages %d to %d of session %r (%s); they are set aside, "
+                "and the next ones are read. `await memory.abackfill(failed=True)` tries them again.",
+                first,
+                last,
+                self._session_id,
+                type(error).__name__,
+            )
+        return noted and (self.at_once or step.action is not Action.PAUSE)
 
     async def _tell(self, learned: Extracted, before: Mapping[str, Fact]) -> None:
         if not is_heard():
             return
         # What another process has stored meanwhile was left out.
-        facts = (await self.cache.read(self.namespace)).facts
+        facts = (await self.learner.cache.read(self.namespace)).facts
         new, confirmed, retired = ids_by_change([fact for fact in learned.changed if fact.id in facts], before)
         send(
             FactsExtractedEvent(
-                session_id=self.session_id,
+                session_id=self._session_id,
                 user_id=self.namespace,
                 messages=learned.messages,
                 new=new,
@@ -211,23 +269,31 @@ class Extractor:
                 retired=retired,
                 rejections=learned.reply.rejections,
                 seconds=learned.seconds or 0.0,
+                prompt_tokens=learned.usage.prompt_tokens,
+                completion_tokens=learned.usage.completion_tokens,
             )
         )
 
 
 def batch_end(
-    starts_turn: Sequence[bool], tokens: Sequence[int], days: Sequence[date | None], *, token_limit: int
+    starts_turn: Sequence[bool],
+    tokens: Sequence[int],
+    days: Sequence[date | None],
+    *,
+    token_limit: int,
+    most_turns: int | None = None,
 ) -> int:
     """How many of the messages, oldest first, go into one request: at least one if there is any, else 0.
 
-    A batch ends before a turn, if it can: before what would make it longer than ``token_limit``, and before the first
-    turn of another day than its own first turn's, because a relative date ("tomorrow") counts from one day.
+    A batch ends before a turn, if it can: before what would make it longer than ``token_limit``, after ``most_turns``,
+    and before the first turn of another day than its own first turn's, because a relative date ("tomorrow") counts from
+    one day.
     """
     total, turns, last_start = 0, 0, 0
     first_day = None
     for i, starts in enumerate(starts_turn):
         total += tokens[i]
-        if starts and turns and days[i] != first_day:
+        if starts and turns and (days[i] != first_day or turns == most_turns):
             return i
         if starts:
             first_day = first_day if turns else days[i]
@@ -235,6 +301,18 @@ def batch_end(
         if i and total > token_limit:
             return last_start or i
     return len(starts_turn)
+
+
+def answered_end(utterances: Sequence[Utterance], is_active: Sequence[bool]) -> int:
+    """How many of the messages, oldest first, belong to turns that have ended: the last one may be going on.
+
+    A turn has ended when the assistant has said something that is no tool call, or when its question has left
+    short-term memory.
+    """
+    start = max((i for i, one in enumerate(utterances) if one.is_users), default=0)
+    goes_on = bool(utterances) and utterances[start].is_users and is_active[start]
+    answered = any(one.text for one in utterances[start + 1 :])
+    return start if goes_on and not answered else len(utterances)
 
 
 def said_at(questions: Sequence[datetime | None], now: datetime) -> datetime:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.fact import CONFIDENCE_WEIGHT, SIMILARITY_WEIGHT
+from llama_index_memory_ext.fact import CONFIDENCE_WEIGHT, SIMILARITY_WEIGHT, utc_now
 from llama_index_memory_ext.search.tfidf import CONTEXT_SHARE, Document, TfidfRanker, similarities_with_context
 from llama_index_memory_ext.search.tokenization import date_words, terms_of, words_of
 from llama_index_memory_ext.text.messages import escape_tags
@@ -15,6 +15,7 @@ from llama_index_memory_ext.text.tokens import CountedText, TokenCounter, fit, f
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import datetime
 
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.search.tfidf import FactRanker
@@ -28,13 +29,17 @@ _CONTENT_WIDTH = 48
 
 
 class RankedFact(NamedTuple):
-    """A fact with its numbers for one question, all 0..1. ``asked`` is the question and the turns before it."""
+    """A fact with its numbers for one question, all 0..1. ``asked`` is the question and the turns before it.
+
+    ``past`` says that it was true before, and is found because the question is about that.
+    """
 
     fact: Fact
     similarity: float
     confidence: float
     score: float
     asked: tuple[str, ...] = ()
+    past: bool = False
 
     @property
     def matched(self) -> tuple[str, ...]:
@@ -80,9 +85,9 @@ class Explanation:
 
 
 def document_of(fact: Fact) -> Document:
-    """What a ranker finds a fact by: its content, the day of its creation and, with less weight, its source."""
+    """What a ranker finds a fact by: its content, the day on which it began and, with less weight, its source."""
     context = ((fact.source, CONTEXT_SHARE),) if fact.source else ()
-    return Document(fact.id, fact.content, context, date_words(fact.created_at))
+    return Document(fact.id, fact.content, context, date_words(fact.began))
 
 
 def rank(
@@ -142,17 +147,26 @@ def shares_of(similarity_weight: float, confidence_weight: float) -> tuple[float
     return similarity_weight / total, confidence_weight / total
 
 
-def format_facts(facts: Sequence[Fact], max_tokens: int = 2000, current_context: str | None = None) -> str:
+def format_facts(
+    facts: Sequence[Fact],
+    max_tokens: int = 2000,
+    current_context: str | None = None,
+    *,
+    now: datetime | None = None,
+) -> str:
     """The facts that matter for a conversation, best first, one line each, in at most ``max_tokens`` tokens.
 
     Args:
-        facts: Any facts; retired ones are left out. If none fits, the text is empty.
+        facts: Any facts; those that do not hold now are left out. If none fits, the text is empty.
         max_tokens: Most tokens (o200k_base) of the whole text.
         current_context: The last turns, oldest first, with a blank line between two, or else one turn a line.
             The last is the question; those before it count less. None or empty: facts are ranked by confidence.
+        now: When the text is shown; default: now.
     """
+    shown_at = now or utc_now()
+    present = [fact for fact in facts if fact.state(shown_at) == "present"]
     *context, question = turns_of(current_context or "")
-    ranked = [entry.fact for entry in rank([fact for fact in facts if not fact.retired], question, context)]
+    ranked = [entry.fact for entry in rank(present, question, context)]
     return "".join(map(fact_line, fit_facts(ranked, max_tokens, TokenCounter(), {})))
 
 
@@ -168,13 +182,25 @@ def turns_of(context: str) -> list[str]:
     return [line.strip() for line in context.splitlines() if line.strip()] or [""]
 
 
+def days_of(fact: Fact) -> dict[str, str]:
+    """The day since when a fact is true, ``date``, and its last day, ``until``, as far as they are known (UTC).
+
+    The first is that of its creation if none was said. What became known after it had ended has only the second.
+    """
+    until = {"until": fact.ends.isoformat()} if fact.ends else {}
+    is_known = fact.ends is None or fact.began <= fact.ends
+    return {**({"date": fact.began.isoformat()} if is_known else {}), **until}
+
+
 def fact_line(fact: Fact) -> str:
     """One fact as one line: ``<fact date="2026-11-20">Prefers pytest for testing</fact>`` and a newline.
 
-    The date is the day (UTC) of its creation. Category and confidence would double the tokens of a short fact.
+    What has ended, or will, has its last day behind that: ``<fact date="2023-05-01" until="2025-11-20">``. Category and
+    confidence would double the tokens of a short fact.
     """
     content = escape_tags(" ".join(fact.content.split()))
-    return f'<fact date="{fact.created_at.date().isoformat()}">{content}</fact>\n'
+    attributes = "".join(f' {name}="{day}"' for name, day in days_of(fact).items())
+    return f"<fact{attributes}>{content}</fact>\n"
 
 
 def render(fact: Fact, counter: TokenCounter, rendered: dict[str, CountedText]) -> CountedText:
@@ -210,13 +236,16 @@ def explain(ranked: Sequence[RankedFact], limit: int, counter: TokenCounter) -> 
         tokens = render(entry.fact, counter, rendered).tokens
         numbers = entry.similarity, entry.confidence, entry.score
         why = _why_first(entry.fact) or ("related" if entry.similarity else "by confidence")
+        why = "past" if entry.past else why
         outcome = (True, why) if entry.fact.id in shown else (False, "no room")
         facts.append(ExplainedFact(entry.fact, *numbers, entry.matched, tokens, *outcome))
     return Explanation(tuple(facts), sum(fact.tokens for fact in facts if fact.injected), limit)
 
 
 def _why_first(fact: Fact) -> str:
-    """Why a fact comes before those that match better; "" if it does not."""
+    """Why a fact comes before those that match better; "" if it does not, as what is retired."""
+    if fact.retired_at is not None:
+        return ""
     if fact.pinned:
         return "pinned"
     return "correction" if fact.category == "correction" else ""

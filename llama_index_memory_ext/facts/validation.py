@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE, Fact, normalised, raised, retire
-from llama_index_memory_ext.grounding.dates import ages_in, missing_dates, without_dates
-from llama_index_memory_ext.grounding.language import is_translation, language_of
+from llama_index_memory_ext.facts.history import why_retired
+from llama_index_memory_ext.grounding.dates import ages_in, missing_dates, period_of, without_dates
+from llama_index_memory_ext.grounding.language import is_translation, language_of, may_be_english
 from llama_index_memory_ext.grounding.names import missing_names, shares_name
 from llama_index_memory_ext.grounding.negation import denies
 from llama_index_memory_ext.grounding.numbers import has_numbers, missing_numbers
@@ -23,14 +24,17 @@ from llama_index_memory_ext.text.messages import escape_tags
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from datetime import datetime
+    from datetime import date, datetime
 
+    from llama_index_memory_ext.fact import RetiredBy
     from llama_index_memory_ext.facts.reply import ExtractionReply, NewFact, Retirement
     from llama_index_memory_ext.text.messages import Utterance
 
 # In characters.
 _MAX_FACT, _MAX_QUOTE, _MAX_EXCERPT, _MAX_TRANSLATED, _MAX_WORD = 500, 2_000, 2_000, 300, 50
 _SIMILAR_SHARE = 0.6
+# The least share of a fact's keywords that must be the user's where tools and pages have said something, too.
+_SHARE_BESIDE_OTHERS = 0.6
 # A message of at most so many words, or characters of a script without spaces, can be the answer to a question.
 _LONGEST_ANSWER = 6
 # Words that end a fact are a statement of at least so many words or characters.
@@ -84,6 +88,8 @@ def validate_reply(
     min_confidence: float = DEFAULT_MIN_CONFIDENCE,
     min_keyword_share: float = 0.0,
     context: Sequence[Utterance] = (),
+    others: str = "",
+    retired_by: RetiredBy | None = None,
 ) -> ValidatedReply:
     """Checks each entry of a reply against the conversation.
 
@@ -95,11 +101,15 @@ def validate_reply(
         active: Further active facts, so that none is stored twice.
         session_id: The session of new facts.
         min_confidence: 0..1; new facts with less are rejected.
-        min_keyword_share: 0..1; the share of a new fact's keywords that the user must have used, one of them in the
-            quote. 0 for a model that reads only the conversation, and no web pages.
+        min_keyword_share: 0..1; the share of a new fact's keywords that the user must have used. 0 for a model that
+            reads only the conversation, and no web pages.
         context: What was said right before, which nothing is quoted from, but which names and questions may come from.
+        others: With ``min_keyword_share``, what tools and pages said: no keyword of a new fact may be theirs alone.
+        retired_by: By what facts are retired; None: by what the quote and the reason say. With "request", past facts
+            can be retired, too.
     """
-    validation = _Validation(lines, known, now, active, session_id, min_confidence, min_keyword_share, context)
+    limits = min_confidence, min_keyword_share
+    validation = _Validation(lines, known, now, active, session_id, *limits, context, others, retired_by)
     for new in reply.new_facts:
         validation.add(new)
     quotes = Counter(entry.quote for entry in reply.retired)
@@ -108,6 +118,21 @@ def validate_reply(
     for number in reply.confirmed:
         validation.confirm(number)
     return validation.result()
+
+
+def question_before(lines: Sequence[Utterance], i: int) -> str:
+    """Returns the question of the assistant that the line ``i`` answers in a few words; "" if it does not."""
+    asked = lines[i - 1].text if i and not lines[i - 1].is_users else ""
+    is_short = len(TOKEN.findall(lines[i].text)) <= _LONGEST_ANSWER
+    return asked if is_short and lines[i].is_users and _QUESTION_MARK.search(asked) else ""
+
+
+def without_repeats(valid: ValidatedReply, past: Sequence[Fact]) -> ValidatedReply:
+    """The reply without new facts that have ended on the same day as a known one that says the same."""
+    known = {(normalised(fact.content), fact.valid_until) for fact in past if not fact.retired}
+    new = tuple(fact for fact in valid.accepted if (normalised(fact.content), fact.valid_until) not in known)
+    repeats = (Rejection("duplicate", "It is known already."),) * (len(valid.accepted) - len(new))
+    return replace(valid, accepted=new, rejected=(*valid.rejected, *repeats)) if repeats else valid
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +156,14 @@ class _Validation:
     min_confidence: float
     min_keyword_share: float
     context: Sequence[Utterance]
+    others: str
+    retired_by: RetiredBy | None
 
     def __post_init__(self) -> None:
         # A user may say yes to a name or a number of the assistant's.
         self._said = "\n".join(line.text for line in (*self.context, *self.lines))
         self._users_keywords = keywords("\n".join(line.text for line in self.lines if line.is_users))
+        self._others_keywords = keywords(self.others)
         self._facts = [*self.known, *self.active]
         self._by_content = {normalised(fact.content): fact for fact in reversed(self._facts) if not fact.retired}
         # Of two new facts with one label it stands for the first, and for None if that was rejected.
@@ -161,13 +189,16 @@ class _Validation:
 
     def retire(self, entry: Retirement, *, quoted: int) -> None:
         """Retires a known fact unless something is wrong with the entry; ``quoted`` entries have the same quote."""
-        fact = self._known_fact(entry.number)
+        fact = self._known_fact(entry.number, past=self.retired_by == "request")
         new = self._by_label.get(entry.replaced_by) if entry.replaced_by else None
         if fact and not self._is_rejected(self._retirement_reasons(entry, fact, new, quoted)):
             reason = entry.reason[:_MAX_FACT] or "The user said that it is true no longer."
             if entry.replaced_by and new is None:
                 reason += " What is true instead was not stored."
-            self._retired[fact.id] = retire(fact, reason, max(fact.updated_at, self.now), new.id if new else None)
+            by = self.retired_by or why_retired(f"{entry.quote}\n{entry.reason}")
+            ended = retire(fact, reason, max(fact.updated_at, self.now), new.id if new else None, by=by)
+            valid_until = self._said_day(entry.valid_until, 1)
+            self._retired[fact.id] = ended.model_copy(update={"valid_until": valid_until}) if valid_until else ended
 
     def confirm(self, number: int) -> None:
         """Confirms a known fact if the user used any of its keywords: the assistant repeats what it was shown."""
@@ -188,9 +219,9 @@ class _Validation:
         then = max(fact.updated_at, self.now)
         self._confirmed[fact.id] = fact.model_copy(update={"confidence": raised(fact.confidence), "updated_at": then})
 
-    def _known_fact(self, number: int) -> Fact | None:
+    def _known_fact(self, number: int, *, past: bool = False) -> Fact | None:
         fact = self.known[number - 1] if 0 < number <= len(self.known) else None
-        if fact and not fact.retired:
+        if fact and (not fact.retired or (past and fact.state(self.now) == "past")):
             return fact
         self._rejected.append(Rejection("unknown_fact", "It names no fact that is known."))
         return None
@@ -223,7 +254,7 @@ class _Validation:
             yield Rejection("number_not_said", f"Nobody said {', '.join(numbers)}.")
         if names := missing_names(new.content, self._said, self._known_text):
             yield Rejection("name_not_said", f"Nobody said {', '.join(names)}.")
-        if self.min_keyword_share and not self._is_the_users(new):
+        if self.min_keyword_share and not self._is_the_users(new, place):
             yield Rejection("not_the_users_words", "Too few of its words are the user's own.")
 
     @cached_property
@@ -264,10 +295,7 @@ class _Validation:
 
     def _question_before(self, i: int) -> str:
         """Returns the question that a line answers in a few words; "" if it does not."""
-        lines = [*self.context, *self.lines][: len(self.context) + i + 1]
-        asked = lines[-2].text if len(lines) > 1 and not lines[-2].is_users else ""
-        is_short = len(TOKEN.findall(lines[-1].text)) <= _LONGEST_ANSWER
-        return asked if is_short and _QUESTION_MARK.search(asked) else ""
+        return question_before([*self.context, *self.lines], len(self.context) + i)
 
     def _retirement_reasons(self, entry: Retirement, fact: Fact, new: Fact | None, quoted: int) -> Iterator[Rejection]:
         if fact.pinned:
@@ -287,8 +315,9 @@ class _Validation:
         if reason in ("question", "hypothesis", "quoted"):
             yield Rejection(reason, _UNSAID[reason])
         has_shared = shared(keywords(fact.content), keywords(f"{text}\n{self._question_before(place.line)}"))
-        is_statement = len(TOKEN.findall(place.span.of(text))) > _SHORTEST_STATEMENT - 1
-        if not has_shared and not (is_statement and (new or quoted == 1)):
+        # An agent's tool has looked for the user's request itself.
+        is_statement = self.retired_by == "request" or len(TOKEN.findall(place.span.of(text))) > _SHORTEST_STATEMENT - 1
+        if not has_shared and not (is_statement and (new or quoted == 1 or self.retired_by == "request")):
             yield Rejection("not_contradicted", "The user's words say nothing of it.")
 
     def _find(self, quote: str) -> _Place | None:
@@ -300,19 +329,36 @@ class _Validation:
             return _Place(i, span)
         translated = [(i, text) for i, text in users if is_translation(quote, text)]
         # Who also writes in the language of the quote would be quoted in it.
-        if not translated or any(language_of(text) == language_of(quote) for _, text in users):
+        language = language_of(quote)
+        if not translated or (language and any(language_of(text) == language for _, text in users)):
             return None
         i, text = max(translated, key=lambda one: (len(keywords(quote) & keywords(one[1])), one[0]))
         return _Place(i, Span(0, min(len(text), _MAX_TRANSLATED), 1.0), is_translated=True)
 
-    def _is_the_users(self, new: NewFact) -> bool:
-        """Whether the user used enough of the keywords of a new fact, and one of them in its quote."""
-        words = keywords(new.content)
+    def _is_the_users(self, new: NewFact, place: _Place) -> bool:
+        """Whether the user used enough of the keywords of a new fact, and others none of the rest.
+
+        Across languages words cannot be compared; then it must be in English, in which models often write.
+        """
+        words, text = keywords(new.content), self.lines[place.line].text
         if not words:
             # Nothing can be compared, so the user must have said exactly this.
-            return self._find(new.content) is not None
-        share = len(shared(words, self._users_keywords)) / len(words)
-        return share >= self.min_keyword_share and bool(shared(words, keywords(new.quote)))
+            return any(find_quote(new.content, line.text) for line in self.lines if line.is_users)
+        answered = keywords(self._question_before(place.line))
+        own = shared(words, self._users_keywords | answered)
+        if shared(words - own, self._others_keywords):
+            return False
+        if is_translation(new.content, text):
+            return may_be_english(new.content)
+        share = max(self.min_keyword_share, _SHARE_BESIDE_OTHERS) if self.others else self.min_keyword_share
+        return len(own) >= share * len(words) and bool(shared(words, keywords(place.span.of(text)) | answered))
+
+    def _said_day(self, written: str, side: int) -> date | None:
+        """Returns the first (0) or the last (1) day of a day, month or year, if that was said or follows from it."""
+        period = period_of(written)
+        if period is None or missing_dates(written, self._said, self.now.date()):
+            return None
+        return period[side]
 
     def _fact(self, new: NewFact, place: _Place) -> Fact:
         """Returns a new fact as it is stored. Its source is the text of the line with its quote and around it."""
@@ -327,6 +373,8 @@ class _Validation:
             category=new.category,
             confidence=new.confidence,
             quote=quote,
+            valid_from=self._said_day(new.valid_from, 0),
+            valid_until=self._said_day(new.valid_until, 1),
             created_at=self.now,
             session_id=self.session_id,
             message_ids=tuple(self.lines[i].row_id for i in sorted(found)),
@@ -343,8 +391,10 @@ def _form_reasons(new: NewFact, min_confidence: float) -> Iterator[Rejection]:
         yield Rejection("unreadable", "There is no statement in it.")
     if _INVISIBLE.search(new.content):
         yield Rejection("invisible", "It has characters that nobody sees.")
-    if len(new.content) > _MAX_FACT or max(map(len, re.findall(r"[A-Za-z]+", new.content)), default=0) > _MAX_WORD:
-        yield Rejection("too_long", f"A fact has at most {_MAX_FACT} characters, and a word {_MAX_WORD}.")
+    if len(new.content) > _MAX_FACT:
+        yield Rejection("too_long", f"It has {len(new.content)} characters; a fact has at most {_MAX_FACT}.")
+    if re.search(rf"[A-Za-z]{{{_MAX_WORD + 1}}}", new.content):
+        yield Rejection("too_long", f"It has a word of more than {_MAX_WORD} letters.")
     if len(new.quote) > _MAX_QUOTE:
         yield Rejection("too_long", f"Its quote has {len(new.quote)} characters; at most {_MAX_QUOTE} are kept.")
     if new.confidence < min_confidence:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from calendar import day_name, month_name
+from calendar import IllegalMonthError, day_name, month_name, monthrange
 from datetime import date, datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -81,6 +81,24 @@ def without_dates(text: str) -> str:
     return "".join([*parts, text[end:]])
 
 
+def period_of(written: str) -> tuple[date, date] | None:
+    """The first and the last day of a day, a month or a year as in ISO 8601; None for anything else.
+
+    >>> period_of("2024-02")
+    (datetime.date(2024, 2, 1), datetime.date(2024, 2, 29))
+    """
+    match = re.fullmatch(r"(\d{4})(?:-(\d\d?)(?:-(\d\d?))?)?", written.strip())
+    if match is None:
+        return None
+    year, month, day = (int(part) if part else None for part in match.groups())
+    try:
+        first = date(year or 0, month or 1, day or 1)
+        last = date(first.year, month or 12, day or monthrange(first.year, month or 12)[1])
+    except (ValueError, IllegalMonthError):
+        return None
+    return first, last
+
+
 @lru_cache(maxsize=64)
 def _dates_in(text: str) -> tuple[_Found, ...]:
     """The dates that a text names, no two of them in one place."""
@@ -134,9 +152,7 @@ def _names(code: str) -> Mapping[str, tuple[str, int]]:
         for kind, english, first in kinds:
             for i, name in enumerate(english, first):
                 spellings = (spelling.lower() for spelling in info.get(name.lower(), ()))
-                found.update(
-                    {one: (kind, i) for one in spellings if len(one) >= _SHORTEST_NAME and not one[0].isdigit()}
-                )
+                found.update({one: (kind, i) for one in spellings if sum(map(str.isalpha, one)) >= _SHORTEST_NAME})
     return found
 
 

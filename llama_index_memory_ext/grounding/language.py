@@ -17,7 +17,7 @@ _LETTER = re.compile(r"[^\W\d_]")
 # A character of a script without spaces is a part of a word, which has about so many Latin letters.
 _LETTERS_A_CHARACTER = 3
 # A text with fewer words is too short to tell.
-_LEAST_WORDS, _LEAST_CHARACTERS = 3, 2
+_LEAST_WORDS, _LEAST_CHARACTERS = 3, 4
 # A text of so many characters without any kana is not Japanese.
 _NO_JAPANESE = 8
 # Of a longer text the beginning tells.
@@ -26,8 +26,8 @@ _MOST_CHARACTERS = 2_000
 _MARGIN = 6.0
 # A few words are often likelier in a language that is seldom written.
 _LANGUAGES = str.split(
-    "ar bg bn ca cs da de el en es et fa fi fr he hi hr hu id it ja ko lt lv ms nl no pl pt ro ru sk sl sv ta te th tr"
-    " uk vi zh"
+    "ar bg bn ca cs da de el en es et fa fi fr he hi hr hu id it ja ko lt lv ms nl no pl pt ro ru sk sl sv ta te th tr "
+    "uk vi zh"
 )
 
 
@@ -72,11 +72,21 @@ def is_translation(one: str, other: str) -> bool:
         return "" not in scripts
     if scripts[0] == "cjk":
         # Short Japanese may have no kana.
-        languages = {language_of(one), language_of(other)}
+        languages = {language_of(one), language_of(other)} - {None}
         return len(languages) > 1 and ("ko" in languages or min(len(one), len(other)) >= _NO_JAPANESE)
     scores, others = _scores(one[:_MOST_CHARACTERS]), _scores(other[:_MOST_CHARACTERS])
     own, foreign = max(scores, key=scores.__getitem__), max(others, key=others.__getitem__)
     return min(scores[own] - scores[foreign], others[foreign] - others[own]) >= _MARGIN
+
+
+def may_be_english(text: str) -> bool:
+    """Whether a text in Latin letters is not clearly in another language.
+
+    >>> may_be_english("Is a vegetarian"), may_be_english("Ich trinke keinen Kaffee"), may_be_english("我喝茶")
+    (True, False, False)
+    """
+    scores = _scores(text[:_MOST_CHARACTERS])
+    return script_of(text) == "latin" and scores["en"] > max(scores.values()) - _MARGIN
 
 
 @lru_cache(maxsize=256)

@@ -17,6 +17,7 @@ from llama_index_memory_ext.grounding.numerals import (
     readings,
 )
 from llama_index_memory_ext.grounding.words import are_forms
+from llama_index_memory_ext.search.tokenization import STOP_WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -35,7 +36,8 @@ _FOLLOWING = re.compile(r"[\s-]?(?:of (?:my|our|the) )?([^\W\d_]{1,50}|[%°\u20a
 _HALF_HOURS = ("点半", "點半", "時半")
 # What English has besides the numbers that a library spells. Only a source is read with them.
 _MORE = {"twice": 2.0, "thrice": 3.0, "couple": 2.0, "both": 2.0, "dozen": 12.0, "half": 0.5, "quarter": 0.25}
-_LONGEST_SPELT = 5
+# In words: quatre-cent-quatre-vingt-dix-sept.
+_LONGEST_SPELT = 8
 # The spellings of each unit. Those with four letters or more, or in another script, may have any ending.
 _UNITS = {
     "km": "km kilomet kilómet kilomèt 公里 千米 キロメ",
@@ -167,6 +169,7 @@ def _joined(words: Sequence[re.Match[str]]) -> str:
 def _quantity(written: str, values: Iterable[float], text: str, end: int, sign: str = "") -> Quantity:
     following = _FOLLOWING.match(text, end)
     word = following.group(1).casefold() if following else ""
+    word = "" if word in STOP_WORDS else word
     unit = _EXACT.get(sign.strip()) or _unit(word)
     if unit == "%":
         values = {part for value in values for part in (value, value / 100)}

@@ -28,6 +28,8 @@ _SPOKEN_CLOCK = re.compile(rf"(?i)\b({'|'.join(_SPOKEN)}) ([^\W\d_]+|1?\d)\b")
 _NOON, _THOUSANDS, _MOST_DIGITS = 12, 3, 30
 _SPELT = (*range(2, 1_000), *range(1_000, 20_000, 1_000), *range(20_000, 100_001, 10_000), 200_000, 500_000, 10**6)
 _MOST_ORDINAL, _MOST_HALVED = 31, 100
+# Their words cannot be told apart without a dictionary; Chinese characters are read by themselves.
+_UNSPACED = frozenset({"ja", "ko", "th", "zh"})
 # Ordinals are inflected: der vierte, im vierten; el tercero, la tercera.
 _ORDINAL_ENDINGS = {"e": ("en", "er", "es", "em"), "o": ("a",)}
 
@@ -96,7 +98,7 @@ def names_of_numbers(language: str) -> dict[str, float]:
     from num2words import CONVERTER_CLASSES, num2words  # type: ignore[import-untyped]
 
     names: dict[str, float] = {}
-    for number in _SPELT if language in CONVERTER_CLASSES else ():
+    for number in _SPELT if language in CONVERTER_CLASSES and language not in _UNSPACED else ():
         for form in ("cardinal", "ordinal") if number <= _MOST_ORDINAL else ("cardinal",):
             # Some languages lack a form, and fail in ways of their own.
             with suppress(Exception):

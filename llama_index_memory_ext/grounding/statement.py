@@ -183,6 +183,11 @@ def _are_one(one: str, other: str) -> bool:
     return one == other or not keywords(one).isdisjoint(keywords(other)) or are_forms(one, other)
 
 
+def sentences_at(text: str, span: Span) -> tuple[str, ...]:
+    """The sentences of a text in which a part of it lies."""
+    return _passage(text, span).sentences
+
+
 def _is_past(words: Sequence[str], said: Sequence[str]) -> bool:
     """Whether a statement has in the present ("Lives in Rome") what a clause has in the past ("I lived in Rome")."""
     verb = said[0]

@@ -16,6 +16,7 @@ from typing_extensions import Self, Unpack
 from llama_index_memory_ext.background.jobs import in_sync
 from llama_index_memory_ext.background.locks import SharedLock, lock_for
 from llama_index_memory_ext.errors import TurnError
+from llama_index_memory_ext.fact import CATEGORIES
 from llama_index_memory_ext.facts.backfill import Backfilled, backfill
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.formats import messages_from_json, messages_to_json
@@ -26,11 +27,11 @@ from llama_index_memory_ext.record.block import CondensedMemoryBlock
 from llama_index_memory_ext.record.window import CachePoints, cache_points_in
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.text.cutting import plan_flush
-from llama_index_memory_ext.text.messages import MEDIA_TOKENS, body_of, checked_messages, message_tokens
+from llama_index_memory_ext.text.messages import MEDIA_TOKENS, body_of, checked_messages, is_answer, message_tokens
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
     from llama_index.core.llms.llm import LLM
@@ -111,6 +112,9 @@ class CondensedMemory(Memory):
         embed_model: BaseEmbedding | None = None,
         extract_facts: bool = True,
         extract_every_turns: int = 1,
+        verify: bool = False,
+        categories: Sequence[str] | Mapping[str, str] = CATEGORIES,
+        extraction_prompt: str | None = None,
         memory_blocks: list[BaseMemoryBlock[Any]] | None = None,
         tokenizer_fn: Callable[[str], list[Any]] | None = None,
         chat_store: MemoryStore | None = None,
@@ -141,6 +145,9 @@ class CondensedMemory(Memory):
             embed_model: Ranks the facts together with their words; default: words alone.
             extract_facts: Whether facts are extracted. Known facts are shown in any case.
             extract_every_turns: Finished turns that wait for one extraction.
+            verify: Whether a second call checks what the first one has extracted, and rejects what was not said.
+            categories: The kinds of facts, or a dict with what each of them is.
+            extraction_prompt: What to look for, in your own words.
             memory_blocks: Further blocks, shown behind the record and the facts.
             tokenizer_fn: Counts the tokens; default: o200k_base, exact and offline.
             chat_store: A store of your own instead of the following four; it is not closed.
@@ -184,6 +191,9 @@ class CondensedMemory(Memory):
             embed_model=embed_model,
             extract_facts=extract_facts,
             extract_every_turns=extract_every_turns,
+            verify=verify,
+            categories=categories,
+            extraction_prompt=extraction_prompt,
             **shared,
         )
         memory = cls(
@@ -216,6 +226,8 @@ class CondensedMemory(Memory):
             # Only a new question ends the turn before it.
             ends_turn = any(message.role == MessageRole.USER for message in messages)
             await self._append(messages, self._plan_flush if ends_turn else None)
+            if any(is_answer(message) for message in messages):
+                await self.facts_block.anotice(self.session_id, answered=True)
 
     async def aset(self, messages: list[ChatMessage]) -> None:
         """Replace the whole conversation, the record included."""
@@ -225,6 +237,7 @@ class CondensedMemory(Memory):
         """Delete the messages of the session, or those with a status, after the calls that are under way."""
         async with self._calls():
             await super().areset(status)
+        self.sql_store.jobs.unread.discard(self.session_id)
 
     async def aflush(self) -> None:
         """Move the last turn into the record too, as the next question would; wait for facts and summary."""
@@ -321,7 +334,9 @@ class CondensedMemory(Memory):
         """
         return messages_to_json(await self.aget_all(), layout=layout)
 
-    async def abackfill(self, session_ids: Sequence[str] | None = None, *, show_progress: bool = False) -> Backfilled:
+    async def abackfill(
+        self, session_ids: Sequence[str] | None = None, *, show_progress: bool = False, failed: bool = False
+    ) -> Backfilled:
         """Extract facts from messages from which none were extracted yet, those of the current turn too.
 
         For histories that a plain ``Memory`` has written, that were imported, or written with ``extract_facts=False``,
@@ -333,6 +348,7 @@ class CondensedMemory(Memory):
             session_ids: Sessions of this memory's user, in the order in which they are read. None: this session, and
                 then all others of this user, oldest first.
             show_progress: Whether a bar is shown.
+            failed: Whether turns that were set aside, which ``astats`` lists, are tried once more.
 
         Returns:
             Counts of what was read and learned. A session whose extraction fails is named in ``failed``, and the others
@@ -342,9 +358,8 @@ class CondensedMemory(Memory):
             StoreError: One of ``session_ids`` does not exist; no model was asked then. Without any model, LlamaIndex
                 raises its own error.
         """
-        return await backfill(
-            self.sql_store, self.facts_block, self.session_id, session_ids, show_progress=show_progress
-        )
+        options = {"show_progress": show_progress, "failed": failed}
+        return await backfill(self.sql_store, self.facts_block, self.session_id, session_ids, **options)
 
     async def aforget(self, *, vacuum: bool = True) -> dict[str, int]:
         """Delete for good all that is stored about the user of this memory, in all of their sessions, and this session.
@@ -362,7 +377,9 @@ class CondensedMemory(Memory):
         """
         async with self._calls():
             store, user_id = self.sql_store, self.facts_block.namespace_of(self.session_id)
-            await store.jobs.stop({user_id, self.session_id, *await store.users.keys(user_id)})
+            sessions = {self.session_id, *await store.users.keys(user_id)}
+            await store.jobs.stop({user_id, *sessions})
+            store.jobs.unread.difference_update(sessions)
             return await store.forget_user(user_id, session_ids=[self.session_id], vacuum=vacuum)
 
     # The same, without an event loop.

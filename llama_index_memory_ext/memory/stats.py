@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field
 
 from llama_index_memory_ext.background.jobs import Failure
+from llama_index_memory_ext.facts.recovery import SetAside, progress_of
+from llama_index_memory_ext.text.usage import Usage
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.facts.block import RelevantFactsBlock
@@ -18,7 +20,7 @@ class MemoryStats(BaseModel):
     """How much a session holds and shows. Prints as a few lines; ``model_dump(mode="json")`` is for programs.
 
     Counts of messages, facts and tokens are read from the database, so they include what other processes have written;
-    ``failures`` and ``rejections`` are of this process alone.
+    ``failures``, ``rejections`` and ``usage`` are of this process alone, and the last two of this memory.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -38,17 +40,25 @@ class MemoryStats(BaseModel):
     pending: int | None = Field(description="Messages not read for facts yet, active ones too; None: none are read.")
     failures: dict[str, Failure] = Field(description='What has failed last: "facts", "summary" or "recall index".')
     rejections: dict[str, int] = Field(description="Entries of the model's replies that were not stored, by reason.")
+    set_aside: tuple[SetAside, ...] = Field(
+        default=(), description="Turns from which no facts could be extracted: first row, last row, type of the error."
+    )
+    usage: dict[str, Usage] = Field(
+        default_factory=dict, description='Calls of models and their tokens: "facts", "verification" and "summary".'
+    )
 
     def __str__(self) -> str:
         shown = f"{self.verbatim} in the record as they are, {self.left} have left it"
         pending = "none are extracted" if self.pending is None else f"{self.pending} messages not read yet"
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.rejections.items()))
         rejected = f"; not stored: {reasons}" if reasons else ""
+        aside = f", {len(self.set_aside)} turns set aside" if self.set_aside else ""
         lines = [
             ("session", f"{self.session_id} (user {self.user_id}) in {self.database}"),
             ("messages", f"{self.messages}: {self.active} active, {shown} ({self.summarised} of these summarised)"),
             ("record", f"{self.record_tokens} tokens, of which the summary {self.summary_tokens}"),
-            ("facts", f"{self.facts} that hold, {self.retired} retired; {pending}{rejected}"),
+            ("facts", f"{self.facts} that hold, {self.retired} retired; {pending}{aside}{rejected}"),
+            *(("tokens", f"{kind}: {_spent(usage)}") for kind, usage in sorted(self.usage.items())),
             *(("failed", f"{name}: {_line(failure)}") for name, failure in self.failures.items()),
         ]
         return "\n".join(f"{name:<9} {line}" for name, line in lines)
@@ -71,7 +81,15 @@ async def read_stats(
         pending=counts["unread"] if facts.extract_facts else None,
         failures={**facts.failures_of(session_id), **record.failures_of(session_id)},
         rejections=facts.rejections,
+        set_aside=progress_of(counts["state"]).set_aside,
+        usage=record.usage | facts.usage,
     )
+
+
+def _spent(usage: Usage) -> str:
+    calls = "1 call" if usage.calls == 1 else f"{usage.calls} calls"
+    counted = f" ({usage.counted} counted by our tokenizer)" if usage.counted else ""
+    return f"{usage.prompt_tokens} asked and {usage.completion_tokens} answered in {calls}{counted}"
 
 
 def _line(failure: Failure) -> str:

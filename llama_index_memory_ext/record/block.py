@@ -25,6 +25,7 @@ from llama_index_memory_ext.record.window import (
 )
 from llama_index_memory_ext.text.cutting import CondensedOptions, Limits
 from llama_index_memory_ext.text.tokens import CountedText
+from llama_index_memory_ext.text.usage import Usage
 
 if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatMessage, ContentBlock
@@ -130,6 +131,7 @@ class CondensedMemoryBlock(LogBlock):
     )
 
     _made: _Parts | None = PrivateAttr(default=None)
+    _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
 
     # Checked field by field, because an error of the whole block would carry all of its fields, the model too.
     @field_validator("keep_messages", "text_splitter", "start_on", "end_on", "include_system")
@@ -234,6 +236,11 @@ class CondensedMemoryBlock(LogBlock):
         return RecordSize(window.tokens, verbatim, window.element.tokens, window.summarised)
 
     @property
+    def usage(self) -> dict[str, Usage]:
+        """The calls of the model by this block and their tokens, as "summary"."""
+        return dict(self._usage)
+
+    @property
     def jobs(self) -> Jobs:
         """The jobs that sum up sessions."""
         return self._store.jobs.jobs("summary", "Earlier messages were not summarised", SummaryFailedEvent)
@@ -269,7 +276,7 @@ class CondensedMemoryBlock(LogBlock):
         return self._made
 
     def _summarizer(self, session_id: str) -> Summarizer:
-        return Summarizer(self._parts.reader, self.llm, self.jobs, self.job_key(session_id))
+        return Summarizer(self._parts.reader, self.chosen_llm, self.jobs, self.job_key(session_id), self._usage)
 
     def _has_room(self, window: Window) -> bool:
         return window.tokens <= self._parts.reader.settings.room - self.recall_token_limit

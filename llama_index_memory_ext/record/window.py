@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.record.selection import RecordSettings, Selection
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.readers import LogPage, LogRow
+    from llama_index_memory_ext.text.usage import Usage
 
 _PAGE_ROWS, _CHUNK_ROWS = 256, 16
 _LONG_CHARACTERS = 50_000
@@ -198,7 +199,9 @@ class RecordReader:
         state = made if any(made.values()) else None
         return await self.store.readers.move(session_id, name, epoch=epoch, old=old, new=position, state=state)
 
-    async def announce(self, session_id: str, before: Window, after: Window, started: float) -> None:
+    async def announce(
+        self, session_id: str, before: Window, after: Window, started: float, spent: Usage | None = None
+    ) -> None:
         """Send an event if messages have left the record; ``started`` is of ``perf_counter``."""
         old, new, seconds = before.seen.position, after.seen.position, perf_counter() - started
         if new > old and is_heard():
@@ -211,6 +214,8 @@ class RecordReader:
                 summary_tokens=after.element.tokens,
                 position=new,
                 seconds=seconds,
+                prompt_tokens=spent.prompt_tokens if spent else 0,
+                completion_tokens=spent.completion_tokens if spent else 0,
             )
             send(event)
 

@@ -121,6 +121,8 @@ class MemoryStore(SQLAlchemyChatStore):
         session or user takes it up.
         """
         await self.jobs.stop()
+        # Whoever closes it knows that it is the end.
+        self.jobs.unread.clear()
         await self.database.aclose()
 
     async def get_messages(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.store.database import Database
     from llama_index_memory_ext.store.readers import LogPage, Readers
+    from llama_index_memory_ext.text.tool_calls import Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +101,18 @@ class Facts:
         session_id: str,
         reader: str,
         unread: LogPage,
+        state: Json = None,
     ) -> bool:
-        """Store what was extracted from unread rows and move the reader's cursor past them, both or neither.
+        """Store what was extracted from rows and move the reader's cursor past them, with its state: all or nothing.
 
-        What others have stored since ``seen`` is neither doubled nor undone. False, and nothing is stored, if the
-        cursor was moved, or messages or facts were deleted meanwhile.
+        The cursor never goes back. What others have stored since ``seen`` is neither doubled nor undone. False, and
+        nothing is stored, if the cursor was moved, or messages or facts were deleted meanwhile.
         """
-        epoch, old, new = unread.epoch, unread.position, unread.rows[-1].id
+        old, new = unread.position, max(unread.position, unread.rows[-1].id)
         await self._put_all(conn, namespace, facts, seen)
-        return await self._readers.move_within(conn, session_id, reader, epoch=epoch, old=old, new=new)
+        return await self._readers.move_within(
+            conn, session_id, reader, epoch=unread.epoch, old=old, new=new, state=state
+        )
 
     @writes_user
     async def delete(self, conn: AsyncConnection, namespace: str, ids: Sequence[str] | None = None) -> int:
@@ -195,7 +199,8 @@ def _onto(fact: Fact, stored: Fact | None, same: Mapping[str, str]) -> Fact | No
     replaced_by = same.get(fact.replaced_by or "", fact.replaced_by)
     if stored is None:
         return fact.model_copy(update={"replaced_by": replaced_by}) if same[fact.id] == fact.id else None
-    if fact.retired and not (stored.retired or stored.pinned):
+    is_new = not stored.retired or fact.retired_by == "request"
+    if fact.retired and is_new and not stored.pinned:
         # The user's own words have ended it, whatever was made of it meanwhile.
-        return retire(stored, fact.retired_reason or "", fact.updated_at, replaced_by)
+        return retire(stored, fact.retired_reason or "", fact.updated_at, replaced_by, by=fact.retired_by)
     return None

@@ -34,18 +34,25 @@ _LOG_AND_ACTIVE = [ARCHIVED, ACTIVE]
 class LogRow:
     """One message of a session, parsed when it is asked for. ``id`` grows in the order of writing.
 
-    ``timestamp`` is when it was written, in nanoseconds since 1970; 0 where the query did not ask for it.
+    ``timestamp`` is when it was written, in nanoseconds since 1970; 0 where the query did not ask for it. The default
+    ``status`` is that of the log.
     """
 
     id: int
     role: str
     data: Json
     timestamp: int = 0
+    status: str = ARCHIVED
 
     @property
     def written_at(self) -> datetime | None:
         """When it was written (UTC); None where that is unknown."""
         return written_at(self.timestamp)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it belongs to the current turn, and is not in the log yet."""
+        return self.status == ACTIVE
 
     @property
     def is_result(self) -> bool:
@@ -85,7 +92,8 @@ class LogPage:
     ``position`` is the reader's cursor: the last row that it has left behind, 0 at the beginning. ``epoch`` changes
     when rows are deleted. ``fresh`` is false, and the page empty, if that has happened since ``Seen``: what the reader
     remembers of the session is void then. ``more`` is true if there are older rows before the page. ``registered`` is
-    true if the cursor is stored. ``facts`` is the epoch and the last change of the facts that were watched.
+    true if the cursor is stored. ``facts`` is the epoch and the last change of the facts that were watched. ``unread``
+    gives the ``state``, too, that the cursor was moved with.
     """
 
     position: int
@@ -95,6 +103,7 @@ class LogPage:
     more: bool = False
     registered: bool = False
     facts: tuple[int, int] = (0, 0)
+    state: Json = None
 
 
 class Readers:
@@ -119,7 +128,8 @@ class Readers:
             *(_or_zero(select(users.c[name]).where(of_user)).label(f"facts_{name}") for name in ("epoch", "change")),
         )
         # Statements of every turn are built once: building one costs as much as running it.
-        self._cursor = select(null().label("id"), *state)
+        made = select(cursors.c.state).where(*of_reader).scalar_subquery().label("state")
+        self._cursor = select(null().label("id"), *state, made)
         # The last row that was seen comes along as a witness that it still exists.
         unseen = case((rows.c.id == last_id, null()), else_=rows.c.data).label("data")
         self._page = (
@@ -129,7 +139,8 @@ class Readers:
             .order_by(rows.c.id.desc())
             .limit(bindparam("most"))
         )
-        some = select(rows.c.id, rows.c.role, rows.c.data, rows.c.timestamp).order_by(rows.c.id)
+        columns = rows.c.id, rows.c.role, rows.c.data, rows.c.timestamp, rows.c.status
+        some = select(*columns).order_by(rows.c.id)
         some = some.where(rows.c.key == session, rows.c.status.in_(bindparam("statuses", expanding=True)))
         self._rows = some.where(rows.c.id.in_(bindparam("ids", expanding=True)))
         self._after = some.where(rows.c.id > last_id).limit(bindparam("most")).offset(bindparam("skipped"))
@@ -200,7 +211,8 @@ class Readers:
         last_id = (cursor.position or 0) if after is None else after
         statuses = _LOG_AND_ACTIVE if with_active else [ARCHIVED]
         rows = await self.find_within(conn, key, statuses, last_id, limit=limit)
-        return LogPage(cursor.position or 0, cursor.epoch, rows, registered=cursor.position is not None)
+        known = cursor.position is not None
+        return LogPage(cursor.position or 0, cursor.epoch, rows, registered=known, state=cursor.state)
 
     async def rows_within(self, conn: AsyncConnection, key: str, ids: Sequence[int]) -> list[LogRow]:
         """These rows of a session, active ones too, oldest first; rows that are gone are left out."""

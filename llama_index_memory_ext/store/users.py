@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import delete, exists, func, or_, select, text
 
+from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.store.database import connected, reads, written_at
 from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, LAST_ID, one_of
 
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from datetime import datetime
 
+    from sqlalchemy import ColumnElement
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from llama_index_memory_ext.store.database import Database
     from llama_index_memory_ext.store.schema import Statement
+    from llama_index_memory_ext.text.tool_calls import Json
 
 logger = logging.getLogger(__name__)
 
@@ -119,13 +122,14 @@ class Users:
     @reads
     async def counts(
         self, conn: AsyncConnection, key: str, *, record: str, extraction: str, namespace: str
-    ) -> dict[str, int]:
+    ) -> dict[str, Json]:
         """Count by indexes, without reading a message; ``record`` and ``extraction`` are the names of readers.
 
         ``messages`` are all of the session, ``active`` those that are not in the log. The record's reader has left
-        ``left`` messages behind, and the facts' reader not yet ``unread`` ones. ``facts`` are not retired.
+        ``left`` messages behind, and the facts' reader not yet ``unread`` ones. ``facts`` hold now: they are not
+        retired, have not expired, and are not past. ``state`` is what the facts' reader has stored with its cursor.
         """
-        rows, facts = self._tables.rows, self._tables.facts
+        rows, facts, cursors = self._tables.rows, self._tables.facts, self._tables.cursors
         of_session = select(func.count()).where(rows.c.key == key)
         known = select(func.count()).where(facts.c.namespace == namespace)
         retired_at = facts.c.data["retired_at"].as_string()
@@ -134,8 +138,9 @@ class Users:
             "active": of_session.where(rows.c.status == ACTIVE),
             "left": of_session.where(rows.c.status == ARCHIVED, rows.c.id <= self._position(key, record)),
             "unread": of_session.where(rows.c.id > self._position(key, extraction)),
-            "facts": known.where(retired_at.is_(None)),
+            "facts": known.where(retired_at.is_(None), *_holds(facts.c.data, utc_now())),
             "retired": known.where(retired_at.is_not(None)),
+            "state": select(cursors.c.state).where(cursors.c.key == key, cursors.c.reader == extraction),
         }
         found = await conn.execute(select(*(count.scalar_subquery().label(name) for name, count in counts.items())))
         return dict(found.mappings().one())
@@ -199,3 +204,12 @@ class Users:
         cursors = self._tables.cursors
         query = select(cursors.c.position).where(cursors.c.key == key, cursors.c.reader == reader)
         return func.coalesce(query.scalar_subquery(), 0)
+
+
+def _holds(fact: ColumnElement[Any], now: datetime) -> tuple[Statement, ...]:
+    """What is true of the JSON of a fact that has neither expired nor ended, to the second."""
+    expires_at, valid_until = fact["expires_at"].as_string(), fact["valid_until"].as_string()
+    return (
+        or_(expires_at.is_(None), func.substr(expires_at, 1, 19) > f"{now:%Y-%m-%dT%H:%M:%S}"),
+        or_(valid_until.is_(None), valid_until >= f"{now:%Y-%m-%d}"),
+    )

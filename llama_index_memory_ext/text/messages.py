@@ -160,6 +160,11 @@ def spoken(message: ChatMessage) -> str:
     return (thoughts["answer"] or "").strip() if thoughts else text
 
 
+def is_answer(message: ChatMessage) -> bool:
+    """Returns whether a message is a final answer: the assistant says something in it, and calls no tool."""
+    return message.role in ASSISTANT_ROLES and bool(spoken(message))
+
+
 def has_calls(message: ChatMessage) -> bool:
     """Returns whether a message has tool calls. It is much faster than reading them."""
     in_kwargs = any(message.additional_kwargs.get(key) for key in CALL_KEYS)

@@ -228,6 +228,7 @@ def test_ctrl_c_ends_the_wait_for_facts(command: Here, database: str) -> None:
             terminal.wait_for("you> ")
             terminal.type("/facts")
             assert extracting.wait(PATIENCE_SECONDS)
+            terminal.wait_for("Extracting facts")
             terminal.press_ctrl_c()
             terminal.wait_for("No facts of s.")
             terminal.wait_for("you> ")

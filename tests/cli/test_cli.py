@@ -138,6 +138,30 @@ def test_a_fact_is_added_found_retired_restored_and_forgotten(cli: Here) -> None
     assert cli("facts", "list", *ANN).stdout == "No facts of ann.\n"
 
 
+def test_past_and_expired_facts_are_told_in_words(cli: Here) -> None:
+    facts = [
+        {"content": "Lives in Oslo", "created_at": "2023-05-01T00:00:00Z", "retired_at": "2025-11-20T00:00:00Z",
+         "retired_reason": "moved", "replaced_by": "x"},
+        {"content": "Is in Rome", "expires_at": "2025-11-20T00:00:00Z"},
+        {"content": "Works at Globex", "valid_until": "2021-12-31"},
+    ]  # fmt: skip
+    cli("import", "-", *ANN, stdin="".join(json.dumps(fact) + "\n" for fact in facts))
+    add(cli, "Likes tea", "--ttl", "30")
+    shown = cli("facts", "list", "--retired", "--expired", *ANN, COLUMNS="200").stdout
+    for words in (
+        "Lives in Oslo (past, until 2025-11-20: moved)",
+        "Is in Rome (expired 2025-11-20)",
+        "Works at Globex (past, until 2021-12-31)",
+        "Likes tea (expires 20",
+    ):
+        assert words in shown
+    current = cli("facts", "list", *ANN, COLUMNS="200").stdout
+    assert "Oslo" not in current
+    assert "Rome" not in current
+    explained = cli("facts", "explain", "Where did I live before?", *ANN, COLUMNS="200").stdout
+    assert "yes: past" in explained
+
+
 def test_a_session_without_a_user_has_facts_of_its_own(cli: Here) -> None:
     cli("facts", "add", "Likes tea", "--session", "s")
     assert "Likes tea" in cli("facts", "list", "--session", "s").stdout
@@ -170,7 +194,7 @@ def test_a_shortened_id_is_the_beginning_of_one_id_or_an_id_itself(ids: list[str
 def test_text_of_facts_is_neither_markup_nor_a_command_to_the_terminal(cli: Here) -> None:
     add(cli, "Likes [red]red[/red] and [/] \x1b[31mor\x1b]0;title\x07 :smile: https://a.b/[link=x]")
     shown = cli("facts", "list", *ANN, COLUMNS="200").stdout
-    assert "Likes [red]red[/red] and [/] ␛[31mor␛]0;title␇ :smile: https://a.b/[link=x]" in shown
+    assert "Likes [red]red[/red] and [/] [31mor]0;title :smile: https://a.b/[link=x]" in shown
     assert "\x1b" not in shown
 
 
@@ -546,7 +570,9 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path, o
         (("facts", "forget", *ANN), 2, "name the facts, or say --all"),
         (("facts", "add", "x", *ANN, "--confidence", "2"), 2, "--confidence"),
         (("facts", "add", " ", *ANN), 1, "Error: content: a fact needs words"),
-        (("facts", "add", "x", *ANN, "--category", "opinion"), 1, "category: Input should be 'preference'"),
+        (("facts", "add", "x", *ANN, "--category", " "), 1, "Error: category: a fact needs words"),
+        (("facts", "add", "x", *ANN, "--ttl", "0"), 1, "Expected a ttl of more than 0"),
+        (("facts", "add", "x", *ANN, "--ttl", "nan"), 2, "--ttl is a number of days"),
         (("facts", "retire", "x", *ANN), 1, "There is no fact 'x' among 1"),
         (("facts", "retire", "", *ANN), 1, "There is no fact '' among 1"),
         (("export",), 2, "say either --user ID or --session ID"),

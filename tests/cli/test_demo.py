@@ -13,7 +13,7 @@ from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.cli.demo import add, divide, multiply, subtract
 from llama_index_memory_ext.cli.offline_model import NOT_SEEN, OfflineModel, reply
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.facts.reply import ask_for_facts, extraction_prompt
+from llama_index_memory_ext.facts.prompt import ask_for_facts, extraction_prompt
 from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.text.messages import Utterance
 from tests.cli.offline_server import model
@@ -130,8 +130,8 @@ async def extracted(*said: str, known: tuple[str, ...] = ()) -> ValidatedReply:
     now = datetime(2026, 11, 20, tzinfo=timezone.utc)
     lines = [Utterance(i, "user", text) for i, text in enumerate(said, 1)]
     facts = [Fact(id=content, content=content) for content in known]
-    report = await ask_for_facts(OfflineModel(), extraction_prompt(lines, facts, today=now.date()))
-    return validate_reply(report, lines, facts, now=now)
+    answer = await ask_for_facts(OfflineModel(), extraction_prompt(lines, facts, today=now.date()))
+    return validate_reply(answer.reply, lines, facts, now=now)
 
 
 @pytest.mark.parametrize(

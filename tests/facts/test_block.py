@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import json
 import logging
 import os
@@ -13,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +34,7 @@ from llama_index_memory_ext import (
 )
 from llama_index_memory_ext.fact import retire
 from llama_index_memory_ext.facts.book import FactBook
+from llama_index_memory_ext.text.visible import visible
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.memories import OpenMemory, OpenPlainMemory
 from tests.models import StartModel, client_without_connections
@@ -164,7 +165,7 @@ async def test_no_facts_exceed_the_limit(facts: list[tuple[str, float, bool]], l
     """Whatever they say, counted with the element around them; and no fact can forge our tags."""
     block = RelevantFactsBlock(token_limit=limit, extract_facts=False)
     for content, confidence, pinned in facts:
-        if content.strip():
+        if visible(content).strip():
             await block.book().aadd(content, confidence=confidence, pinned=pinned)
     text = await block.aget([user(question)])
     assert text == "" or COUNTER.count(f"<relevant_facts>\n{text}</relevant_facts>\n") <= limit
@@ -471,15 +472,144 @@ async def test_nothing_is_extracted_twice_by_four_processes(database_uri: str, o
     assert facts == sorted(["Likes tea", *(f"Uses tool{name}{i}" for name in range(4) for i in range(5))])
 
 
-def test_a_program_that_simply_ends_leaves_no_warning(database_uri: str, tmp_path: Path) -> None:
-    """And the next start catches up."""
+def test_a_program_that_simply_ends_is_told_what_to_call(database_uri: str) -> None:
+    """In one line; and the next start catches up."""
     program = WORKER.replace("    await memory.aclose()\n", "").replace(
         '        await memory.facts_block.await_jobs("chat")\n', ""
     )
     with serve(learner) as server:
         command = [sys.executable, "-c", program, database_uri, server.api_base, "x"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1)
+    assert "last turns of session 'chat'" in done.stderr
+    assert "`await memory.aclose()`" in done.stderr
+
+
+async def test_a_program_has_its_own_categories_and_says_what_to_look_for(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    """What is no category is refused when the memory is made."""
+    fact = {"content": "Likes tea", "category": "Diet", "confidence": 0.9, "quote": "I like tea"}
+    llm, server = start_model(lambda messages, tools: call(("c", "report_facts", {"new_facts": [fact]})))
+    own: dict[str, Any] = {
+        "categories": {"diet": "what they eat"},
+        "extraction_prompt": "What the user eats or drinks.",
+    }
+    memory = open_memory("chat", user_id="ann", llm=llm, **own)
+    await memory.aput_messages([user("I like tea."), assistant("Fine.")])
+    await memory.aflush()
+    assert [fact.category for fact in await memory.facts.alist()] == ["diet"]
+    assert "What the user eats or drinks." in server.requests[0][0]["content"]
+    assert "diet (what they eat)" in server.requests[0][0]["content"]
+    mistakes: list[dict[str, Any]] = [{"categories": []}, {"extraction_prompt": " "}]
+    for wrong in mistakes:
+        with pytest.raises(ValueError, match="expected"):
+            open_memory("chat", **wrong)
+
+
+async def test_extraction_starts_with_the_answer_and_reads_each_turn_once(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    """Not with the question, nor with a call of a tool; an answer that is given anew is not read again."""
+    llm, server = start_model(learner)
+    memory = open_memory("monday", user_id="ann", llm=llm)
+    for message in (user("I like tea."), calling(("c", "run", {}), text="Let me see."), result("c", "done")):
+        await memory.aput(message)
+        await memory.facts_block.await_jobs("monday")
+        assert server.requests == []
+    await memory.aput(assistant("Fine."))
+    await memory.facts_block.await_jobs("monday")
+    assert await contents(open_memory("friday", user_id="ann")) == ["Likes tea"]
+    assert "Fine." in extractions(server.requests)[0]
+    for message in (assistant("Very fine."), user("I like rain.")):
+        await memory.aput(message)
+        await memory.facts_block.await_jobs("monday")
+    assert len(server.requests) == 1
+    await memory.aput(assistant("Good."))
+    await memory.facts_block.await_jobs("monday")
+    assert [re.findall(r"I like (\w+)", text) for text in extractions(server.requests)] == [["tea"], ["rain"]]
+    assert (await memory.astats()).pending == 0
+
+
+async def test_an_agents_answer_is_learned_from_before_the_next_question(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    """Without a flush, and without a pause of the program."""
+    llm, server = start_model(learner)
+    monday = open_memory("monday", user_id="ann", llm=llm)
+    await FunctionAgent(llm=llm).run("I like tea.", memory=monday)
+    await monday.facts_block.await_jobs("monday")
+    await FunctionAgent(llm=llm).run("What do I like?", memory=open_memory("friday", user_id="ann", llm=llm))
+    asked = [request[-1]["content"] for request in server.requests if str(request[-1]["content"]).endswith("I like?")]
+    assert shown(asked[0]) == ["Likes tea"]
+
+
+ENDS = """
+import asyncio, sys
+from tests.conversation import assistant, user
+from llama_index.llms.openai import OpenAI
+from llama_index_memory_ext import CondensedMemory
+
+async def main(uri, api_base, end):
+    llm = OpenAI(model="gpt-4o-mini", api_base=api_base, api_key="x", max_retries=0)
+    memory = CondensedMemory.from_defaults("chat", user_id="ann", llm=llm, async_database_uri=uri or None)
+    await memory.aput_messages([user("I like tea."), assistant("Fine.")])
+    if end == "waits":
+        await memory.facts_block.await_jobs("chat")
+    await memory.aput(user("And now?"))
+    if end == "closes":
+        await memory.aclose()
+    if end == "closes its store":
+        await memory.sql_store.aclose()
+    if end == "forgets":
+        await memory.aforget()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("end", ["waits", "closes", "closes its store", "forgets", "in memory"])
+def test_a_program_that_ends_well_is_told_nothing(database_uri: str, end: str) -> None:
+    """Nor one whose database ends with it."""
+    with serve(learner) as server:
+        uri = "" if end == "in memory" else database_uri
+        command = [sys.executable, "-c", ENDS, uri, server.api_base, end]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.filterwarnings("ignore:.*Database.__del__:pytest.PytestUnraisableExceptionWarning")
+def test_a_memory_that_is_collected_is_told_of_too(database_uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def talk() -> None:
+        options: dict[str, Any] = {"extract_every_turns": 5, "async_database_uri": database_uri}
+        memory = CondensedMemory.from_defaults("chat", user_id="ann", **options)
+        await memory.aput_messages([user("I like tea."), assistant("Fine.")])
+        await memory.facts_block.await_jobs("chat")
+        engine = memory.sql_store.database.engine
+        assert engine is not None
+        await engine.dispose()
+
+    asyncio.run(talk())
+    gc.collect()
+    assert [record.getMessage()[:54] for record in caplog.records] == [
+        "No facts were extracted from the last turns of session"
+    ]
+
+
+@pytest.mark.parametrize("chosen", [None, MockLLM()], ids=["no key", "none"])
+async def test_that_there_is_no_model_is_said_once(
+    open_memory: OpenMemory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, chosen: MockLLM | None
+) -> None:
+    monkeypatch.setattr(Settings, "_llm", chosen)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    memory = open_memory("chat", user_id="ann", extract_facts=True)
+    await memory.sql_store.log.append("chat", [user("I like tea."), assistant("Fine.")], len)
+    for _ in range(3):
+        await memory.facts_block.aflush("chat")
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "pass llm=... or set Settings.llm" in line
+    assert (await memory.astats()).failures["facts"].error == "NoModelError"
+    assert (await memory.astats()).set_aside == ()
 
 
 def test_synchronous_calls_extract_too(database_uri: str) -> None:

@@ -22,6 +22,7 @@ from llama_index_memory_ext.facts.ranking import (
     turns_of,
 )
 from llama_index_memory_ext.search.tfidf import Document, FactRanker
+from llama_index_memory_ext.text.visible import visible
 
 THEN = datetime(2026, 11, 20, tzinfo=timezone.utc)
 WORDS = (
@@ -152,7 +153,7 @@ def test_weights_that_mean_nothing_are_refused(weights: tuple[float, float]) -> 
 
 
 @given(
-    contents=st.lists(st.text(max_size=12).filter(lambda text: text.strip() and "\0" not in text), max_size=6),
+    contents=st.lists(st.text(max_size=12).map(visible).filter(str.strip), max_size=6),
     question=st.text(),
     turn=st.text(),
 )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import pickle
+import re
 import time
 from typing import Any
 
@@ -13,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_memory_ext.errors import FactReplyError
-from llama_index_memory_ext.facts.reply import ExtractionReply, NewFact, parse_reply
+from llama_index_memory_ext.facts.reply import ExtractionReply, NewFact, Retirement, parse_reply
 
 TEA: dict[str, Any] = {
     "label": "n1",
@@ -21,6 +23,8 @@ TEA: dict[str, Any] = {
     "category": "preference",
     "confidence": 0.9,
     "quote": "I prefer tea",
+    "valid_from": "2019",
+    "valid_until": "",
 }
 CATS: dict[str, Any] = {
     "label": "n2",
@@ -28,9 +32,18 @@ CATS: dict[str, Any] = {
     "category": "knowledge",
     "confidence": 0.8,
     "quote": "my 2 cats",
+    "valid_from": "",
+    "valid_until": "2023-05-17",
 }
-RETIRED: dict[str, Any] = {"number": 3, "reason": "moved on", "replaced_by": "n1", "quote": "no longer coffee"}
-REPLY: dict[str, Any] = {"new_facts": [TEA, CATS], "confirmed": [1, 2], "retired": [RETIRED]}
+RETIRED: dict[str, Any] = {
+    "number": 3,
+    "reason": "moved on",
+    "replaced_by": "n1",
+    "quote": "no longer coffee",
+    "valid_until": "2025-11",
+}
+FACTS = [TEA, CATS]
+REPLY: dict[str, Any] = {"new_facts": FACTS, "confirmed": [1, 2], "retired": [RETIRED]}
 NOTHING = ExtractionReply.model_validate({})
 
 json_values = st.recursive(
@@ -76,6 +89,88 @@ def test_what_stands_around_a_reply_and_small_slips_in_it_do_not_matter(text: st
     assert parse_reply(text) == parse_reply(WHOLE)
 
 
+def renamed(**names: str) -> str:
+    return json.dumps({"new_facts": [{names.get(key, key): value for key, value in fact.items()} for fact in FACTS]})
+
+
+LIST = json.dumps(FACTS)
+
+
+IN_OTHER_MARKS = [
+    repr(REPLY),
+    WHOLE.replace('"', "'"),
+    TIGHT.replace('"', "\u201d"),
+    TIGHT.replace('"', "`"),
+    TIGHT.replace('":', '" =>'),
+    WHOLE.replace(",\n", "\n"),
+    TIGHT.replace("}, {", "} {"),
+    re.sub(r'"(\w+)":', r"\1:", WHOLE),
+    TIGHT.replace("_", "\\_"),
+    WHOLE.replace('"content"', '// said\n"content"'),
+    WHOLE.replace('"content"', '/* "x": */ "content"'),
+    html.escape(TIGHT),
+]
+IN_OTHER_FRAMES = [
+    json.dumps(TIGHT),
+    json.dumps(json.dumps(WHOLE)),
+    json.dumps({"arguments": TIGHT}),
+    json.dumps({"arguments": json.dumps(TIGHT)}),
+    TIGHT[:-1],
+    TIGHT[1:-1],
+    f"{TIGHT}}}",
+    f"<think>So far {TIGHT}",
+    f'<invoke name="report_facts"><parameter name="new_facts">{LIST}</parameter></invoke>',
+    f"<tool_call>report_facts <arg_key>newFacts</arg_key> <arg_value>{LIST}</arg_value></tool_call>",
+    f"report_facts(new_facts={FACTS!r})",
+    f"I use {{new_facts: [...]}}:\n{TIGHT}",
+    f'{{"new_facts": []}}\n{TIGHT}',
+    LIST,
+    "\n".join(map(json.dumps, FACTS)),
+]
+WITH_OTHER_NAMES = [
+    json.dumps({"newFacts": FACTS}),
+    json.dumps({"items": FACTS}),
+    json.dumps({"data": {"memories": FACTS}}),
+    json.dumps({"new_facts": dict(zip(("n1", "n2"), FACTS, strict=True))}),
+    json.dumps({"facts": {"preference": [TEA], "context": [CATS]}}),
+    renamed(content="statement", quote="sourceQuote", confidence="score"),
+    renamed(content="fact", quote="evidence"),
+    json.dumps({"new_facts": [{**fact, "quote": [fact["quote"]]} for fact in FACTS]}),
+]
+
+
+@pytest.mark.parametrize("text", [*IN_OTHER_MARKS, *IN_OTHER_FRAMES, *WITH_OTHER_NAMES])
+def test_a_reply_is_read_in_the_forms_that_models_give_it(text: str) -> None:
+    reply = parse_reply(text)
+    facts = [fact.model_dump(exclude={"label", "category"}) for fact in reply.new_facts]
+    assert facts == [{key: fact[key] for key in fact if key not in ("label", "category")} for fact in FACTS]
+    assert len({fact.label for fact in reply.new_facts}) == 2
+
+
+def test_quotation_marks_within_a_text_need_not_be_escaped() -> None:
+    reply = parse_reply(TIGHT.replace("Prefers tea", 'Prefers "tea"').replace("I prefer tea", 'I "prefer", say, tea'))
+    assert [fact.content for fact in reply.new_facts] == ['Prefers "tea"', "Has 2 cats"]
+    assert reply.new_facts[0].quote == 'I "prefer", say, tea'
+
+
+@pytest.mark.parametrize(
+    "cut", ['{"content": "Has 2 c', '{"content": "Has 2 cats"', "{'content': 'Has 2 cats', 'quote': 'my 2"]
+)
+def test_of_a_fact_that_was_cut_off_nothing_is_taken(cut: str) -> None:
+    assert contents(parse_reply(f'{{"new_facts": [{json.dumps(TEA)}, {cut}')) == ["Prefers tea"]
+    for text in (
+        f'{{"new_facts": [{cut}',
+        json.dumps({"new_facts": f"[{cut}"}),
+        f'{{"new_facts": []}} {{"new_facts": [{cut}',
+    ):
+        with pytest.raises(FactReplyError):
+            parse_reply(text)
+
+
+def test_a_missing_quotation_mark_costs_only_its_fact() -> None:
+    assert contents(parse_reply(TIGHT.replace('"Prefers tea"', '"Prefers tea'))) == ["Has 2 cats"]
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "  \n", "{}", "[]", "```json\n[]\n```", "null", "None.", "No new facts.", "There are no new facts to report.",
@@ -98,12 +193,19 @@ def test_what_is_no_reply_is_refused(text: str) -> None:
     assert refused.value.reply == text
 
 
-@pytest.mark.parametrize("text", ['"\\' * 100_000, '{"a":' * 50_000, "[1," * 50_000, '"{' * 100_000, '{"' * 100_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"\\' * 500_000, '{"a":' * 200_000, "[1," * 300_000, '"{' * 500_000, '{"' * 500_000,
+        "[/*" * 300_000, "[{}," * 250_000, '{"a":"' + '", a' * 250_000, "{'a':'" + "'a:" * 300_000,
+        '["' + "x" * 1_000_000, "[" * 900 + '"' + "x" * 1_000_000,
+    ],
+)  # fmt: skip
 def test_a_reply_made_to_be_slow_to_read_is_refused_at_once(text: str) -> None:
     before = time.process_time()
     with pytest.raises(FactReplyError):
         parse_reply(text)
-    assert time.process_time() - before < 5
+    assert time.process_time() - before < 3
 
 
 def test_the_error_shows_the_length_of_the_reply_and_none_of_its_words() -> None:
@@ -160,16 +262,32 @@ def test_several_replies_in_one_text_keep_their_labels_apart() -> None:
     assert [entry.replaced_by for entry in reply.retired] == [labels["Prefers tea"], labels["Has 2 cats"]]
 
 
-NO_CONFIDENCES: list[Any] = [None, True, "sure", -1, 1e9, float("nan"), float("inf"), [], {}]
+NO_CONFIDENCES: list[Any] = [
+    True, "", "sure", "None", "NaN", "not high", "< 0.9", "11/10", "9/0", -1, "-0.9", 10**400, 1e9, float("nan"),
+    float("inf"), [0.9], {},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("written", "read"),
     [(0.9, 0.9), (1, 1.0), ("0.8", 0.8), ("90%", 0.9), (85, 0.85), ("high", 0.9), ("low", 0.3)]
+    + [
+        ("9/10", 0.9),
+        ("0,95", 0.95),
+        (".9", 0.9),
+        ("\u2265 0.9", 0.9),
+        ("very high confidence", 0.9),
+        ("~0.8 (said)", 0.8),
+    ]
     + [(bad, 0.0) for bad in NO_CONFIDENCES],
 )
 def test_confidence_is_read_in_the_ways_models_write_it(written: Any, read: float) -> None:
     assert NewFact.model_validate({"content": "x", "confidence": written}).confidence == read
+
+
+def test_a_model_that_gives_no_confidence_means_what_it_reports() -> None:
+    facts = [{"content": "x"}, {"content": "x", "confidence": None}]
+    assert [NewFact.model_validate(fact).confidence for fact in facts] == [0.8, 0.8]
 
 
 @pytest.mark.parametrize("number", [None, True, -1, "-1", "one", 1.5, [], {}, "fact", 10**30])
@@ -193,9 +311,64 @@ def test_a_statement_is_one_line_without_a_subject(written: str, read: str) -> N
     assert NewFact.model_validate({"content": written}).content == read
 
 
-def test_an_unknown_category_is_knowledge() -> None:
-    categories = [NewFact.model_validate({"category": value}).category for value in ("Goal", "hobby", None, 7)]
-    assert categories == ["goal", "knowledge", "knowledge", "knowledge"]
+@pytest.mark.parametrize(
+    "nothing",
+    [
+        "",
+        " \n",
+        "\u200b\u2060",
+        "unknown",
+        "Unknown.",
+        "None",
+        "null",
+        "n/a",
+        "N.A.",
+        "not specified",
+        "-",
+        "No facts.",
+    ],
+)
+def test_a_statement_that_says_nothing_has_no_content(nothing: str) -> None:
+    assert NewFact.model_validate({"content": nothing}).content == ""
+
+
+def test_a_statement_of_few_or_no_letters_can_say_something() -> None:
+    said = ["C#", "\U0001f375", "Is unknown to his neighbours", "None of her friends smoke"]
+    assert [NewFact.model_validate({"content": text}).content for text in said] == said
+
+
+@pytest.mark.parametrize("written", ["2023", "2023-05", "2023-05-17", 2023])
+def test_a_date_is_a_year_a_month_or_a_day(written: Any) -> None:
+    assert NewFact.model_validate({"valid_from": written}).valid_from == str(written)
+
+
+@pytest.mark.parametrize(
+    "written", [None, "", "last year", "2023-13", "2023-02-30", "17.5.2023", "0000", True, 5, ["2023"]]
+)
+def test_any_other_date_is_empty(written: Any) -> None:
+    assert Retirement.model_validate({"valid_until": written}).valid_until == ""
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("Goal", "goal"),
+        ("hobby|habit", "knowledge"),
+        ("work, preferences", "preference"),
+        (["behaviour"], "behavior"),
+        (None, "knowledge"),
+        (7, "knowledge"),
+    ],
+)
+def test_a_category_is_one_of_those_that_there_are(written: Any, read: str) -> None:
+    assert NewFact.model_validate({"category": written}).category == read
+
+
+def test_a_program_has_its_own_categories() -> None:
+    text = json.dumps({"new_facts": [{**TEA, "category": name} for name in ("diet", "Sport", "preference")]})
+    for categories, others in ((("Diet", "Sport"), "Diet"), (("Diet", "Sport", "knowledge"), "knowledge")):
+        reply = parse_reply(text, categories=categories)
+        assert [fact.category for fact in reply.new_facts] == ["Diet", "Sport", others]
 
 
 def test_the_form_asks_for_every_field() -> None:

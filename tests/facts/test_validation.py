@@ -91,7 +91,6 @@ def test_chinese_facts_are_kept() -> None:
     ("candidate", "reason"),
     [
         (new("Likes unit tests", confidence=0.69), "low_confidence"),
-        ({"content": "Likes unit tests", "quote": "I prefer pytest"}, "low_confidence"),
         (new("Likes unit tests", quote=""), "no_quote"),
         (new("Likes unit tests", quote="I love unit tests"), "quote_not_found"),
         (new("Likes unit tests", quote="Oslo has"), "not_the_users_words"),

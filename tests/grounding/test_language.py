@@ -1,5 +1,7 @@
 """In which language a text is, and whether two are in different ones."""
 
+# ruff: noqa: RUF001 - texts come in many scripts, with their own marks
+
 from __future__ import annotations
 
 import pytest
@@ -33,10 +35,16 @@ def test_the_script_is_that_of_most_letters(text: str, script: str) -> None:
         ("Ich wohne seit drei Jahren in Köln", "de"),
         ("Je suis infirmière à Lyon", "fr"),
         ("Tengo tres hermanos y una hermana", "es"),
+        ("Der Nutzer sucht eine Wohnung in Leipzig.", "de"),
+        ("Пользователь ищет ноутбук.", "ru"),
         ("我在一家银行上班", "zh"),
+        ("用户Ann计划去里斯本旅行，住在Hotel Tejo附近。", "zh"),
         ("犬を飼っています", "ja"),
         ("저는 서울에 살아요", "ko"),
-        ("Thanks!", None),
+        ("", None),
+        ("Hi Logan!", None),
+        ("42 502 1.29 8080", None),
+        ("你好！", None),
     ],
 )
 def test_a_sentence_tells_its_language_and_a_word_does_not(text: str, code: str | None) -> None:

@@ -30,6 +30,7 @@ from llama_index_memory_ext.events import (
 )
 from llama_index_memory_ext.fact import Fact, retire
 from llama_index_memory_ext.facts.extractor import ids_by_change
+from llama_index_memory_ext.text.usage import Usage
 from tests.conversation import assistant, record, user
 from tests.memories import OpenMemory
 from tests.models import StartModel
@@ -90,7 +91,7 @@ def learner(messages: list[Message], tools: list[str]) -> Message:
     if tools == ["report_facts"]:
         return report(messages[-1]["content"])
     if "running summary" in str(messages[0]["content"]):
-        return say("They talked about tools, and liked them.")
+        return say(f"The user talked: {record(messages[-1]['content'])[0][1]}")
     rounds = sum(message["role"] == "tool" for message in messages)
     if rounds < 2 and "Add" in str([m["content"] for m in messages if m["role"] == "user"][-1]).rpartition("\n")[2]:
         return call((f"call_{rounds}", "add", {"a": 1, "b": rounds}))
@@ -170,6 +171,7 @@ async def test_an_extraction_tells_what_became_of_which_fact(
     assert [event.rejections for event in events] == [{}, {"duplicate": 1}, {"quote_not_found": 1}]
     assert rejections == {"duplicate": 1, "quote_not_found": 1}
     assert all(event.seconds > 0 and event.user_id == "ann" for event in events)
+    assert [(event.prompt_tokens, event.completion_tokens) for event in events] == [(1, 1)] * 3
 
 
 async def test_only_what_is_stored_is_told(open_memory: OpenMemory, start_model: StartModel, heard: Listener) -> None:
@@ -237,6 +239,8 @@ async def test_a_summary_tells_what_it_is_of(open_memory: OpenMemory, start_mode
     assert (event.messages, event.summarised, event.summary_tokens) == (6, True, size.summary_tokens)
     assert 0 < event.summary_tokens < event.tokens_after == size.record_tokens
     assert event.seconds > 0
+    assert (event.prompt_tokens, event.completion_tokens) == (1, 1)
+    assert (await memory.astats()).usage == {"summary": Usage(1, 1, 1)}
 
 
 async def test_a_failure_is_told_with_its_number_and_its_pause(
@@ -303,7 +307,7 @@ async def test_each_session_is_told_of_by_its_own_id(
         (fact,) = await memory.facts.alist()
         mine = [event for event in heard.events if event.session_id == one]
         assert {event.user_id for event in mine} == {f"user {one}"}
-        assert [event.new for event in mine if isinstance(event, FactsExtractedEvent)] == [[fact.id]]
+        assert [event.new for event in mine if isinstance(event, FactsExtractedEvent)][:1] == [[fact.id]]
         assert {tuple(event.fact_ids) for event in mine if isinstance(event, FactsInjectedEvent)} == {(fact.id,)}
 
 
@@ -379,7 +383,7 @@ async def test_work_beside_the_conversation_is_a_span_of_its_own(
         async with open_memory(llm=llm) as memory:
             await FunctionAgent(llm=llm).run("I like tea.", memory=memory)
     (event,) = heard.of(FactsExtractedEvent)
-    assert event.tags == {"request": "r-1"}
+    assert event.tags["request"] == "r-1"
     own = next(one for one in spans.completed_spans if one.id_ == event.span_id)
     assert own.id_.startswith("memory facts-")
     assert own.parent_id is None

@@ -413,7 +413,7 @@ async def test_a_fact_that_is_written_later_by_who_has_seen_others_is_not_stored
 
 async def test_what_is_under_way_for_others_goes_on(store: MemoryStore, start_model: StartModel) -> None:
     """Their summary, in the same process and on the same store."""
-    model = Slow(lambda messages, tools: say("They said hello."))
+    model = Slow(lambda messages, tools: say("They counted: one, two, three."))
     llm, server = start_model(model)
     options: dict[str, Any] = {"summarize": True, "max_messages": 2, "keep_messages": 1}
     bob = on(store, "bobs", "bob", llm=llm, extract_facts=False, **options)
@@ -422,7 +422,7 @@ async def test_what_is_under_way_for_others_goes_on(store: MemoryStore, start_mo
     await on(store, **options).aforget()
     model.may_answer.set()
     await bob.condensed_block.await_jobs("bobs")
-    assert await bob.condensed_block.asummary("bobs") == "They said hello."
+    assert await bob.condensed_block.asummary("bobs") == "They counted: one, two, three."
     assert len(server.requests) == 1
 
 

@@ -89,7 +89,7 @@ async def test_the_numbers_are_those_of_the_conversation(any_database_uri: str |
     other = CondensedMemory.from_defaults(
         "chat", max_messages=6, keep_messages=2, summarize=True, chat_store=store, **options
     )
-    assert await other.astats() == stats.model_copy(update={"rejections": {}})
+    assert await other.astats() == stats.model_copy(update={"rejections": {}, "usage": {}})
     await other.sql_store.aclose()
     await memory.sql_store.aclose()
 

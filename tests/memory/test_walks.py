@@ -11,7 +11,7 @@ from tests.conversation import assistant, user
 from tests.memories import OpenMemory
 from tests.memory.walks import walking
 
-LONGEST_AGET, LONGEST_EXTRACTION, LONGEST_FORGETTING = 15, 14, 8
+LONGEST_AGET, LONGEST_EXTRACTION, LONGEST_FORGETTING = 15, 29, 8
 
 
 class Reporter(MockLLM):

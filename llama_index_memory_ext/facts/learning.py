@@ -1,0 +1,230 @@
+"""Learns what a part of a conversation says about the user, by asking the model."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from llama_index_memory_ext.errors import FactReplyError, TruncatedReplyError, VerificationError
+from llama_index_memory_ext.fact import CATEGORIES, Fact, retire, utc_now
+from llama_index_memory_ext.facts.asking import ask
+from llama_index_memory_ext.facts.offering import KNOWN_TOKENS, offered, texts_in
+from llama_index_memory_ext.facts.prompt import ask_for_facts, extraction_prompt
+from llama_index_memory_ext.facts.recovery import VERIFICATION_TRIES
+from llama_index_memory_ext.facts.validation import ValidatedReply, question_before, validate_reply, without_repeats
+from llama_index_memory_ext.facts.verification import (
+    VERDICT_FORM,
+    VERDICT_TOOL,
+    candidates_of,
+    parse_verdict,
+    similar_facts,
+    verification_prompt,
+    verified,
+)
+from llama_index_memory_ext.search.tfidf import TfidfRanker
+from llama_index_memory_ext.text.messages import Utterance
+from llama_index_memory_ext.text.usage import Usage, usage_of
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Sequence
+    from datetime import date, datetime
+
+    from llama_index.core.base.llms.types import ChatMessage, ChatResponse
+    from llama_index.core.llms import LLM
+
+    from llama_index_memory_ext.facts.cache import FactCache, UserFacts
+    from llama_index_memory_ext.facts.prompt import Categories
+    from llama_index_memory_ext.facts.reply import ExtractionReply
+    from llama_index_memory_ext.log_block import LogBlock
+
+logger = logging.getLogger(__name__)
+
+EXTRACTION, VERIFICATION = "facts", "verification"
+# What the model is asked where it is not known whether it, or a turn, is to blame for a failure.
+_HARMLESS = (Utterance(0, "user", "I like tea."), Utterance(0, "assistant", "So do I."))
+
+
+class Part(NamedTuple):
+    """A part of a conversation: who says what, when its last question was asked, and when its last message was written.
+
+    ``turns`` is how many turns it has, ``unverified`` how often its verification has failed, and ``before`` what was
+    said right before it.
+    """
+
+    lines: Sequence[Utterance]
+    asked_at: datetime
+    ended_at: datetime
+    turns: int = 1
+    unverified: int = 0
+    before: Sequence[Utterance] = ()
+
+
+class Extracted(NamedTuple):
+    """The facts that a reply changes, the validated reply, the model's seconds, and how many messages it has read.
+
+    ``seconds`` is None if no model was asked. If another process was faster, nothing was stored: all else is empty.
+    ``usage`` is of all calls for it.
+    """
+
+    changed: Sequence[Fact] = ()
+    reply: ValidatedReply = ValidatedReply()
+    seconds: float | None = None
+    messages: int = 0
+    usage: Usage = Usage()
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What extracts facts from parts of a session, with the settings of the block that are used for it.
+
+    ``rejections`` counts the entries of replies that are not stored, by reason, and ``usage`` the calls by their kind.
+    """
+
+    session_id: str
+    block: LogBlock
+    cache: FactCache
+    rejections: Counter[str]
+    usage: dict[str, Usage]
+    max_facts: int | None
+    min_confidence: float
+    verify: bool = False
+    categories: Categories = CATEGORIES
+    instructions: str | None = None
+
+    async def learn(self, known: UserFacts, part: Part) -> Extracted:
+        """What changes by a part of the conversation; no model is asked where the user has said nothing.
+
+        Raises what the model raises, a FactReplyError for an answer that cannot be read, a TruncatedReplyError for one
+        that is not whole, if there is more than one turn.
+        """
+        if not any(line.is_users for line in part.lines):
+            return Extracted()
+        started, spent = perf_counter(), list[Usage]()
+        related = await self._related(known, part)
+        # More of it would be learned twice, and a model may have refused to read it.
+        answered = question_before([*part.before, *part.lines], len(part.before))
+        before = part.before[-1:] if answered else ()
+        prompt = self._prompt(part.lines, related, said_on=part.asked_at.date(), before=before)
+        reply = await self._ask(prompt, part.turns, spent)
+        # Dates and languages of a long text take a while, for which the event loop must not be blocked.
+        rules: Any = {"context": part.before}
+        valid = await asyncio.to_thread(self.validated, reply, part.lines, related, known, part.asked_at, **rules)
+        if self.verify and (valid.accepted or valid.retired):
+            places = range(1, len(related) + 1)
+            quotes = {related[one.number - 1].id: one.quote for one in reply.retired if one.number in places}
+            valid = await self._verified(valid, known, part, quotes, spent)
+        return self.changes(valid, known)._replace(seconds=perf_counter() - started, usage=sum(spent, Usage()))
+
+    async def answers(self) -> bool:
+        """Whether the model gives a readable reply about a harmless turn."""
+        try:
+            await self._ask(self._prompt(_HARMLESS), 1, [])
+        except Exception as error:  # noqa: BLE001 - a model may fail in any way
+            logger.info("The model does not answer about a harmless turn either (%s).", type(error).__name__)
+            return False
+        return True
+
+    def validated(
+        self,
+        reply: ExtractionReply,
+        lines: Sequence[Utterance],
+        related: Sequence[Fact],
+        known: UserFacts,
+        then: datetime,
+        **rules: Any,
+    ) -> ValidatedReply:
+        """What of a reply is stored, by the rules of ``validate_reply``."""
+        valid = validate_reply(
+            reply,
+            lines,
+            # A fact that was deleted since must not come back by being retired.
+            [known.facts.get(fact.id) or retire(fact, "deleted", fact.updated_at) for fact in related],
+            now=then,
+            active=known.active,
+            session_id=self.session_id,
+            min_confidence=self.min_confidence,
+            **rules,
+        )
+        return without_repeats(valid, known.past)
+
+    def changes(self, valid: ValidatedReply, known: UserFacts) -> Extracted:
+        """What changes by a validated reply; over ``max_facts`` the least confident facts are retired."""
+        self.rejections.update(valid.rejections)
+        changed = {fact.id: fact for fact in (*valid.accepted, *valid.confirmed, *valid.retired)}
+        if self.max_facts is not None:
+            now = utc_now()
+            active = [fact for fact in {**known.facts, **changed}.values() if fact.state(now) == "present"]
+            active.sort(key=lambda fact: (fact.pinned, fact.confidence, fact.updated_at))
+            over = active[: max(len(active) - self.max_facts, 0)]
+            changed |= {fact.id: retire(fact, "over max_facts", now, by="limit") for fact in over}
+        return Extracted(list(changed.values()), valid)
+
+    def _prompt(
+        self,
+        lines: Sequence[Utterance],
+        known: Sequence[Fact] = (),
+        *,
+        said_on: date | None = None,
+        before: Sequence[Utterance] = (),
+    ) -> list[ChatMessage]:
+        words: Any = {"categories": self.categories, "instructions": self.instructions}
+        return extraction_prompt(lines, known, today=utc_now().date(), said_on=said_on, before=before, **words)
+
+    @property
+    def _llm(self) -> LLM:
+        return self.block.llm or self.block.chosen_llm()
+
+    async def _related(self, known: UserFacts, part: Part) -> list[Fact]:
+        """The known facts that the model is shown, and no fact that was learned from later words.
+
+        An old conversation would seem to correct it.
+        """
+        facts = [fact for fact in known.active if fact.created_at <= max(part.asked_at, part.ended_at)]
+        # No token is shorter than a byte, and none of the numbers and marks around a fact has more than six.
+        if sum(len(fact.content.encode()) + 6 for fact in facts) <= KNOWN_TOKENS:
+            return facts
+        texts = texts_in(part.lines)
+        await self.cache.prepare(known, texts)
+        return offered(facts, texts, known.ranker or TfidfRanker(), self.block.tokenizer_fn)
+
+    async def _ask(self, prompt: Sequence[ChatMessage], turns: int, spent: list[Usage]) -> ExtractionReply:
+        try:
+            answer = await ask_for_facts(self._llm, prompt, categories=self.categories)
+        except FactReplyError as error:
+            if error.response is not None:
+                spent.append(self._count(EXTRACTION, prompt, error.response))
+            raise
+        spent.append(self._count(EXTRACTION, prompt, answer.response))
+        if answer.truncated and turns > 1:
+            raise TruncatedReplyError(
+                "Expected a whole answer; saw one that was cut off. The turns are asked for apart."
+            )
+        return answer.reply
+
+    async def _verified(
+        self, valid: ValidatedReply, known: UserFacts, part: Part, quotes: dict[str, str], spent: list[Usage]
+    ) -> ValidatedReply:
+        """What a second call leaves of a validated reply. If that fails once more, all of it."""
+        candidates = candidates_of(valid, quotes)
+        similar = similar_facts(candidates, known.active, known.ranker)
+        prompt = verification_prompt(candidates, part.lines, similar)
+        try:
+            answer = await ask(self._llm, prompt, VERDICT_TOOL, VERDICT_FORM)
+            spent.append(self._count(VERIFICATION, prompt, answer.response))
+            judgements = parse_verdict(answer.texts, len(candidates))
+        except Exception as error:
+            if part.unverified + 1 < VERIFICATION_TRIES:
+                raise VerificationError("Expected a verdict on what was extracted; there is none.") from error
+            outcome = "they are stored without it"
+            logger.warning("%d facts were not verified (%s); %s.", len(candidates), type(error).__name__, outcome)
+            return valid
+        return verified(valid, candidates, judgements, similar, now=part.asked_at)
+
+    def _count(self, kind: str, prompt: Sequence[ChatMessage], response: ChatResponse) -> Usage:
+        one = usage_of(prompt, response, self.block.tokenizer_fn)
+        self.usage[kind] = self.usage.get(kind, Usage()) + one
+        return one

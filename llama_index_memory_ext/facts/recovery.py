@@ -1,0 +1,161 @@
+"""Decides what becomes of a batch for which the model has failed: it is halved, asked for again, or set aside."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from llama_index_memory_ext.errors import (
+    FactReplyError,
+    MemoryExtError,
+    TruncatedReplyError,
+    VerificationError,
+)
+
+if TYPE_CHECKING:
+    from llama_index_memory_ext.text.tool_calls import Json
+
+# How often a single turn is tried before it is set aside, and a verification before facts are stored without it.
+TURN_TRIES, VERIFICATION_TRIES = 3, 2
+# After so many turns in a row it may be the model that cannot do it.
+_MOST_IN_A_ROW = 3
+
+# The statuses with which a provider refuses a request for what is in it, ...
+_REQUEST_STATUSES, _TOO_LARGE = frozenset({400, 413, 422}), 413
+# ... and how it says so. A request can also be refused for its settings, which no other turn would change.
+_ABOUT_WORDS = re.compile(
+    r"(?i)context.{0,20}(?:length|window|size)|content.{0,20}(?:filter|polic|management)|moderation|flagged|safety"
+    r"|(?:prompt|input|messages?|string|request)\b.{0,20} too (?:long|large)"
+)
+# The errors of clients that got no answer: of OpenAI, Anthropic and others, of httpx, and of botocore.
+_NO_ANSWER = frozenset({"APIConnectionError", "TransportError", "HTTPClientError"})
+
+
+class SetAside(NamedTuple):
+    """A turn from which no facts could be extracted: its first and last row in the log, and the type of the error."""
+
+    first: int
+    last: int
+    error: str
+
+
+class Blame(Enum):
+    """What a failure comes from: the words of the turns, the model, the verification, or one does not know."""
+
+    TURNS = "turns"
+    UNKNOWN = "unknown"
+    MODEL = "model"
+    VERIFICATION = "verification"
+
+
+class Action(Enum):
+    """What is done after a failure: ask again at once, or after a pause, or leave the turn behind."""
+
+    AGAIN = "again"
+    PAUSE = "pause"
+    SET_ASIDE = "set aside"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a reader knows of the next batch, and of the turns that it has set aside; stored with its cursor.
+
+    ``most_turns`` is how many turns the next batch may have, after a failure. ``tries`` and ``unverified`` count the
+    failures of the extraction and of the verification of a single turn. ``in_a_row`` turns were set aside since
+    the last success.
+    """
+
+    most_turns: int | None = None
+    tries: int = 0
+    unverified: int = 0
+    in_a_row: int = 0
+    set_aside: tuple[SetAside, ...] = ()
+
+    @property
+    def state(self) -> Json:
+        """As JSON; None if there is nothing to know."""
+        if self == Progress():
+            return None
+        fields = {name: getattr(self, name) for name in ("most_turns", "tries", "unverified", "in_a_row")}
+        return {**fields, "set_aside": [list(turn) for turn in self.set_aside]}
+
+    def succeeded(self) -> Progress:
+        """After a batch was stored."""
+        return Progress(set_aside=self.set_aside)
+
+    def without(self, turn: SetAside) -> Progress:
+        """After a turn that was set aside has been read."""
+        return replace(self, set_aside=tuple(one for one in self.set_aside if one != turn))
+
+    def leaving(self, turn: SetAside) -> Progress:
+        """After a turn was set aside."""
+        return Progress(in_a_row=self.in_a_row + 1, set_aside=(*self.set_aside, turn))
+
+
+class Step(NamedTuple):
+    """What to do. ``if_answers``: only if the model answers something else; if it does not, there is a pause."""
+
+    action: Action
+    progress: Progress
+    if_answers: bool = False
+
+
+def progress_of(state: Json) -> Progress:
+    """The progress that a cursor was stored with.
+
+    >>> progress_of({"tries": 1, "set_aside": [[4, 5, "FactReplyError"]]}).set_aside
+    (SetAside(first=4, last=5, error='FactReplyError'),)
+    """
+    if not state:
+        return Progress()
+    return Progress(**{**state, "set_aside": tuple(SetAside(*turn) for turn in state.get("set_aside", ()))})
+
+
+def after_failure(progress: Progress, blame: Blame, turns: int) -> Step:
+    """What to do after a batch of so many turns has failed.
+
+    A batch is halved until the turn is alone that fails. Alone it is tried three times, and then set aside.
+    """
+    if blame is Blame.MODEL:
+        return Step(Action.PAUSE, progress)
+    if blame is Blame.VERIFICATION:
+        return Step(Action.PAUSE, replace(progress, unverified=progress.unverified + 1))
+    if turns > 1:
+        action = Action.AGAIN if blame is Blame.TURNS else Action.PAUSE
+        return Step(action, replace(progress, most_turns=turns // 2, tries=0))
+    tries = progress.tries + 1
+    if tries < TURN_TRIES:
+        return Step(Action.PAUSE, replace(progress, most_turns=1, tries=tries))
+    return Step(Action.SET_ASIDE, progress, blame is Blame.UNKNOWN or progress.in_a_row >= _MOST_IN_A_ROW)
+
+
+def blame_of(error: Exception) -> Blame:
+    """What a failure comes from."""
+    if isinstance(error, VerificationError):
+        return Blame.VERIFICATION
+    if isinstance(error, FactReplyError | TruncatedReplyError):
+        return Blame.TURNS
+    status = status_of(error)
+    if status in _REQUEST_STATUSES:
+        return Blame.TURNS if status == _TOO_LARGE or _ABOUT_WORDS.search(str(error)) else Blame.UNKNOWN
+    # Without a status nobody has answered, or it is an error of the client's own code.
+    no_answer = isinstance(error, OSError | asyncio.TimeoutError | MemoryExtError) or _NO_ANSWER & {
+        kind.__name__ for kind in type(error).__mro__
+    }
+    return Blame.MODEL if status is not None or no_answer else Blame.UNKNOWN
+
+
+def status_of(error: Exception) -> int | None:
+    """The HTTP status in a provider's error, wherever its client has put it; None if there is none."""
+    response = getattr(error, "response", None)
+    metadata = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
+    found = (
+        getattr(error, "status_code", None),
+        getattr(response, "status_code", None),
+        metadata.get("HTTPStatusCode"),
+        getattr(error, "code", None),
+    )
+    return next((int(status) for status in found if isinstance(status, int) and status >= 100), None)  # noqa: PLR2004 - the lowest

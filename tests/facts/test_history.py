@@ -1,0 +1,293 @@
+"""What was true before: found by a question about the past, shown as past, and never as if it held."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from datetime import date, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from llama_index.core import MockEmbedding
+from llama_index.core.schema import MetadataMode
+
+from llama_index_memory_ext import Fact, FactError, MemoryRetriever, MemoryToolSpec, RelevantFactsBlock
+from llama_index_memory_ext.fact import retire
+from llama_index_memory_ext.facts.book import FactBook
+from llama_index_memory_ext.facts.history import why_retired
+from llama_index_memory_ext.facts.ranking import fact_line
+from tests.conversation import assistant, user
+from tests.memories import OpenMemory
+from tests.models import StartModel
+from tests.openai_server import Message, call
+
+NOW = datetime(2026, 11, 20, 12, tzinfo=timezone.utc)
+OSLO = Fact(id="oslo", content="Lives in Oslo", created_at=datetime(2023, 5, 1, tzinfo=timezone.utc))
+BERGEN = Fact(id="bergen", content="Lives in Bergen", created_at=datetime(2025, 11, 20, tzinfo=timezone.utc))
+MOVED = retire(OSLO, "moved", BERGEN.created_at, BERGEN.id, by="change")
+OSLO_LINE = '<fact date="2023-05-01" until="2025-11-20">Lives in Oslo</fact>\n'
+BERGEN_LINE = '<fact date="2025-11-20">Lives in Bergen</fact>\n'
+
+
+async def block_of(*facts: Fact, **options: Any) -> RelevantFactsBlock:
+    """A block that knows these facts, on NOW."""
+    block = RelevantFactsBlock(extract_facts=False, **options)
+    block._clock = lambda: NOW
+    for fact in facts:
+        await block.book().aadd(fact)
+    return block
+
+
+async def shown(block: RelevantFactsBlock, question: str) -> str:
+    return await block.aget([user(question)])
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Where did I live before?",
+        "Where did I live in 2024?",
+        "Where did I live two years ago?",
+        "Wo habe ich früher gewohnt?",
+        "我以前住在哪里?",
+        "前はどこに住んでいましたか",
+    ],
+)
+async def test_a_question_about_the_past_is_shown_what_was_true_as_past(question: str) -> None:
+    block = await block_of(MOVED, BERGEN)
+    assert sorted((await shown(block, question)).splitlines(keepends=True)) == sorted([OSLO_LINE, BERGEN_LINE])
+    await block.aclose()
+
+
+@pytest.mark.parametrize("question", ["Where do I live?", "What did you say?", "Where did I live in 2020?"])
+async def test_any_other_question_is_shown_what_holds(question: str) -> None:
+    block = await block_of(MOVED, BERGEN)
+    assert await shown(block, question) == BERGEN_LINE
+    (known,) = block._users.values()
+    assert known.past_ranker is None
+    await block.aclose()
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        retire(OSLO, "retired by hand", NOW, by="hand"),
+        retire(OSLO, "over max_facts", NOW, by="limit"),
+        retire(OSLO, "The user asked to forget it.", NOW, by="request"),
+        retire(MOVED, "The user asked to forget it.", NOW, by="request"),
+        retire(OSLO, "never true", NOW, "bergen", by="correction"),
+        Fact(content="Lives in Oslo", retired_at=NOW, retired_reason="of an earlier version"),
+        MOVED.model_copy(update={"expires_at": NOW}),
+    ],
+)
+async def test_what_was_forgotten_or_never_true_does_not_come_back(gone: Fact) -> None:
+    block = await block_of(gone, BERGEN)
+    assert "Oslo" not in await shown(block, "Where did I live before?")
+    assert not [entry for entry in await block.asearch("Where did I live before, in Oslo?") if entry.past]
+    await block.aclose()
+
+
+async def test_what_came_before_a_forgotten_fact_stays_forgotten_with_it() -> None:
+    block = await block_of(MOVED, retire(BERGEN, "The user asked to forget it.", NOW, by="request"))
+    assert await shown(block, "Where did I live before?") == ""
+    await block.aclose()
+
+
+async def test_a_fact_of_an_earlier_version_is_past_if_another_has_replaced_it() -> None:
+    old = OSLO.model_copy(update={"retired_at": NOW, "replaced_by": "bergen"})
+    block = await block_of(old)
+    assert "Oslo" in await shown(block, "Where did I live before?")
+    assert await shown(block, "Where do I live?") == ""
+    await block.aclose()
+
+
+async def test_after_its_last_day_a_fact_is_past() -> None:
+    block = await block_of(
+        Fact(content="Works at Globex", valid_from=date(2019, 3, 1), valid_until=date(2026, 11, 20)),
+        Fact(content="Worked at Initech", valid_until=date(2018, 1, 31)),
+        Fact(content="Works from home", valid_from=date(2022, 1, 1)),
+    )
+    assert "Globex" in await shown(block, "Where do I work?")
+    block._clock = lambda: NOW + timedelta(days=1)
+    assert re.findall(r">(.*)<", await shown(block, "Where do I work?")) == ["Works from home"]
+    lines = await shown(block, "Where did I work in 2020?")
+    assert lines == '<fact date="2019-03-01" until="2026-11-20">Works at Globex</fact>\n'
+    assert '<fact until="2018-01-31">Worked at Initech</fact>' in await shown(block, "Where did I work in 2017?")
+    await block.aclose()
+
+
+async def test_an_expired_fact_is_gone_without_a_change() -> None:
+    """Neither the cached text nor the ranker holds it."""
+    block = await block_of(BERGEN)
+    fact = await block.book().aadd("Is on holiday in Rome", ttl=timedelta(hours=1))
+    assert "Rome" in await shown(block, "Where?")
+    block._clock = lambda: NOW + timedelta(hours=1)
+    assert await shown(block, "Where?") == BERGEN_LINE
+    assert await block.asearch("Rome") == []
+    assert [one.fact.id for one in (await block.aexplain("Rome")).facts] == ["bergen"]
+    assert [one.id for one in await block.book().alist()] == ["bergen"]
+    assert fact.id in [one.id for one in await block.book().alist(with_expired=True)]
+    await block.aclose()
+
+
+async def test_an_expired_fact_is_not_known_to_the_model_that_extracts_and_does_not_count(
+    start_model: StartModel,
+) -> None:
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        new = {"content": "Likes tea", "category": "preference", "confidence": 0.9, "quote": "I like tea"}
+        return call(("c", "report_facts", {"new_facts": [new], "confirmed": [], "retired": []}))
+
+    llm, server = start_model(model)
+    block = RelevantFactsBlock(llm=llm, max_facts=1)
+    await block.book("chat").aadd("Is in Rome", expires_at=NOW - timedelta(days=999))
+    await block.aput([user("I like tea."), assistant("Fine.")], session_id="chat")
+    await block.aflush("chat")
+    assert "Rome" not in str(server.requests)
+    facts = await block.book("chat").alist(with_retired=True, with_expired=True)
+    assert sorted((fact.content, fact.retired) for fact in facts) == [("Is in Rome", False), ("Likes tea", False)]
+    await block.aclose()
+
+
+async def test_past_facts_are_explained_found_and_within_the_limit(open_memory: OpenMemory) -> None:
+    memory = open_memory("chat", user_id="ann")
+    await memory.facts.aimport("".join(fact.model_dump_json() + "\n" for fact in (MOVED, BERGEN)))
+    explanation = await memory.facts_block.aexplain("Where did I live before?")
+    assert {one.fact.id: (one.injected, one.why) for one in explanation.facts}["oslo"] == (True, "past")
+    found = await MemoryRetriever(memory).aretrieve("Did I live in Oslo before?")
+    assert found[0].node.metadata["until"] == "2025-11-20"
+    assert "until: 2025-11-20" in found[0].node.get_content(MetadataMode.LLM)
+    assert await MemoryRetriever(memory).aretrieve("Oslo") == []
+    answer = await MemoryToolSpec(memory).asearch_memory("Did I live in Oslo before?")
+    assert '<fact id="oslo" date="2023-05-01" until="2025-11-20" category="knowledge">Lives in Oslo</fact>' in answer
+    narrow = await block_of(MOVED, BERGEN, token_limit=45)
+    assert len((await shown(narrow, "Did I live in Oslo before?")).splitlines()) == 1
+    await narrow.aclose()
+
+
+async def test_a_past_fact_can_be_forgotten(open_memory: OpenMemory) -> None:
+    memory = open_memory("chat", user_id="ann")
+    await memory.facts.aimport(MOVED.model_dump_json() + "\n" + BERGEN.model_dump_json())
+    await memory.aput(user("Please forget that I lived in Oslo."))
+    answer = await MemoryToolSpec(memory).aforget(["Lives in Oslo"], "forget that I lived in Oslo")
+    assert answer == "Forgotten: [oslo] Lives in Oslo"
+    assert [one.fact.id for one in (await memory.facts_block.aexplain("Where did I live before?")).facts] == ["bergen"]
+
+
+async def test_embeddings_rank_past_facts_too() -> None:
+    """A vector that is kept is not computed again."""
+    block = await block_of(MOVED, BERGEN, embed_model=MockEmbedding(embed_dim=8))
+    assert await shown(block, "Where do I live?") == BERGEN_LINE
+    assert OSLO_LINE in await shown(block, "Where did I live before?")
+    await block.aclose()
+
+
+async def test_an_extraction_tells_a_change_from_a_correction_and_a_wish_to_forget(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    said = {"Oslo": "I moved away from Oslo", "Rome": "I never lived in Rome", "Bonn": "forget about Bonn"}
+
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        numbers = re.findall(r"(\d+)\. Lived in (\w+)", messages[-1]["content"])
+        gone = [{"number": int(number), "reason": "", "quote": said[town]} for number, town in numbers]
+        return call(("c", "report_facts", {"new_facts": [], "retired": gone}))
+
+    llm, _ = start_model(model)
+    memory = open_memory("chat", user_id="ann", llm=llm)
+    for town in said:
+        await memory.facts.aadd(f"Lived in {town}")
+    await memory.aput_messages([user(". ".join(said.values())), assistant("Fine.")])
+    await memory.aflush()
+    assert {fact.content: fact.retired_by for fact in await memory.facts.alist(with_retired=True)} == {
+        "Lived in Oslo": "change",
+        "Lived in Rome": "correction",
+        "Lived in Bonn": "request",
+    }
+    past = [entry.fact.content for entry in await memory.facts_block.asearch("Where had I lived before?") if entry.past]
+    assert past == ["Lived in Oslo"]
+
+
+@pytest.mark.parametrize(
+    "words", ["I moved to Rome", "I quit, I'm at msft now", "Ich bin jetzt in Genf", "我搬到上海了"]
+)
+def test_what_the_user_says_of_a_change_is_a_change(words: str) -> None:
+    assert why_retired(words) == "change"
+
+
+async def test_a_history_is_what_was_replaced_and_what_replaced_it() -> None:
+    rome = Fact(id="rome", content="Lives in Rome", created_at=NOW)
+    block = await block_of(Fact(content="Likes tea"), rome, MOVED, retire(BERGEN, "moved", NOW, "rome", by="change"))
+    book = block.book()
+    for fact_id in ("oslo", "bergen", "rome"):
+        assert [fact.id for fact in await book.ahistory(fact_id)] == ["oslo", "bergen", "rome"]
+    await book.arestore("oslo")
+    oslo, *_ = await book.ahistory("rome")
+    assert (oslo.retired, oslo.replaced_by, oslo.valid_until, oslo.state(NOW)) == (False, None, None, "present")
+    (once,) = oslo.past_retirements
+    assert (once.retired_reason, once.replaced_by, once.restored_at) == ("moved", "bergen", NOW)
+    assert fact_line(oslo) == '<fact date="2023-05-01">Lives in Oslo</fact>\n'
+    with pytest.raises(FactError, match="no fact 'nobody'"):
+        await book.ahistory("nobody")
+    copy = await block_of()
+    await copy.book().aimport(await book.aexport())
+    assert await copy.book().alist(with_retired=True) == await book.alist(with_retired=True)
+    await copy.aclose()
+    await block.aclose()
+
+
+async def test_replacements_in_a_circle_have_a_history() -> None:
+    block = await block_of(MOVED, retire(BERGEN, "moved back", NOW, "oslo", by="change"))
+    assert [fact.id for fact in await block.book().ahistory("oslo")] == ["oslo", "bergen"]
+    assert "Oslo" in await shown(block, "Where did I live before?")
+    await block.aclose()
+
+
+async def test_exports_without_the_new_fields_can_be_read() -> None:
+    block = await block_of()
+    line = json.dumps({"id": "a", "content": "Likes tea", "retired_at": "2026-01-01T00:00:00Z", "replaced_by": "b"})
+    assert await block.book().aimport('{"version": 1}\n' + line) == 1
+    (fact,) = await block.book().alist(with_retired=True)
+    assert (fact.retired_by, fact.past_retirements, fact.state(NOW)) == (None, (), "past")
+    await block.aclose()
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"ttl": timedelta()}, "more than 0"),
+        ({"ttl": timedelta(seconds=-1)}, "more than 0"),
+        ({"ttl": 30}, "a timedelta, such as"),
+        ({"ttl": timedelta.max}, "the year 9999"),
+        ({"ttl": timedelta(1), "expires_at": NOW}, "either ttl or expires_at"),
+        ({"category": "opinion"}, "'allergy', 'diet'; saw 'opinion'"),
+    ],
+)
+async def test_a_wrong_ttl_or_category_is_refused(fields: dict[str, Any], says: str) -> None:
+    block = await block_of()
+    book = FactBook(block._store, "ann", categories=["allergy", "diet"])
+    fact = await book.aadd("Eats no nuts", category="allergy")
+    with pytest.raises(FactError, match=re.escape(says)):
+        await book.aadd("Likes tea", **fields)
+    with pytest.raises(FactError, match=re.escape(says)):
+        await book.aupdate(fact.id, **fields)
+    assert await book.alist() == [fact]
+    await block.aclose()
+
+
+async def test_a_ttl_counts_from_now_and_an_expired_fact_can_be_restored() -> None:
+    block = await block_of()
+    book = block.book()
+    fact = await book.aadd(Fact(content="Is in Rome", created_at=NOW - timedelta(days=99)), ttl=timedelta(days=30))
+    assert fact.expires_at == NOW + timedelta(days=30)
+    assert (await book.aupdate(fact.id, ttl=timedelta(days=1))).expires_at == NOW + timedelta(days=1)
+    block._clock = lambda: NOW + timedelta(days=1)
+    assert await block.book().alist() == []
+    assert (await block.book().arestore(fact.id)).expires_at is None
+    assert len(await block.book().alist()) == 1
+    await block.aclose()
+
+
+def test_synchronous_twins_know_the_history() -> None:
+    block = asyncio.run(block_of(MOVED, BERGEN))
+    assert [fact.id for fact in block.book().history("bergen")] == ["oslo", "bergen"]
+    asyncio.run(block.aclose())

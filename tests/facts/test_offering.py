@@ -1,0 +1,64 @@
+"""Which known facts a model is shown that extracts new ones."""
+
+from __future__ import annotations
+
+import random
+from datetime import datetime, timezone
+
+from llama_index_memory_ext import Fact, TfidfRanker, TokenCounter
+from llama_index_memory_ext.facts.offering import KNOWN_TOKENS, offered, texts_in
+from llama_index_memory_ext.facts.ranking import document_of
+from llama_index_memory_ext.text.messages import Utterance
+from tests.facts.test_backfill import talk
+from tests.facts.test_block import extractions, learner
+from tests.memories import OpenMemory
+from tests.models import StartModel
+
+COUNTER = TokenCounter()
+THINGS = ["garden", "concert", "trip", "museum", "lake", "dinner", "course", "match", "film", "parade", "workshop"]
+DAY = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+def events(count: int) -> list[Fact]:
+    choose = random.Random(7)  # noqa: S311 - any will do
+    return [
+        Fact(content=f"Went to the {choose.choice(THINGS)} number {i} with old friends and enjoyed the evening there")
+        for i in range(count)
+    ]
+
+
+def offer(facts: list[Fact], *said: str) -> list[Fact]:
+    ranker = TfidfRanker()
+    ranker.add(map(document_of, facts))
+    return offered(facts, texts_in([Utterance(i, "user", text) for i, text in enumerate(said)]), ranker, COUNTER)
+
+
+def test_what_is_corrected_is_among_them_also_without_a_word_in_common() -> None:
+    """And so is what has one, however long it is; together they keep to the limit."""
+    home, trip = Fact(content="Lives in Oslo"), Fact(content="Wants to see the aurora borealis " + "again and " * 30)
+    facts = [*events(150), home, *events(150), trip]
+    found = offer(facts, "I moved to Rome.", "The aurora can wait.")
+    assert found[0] == trip
+    assert home in found
+    assert sum(COUNTER.count(f"{i}. {fact.content}\n") for i, fact in enumerate(found, 1)) <= KNOWN_TOKENS
+    assert len(found) == len({fact.id for fact in found}) > 60
+
+
+def test_each_message_has_its_share() -> None:
+    facts = [*events(200), *(Fact(content=f"Is fond of {word} in the very early morning") for word in ("tea", "rain"))]
+    assert {fact.content.split()[3] for fact in offer(facts, "Tea!", "Rain!")[:2]} == {"tea", "rain"}
+
+
+def test_a_short_answer_is_compared_with_its_question() -> None:
+    lines = [Utterance(1, "assistant", "Still at IBM?"), Utterance(2, "user", "No."), Utterance(3, "user", "Well.")]
+    assert texts_in(lines) == ["Well.", "No.", "Still at IBM?"]
+
+
+async def test_few_facts_are_shown_entirely(open_memory: OpenMemory, start_model: StartModel) -> None:
+    llm, server = start_model(learner)
+    memory = open_memory(user_id="ann", llm=llm)
+    for i in range(40):
+        await memory.facts.aadd(f"Owns book number {i}")
+    await memory.aput_messages(talk("tea"))
+    await memory.aflush()
+    assert extractions(server.requests)[0].count("Owns book number") == 40

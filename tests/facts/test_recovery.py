@@ -1,0 +1,224 @@
+"""Nothing waits behind a turn from which no facts can be extracted."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llama_index_memory_ext.errors import FactReplyError, StoreError, VerificationError
+from llama_index_memory_ext.facts.recovery import (
+    Action,
+    Blame,
+    Progress,
+    SetAside,
+    after_failure,
+    blame_of,
+    progress_of,
+)
+from tests.facts.test_backfill import likes, talk
+from tests.facts.test_block import contents, learner
+from tests.memories import OpenMemory
+from tests.models import StartModel
+from tests.openai_server import Message, Model, fail, say
+
+TOO_LONG = "This model's maximum context length is 8192 tokens."
+FILTERED = {"role": "assistant", "content": None, "refusal": "I cannot help with that.", "finish_reason": "stop"}
+BAD: dict[str, Message] = {
+    "unreadable": say("I would rather not say {"),
+    "refused": FILTERED,
+    "filtered": {**say(""), "finish_reason": "content_filter"},
+    "too long": fail(400, TOO_LONG),
+    "refused request": fail(422, "unprocessable"),
+}
+
+
+def poisoned(answer: Message, *words: str) -> Model:
+    """A model that gives this answer whenever one of these is talked about."""
+
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        told = str(messages[-1]["content"])
+        return answer if any(f"I like {word}" in told for word in words) else learner(messages, tools)
+
+    return model
+
+
+@pytest.mark.parametrize("answer", BAD.values(), ids=BAD.keys())
+async def test_a_turn_that_fails_for_good_is_set_aside_and_all_others_are_read(
+    open_memory: OpenMemory, start_model: StartModel, caplog: pytest.LogCaptureFixture, answer: Message
+) -> None:
+    """It is found by halves, listed, also by another process, and tried again on purpose."""
+    llm, server = start_model(poisoned(answer, "wine"))
+    memory = open_memory(user_id="ann", llm=llm)
+    words = ["tea", "rain", "snow", "wine", "milk", "hail"]
+    await memory.sql_store.log.append("chat", talk(*words), len)
+    await memory.aflush()
+    assert await contents(memory) == sorted(f"Likes {word}" for word in words if word != "wine")
+    asked = likes(server.requests)
+    assert [batch for batch in asked if batch == ["wine"]] == [["wine"]] * 3
+    assert len(asked) <= 10
+    assert "wine" not in caplog.text
+    stats = await open_memory(user_id="ann").astats()
+    assert [(turn.first, turn.last) for turn in stats.set_aside] == [(7, 8)]
+    assert "1 turns set aside" in str(stats)
+    again = open_memory(user_id="ann", llm=start_model(learner)[0])
+    assert (await again.abackfill()).set_aside == 1
+    done = await again.abackfill(failed=True)
+    assert (done.messages, done.new, done.set_aside) == (2, 1, 0)
+    assert "Likes wine" in await contents(again)
+    assert (await again.astats()).set_aside == ()
+
+
+async def test_three_tries_have_a_pause_between_them_and_survive_a_restart(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    """Two here, by two processes, and the last one elsewhere."""
+    llm, server = start_model(poisoned(BAD["unreadable"], "wine"))
+    for tries in range(1, 4):
+        memory = open_memory(user_id="ann", llm=llm)
+        memory.facts_block.retry_seconds = 3600
+        if tries == 1:
+            await memory.aput_messages(talk("wine"))
+        else:
+            await memory.facts_block.anotice("chat")
+        await memory.facts_block.await_jobs("chat")
+        assert len(server.requests) == tries
+        assert len((await memory.astats()).set_aside) == (tries == 3)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 429, 500, 503])
+async def test_a_failure_that_no_turn_has_caused_sets_nothing_aside(
+    open_memory: OpenMemory, start_model: StartModel, status: int
+) -> None:
+    llm, server = start_model(lambda messages, tools: fail(status, TOO_LONG))
+    memory = open_memory(user_id="ann", llm=llm)
+    await memory.sql_store.log.append("chat", talk("tea", "rain"), len)
+    for _ in range(5):
+        await memory.facts_block.aflush("chat")
+    stats = await memory.astats()
+    assert (stats.pending, stats.set_aside) == (4, ())
+    assert likes(server.requests) == [["tea", "rain"]] * 5
+
+
+async def test_a_model_that_refuses_every_request_sets_nothing_aside(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    """Whether it is the turn is tried with a harmless one."""
+    llm, server = start_model(lambda messages, tools: fail(400, "Your credit balance is too low."))
+    memory = open_memory(user_id="ann", llm=llm)
+    await memory.sql_store.log.append("chat", talk("wine"), len)
+    for _ in range(4):
+        await memory.facts_block.aflush("chat")
+    assert (await memory.astats()).set_aside == ()
+    assert ["tea"] in likes(server.requests)
+
+
+async def test_a_model_that_is_never_understood_costs_three_turns_at_the_most(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    llm, _ = start_model(lambda messages, tools: BAD["unreadable"])
+    memory = open_memory(user_id="ann", llm=llm)
+    await memory.sql_store.log.append("chat", talk(*(f"w{i}" for i in range(9))), len)
+    await memory.facts_block.aflush("chat")
+    stats = await memory.astats()
+    assert (len(stats.set_aside), stats.pending) == (3, 12)
+
+
+async def test_an_answer_that_was_cut_off_is_asked_for_by_halves(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    """And of a single turn what is whole is kept."""
+
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        said = re.findall(r"I like (\w+)", str(messages[-1]["content"]))
+        whole = "".join(
+            f'{{"content": "Likes {word}", "confidence": 0.9, "quote": "I like {word}"}}, ' for word in said[:1]
+        )
+        return {**say(f'{{"new_facts": [{whole}{{"content": "Likes w'), "finish_reason": "length"}
+
+    llm, server = start_model(model)
+    memory = open_memory(user_id="ann", llm=llm)
+    await memory.sql_store.log.append("chat", talk("tea", "rain", "snow"), len)
+    await memory.facts_block.aflush("chat")
+    assert await contents(memory) == ["Likes rain", "Likes snow", "Likes tea"]
+    assert likes(server.requests) == [["tea", "rain", "snow"], ["tea"], ["rain", "snow"], ["rain"], ["snow"]]
+
+
+async def test_a_turn_that_is_read_late_corrects_nothing_that_was_said_later(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    """Not even on the same day."""
+    llm, _ = start_model(poisoned(BAD["unreadable"], "wine"))
+    memory = open_memory(user_id="ann", llm=llm)
+    for word in ("tea", "wine", "rain"):
+        await memory.sql_store.log.append("chat", talk(word), len)
+    await memory.facts_block.aflush("chat")
+    prompts: list[str] = []
+
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        prompts.append(messages[-1]["content"])
+        return learner(messages, tools)
+
+    await open_memory(user_id="ann", llm=start_model(model)[0]).abackfill(failed=True)
+    known = prompts[0].partition("<transcript>")[0]
+    assert "Likes tea" in known
+    assert "Likes rain" not in known
+
+
+@given(
+    bad=st.sets(st.integers(0, 11), max_size=6),
+    turns=st.integers(0, 12),
+    blames=st.sampled_from([Blame.TURNS, Blame.UNKNOWN]),
+)
+def test_every_turn_is_read_or_set_aside_once_and_in_order(bad: set[int], turns: int, blames: Blame) -> None:
+    """By a model that answers something else; within a bounded number of requests."""
+    progress, left, done, requests = Progress(), list(range(turns)), [], 0
+    while left:
+        batch = left[: progress.most_turns]
+        requests += 1
+        if not bad & set(batch):
+            done += [(turn, "read") for turn in batch]
+            left, progress = left[len(batch) :], progress.succeeded()
+            continue
+        step = after_failure(progress, blames, len(batch))
+        progress = progress_of(step.progress.state)
+        if step.action is Action.SET_ASIDE:
+            (turn,), left = batch, left[1:]
+            done.append((turn, "set aside"))
+            progress = progress.leaving(SetAside(turn, turn, "KeyError"))
+    assert done == [(turn, "set aside" if turn in bad else "read") for turn in range(turns)]
+    assert [one.first for one in progress.set_aside] == [turn for turn in range(turns) if turn in bad]
+    assert requests <= 1 + turns + 8 * len(bad)
+
+
+def test_what_is_to_blame_is_seen_in_the_error() -> None:
+    class StatusError(Exception):
+        def __init__(self, status: int, text: str = "") -> None:
+            super().__init__(text)
+            self.status_code = status
+
+    class BotoError(Exception):
+        response: ClassVar[Any] = {"ResponseMetadata": {"HTTPStatusCode": 503}}
+
+    class APIConnectionError(Exception):
+        """Of OpenAI's and Anthropic's clients."""
+
+    blames: list[tuple[Exception, Blame]] = [
+        (FactReplyError(""), Blame.TURNS),
+        (StatusError(400, TOO_LONG), Blame.TURNS),
+        (StatusError(400, "Unsupported value: 'temperature'"), Blame.UNKNOWN),
+        (StatusError(413), Blame.TURNS),
+        (StatusError(429, TOO_LONG), Blame.MODEL),
+        (BotoError(), Blame.MODEL),
+        (APIConnectionError(), Blame.MODEL),
+        (TimeoutError(), Blame.MODEL),
+        (asyncio.TimeoutError(), Blame.MODEL),
+        (StoreError(), Blame.MODEL),
+        (VerificationError(), Blame.VERIFICATION),
+        (KeyError("x"), Blame.UNKNOWN),
+    ]
+    assert [blame_of(error) for error, _ in blames] == [blame for _, blame in blames]

@@ -1,0 +1,114 @@
+"""A second call that checks what the first one has extracted."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+
+from llama_index_memory_ext import Fact
+from llama_index_memory_ext.errors import VerificationError
+from llama_index_memory_ext.facts.validation import ValidatedReply
+from llama_index_memory_ext.facts.verification import Judgement, candidates_of, parse_verdict, verified
+from tests.conversation import assistant, user
+from tests.facts.test_backfill import likes, talk
+from tests.facts.test_block import contents, learner
+from tests.memories import OpenMemory
+from tests.models import StartModel
+from tests.openai_server import Message, Model, call, fail, say
+
+NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+def judging(judge: Any) -> Model:
+    """A model that learns, and says of each candidate what ``judge`` says of its text."""
+
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        if tools != ["report_verdicts"]:
+            return learner(messages, tools)
+        stated = messages[-1]["content"].split("<candidates>")[1]
+        found = re.findall(r'^(\d+)\. (.*) \(from: "', stated, flags=re.MULTILINE)
+        verdicts = [{"number": int(number), **judge(text)} for number, text in found]
+        return call(("call_1", "report_verdicts", {"verdicts": verdicts}))
+
+    return model
+
+
+async def test_a_verdict_rejects_what_was_not_said_so(open_memory: OpenMemory, start_model: StartModel) -> None:
+    """It is shown the words where they stand, and asked only where there is something to verify."""
+    llm, server = start_model(judging(lambda text: {"holds": text != "Likes wine", "known": 0, "new": 0}))
+    memory = open_memory(user_id="ann", llm=llm, verify=True)
+    await memory.aput_messages([user("My boss always says: I like wine. I like tea."), assistant("Fine.")])
+    await memory.aput_messages([user("What a day."), assistant("Indeed.")])
+    await memory.aflush()
+    assert await contents(memory) == ["Likes tea"]
+    assert memory.facts_block.rejections == {"not_verified": 1}
+    asked = [request for request in server.requests if "<candidates>" in str(request[-1]["content"])]
+    assert len(asked) == 1
+    assert "My boss always says: I like wine." in asked[0][-1]["content"]
+    usage = (await memory.astats()).usage
+    assert usage["verification"].calls == 1
+    assert usage["facts"].calls == len(server.requests) - 1
+    assert server.refusals == []
+
+
+async def test_a_verdict_merges_what_says_the_same(open_memory: OpenMemory, start_model: StartModel) -> None:
+    """With a known fact, which is surer then, or with an earlier candidate; no text is changed."""
+
+    def judge(text: str) -> dict[str, Any]:
+        return {"holds": True, "known": int(text == "Likes tea"), "new": 2 * (text == "Uses rain")}
+
+    llm, _ = start_model(judging(judge))
+    memory = open_memory(user_id="ann", llm=llm, verify=True)
+    old = await memory.facts.aadd("Likes tea very much", confidence=0.7)
+    await memory.aput_messages([user("I like tea. I like rain. I use rain."), assistant("Fine.")])
+    await memory.aflush()
+    assert await contents(memory) == ["Likes rain", "Likes tea very much"]
+    assert {fact.id: fact for fact in await memory.facts.alist()}[old.id].confidence > 0.7
+    assert memory.facts_block.rejections == {"duplicate": 2}
+
+
+@pytest.mark.parametrize("failure", [fail(500, "down"), say("Well."), say('{"verdicts": []}')])
+async def test_a_verification_that_fails_twice_keeps_nothing_back(
+    open_memory: OpenMemory, start_model: StartModel, caplog: pytest.LogCaptureFixture, failure: Message
+) -> None:
+    """After a first failure the batch is read again after a pause, or at once where the memory is closed."""
+    llm, server = start_model(
+        lambda messages, tools: failure if tools == ["report_verdicts"] else learner(messages, tools)
+    )
+    memory = open_memory(user_id="ann", llm=llm, verify=True)
+    await memory.aput_messages(talk("tea"))
+    await memory.facts_block.await_jobs("chat")
+    assert await contents(memory) == []
+    await memory.aflush()
+    assert await contents(memory) == ["Likes tea"]
+    # Each is asked for with the words, and then verified with the words and the quote.
+    assert likes(server.requests) == [["tea"], ["tea", "tea"]] * 2
+    assert "1 facts were not verified" in caplog.text
+    assert (await memory.astats()).set_aside == ()
+
+
+def test_verdicts_are_read_as_models_write_them() -> None:
+    text = (
+        '<think>{"number": 1}</think>Sure! {"verdicts": [{"number": "1", "holds": "Yes", "known": null,}, 7,'
+        '{"number": 2, "holds": false, "known": 3, "new": "none"}]}'
+    )
+    expected = [(1, True, 0, 0), (2, False, 3, 0)]
+    assert [(one.number, one.holds, one.known, one.new) for one in parse_verdict([text], 2)] == expected
+    with pytest.raises(VerificationError, match="each of 3 candidates; saw 2"):
+        parse_verdict([text], 3)
+
+
+def test_what_a_retired_fact_was_replaced_by_is_what_is_left() -> None:
+    """A retirement is judged by itself; nothing is retired that the verdict does not confirm."""
+    old, older = (Fact(content=content, retired_at=NOW) for content in ("Lives in Oslo", "Lives in Bern"))
+    new = Fact(content="Lives in Rome")
+    old, older = old.model_copy(update={"replaced_by": new.id}), older.model_copy(update={"replaced_by": new.id})
+    valid = ValidatedReply(accepted=(new,), retired=(old, older))
+    judgements = [Judgement(number=i, holds=holds, known=0, new=0) for i, holds in ((1, False), (2, True), (3, False))]
+    left = verified(valid, candidates_of(valid, {}), judgements, [], now=NOW)
+    assert left.accepted == ()
+    assert [(fact.content, fact.replaced_by) for fact in left.retired] == [("Lives in Oslo", None)]
+    assert left.rejections == {"not_verified": 2}
