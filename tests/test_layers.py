@@ -32,7 +32,7 @@ record      block > summary > recall summary_checks window > message_index selec
 facts       backfill > block > extractor > learning > verification > asking cache prompt validation >
             book offering ranking recovery reply > fields history > period  # extracted, checked, ranked
 ---
-grounding   sentences statement > names > dates > numbers quotes secrets > words > language  # what words tell
+grounding   sentences statement > names negation > dates > numbers quotes secrets > words numerals > language  # words
 .           log_block                                                     # what both blocks share: they read one log
 ---
 store       __init__ > facts log > readers users > database > engine schema  # the tables, and who has read how far

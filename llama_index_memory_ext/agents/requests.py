@@ -6,8 +6,9 @@ import re
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.grounding.names import shares_name
+from llama_index_memory_ext.grounding.negation import denies
 from llama_index_memory_ext.grounding.quotes import TOKEN, find_quote
-from llama_index_memory_ext.grounding.statement import denies, sentences_at
+from llama_index_memory_ext.grounding.statement import sentences_at
 from llama_index_memory_ext.grounding.words import keywords, shared
 
 if TYPE_CHECKING:

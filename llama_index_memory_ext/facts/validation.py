@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE, Fact, normalised, raised, retire
 from llama_index_memory_ext.facts.history import why_retired
 from llama_index_memory_ext.grounding.dates import ages_in, missing_dates, period_of, without_dates
-from llama_index_memory_ext.grounding.language import is_translation, may_be_english
+from llama_index_memory_ext.grounding.language import is_translation, language_of, may_be_english
 from llama_index_memory_ext.grounding.names import missing_names, shares_name
+from llama_index_memory_ext.grounding.negation import denies
 from llama_index_memory_ext.grounding.numbers import has_numbers, missing_numbers
 from llama_index_memory_ext.grounding.quotes import TOKEN, Span, find_quote
 from llama_index_memory_ext.grounding.secrets import holds_secret
-from llama_index_memory_ext.grounding.statement import denies, unsaid_reason
+from llama_index_memory_ext.grounding.statement import unsaid_reason
 from llama_index_memory_ext.grounding.words import keywords, shared
 from llama_index_memory_ext.text.messages import escape_tags
 
@@ -41,6 +42,7 @@ _SHORTEST_STATEMENT = 2
 _QUESTION_MARK = re.compile("[?\uff1f]|か。?\\s*$")
 # What nobody sees: tags (U+E0000 to U+E007F), and marks that turn the direction of a text.
 _INVISIBLE = re.compile("[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
+_NOTHING = re.compile(r"(?i)[\W_]*(?:null|none|nil|nan|n/a|undefined|unknown)?[\W_]*")
 _ADDRESS_OR_TAG = re.compile(r"\w+://\S+|</?[A-Za-z][\w-]*")
 _UNSAID = {
     "question": "The user only asked it.",
@@ -309,7 +311,7 @@ class _Validation:
             yield Rejection("quote_not_found", "Its quote is not in the user's words.")
             return
         text = self.lines[place.line].text
-        reason = unsaid_reason(fact.content, text, place.span)
+        reason = unsaid_reason(fact.content, text, place.span, may_presuppose=False)
         if reason in ("question", "hypothesis", "quoted"):
             yield Rejection(reason, _UNSAID[reason])
         has_shared = shared(keywords(fact.content), keywords(f"{text}\n{self._question_before(place.line)}"))
@@ -326,7 +328,9 @@ class _Validation:
             _, i, span = max(found)
             return _Place(i, span)
         translated = [(i, text) for i, text in users if is_translation(quote, text)]
-        if not translated:
+        # Who also writes in the language of the quote would be quoted in it.
+        language = language_of(quote)
+        if not translated or (language and any(language_of(text) == language for _, text in users)):
             return None
         i, text = max(translated, key=lambda one: (len(keywords(quote) & keywords(one[1])), one[0]))
         return _Place(i, Span(0, min(len(text), _MAX_TRANSLATED), 1.0), is_translated=True)
@@ -383,7 +387,7 @@ _SECRET = Rejection("secret", "It holds a password, a key or another secret.")
 
 def _form_reasons(new: NewFact, min_confidence: float) -> Iterator[Rejection]:
     """Yields what is wrong with a new fact by itself."""
-    if not new.content or not any(map(str.isalnum, new.content)):
+    if _NOTHING.fullmatch(new.content):
         yield Rejection("unreadable", "There is no statement in it.")
     if _INVISIBLE.search(new.content):
         yield Rejection("invisible", "It has characters that nobody sees.")

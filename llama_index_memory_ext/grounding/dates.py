@@ -9,10 +9,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index_memory_ext.grounding.language import language_of, script_of
-from llama_index_memory_ext.grounding.numbers import digits_of, quantities
+from llama_index_memory_ext.grounding.numbers import quantities
+from llama_index_memory_ext.grounding.numerals import digits_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
 _DAY, _ORDINAL = r"(?<!\d)(?P<d>[0-3]?\d)", r"(?:st|nd|rd|th|\.)?"
 _YEAR_DIGITS = r"(?P<y>(?:19|20)\d\d)"
@@ -59,10 +60,10 @@ def missing_dates(statement: str, source: str, said_on: date) -> list[str]:
     ['Friday']
     """
     named = _dates_in(statement)
-    said = [day for found in _dates_in(source) for day in found.readings]
+    said = {day for found in _dates_in(source) for day in found.readings}
     unsaid = [found for found in named if not _is_any(found, said, said_on)]
     if unsaid:
-        said = [*_worked_out(source, said_on)]
+        said = {*_worked_out(statement, source, said_on)}
         unsaid = [found for found in unsaid if not _is_any(found, said, said_on)]
     return [statement[found.start : found.end].strip(" ,.") for found in unsaid]
 
@@ -73,9 +74,11 @@ def without_dates(text: str) -> str:
     >>> without_dates("Has 3 exams in May 2026")
     'Has 3 exams in  '
     """
-    for found in sorted(_dates_in(text), key=lambda found: -found.start):
-        text = f"{text[: found.start]} {text[found.end :]}"
-    return text
+    parts, end = [], 0
+    for found in sorted(_dates_in(text), key=lambda found: found.start):
+        parts += [text[end : found.start], " "]
+        end = found.end
+    return "".join([*parts, text[end:]])
 
 
 def period_of(written: str) -> tuple[date, date] | None:
@@ -100,12 +103,14 @@ def period_of(written: str) -> tuple[date, date] | None:
 def _dates_in(text: str) -> tuple[_Found, ...]:
     """The dates that a text names, no two of them in one place."""
     kept: list[_Found] = []
+    taken = bytearray(len(text))
     code = language_of(text) or "en"
     for pattern in (_NUMERIC, _CHINESE, _named(code), _SLASHED, _DOTTED, _YEAR, _DECADE):
         for match in pattern.finditer(text):
             start, end = match.span()
             readings = tuple(_read(match, _names(code)))
-            if readings and not any(start < other.end and other.start < end for other in kept):
+            if readings and not any(taken[start:end]):
+                taken[start:end] = bytes([1]) * (end - start)
                 kept.append(_Found(readings, start, end))
     return tuple(kept)
 
@@ -161,14 +166,15 @@ def _named(code: str) -> re.Pattern[str]:
     )
 
 
-def _worked_out(source: str, said_on: date) -> Iterator[Day]:
+def _worked_out(statement: str, source: str, said_on: date) -> Iterator[Day]:
     """The dates that follow from relative ones, "in three weeks", and from numbers of years, "for five years"."""
-    code = language_of(source) or "en"
+    code = language_of(source) or language_of(f"{statement} {source}") or "en"
     months = {day.month for found in _dates_in(source) for day in found.readings if day.month}
     for value in {value for one in quantities(source, code, with_more=True) for value in one.values}:
-        if value == int(value) and 0 < value <= _MOST_YEARS:
+        if 0 < value <= _MOST_YEARS and value == int(value):
             years_ago = said_on.year - int(value)
             yield Day(years_ago)
+            yield Day(years_ago, said_on.month)
             # Who turns 40 in May was born 40 years before that, which may be next year.
             yield from (Day(years_ago + i, month) for month in months for i in (0, 1))
     for text in _relative(source):
@@ -228,7 +234,7 @@ def _parsers(code: str, said_on: date) -> list[Any]:
     ]
 
 
-def _is_any(found: _Found, said: list[Day], said_on: date) -> bool:
+def _is_any(found: _Found, said: Collection[Day], said_on: date) -> bool:
     return any(_fits(reading, day, said_on) for reading in found.readings for day in said)
 
 

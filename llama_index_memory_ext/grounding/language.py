@@ -72,7 +72,7 @@ def is_translation(one: str, other: str) -> bool:
         return "" not in scripts
     if scripts[0] == "cjk":
         # Short Japanese may have no kana.
-        languages = {language_of(one), language_of(other)}
+        languages = {language_of(one), language_of(other)} - {None}
         return len(languages) > 1 and ("ko" in languages or min(len(one), len(other)) >= _NO_JAPANESE)
     scores, others = _scores(one[:_MOST_CHARACTERS]), _scores(other[:_MOST_CHARACTERS])
     own, foreign = max(scores, key=scores.__getitem__), max(others, key=others.__getitem__)

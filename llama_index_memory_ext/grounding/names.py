@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.grounding.dates import without_dates
 from llama_index_memory_ext.grounding.language import HAN, KANA, is_translation, language_of
+from llama_index_memory_ext.grounding.numerals import CJK_NUMBER
 from llama_index_memory_ext.grounding.quotes import TOKEN
 from llama_index_memory_ext.grounding.words import are_forms, comparable
 from llama_index_memory_ext.search.tokenization import STOP_CHARACTERS, STOP_WORDS
@@ -33,9 +34,16 @@ _SHORTEST_MENDED, _LEAST_LIKENESS = 6, 0.85
 _NUMERONYM = re.compile(r"([a-z])(\d{1,2})([a-z])")
 # After these words comes a name, also where names have no capitals.
 _NAMED = re.compile(r"(?:名叫|名字叫|叫做|叫作|叫|名字是|名前は|という名前)([\u3400-\u9fff\u3040-\u30ff]{1,4})")
+# Before these a word in katakana is the name of a place or a company.
+_KATAKANA_NAME = re.compile("([\u30a1-\u30fa\u30fc]{2,})(?:に住|で働|に勤|で勤|の社員|出身|という)")
 _HEISST = re.compile(rf"(?i:\b(?:hei(?:ß|ss)t|namens|genannt)) ([{_LETTER}]+)")
-# A new word in front of one of these is the subject, whom nobody has named.
-_COPULA = re.compile(rf"^([{_LETTER}]+) (?:is|was|has|had|ist|war|hat|hei(?:ß|ss)t) ")
+_GERMAN_PLACE = re.compile(rf"\b(in|bei|aus|nach) ((?:[a-z\u00df-\u00ff]+ ){{0,3}})([A-Z\u00c0-\u00de][{_LETTER}]+)")
+# A new word in front of one of these is the subject, whom nobody has named. "Birthday is in May" names nobody.
+_COPULA = re.compile(
+    rf"^([{_LETTER}]+) (?:(?:is|was|ist|war) (?:an?|the|eine?|der|die|das) |(?:has|had|hat|hei(?:ß|ss)t) )"
+)
+# How far from a word the mark that ends a sentence may be.
+_NEAR = 10
 # The least run of new Chinese characters, and their share of a statement, that is taken for a name.
 _NEW_RUN, _NEW_SHARE = 2, 0.35
 
@@ -66,15 +74,23 @@ def shares_name(statement: str, text: str) -> bool:
 
 
 def _missing(statement: str, evidence: str) -> list[str]:
-    words = _words(evidence)
-    # German nouns have capitals as well.
+    words, plain = _words(evidence), without_dates(statement)
+    # German nouns have capitals as well, but only at their beginning.
     is_german = "de" in (language_of(statement), language_of(evidence))
-    names = [] if is_german else [*_by_capital(without_dates(statement))]
+    names = [name for name in _by_capital(plain) if not is_german or name[1:] != name[1:].lower()]
     found = _shortened(names, evidence, words) | _named_by_nouns(statement, evidence)
-    missing = [name for name in names if name not in found and not _has_name(name, words)]
+    missing = [name for name in dict.fromkeys(names) if name not in found and not _has_name(name, words)]
     missing += [name for name in _HEISST.findall(statement) if not _has_name(name, words)]
+    missing += _german_places(plain, evidence, words) if language_of(statement) == "de" else []
     missing += [subject for subject in _COPULA.findall(statement) if not _is_word_of(subject, words)]
-    return [*dict.fromkeys(missing), *_missing_in_characters(statement, evidence)]
+    return [*dict.fromkeys(missing), *_missing_in_characters(plain, evidence)]
+
+
+def _german_places(statement: str, evidence: str, words: frozenset[str]) -> list[str]:
+    """New words behind a preposition that the source has before others: "bei Bosch", of "bei einem Autobauer"."""
+    said = {match[1] for match in _GERMAN_PLACE.finditer(evidence)}
+    found = _GERMAN_PLACE.finditer(statement)
+    return [match[3] for match in found if match[1] in said and not match[2] and not _is_word_of(match[3], words)]
 
 
 def _words(text: str) -> frozenset[str]:
@@ -87,7 +103,9 @@ def _words(text: str) -> frozenset[str]:
 def _by_capital(text: str) -> Iterator[str]:
     """The words with capitals; compounds in their parts (Berlin-based, R&D)."""
     for match in _WORD.finditer(text.replace("\u2019", "'")):
-        starts_sentence = _SENTENCE_START.search(text[: match.start()])
+        # A letter stands for what is further away, so that it is no beginning.
+        before = text[max(match.start() - _NEAR, 0) : match.start()]
+        starts_sentence = _SENTENCE_START.search(before if match.start() <= _NEAR else f"x{before}")
         word = re.sub("'(?:s|m|d|ve|ll)?$", "", match.group())
         capitals = word[1:] if starts_sentence else word
         is_common = len(word) <= _LONGEST_COMMON and word.isupper()
@@ -99,7 +117,8 @@ def _has_name(name: str, words: frozenset[str]) -> bool:
     folded = comparable(name)
     if folded in words or folded in STOP_WORDS:
         return True
-    return any(_have_one_stem(folded, word) or _is_abbreviation(word, name) for word in words)
+    telling = words - STOP_WORDS
+    return any(_have_one_stem(folded, word) or _is_abbreviation(word, name) for word in telling)
 
 
 def _is_word_of(subject: str, words: frozenset[str]) -> bool:
@@ -110,12 +129,12 @@ def _is_word_of(subject: str, words: frozenset[str]) -> bool:
 def _have_one_stem(name: str, word: str) -> bool:
     """Whether two words differ only by an ending or a slip: German and Germans, Москве and Москвы, Xeonoblade.
 
-    In ASCII one must be the beginning of the other: Anns, Boxes; Ed is not Eddy.
+    In ASCII one must be the beginning of the other: Anns, Boxes; Ed is not Eddy, nor Eve every.
     """
     shorter, longer = sorted((len(name), len(word)))
     alike = next((i for i in range(shorter) if name[i] != word[i]), shorter)
     fits = alike == shorter or not (name.isascii() and word.isascii())
-    if fits and alike >= _SHORTEST_STEM and longer - alike <= _LONGEST_ENDING:
+    if fits and alike >= _SHORTEST_STEM and longer - alike <= min(_LONGEST_ENDING, alike - 2):
         return True
     if shorter < _SHORTEST_MENDED or not alike:
         return False
@@ -143,19 +162,15 @@ def _shortened(names: Sequence[str], evidence: str, words: frozenset[str]) -> se
     acronyms |= {
         word for word in words if word.isalpha() and 1 < len(word) <= _LONGEST_ACRONYM and _VOWELS.isdisjoint(word)
     }
+    # GoT has a letter more than the initials of Game of Thrones.
+    acronyms |= {word[:i] + word[i + 1 :] for word in acronyms for i in range(len(word)) if len(word) > 2}  # noqa: PLR2004 - of two initials
     found = set[str]()
     for i, length in product(range(len(names)), range(2, _LONGEST_ACRONYM + 1)):
         some = names[i : i + length]
-        if any(_abbreviates(word, "".join(name[0] for name in some).casefold()) for word in acronyms):
+        if len(some) == length and "".join(name[0] for name in some).casefold() in acronyms:
             found.update(some)
-    initials = {"".join(re.findall(r"\b[^\W\d_]", run)).casefold() for run in _CAPITALS.findall(evidence)}
-    return found | {name for name in names if any(name.casefold() in run for run in initials)}
-
-
-def _abbreviates(word: str, initials: str) -> bool:
-    """Whether a word has these initials, and at most one letter more: GoT for Game of Thrones."""
-    letters = iter(word)
-    return len(initials) > 1 and len(word) - len(initials) in (0, 1) and all(one in letters for one in initials)
+    initials = "\n".join("".join(re.findall(r"\b[^\W\d_]", run)) for run in _CAPITALS.findall(evidence)).casefold()
+    return found | {name for name in names if name.casefold() in initials}
 
 
 def _named_by_nouns(statement: str, evidence: str) -> set[str]:
@@ -168,13 +183,15 @@ def _named_by_nouns(statement: str, evidence: str) -> set[str]:
 def _missing_in_characters(statement: str, evidence: str) -> Iterator[str]:
     """Names in scripts without capitals: what follows "is called", and a run of new characters in a short statement."""
     known = set(evidence)
-    for name in _NAMED.findall(statement):
+    for name in (*_NAMED.findall(statement), *_KATAKANA_NAME.findall(statement)):
         if not set(name[:2]) <= known:
             yield name
     if not HAN.search(evidence):
         return
+    # The numbers are checked elsewhere.
+    ordinary = known | STOP_CHARACTERS | set("".join(CJK_NUMBER.findall(statement)))
     characters = [character for character in statement if HAN.match(character) or KANA.match(character)]
-    new = "".join(c if HAN.match(c) and c not in known and c not in STOP_CHARACTERS else " " for c in characters)
+    new = "".join(c if HAN.match(c) and c not in ordinary else " " for c in characters)
     for run in new.split():
         if len(run) >= _NEW_RUN and len(run) >= _NEW_SHARE * len(characters):
             yield run

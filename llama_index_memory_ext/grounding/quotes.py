@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from difflib import SequenceMatcher
+from collections import defaultdict
+from difflib import SequenceMatcher, get_close_matches
 from functools import lru_cache
 from html import unescape
 from typing import TYPE_CHECKING, NamedTuple
@@ -31,7 +32,9 @@ _WEIGHT, _STOP_WEIGHT, _CHARACTER_WEIGHT = 1.0, 0.4, 0.5
 # The least share of a quote that must be found in its order, and of two words that are the same but for a slip.
 _LEAST_SHARE, _LEAST_LIKENESS = 0.75, 0.8
 # A shorter word may not be misspelt.
-_SHORTEST_MENDED = 4
+_SHORTEST_MENDED, _LONGEST_MENDED = 4, 40
+# At most so many words of a quote are mended, each with at most so many words of the text.
+_MOST_MENDED, _MOST_LIKELY = 10, 500
 # The passage may be longer than the quote by this factor and this number of tokens.
 _STRETCH, _SLACK = 1.5, 6
 _MOST_TOKENS = 400
@@ -122,16 +125,26 @@ def _tells(wanted: Sequence[_Token], tokens: Sequence[_Token]) -> bool:
 
 def _mended(keys: Sequence[str], known: set[str]) -> list[str]:
     """The keys, each that the text does not have as the one that it has but for a slip."""
-    mended = []
-    for key in keys:
-        found = key
-        if key not in known and len(key) >= _SHORTEST_MENDED and not key.isdigit():
-            likely = (other for other in known if other[:1] == key[:1] and len(other) >= _SHORTEST_MENDED)
-            close = [(SequenceMatcher(None, key, other, autojunk=False).ratio(), other) for other in likely]
-            likeness, other = max(close, default=(0.0, key))
-            found = other if likeness >= _LEAST_LIKENESS else key
-        mended.append(found)
-    return mended
+    unknown = [key for key in keys if key not in known and _may_be_misspelt(key)]
+    # Not the words of a quote that is of something else.
+    if not unknown or len(unknown) > max(_MOST_MENDED, len(keys) / 2):
+        return list(keys)
+    likely = defaultdict(list)
+    for other in filter(_may_be_misspelt, known):
+        likely[other[0]].append(other)
+    mended = {key: _closest(key, likely[key[0]]) for key in unknown[:_MOST_MENDED]}
+    return [mended.get(key, key) for key in keys]
+
+
+def _may_be_misspelt(key: str) -> bool:
+    return _SHORTEST_MENDED <= len(key) <= _LONGEST_MENDED and not key.isdigit()
+
+
+def _closest(key: str, others: Sequence[str]) -> str:
+    """The word that is the key but for a slip; the key if there is none."""
+    lengths = range(len(key) - 2, len(key) + 3)
+    close = get_close_matches(key, [one for one in others if len(one) in lengths][:_MOST_LIKELY], 1, _LEAST_LIKENESS)
+    return close[0] if close else key
 
 
 def _densest(tokens: Sequence[_Token], keys: set[str], length: int) -> int:

@@ -12,7 +12,7 @@ _KEYS = re.compile(
     r"|\bgh[opsur]_\w{16,}|\bgithub_pat_\w{16,}|\bglpat-[\w-]{16,}|\bxox[a-z]-[\w-]{8,}|\bxapp-[\w-]{8,}"
     r"|\bAIza[\w-]{20,}|\bya29\.[\w-]{16,}|\bhf_[A-Za-z0-9]{16,}|\bnpm_[A-Za-z0-9]{16,}|\bpypi-[\w-]{16,}"
     r"|\bSG\.[\w-]{10,}\.[\w-]{10,}|\beyJ[\w-]{10,}\.|-----BEGIN [A-Z ]*PRIVATE KEY|\bBearer\s+[\w.~+/-]{16,}"
-    r"|(?i:\bcv[vc]2?\W{1,3}(?:is )?\d{3,4}\b)|\b[a-z][a-z0-9+.-]*://[^\s/:@]+:[^\s/@]+@"
+    r"|(?i:\bcv[vc]2?\W{1,3}(?:is )?\d{3,4}\b)|\b[a-z][a-z0-9+.-]{0,20}://[^\s/:@]{1,200}:[^\s/@]{1,200}@"
 )
 _TOKEN = re.compile(r"[A-Za-z0-9_+/=-]{20,}")
 # A card has 13 to 19 digits; the longest are not phone numbers, dates or amounts, whatever their check digit.
@@ -22,8 +22,13 @@ _SOCIAL_SECURITY = re.compile(r"\b\d{3}-\d{2}-\d{4}\b")
 # The word "password" in the languages that have most users, and what is said instead of it.
 _NAMES = """pass password passwd passphrase passcode passwort kennwort pw pwd pin pin-code cvv cvc cvv2 otp secret
     senha contrase\u00f1a wachtwoord has\u0142o \u015fifre l\u00f6senord \u043f\u0430\u0440\u043e\u043b\u044c"""
+# Codes that open something; not the code of a place, an error or a program.
+_CODES = (
+    "(?:2fa|access|alarm|backup|door|entry|gate|lock|login|mfa|recovery|security|unlock|verification)"
+    "[ -](?:codes?|key)|(?:zugangs|sicherheits|t\u00fcr|alarm|freischalt)[ -]?codes?"
+)
 _NAMED = re.compile(
-    rf"(?i)(?<![A-Za-z])(?:{'|'.join(_NAMES.split())}|mot de passe)(?![A-Za-z])"
+    rf"(?i)(?<![A-Za-z])(?:{'|'.join(_NAMES.split())}|mot de passe|{_CODES})(?![A-Za-z])"
     "|密码|密碼|口令|密钥|验证码|暗証番号|パスワード|合言葉|비밀번호"
 )
 # Beside these a long word is one.
@@ -33,6 +38,7 @@ _IS = re.compile(
     r"(?i)(?<![A-Za-z])(?:password|passwd|passphrase|passcode|passwort|kennwort|senha|contrase\u00f1a)(?![A-Za-z])"
     r"(?:\s+(?:for|to|of|f\u00fcr)\s+(?:\S+\s+){1,4}?)?\s*(?:is|was|are|ist|lautet|es|\u00e9|:|=)\s*\S"
 )
+_YEAR = re.compile(r"(?i)\b(?:from|in|since|of|until|seit|aus|von) (?:1[5-9]|20)\d\d\b")
 _SEED = re.compile(r"(?i)\b(?:seed|recovery|mnemonic|backup)[ -]?(?:phrase|words?|key)\b")
 _SEED_WORDS = 8
 _WORD = re.compile(r"\S+")
@@ -57,7 +63,7 @@ def holds_secret(text: str) -> bool:
         return True
     if _SEED.search(plain):
         return len(_WORD.findall(plain)) >= _SEED_WORDS
-    chosen = list(filter(_is_chosen, _WORD.findall(_NAMED.sub(" ", plain))))
+    chosen = list(filter(_is_chosen, _WORD.findall(_YEAR.sub(" ", _NAMED.sub(" ", plain)))))
     if _KEY_NAMED.search(plain) and any(len(word) >= _SHORTEST_KEY for word in chosen):
         return True
     return bool(chosen) and bool(_NAMED.search(plain))
