@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from llama_index_memory_ext.errors import FactReplyError, TruncatedReplyError, VerificationError
 from llama_index_memory_ext.fact import CATEGORIES, Fact, retire, utc_now
 from llama_index_memory_ext.facts.asking import ask
+from llama_index_memory_ext.facts.evidence import question_before
 from llama_index_memory_ext.facts.offering import KNOWN_TOKENS, offered, texts_in
 from llama_index_memory_ext.facts.prompt import ask_for_facts, extraction_prompt
 from llama_index_memory_ext.facts.recovery import VERIFICATION_TRIES
-from llama_index_memory_ext.facts.validation import ValidatedReply, question_before, validate_reply, without_repeats
+from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply, without_repeats
 from llama_index_memory_ext.facts.verification import (
     VERDICT_FORM,
     VERDICT_TOOL,

@@ -12,8 +12,8 @@ from pydantic import BaseModel, Field
 
 from llama_index_memory_ext.errors import VerificationError
 from llama_index_memory_ext.fact import raised
+from llama_index_memory_ext.facts.checks import Rejection
 from llama_index_memory_ext.facts.fields import read_number
-from llama_index_memory_ext.facts.validation import Rejection
 from llama_index_memory_ext.grounding.quotes import find_quote
 from llama_index_memory_ext.text.loose_json import loose_values
 from llama_index_memory_ext.text.messages import escape_tags
