@@ -26,7 +26,7 @@ from llama_index_memory_ext.facts.verification import (
 )
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 from llama_index_memory_ext.text.messages import Utterance
-from llama_index_memory_ext.text.usage import Usage, usage_of
+from llama_index_memory_ext.text.responses import Usage, usage_of
 
 if TYPE_CHECKING:
     from collections import Counter

@@ -20,8 +20,8 @@ from llama_index_memory_ext.fact import CATEGORIES
 from llama_index_memory_ext.facts.fields import TAGS
 from llama_index_memory_ext.facts.reply import ExtractionReply, NewFact, merge_replies, parse_reply
 from llama_index_memory_ext.search.tokenization import WEEKDAYS
-from llama_index_memory_ext.text.finish import was_refused, was_truncated
 from llama_index_memory_ext.text.messages import escape_tags
+from llama_index_memory_ext.text.responses import was_refused, was_truncated
 from llama_index_memory_ext.text.tool_calls import calls_of
 
 if TYPE_CHECKING:
