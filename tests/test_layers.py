@@ -29,7 +29,7 @@ agents      tools > requests retriever                                    # memo
 memory      condensed_memory > flushing preset stats > prompt_caches template  # the preset: when to flush, what is sent
 ---
 record      block > summary > recall summary_checks window > message_index selection > entry  # within the limit
-facts       backfill > block > extractor > learning > verification > asking cache prompt validation >
+facts       backfill > block > extractor > learning > verification > cache prompt validation >
             book offering ranking recovery reply > fields history > period  # extracted, checked, ranked
 ---
 grounding   sentences statement > names > dates > numbers quotes secrets > words > language  # what words tell

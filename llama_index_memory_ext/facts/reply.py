@@ -29,13 +29,15 @@ from llama_index_memory_ext.facts.fields import (
     section_of,
     words_of,
 )
-from llama_index_memory_ext.text.loose_json import Found, is_json, loose_values, objects_in, unescaped, values_in_string
+from llama_index_memory_ext.text.loose_json import Found, loose_values, unescaped
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.text.tool_calls import Json
 
 _EMPTY = re.compile(r"[^\[{]*(?:\[\s*\]|\{\s*\})")
 _OPENING_BRACKET = re.compile(r"[\[{]")
+# The first key or string of a reply that is written as a string.
+_STARTS_JSON = re.compile(r'\s*"?\s*[\[{]')
 _IS_ESCAPED = re.compile(r"[^\[{]*[\[{](?:\\+[nrt]|[\s\[{])*\\+[\"']")
 _MOST_LAYERS = 3
 # Each attempt to decode what begins with a bracket may go on to the end of the text.
@@ -194,6 +196,21 @@ def merge_replies(replies: Sequence[ExtractionReply]) -> ExtractionReply:
     return ExtractionReply.model_construct(new_facts=new_facts, confirmed=confirmed, retired=retired)
 
 
+def objects_in(values: Sequence[Json]) -> Iterator[dict[str, Json]]:
+    """Yields the objects in JSON values, outermost first, but not those within an object that is a reply."""
+    waiting = [*reversed(values)]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            yield part
+            waiting += [] if _is_reply(part) else reversed(part.values())
+        elif isinstance(part, list):
+            waiting += reversed(part)
+        elif _is_json(part):
+            # Some models wrap the whole reply in a string.
+            waiting += reversed(_in_string(part))
+
+
 @dataclass(frozen=True)
 class _Reading:
     """What the values of a text say. It is a reply if one of the three lists is named, and may be cut in one."""
@@ -215,7 +232,7 @@ def _unwrapped(text: str) -> str:
 
 def _reading(found: Iterable[Found], text: str, categories: Sequence[str]) -> _Reading:
     values = list(found)
-    objects = list(islice(objects_in(_with_names(values, text), _is_reply), _MOST_ENTRIES))
+    objects = list(islice(objects_in(_with_names(values, text)), _MOST_ENTRIES))
     parts = list(filter(_is_reply, objects))
     # Outside of a reply, no retirement can name the label of a fact that had none.
     by_place = bool(parts) and all(value.clean for value in values)
@@ -259,7 +276,19 @@ def _exact(text: str) -> Iterator[Found]:
 
 
 def _is_cut(value: Json) -> bool:
-    return is_json(value) and any(found.cut for found in loose_values(value))
+    return _is_json(value) and any(found.cut for found in loose_values(value))
+
+
+def _in_string(text: str) -> list[Json]:
+    """Returns the values that are written in a string."""
+    try:
+        return [json.loads(text, strict=False)]
+    except (ValueError, RecursionError):
+        return [found.value for found in loose_values(text)]
+
+
+def _is_json(value: Json) -> bool:
+    return isinstance(value, str) and _STARTS_JSON.match(value) is not None
 
 
 def _is_reply(part: Mapping[str, Json]) -> bool:
@@ -284,8 +313,8 @@ def _entries(value: Json, layers: int = _MOST_LAYERS) -> list[Json]:
 
 
 def _entries_of_text(text: str, layers: int) -> list[Json]:
-    if is_json(text) and layers:
-        return [entry for part in values_in_string(text) for entry in _entries(part, layers - 1)]
+    if _is_json(text) and layers:
+        return [entry for part in _in_string(text) for entry in _entries(part, layers - 1)]
     return [] if not text.strip() or NOTHING.fullmatch(text.strip()) else [text]
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from llama_index_memory_ext.text.messages import cleaned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator
 
 # A closing mark of the same row ends a string.
 _MARKS = ('"', "'", "`", "\u201c\u201d\u201e\u201f", "\u2018\u2019\u201a", "\u00ab\u00bb", "\u300c\u300d")
@@ -37,8 +37,6 @@ _OPENING = re.compile(r"[\[{]")
 _SPACE = re.compile(r"\s+|//[^\n]*|/\*.*?(?:\*/|\Z)|#\s[^\n]*", re.DOTALL)
 _WORD = re.compile(r"[^\s,;:{}\[\]\"\uff0c\uff1a\u201c-\u201f\u00ab\u00bb\u300c\u300d]+")
 _CONSTANTS = {"true": True, "false": False, "null": None, "none": None, "nan": float("nan")}
-# The first key or string of a value that is written as a string.
-_STARTS_JSON = re.compile(r'\s*"?\s*[\[{]')
 # No reply is as deep, or as long.
 _MAX_DEPTH, _MAX_TOKENS = 60, 60_000
 
@@ -90,34 +88,6 @@ def loose_values(text: str) -> Iterator[Found]:
         reader = _Reader(text, start.start(), tokens)
         yield reader.read()
         position, tokens = reader.position, reader.tokens_left
-
-
-def is_json(value: Any) -> bool:
-    """Whether a value is a text that begins as an object or a list does."""
-    return isinstance(value, str) and _STARTS_JSON.match(value) is not None
-
-
-def values_in_string(text: str) -> list[Any]:
-    """Returns the values that are written in a string."""
-    try:
-        return [json.loads(text, strict=False)]
-    except (ValueError, RecursionError):
-        return [found.value for found in loose_values(text)]
-
-
-def objects_in(values: Sequence[Any], is_whole: Callable[[dict[str, Any]], bool]) -> Iterator[dict[str, Any]]:
-    """Yields the objects in values, outermost first, also in strings, but not those within one that ``is_whole``."""
-    waiting = [*reversed(values)]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, dict):
-            yield part
-            waiting += [] if is_whole(part) else reversed(part.values())
-        elif isinstance(part, list):
-            waiting += reversed(part)
-        elif is_json(part):
-            # Some models wrap the whole answer in a string.
-            waiting += reversed(values_in_string(part))
 
 
 class _Reader:
