@@ -241,7 +241,7 @@ def _reading(found: Iterable[Found], text: str, categories: Sequence[str]) -> _R
         pieces = {"new_facts": list(filter(_is_fact, objects)), "retired": [one for one in objects if "number" in one]}
         return _Reading(ExtractionReply.model_validate(pieces, context=context), is_reply=False, cut=False)
     replies = [ExtractionReply.model_validate(part, context=context) for part in parts]
-    cut = any(value.cut for value in values) or any(_is_cut(value) for part in objects for value in part.values())
+    cut = any(value.cut for value in values) or any(map(_has_cut_text, objects))
     return _Reading(merge_replies(replies), is_reply=True, cut=cut)
 
 
@@ -275,8 +275,9 @@ def _exact(text: str) -> Iterator[Found]:
             yield Found(value, start.start(), position, clean=True, cut=False)
 
 
-def _is_cut(value: Json) -> bool:
-    return _is_json(value) and any(found.cut for found in loose_values(value))
+def _has_cut_text(part: Mapping[str, Json]) -> bool:
+    """Returns whether JSON that is written in a string of an object was cut off."""
+    return any(found.cut for value in part.values() if _is_json(value) for found in loose_values(value))
 
 
 def _in_string(text: str) -> list[Json]:
@@ -320,8 +321,7 @@ def _entries_of_text(text: str, layers: int) -> list[Json]:
 
 def _entries_of_object(value: dict[str, Json], layers: int) -> list[Json]:
     if _is_reply(value) and layers:
-        lists = (part for key, part in value.items() if section_of(key))
-        return [entry for part in lists for entry in _entries(part, layers - 1)]
+        return [entry for key, part in value.items() if section_of(key) for entry in _entries(part, layers - 1)]
     if fields_by_name(value, FACT_WORDS) or fields_by_name(value, RETIREMENT_WORDS):
         return [value]
     return [entry for key, part in value.items() for entry in _entries_under(key, part)]
