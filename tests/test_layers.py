@@ -29,7 +29,7 @@ agents      tools > requests retriever                                    # memo
 memory      condensed_memory > flushing preset stats > prompt_caches template  # the preset: when to flush, what is sent
 ---
 record      block > summary > recall summary_checks window > message_index selection > entry  # within the limit
-facts       backfill > block > extractor > learning > verification > asking cache prompt validation >
+facts       backfill > block > extractor > learning > verification > cache prompt validation >
             book checks offering ranking recovery > evidence reply > fields history > period  # extracted, checked, ranked
 ---
 grounding   sentences statement > names negation > dates > numbers quotes secrets > words numerals > language  # words
@@ -41,7 +41,7 @@ formats     __init__ > openai                                             # mess
 ---
 .           fact                                                          # a fact, with its dates and its source
 ---
-text        trim usage > cutting loose_json > messages > finish tokens tool_calls visible  # messages as text
+text        trim responses > cutting loose_json > messages > tokens tool_calls visible  # messages as text
 ---
 background  jobs > leftovers locks                                        # work that no answer waits for
 ---

@@ -33,8 +33,8 @@ from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, LogBlock
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 from llama_index_memory_ext.store.readers import Seen
 from llama_index_memory_ext.text.messages import question_in, spoken, turns_in
+from llama_index_memory_ext.text.responses import Usage
 from llama_index_memory_ext.text.tokens import CountedText
-from llama_index_memory_ext.text.usage import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -73,17 +73,13 @@ class Extractor:
         if answered:
             end = answered_end(utterances, [row.is_active for row in unread.rows]) or is_full * len(utterances)
             unread, utterances = replace(unread, rows=unread.rows[:end]), utterances[:end]
-        starts = [one.is_users for one in utterances]
+        turns = sum(one.is_users for one in utterances)
         # A full batch is extracted in any case: a turn of very many tool calls must not stand in the way for ever.
-        if not unread.rows or (sum(starts) < least_turns and not is_full):
-            if not any(starts):
+        if not unread.rows or (turns < least_turns and not is_full):
+            if not turns:
                 self._store.jobs.unread.discard(self._session_id)
             return None
-        progress = progress_of(unread.state) if unread.state else Progress()
-        days = [row.written_at.date() if row.written_at else None for row in unread.rows]
-        tokens, most_turns = self._tokens(utterances), progress.most_turns
-        end = batch_end(starts, tokens, days, token_limit=_BATCH_TOKENS, most_turns=most_turns)
-        return await self._extract_batch(replace(unread, rows=unread.rows[:end]), utterances[:end], progress)
+        return await self._extract_batch(unread, utterances)
 
     async def set_aside(self) -> tuple[SetAside, ...]:
         """The turns that were set aside, oldest first."""
@@ -196,7 +192,13 @@ class Extractor:
         turns = len(asked) + (not utterances[0].is_users)
         return Part(lines, said_at(asked, now), said_at([rows[-1].written_at], now), turns, unverified, before)
 
-    async def _extract_batch(self, unread: LogPage, utterances: Sequence[Utterance], progress: Progress) -> Extracted:
+    async def _extract_batch(self, unread: LogPage, utterances: Sequence[Utterance]) -> Extracted:
+        """Extract the first batch of what is unread."""
+        progress = progress_of(unread.state) if unread.state else Progress()
+        days = [row.written_at.date() if row.written_at else None for row in unread.rows]
+        starts, tokens, most_turns = [one.is_users for one in utterances], self._tokens(utterances), progress.most_turns
+        end = batch_end(starts, tokens, days, token_limit=_BATCH_TOKENS, most_turns=most_turns)
+        unread, utterances = replace(unread, rows=unread.rows[:end]), utterances[:end]
         before = await self._before(unread.rows[0].id)
         part = self._part(unread.rows, utterances, before, progress.unverified)
         try:
@@ -289,18 +291,14 @@ def batch_end(
     and before the first turn of another day than its own first turn's, because a relative date ("tomorrow") counts from
     one day.
     """
-    total, turns, last_start = 0, 0, 0
-    first_day = None
-    for i, starts in enumerate(starts_turn):
+    starts = [i for i, is_start in enumerate(starts_turn) if is_start]
+    later = (i for turns, i in enumerate(starts[1:], 1) if turns == most_turns or days[i] != days[starts[0]])
+    end, total = next(later, len(starts_turn)), 0
+    for i in range(end):
         total += tokens[i]
-        if starts and turns and (days[i] != first_day or turns == most_turns):
-            return i
-        if starts:
-            first_day = first_day if turns else days[i]
-            turns, last_start = turns + 1, i
         if i and total > token_limit:
-            return last_start or i
-    return len(starts_turn)
+            return max(filter(i.__ge__, starts), default=0) or i
+    return end
 
 
 def answered_end(utterances: Sequence[Utterance], is_active: Sequence[bool]) -> int:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.tool_calls import Json
 
 # The tags around what a model reads. It copies quotes from there, where these are escaped.
-TAGS = ("transcript", "known_facts", "said_before")
+TAGS = ("transcript", "known_facts", "said_before", "candidates")
 # A model that gives no confidence at all means what it reports.
 DEFAULT_CONFIDENCE = 0.8
 
@@ -104,11 +104,10 @@ def fields_by_name(entry: Mapping[str, Json], words: Mapping[str, Sequence[str]]
     fields = {name: entry[name] for name in words if name in entry}
     words_in = {key: words_of(key) for key in islice(entry, _MOST_KEYS) if key not in words}
     for name, others in words.items():
-        if name not in fields:
-            key = next((key for word in others for key in words_in if word in words_in[key]), None)
-            if key is not None:
-                fields[name] = entry[key]
-                del words_in[key]
+        key = None if name in fields else _key_with(others, words_in)
+        if key is not None:
+            fields[name] = entry[key]
+            del words_in[key]
     return fields
 
 
@@ -189,6 +188,10 @@ def read_day(value: Json) -> str:
             date.fromisoformat(f"{text}-01-01"[:10] if len(text) < len("2023-05") else f"{text}-01"[:10])
             return text
     return ""
+
+
+def _key_with(words: Sequence[str], words_in: Mapping[str, Sequence[str]]) -> str | None:
+    return next((key for word in words for key in words_in if word in words_in[key]), None)
 
 
 def _snake(key: str) -> str:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index_memory_ext.errors import FactReplyError, TruncatedReplyError, VerificationError
 from llama_index_memory_ext.fact import CATEGORIES, Fact, retire, utc_now
-from llama_index_memory_ext.facts.asking import ask
 from llama_index_memory_ext.facts.evidence import question_before
 from llama_index_memory_ext.facts.offering import KNOWN_TOKENS, offered, texts_in
-from llama_index_memory_ext.facts.prompt import ask_for_facts, extraction_prompt
+from llama_index_memory_ext.facts.prompt import ask, ask_for_facts, extraction_prompt
 from llama_index_memory_ext.facts.recovery import VERIFICATION_TRIES
 from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply, without_repeats
 from llama_index_memory_ext.facts.verification import (
@@ -27,7 +26,7 @@ from llama_index_memory_ext.facts.verification import (
 )
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 from llama_index_memory_ext.text.messages import Utterance
-from llama_index_memory_ext.text.usage import Usage, usage_of
+from llama_index_memory_ext.text.responses import Usage, usage_of
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -211,12 +210,12 @@ class Learner:
     ) -> ValidatedReply:
         """What a second call leaves of a validated reply. If that fails once more, all of it."""
         candidates = candidates_of(valid, quotes)
-        similar = similar_facts(candidates, known.active, known.ranker)
+        similar = similar_facts(candidates, known.active, known.ranker or TfidfRanker())
         prompt = verification_prompt(candidates, part.lines, similar)
         try:
-            answer = await ask(self._llm, prompt, VERDICT_TOOL, VERDICT_FORM)
-            spent.append(self._count(VERIFICATION, prompt, answer.response))
-            judgements = parse_verdict(answer.texts, len(candidates))
+            texts, response = await ask(self._llm, prompt, VERDICT_TOOL, VERDICT_FORM)
+            spent.append(self._count(VERIFICATION, prompt, response))
+            judgements = parse_verdict(texts, len(candidates))
         except Exception as error:
             if part.unverified + 1 < VERIFICATION_TRIES:
                 raise VerificationError("Expected a verdict on what was extracted; there is none.") from error

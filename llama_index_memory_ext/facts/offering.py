@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.search.tfidf import FactRanker
@@ -47,17 +47,20 @@ def offered(
                     return
                 chosen[fact.id] = fact
 
-    take(_most_similar(facts, texts, ranker), _MATCHING_SHARE * limit)
+    take(_best_of_each(facts, texts, ranker), _MATCHING_SHARE * limit)
     take(shortest, limit)
     return list(chosen.values())
 
 
-def _most_similar(facts: Sequence[Fact], texts: Sequence[str], ranker: FactRanker) -> Iterator[Fact]:
-    """The facts that have something in common with a text: the best one of each text, then the second ones, ..."""
+def most_similar(text: str, facts: Mapping[str, Fact], ranker: FactRanker) -> list[Fact]:
+    """The facts, of these by their ids, that have something in common with a text: the most similar one first."""
+    similar = [(value, fact_id) for fact_id, value in ranker.similarities(text).items() if fact_id in facts]
+    return [facts[fact_id] for _, fact_id in sorted(similar, reverse=True)]
+
+
+def _best_of_each(facts: Sequence[Fact], texts: Sequence[str], ranker: FactRanker) -> Iterator[Fact]:
+    """The facts that have something in common with one of the texts: the best one of each, then the second ones, ..."""
     by_id = {fact.id: fact for fact in facts}
-    rankings = []
-    for text in texts:
-        similar = [(value, fact_id) for fact_id, value in ranker.similarities(text).items() if fact_id in by_id]
-        rankings.append([by_id[fact_id] for _, fact_id in sorted(similar, reverse=True)])
+    rankings = [most_similar(text, by_id, ranker) for text in texts]
     for place in range(max(map(len, rankings), default=0)):
         yield from (ranking[place] for ranking in rankings if place < len(ranking))

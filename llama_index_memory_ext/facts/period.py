@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from llama_index_memory_ext.search.tokenization import CHINESE_DIGITS, MONTH_PATTERN, MONTHS, NUMBER_WORDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 # Characters at each end of a long text, which is a question with something pasted.
 _END = 1_000
@@ -135,24 +135,32 @@ def period_asked(question: str, today: date) -> Period | None:
     plain = unicodedata.normalize("NFKC", text.translate({0x2019: "'"})).casefold()
     is_short = len(plain.split()) <= _FEW_WORDS
     sentences = (part.strip(" ?!.") for part in _SENTENCE_END.split(plain))
-    found = [period for one in sentences if (period := _asked_in(one, today, is_short=is_short))]
-    return Period(min(one.start for one in found), max(one.end for one in found)) if found else None
+    return _spanned([period for one in sentences if (period := _asked_in(one, today, is_short=is_short))])
+
+
+def _spanned(periods: Sequence[Period]) -> Period | None:
+    """The time from the first day of all periods to the last one; None for none."""
+    return Period(min(one.start for one in periods), max(one.end for one in periods)) if periods else None
 
 
 def _asked_in(sentence: str, today: date, *, is_short: bool) -> Period | None:
     is_talk = _TALK.search(sentence) is not None
-    is_past = not is_talk and (
-        _PAST.search(sentence) or (_PAST_OR_PLAN.search(sentence) and not _PLAN.search(sentence))
-    )
-    marked = bool(is_past or _OWN_PAST.search(sentence))
-    times = list(_times_in(sentence, today, marked=marked or is_short))
-    if not times:
+    marked = _is_marked(sentence, is_talk=is_talk)
+    period = _spanned(list(_times_in(sentence, today, marked=marked or is_short)))
+    if period is None:
         return Period(date.min, today) if marked else None
-    period = Period(min(one.start for one in times), max(one.end for one in times))
     if marked:
         return period if period.start <= today else None
     is_own = is_short or _OWN.search(sentence)
     return period if period.end < today and is_own and not is_talk else None
+
+
+def _is_marked(sentence: str, *, is_talk: bool) -> bool:
+    """Whether a sentence asks about the past by its words, whatever time it names."""
+    if _OWN_PAST.search(sentence):
+        return True
+    is_past = _PAST.search(sentence) or (_PAST_OR_PLAN.search(sentence) and not _PLAN.search(sentence))
+    return bool(is_past) and not is_talk
 
 
 def _times_in(sentence: str, today: date, *, marked: bool) -> Iterator[Period]:
@@ -160,18 +168,33 @@ def _times_in(sentence: str, today: date, *, marked: bool) -> Iterator[Period]:
     yield from _relative_times(sentence, today)
     for pattern in _DATES:
         for match in pattern.finditer(sentence):
-            parts = match.groupdict()
-            is_bare = pattern is _BARE_YEAR and not (parts["before"] or parts["since"])
-            if is_bare and not (marked or _YEAR_WORD.search(sentence[: match.start()])):
-                continue
-            if (parts.get("y") or marked) and (period := _period_of(parts, today)):
+            if (marked or _says_year(match)) and (period := _period_of(match.groupdict(), today)):
                 yield period
         # Nothing of it is read again by the patterns that say less.
         sentence = pattern.sub(" , ", sentence)
 
 
+def _says_year(match: re.Match[str]) -> bool:
+    """Whether a match has a year. A number alone is one if a word before it says so."""
+    parts = match.groupdict()
+    if match.re is _BARE_YEAR and not (parts["before"] or parts["since"]):
+        return _YEAR_WORD.search(match.string[: match.start()]) is not None
+    return bool(parts.get("y"))
+
+
 def _period_of(parts: dict[str, str | None], today: date) -> Period | None:
-    """The time of a match: a year, a month or a day, and all before or since it; None if there is no such day."""
+    """The time of a match: a year, a month or a day, or all before or since it; None if there is no such day."""
+    named = _named_time(parts, today)
+    if named is None:
+        return None
+    before = (parts.get("before") or parts.get("before_cjk") or "").split()
+    if before:
+        is_whole = before[0] in {"until", "till", "by", "bis"}
+        return Period(date.min, named.end if is_whole else named.start - timedelta(days=1))
+    return named._replace(end=max(named.end, today)) if parts.get("since") else named
+
+
+def _named_time(parts: dict[str, str | None], today: date) -> Period | None:
     month, day = _month(parts.get("m")), int(parts.get("d") or 0)
     year = int(parts.get("y") or today.year)
     if not parts.get("y") and (month, day) > (today.month, today.day):
@@ -181,11 +204,7 @@ def _period_of(parts: dict[str, str | None], today: date) -> Period | None:
     except ValueError:
         return None
     last_month = month or len(MONTHS)
-    end = start if day else date(year, last_month, monthrange(year, last_month)[1])
-    if parts.get("before") or parts.get("before_cjk"):
-        is_whole = (parts.get("before") or "").strip().split(" ")[0] in {"until", "till", "by", "bis"}
-        return Period(date.min, end if is_whole else start - timedelta(days=1))
-    return Period(start, max(end, today)) if parts.get("since") else Period(start, end)
+    return Period(start, start if day else date(year, last_month, monthrange(year, last_month)[1]))
 
 
 def _month(text: str | None) -> int:

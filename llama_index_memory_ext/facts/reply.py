@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import unescape
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -166,22 +166,18 @@ def parse_reply(text: str, *, categories: Sequence[str] = CATEGORIES) -> Extract
     >>> parse_reply("No new facts.").new_facts
     []
     """
-    answer = text.rpartition("</think>")[2].strip()
+    answer, nothing = _unwrapped(text), ExtractionReply.model_validate({})
     if not answer or NOTHING.fullmatch(answer):
-        return ExtractionReply.model_validate({})
-    if '"' not in answer and "&quot;" in answer:
-        answer = unescape(answer)
-    for _ in range(_MOST_LAYERS):
-        answer = unescaped(answer) if _IS_ESCAPED.match(answer) else answer
-    exact, loose = (_reading(list(values), answer, categories) for values in (_exact(answer), loose_values(answer)))
+        return nothing
+    exact = _reading(_exact(answer), answer, categories)
+    loose = _reading(loose_values(answer), answer, categories)
     # Of two that say equally much, what is valid JSON is surer.
-    best = max((exact, loose), key=lambda reading: (reading.reply.usable, reading.is_reply))
-    is_cut = exact.cut or loose.cut
-    if best.reply.usable or (exact.is_reply and not exact.reply.is_empty and not is_cut):
+    best = max(exact, loose, key=lambda reading: (reading.reply.usable, reading.is_reply))
+    is_whole = best.is_reply and not (exact.cut or loose.cut)
+    if best.reply.usable or (is_whole and (best is exact or best.reply.is_empty)):
         return best.reply
-    is_nothing = any(one.is_reply and one.reply.is_empty for one in (exact, loose)) and not is_cut
-    if is_nothing or _EMPTY.match(answer):
-        return ExtractionReply.model_validate({})
+    if _EMPTY.match(answer):
+        return nothing
     raise FactReplyError(text)
 
 
@@ -200,6 +196,21 @@ def merge_replies(replies: Sequence[ExtractionReply]) -> ExtractionReply:
     return ExtractionReply.model_construct(new_facts=new_facts, confirmed=confirmed, retired=retired)
 
 
+def objects_in(values: Sequence[Json]) -> Iterator[dict[str, Json]]:
+    """Yields the objects in JSON values, outermost first, but not those within an object that is a reply."""
+    waiting = [*reversed(values)]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            yield part
+            waiting += [] if _is_reply(part) else reversed(part.values())
+        elif isinstance(part, list):
+            waiting += reversed(part)
+        elif _is_json(part):
+            # Some models wrap the whole reply in a string.
+            waiting += reversed(_in_string(part))
+
+
 @dataclass(frozen=True)
 class _Reading:
     """What the values of a text say. It is a reply if one of the three lists is named, and may be cut in one."""
@@ -209,17 +220,28 @@ class _Reading:
     cut: bool
 
 
-def _reading(values: Sequence[Found], text: str, categories: Sequence[str]) -> _Reading:
-    objects = list(islice(_objects_in(_with_names(values, text)), _MOST_ENTRIES))
-    context = {"categories": categories, "labels_by_place": all(value.clean for value in values)}
-    parts = [part for part in objects if _is_reply(part)]
-    replies = [ExtractionReply.model_validate(part, context=context) for part in parts]
-    if not replies:
-        # No retirement can name the label of a fact that had none.
-        context["labels_by_place"] = False
+def _unwrapped(text: str) -> str:
+    """Returns an answer without the thoughts before it, and without the escapes of a text within a text."""
+    answer = text.rpartition("</think>")[2].strip()
+    if '"' not in answer and "&quot;" in answer:
+        answer = unescape(answer)
+    for _ in range(_MOST_LAYERS):
+        answer = unescaped(answer) if _IS_ESCAPED.match(answer) else answer
+    return answer
+
+
+def _reading(found: Iterable[Found], text: str, categories: Sequence[str]) -> _Reading:
+    values = list(found)
+    objects = list(islice(objects_in(_with_names(values, text)), _MOST_ENTRIES))
+    parts = list(filter(_is_reply, objects))
+    # Outside of a reply, no retirement can name the label of a fact that had none.
+    by_place = bool(parts) and all(value.clean for value in values)
+    context = {"categories": categories, "labels_by_place": by_place}
+    if not parts:
         pieces = {"new_facts": list(filter(_is_fact, objects)), "retired": [one for one in objects if "number" in one]}
         return _Reading(ExtractionReply.model_validate(pieces, context=context), is_reply=False, cut=False)
-    cut = any(value.cut for value in values) or any(_is_cut(value) for part in objects for value in part.values())
+    replies = [ExtractionReply.model_validate(part, context=context) for part in parts]
+    cut = any(value.cut for value in values) or any(map(_has_cut_text, objects))
     return _Reading(merge_replies(replies), is_reply=True, cut=cut)
 
 
@@ -253,6 +275,11 @@ def _exact(text: str) -> Iterator[Found]:
             yield Found(value, start.start(), position, clean=True, cut=False)
 
 
+def _has_cut_text(part: Mapping[str, Json]) -> bool:
+    """Returns whether JSON that is written in a string of an object was cut off."""
+    return any(found.cut for value in part.values() if _is_json(value) for found in loose_values(value))
+
+
 def _in_string(text: str) -> list[Json]:
     """Returns the values that are written in a string."""
     try:
@@ -261,28 +288,8 @@ def _in_string(text: str) -> list[Json]:
         return [found.value for found in loose_values(text)]
 
 
-def _is_cut(value: Json) -> bool:
-    return _is_json(value) and any(found.cut for found in loose_values(value))
-
-
 def _is_json(value: Json) -> bool:
     return isinstance(value, str) and _STARTS_JSON.match(value) is not None
-
-
-def _objects_in(values: Sequence[Json]) -> Iterator[dict[str, Json]]:
-    """Yields the objects in JSON values, outermost first, but not those within an object that is a reply."""
-    waiting = [*reversed(values)]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, dict):
-            yield part
-            if not _is_reply(part):
-                waiting += reversed(part.values())
-        elif isinstance(part, list):
-            waiting += reversed(part)
-        elif _is_json(part):
-            # Some models wrap the whole reply in a string.
-            waiting += reversed(_in_string(part))
 
 
 def _is_reply(part: Mapping[str, Json]) -> bool:
@@ -294,34 +301,39 @@ def _is_fact(part: Mapping[str, Json]) -> bool:
     return isinstance(fields.get("content"), str) and not fields.keys().isdisjoint({"quote", "category", "confidence"})
 
 
-def _entries(value: Any, layers: int = _MOST_LAYERS) -> list[Json]:
+def _entries(value: Json, layers: int = _MOST_LAYERS) -> list[Json]:
     """Returns the entries of one of the lists, in whatever the model has put them."""
     if isinstance(value, str):
-        if _is_json(value) and layers:
-            return [entry for part in _in_string(value) for entry in _entries(part, layers - 1)]
-        return [] if not value.strip() or NOTHING.fullmatch(value.strip()) else [value]
-    if value is None or value == {}:
-        return []
+        return _entries_of_text(value, layers)
     if isinstance(value, dict):
         return _entries_of_object(value, layers)
+    if value is None:
+        return []
     parts = value if isinstance(value, list) else [value]
     return [entry for part in parts for entry in (part if isinstance(part, list) and part else [part])]
 
 
+def _entries_of_text(text: str, layers: int) -> list[Json]:
+    if _is_json(text) and layers:
+        return [entry for part in _in_string(text) for entry in _entries(part, layers - 1)]
+    return [] if not text.strip() or NOTHING.fullmatch(text.strip()) else [text]
+
+
 def _entries_of_object(value: dict[str, Json], layers: int) -> list[Json]:
     if _is_reply(value) and layers:
-        lists = (part for key, part in value.items() if section_of(key))
-        return [entry for part in lists for entry in _entries(part, layers - 1)]
+        return [entry for key, part in value.items() if section_of(key) for entry in _entries(part, layers - 1)]
     if fields_by_name(value, FACT_WORDS) or fields_by_name(value, RETIREMENT_WORDS):
         return [value]
-    # An object with the entries under their labels or numbers, or with lists of them under their categories.
-    entries: list[Json] = []
-    for key, part in value.items():
-        fields = part if isinstance(part, dict) else {"content": part, "reason": part}
-        group = part if isinstance(part, list) else []
-        grouped = [{"category": key, **entry} for entry in group if isinstance(entry, dict)]
-        entries += grouped or [{"label": key, "number": key, **fields}]
-    return entries
+    return [entry for key, part in value.items() for entry in _entries_under(key, part)]
+
+
+def _entries_under(key: str, part: Json) -> list[Json]:
+    """Returns the entry under its label or number, or the list of entries under their category."""
+    group = part if isinstance(part, list) else []
+    if grouped := [{"category": key, **entry} for entry in group if isinstance(entry, dict)]:
+        return grouped
+    fields = part if isinstance(part, dict) else {"content": part, "reason": part}
+    return [{"label": key, "number": key, **fields}]
 
 
 def _labelled(entry: Json, label: str) -> dict[str, Json]:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from llama_index_memory_ext.background.jobs import Failure
 from llama_index_memory_ext.facts.recovery import SetAside, progress_of
-from llama_index_memory_ext.text.usage import Usage
+from llama_index_memory_ext.text.responses import Usage
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.facts.block import RelevantFactsBlock

@@ -24,8 +24,8 @@ from llama_index_memory_ext.record.window import (
     cache_points_in,
 )
 from llama_index_memory_ext.text.cutting import CondensedOptions, Limits
+from llama_index_memory_ext.text.responses import Usage
 from llama_index_memory_ext.text.tokens import CountedText
-from llama_index_memory_ext.text.usage import Usage
 
 if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatMessage, ContentBlock

@@ -13,9 +13,8 @@ from llama_index_memory_ext.errors import StoreError, SummaryReplyError
 from llama_index_memory_ext.record.entry import clip_entries
 from llama_index_memory_ext.record.selection import Kept
 from llama_index_memory_ext.record.summary_checks import PROMPT_TAGS, checked_summary
-from llama_index_memory_ext.text.finish import was_refused, was_truncated
 from llama_index_memory_ext.text.messages import clip_entry, entry_of, escape_tags
-from llama_index_memory_ext.text.usage import Usage, usage_of
+from llama_index_memory_ext.text.responses import Usage, usage_of, was_refused, was_truncated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.messages import Entry
     from llama_index_memory_ext.text.tokens import TokenCounter
 
-_REFUSED = frozenset({"content_filter", "refusal", "content_filtered", "guardrail_intervened"})
 _SUMMARISED_ROWS = 400
 # One request has about so many tokens of messages, and one message at most so many of these.
 _BATCH_TOKENS, _MESSAGE_TOKENS = 8_000, 2_000

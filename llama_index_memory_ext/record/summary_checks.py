@@ -70,6 +70,22 @@ def checked_summary(
     """
     messages = unescape_tags(_ENTRY_TAGS.sub(" ", said), PROMPT_TAGS)
     source = Said(messages, previous)
+    pieces = _sentences_in(reply, source, previous, said)
+    taken = _supported(pieces, source, previous) if said else pieces
+    if share_kept("".join(pieces), "".join(taken)) < _FEWEST_LEFT:
+        raise SummaryReplyError(reply, "it tells what nobody said")
+    if not is_cut and _is_whole(pieces, taken):
+        is_full = counter.count(previous) > _FULL * token_limit > 0
+        if share_kept(previous, "".join(taken)) >= (_KEPT_WHEN_FULL if is_full else _KEPT):
+            return "".join(taken).strip()
+    new = _new_in(taken, source, is_cut=is_cut)
+    if not new and not previous:
+        raise SummaryReplyError(reply, "no sentence of it is whole")
+    return "\n".join(filter(None, (previous, new)))
+
+
+def _sentences_in(reply: str, source: Said, previous: str, said: str) -> list[str]:
+    """Returns the sentences of an answer; a SummaryReplyError for one that is no summary of anything that was said."""
     # Our tags are escaped in the prompt from which the model has copied them.
     text = unescape_tags(unwrapped := _unwrapped(visible(reply)), PROMPT_TAGS)
     pieces = pieces_of(source.without_foreign_tags(text).strip() if said else text)
@@ -78,17 +94,7 @@ def checked_summary(
         reason = "it does not tell what was said"
     if reason:
         raise SummaryReplyError(reply, reason)
-    taken = _supported(pieces, source, previous) if said else pieces
-    if share_kept("".join(pieces), "".join(taken)) < _FEWEST_LEFT:
-        raise SummaryReplyError(reply, "it tells what nobody said")
-    is_whole = len(taken) == len(pieces) and not (is_cut or _ends_early(pieces))
-    is_full = counter.count(previous) > _FULL * token_limit > 0
-    if is_whole and share_kept(previous, "".join(taken)) >= (_KEPT_WHEN_FULL if is_full else _KEPT):
-        return "".join(taken).strip()
-    new = [piece for piece in taken if source.adds(piece) and (is_finished(piece) or not is_cut or piece != taken[-1])]
-    if not new and not previous:
-        raise SummaryReplyError(reply, "no sentence of it is whole")
-    return "\n".join(filter(None, (previous, "".join(new).strip())))
+    return pieces
 
 
 def _supported(pieces: Sequence[str], source: Said, previous: str) -> list[str]:
@@ -98,9 +104,16 @@ def _supported(pieces: Sequence[str], source: Said, previous: str) -> list[str]:
     return [piece if piece.strip() in previous else source.settled(piece, earlier) for piece in taken]
 
 
-def _ends_early(pieces: Sequence[str]) -> bool:
-    """Returns whether of several sentences only the last has no end."""
-    return len(pieces) >= _FEWEST_SENTENCES and not is_finished(pieces[-1]) and all(map(is_finished, pieces[:-1]))
+def _is_whole(pieces: Sequence[str], taken: Sequence[str]) -> bool:
+    """Returns whether all sentences were taken, and it is not so that of several ones only the last has no end."""
+    ends_early = len(pieces) >= _FEWEST_SENTENCES and not is_finished(pieces[-1]) and all(map(is_finished, pieces[:-1]))
+    return len(taken) == len(pieces) and not ends_early
+
+
+def _new_in(taken: Sequence[str], source: Said, *, is_cut: bool) -> str:
+    """Returns the sentences that add something; the last one of an answer that was cut off only if it has an end."""
+    whole = [piece for piece in taken if not is_cut or is_finished(piece) or piece != taken[-1]]
+    return "".join(filter(source.adds, whole)).strip()
 
 
 def _rejection_reason(text: str) -> str:

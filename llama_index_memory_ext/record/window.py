@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.record.selection import RecordSettings, Selection
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.readers import LogPage, LogRow
-    from llama_index_memory_ext.text.usage import Usage
+    from llama_index_memory_ext.text.responses import Usage
 
 _PAGE_ROWS, _CHUNK_ROWS = 256, 16
 _LONG_CHARACTERS = 50_000

@@ -30,7 +30,7 @@ from llama_index_memory_ext.events import (
 )
 from llama_index_memory_ext.fact import Fact, retire
 from llama_index_memory_ext.facts.extractor import ids_by_change
-from llama_index_memory_ext.text.usage import Usage
+from llama_index_memory_ext.text.responses import Usage
 from tests.conversation import assistant, record, user
 from tests.memories import OpenMemory
 from tests.models import StartModel

@@ -8,7 +8,7 @@ import pytest
 from llama_index.core.llms import ChatMessage, ChatResponse
 from openai.types.chat import ChatCompletion
 
-from llama_index_memory_ext.text.finish import finish_reason, was_refused, was_truncated
+from llama_index_memory_ext.text.responses import finish_reason, was_refused, was_truncated
 
 
 def response(raw: Any, **kwargs: Any) -> ChatResponse:

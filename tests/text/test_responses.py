@@ -9,7 +9,7 @@ import pytest
 from llama_index.core.llms import ChatResponse
 
 from llama_index_memory_ext import TokenCounter
-from llama_index_memory_ext.text.usage import Usage, usage_of
+from llama_index_memory_ext.text.responses import Usage, usage_of
 from tests.conversation import assistant, user
 
 OPENAI = SimpleNamespace(usage=SimpleNamespace(prompt_tokens=90, completion_tokens=7, total_tokens=97))
