@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
 from llama_index.core.memory import BaseMemoryBlock, InsertMethod, Memory
-from llama_index.core.memory.memory import generate_chat_store_key
 from llama_index.core.prompts import RichPromptTemplate
 from typing_extensions import Self, Unpack
 
@@ -20,9 +19,10 @@ from llama_index_memory_ext.fact import CATEGORIES
 from llama_index_memory_ext.facts.backfill import Backfilled, backfill
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.formats import messages_from_json, messages_to_json
-from llama_index_memory_ext.log_block import Counter, LogBlock
+from llama_index_memory_ext.log_block import Counter
 from llama_index_memory_ext.memory import flushing, preset, template
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
+from llama_index_memory_ext.memory.sync import WAITS, run, run_with_jobs
 from llama_index_memory_ext.record.block import CondensedMemoryBlock
 from llama_index_memory_ext.record.window import CachePoints, cache_points_in
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
@@ -31,7 +31,7 @@ from llama_index_memory_ext.text.messages import MEDIA_TOKENS, body_of, checked_
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
     from llama_index.core.llms.llm import LLM
@@ -42,20 +42,9 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.formats import Layout
     from llama_index_memory_ext.text.cutting import CondensedOptions
 
-T = TypeVar("T")
-
 DEFAULT_TOKEN_LIMIT = 60_000
 # At this share of the token limit or less, every turn but the newest leaves short-term memory, however short it is.
 FLUSH_EVERY_TURN = 0.0001
-_WAITS = ", then wait for extraction and summary"
-
-
-def _run(memory: CondensedMemory, call: Coroutine[Any, Any, T]) -> T:
-    return memory.sql_store.jobs.run(call, with_jobs=False)
-
-
-def _run_with_jobs(memory: CondensedMemory, call: Coroutine[Any, Any, T]) -> T:
-    return memory.sql_store.jobs.run(call, with_jobs=True)
 
 
 class CondensedMemory(Memory):
@@ -85,11 +74,7 @@ class CondensedMemory(Memory):
     @model_validator(mode="before")
     @classmethod
     def _check_blocks(cls, values: dict[str, Any]) -> dict[str, Any]:
-        if not {CondensedMemoryBlock, RelevantFactsBlock} <= set(map(type, values.get("memory_blocks", ()))):
-            raise ValueError(
-                "a CondensedMemory needs a CondensedMemoryBlock and a RelevantFactsBlock on its own store: build it "
-                "with CondensedMemory.from_defaults(...)"
-            )
+        preset.check_blocks(values.get("memory_blocks", ()), {CondensedMemoryBlock, RelevantFactsBlock})
         # Memory's own validators run after this one and would take a tokenizer of another model.
         return {"token_limit": DEFAULT_TOKEN_LIMIT, "tokenizer_fn": TokenCounter(), **values}
 
@@ -180,8 +165,7 @@ class CondensedMemory(Memory):
         store = chat_store or MemoryStore(
             async_database_uri, table_name=table_name, async_engine=async_engine, db_schema=db_schema
         )
-        preset.check_store(store, session_id)
-        session_id = session_id or generate_chat_store_key()
+        session_id = preset.session_of(store, session_id)
         counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
         shared: Any = {"llm": llm, "tokenizer_fn": counter, "store": store}
         record = CondensedMemoryBlock(token_limit=condensed_token_limit, **shared, **options)
@@ -256,9 +240,7 @@ class CondensedMemory(Memory):
         """
         async with self._calls():
             turn = await self.sql_store.readers.messages(self.session_id)
-            question = ChatMessage(content=input) if isinstance(input, str) else input
-            asked = [question] if question is not None and not template.is_last_question(question, turn) else []
-            contents = await self._get_memory_blocks_content([*turn, *asked], **block_kwargs)
+            contents = await self._get_memory_blocks_content(template.with_question(turn, input), **block_kwargs)
             room = self.token_limit - initial_token_count - sum(map(self._tokens, turn))
             content, messages = await self._fit(contents, room, cache_points_in(turn))
         # An agent asks again for each of its tool calls, whose results it may keep to itself.
@@ -383,17 +365,17 @@ class CondensedMemory(Memory):
             return await store.forget_user(user_id, session_ids=[self.session_id], vacuum=vacuum)
 
     # The same, without an event loop.
-    put = in_sync(aput, _run_with_jobs, note=_WAITS)
-    put_messages = in_sync(aput_messages, _run_with_jobs, note=_WAITS)
-    set = in_sync(aset, _run)
-    flush = in_sync(aflush, _run)
-    get = in_sync(aget, _run)
-    stats = in_sync(astats, _run)
-    close = in_sync(aclose, _run)
-    import_ = in_sync(aimport, _run_with_jobs, note=_WAITS)
-    export = in_sync(aexport, _run)
-    backfill = in_sync(abackfill, _run)
-    forget = in_sync(aforget, _run)
+    put = in_sync(aput, run_with_jobs, note=WAITS)
+    put_messages = in_sync(aput_messages, run_with_jobs, note=WAITS)
+    set = in_sync(aset, run)
+    flush = in_sync(aflush, run)
+    get = in_sync(aget, run)
+    stats = in_sync(astats, run)
+    close = in_sync(aclose, run)
+    import_ = in_sync(aimport, run_with_jobs, note=WAITS)
+    export = in_sync(aexport, run)
+    backfill = in_sync(abackfill, run)
+    forget = in_sync(aforget, run)
 
     async def __aenter__(self) -> Self:
         return self
@@ -417,12 +399,11 @@ class CondensedMemory(Memory):
 
     def _plan_flush(self, messages: Sequence[ChatMessage]) -> int:
         """Returns how many of the oldest messages leave short-term memory."""
-        every_turn = self.chat_history_token_ratio <= FLUSH_EVERY_TURN
-        return plan_flush(
-            [1 if every_turn else self._tokens(message) for message in messages],
-            turn_starts=[message.role == MessageRole.USER for message in messages],
-            limit=0 if every_turn else int(self.token_limit * self.chat_history_token_ratio),
-        )
+        starts = [message.role == MessageRole.USER for message in messages]
+        if self.chat_history_token_ratio <= FLUSH_EVERY_TURN:
+            return plan_flush([1] * len(messages), turn_starts=starts, limit=0)
+        limit = int(self.token_limit * self.chat_history_token_ratio)
+        return plan_flush([self._tokens(message) for message in messages], turn_starts=starts, limit=limit)
 
     async def _fit(
         self, contents: dict[str, Any], room: int, marks: int
@@ -432,8 +413,6 @@ class CondensedMemory(Memory):
         ``contents`` is what each block gave, by its name; truncated contents replace it there. The turn has so many
         cache points, ``marks``, of its own.
         """
-        # A block of ours can be truncated whatever its priority.
-        truncatable = [block for block in self.memory_blocks if isinstance(block, LogBlock) or block.priority > 0]
         while True:
             parts, messages = await self._format_memory_blocks(contents)
             content = template.formatted(self.memory_blocks_template, parts, contents, self.cache_points, marks)
@@ -441,10 +420,9 @@ class CondensedMemory(Memory):
             # The bound is never too low; only where it is over the room the exact count decides.
             if template.max_tokens(self.memory_blocks_template, contents, self.tokenizer_fn) > room:
                 excess = sum(map(self._tokens, [*messages, ChatMessage(blocks=content)])) - room
-            blocks = [block for block in truncatable if contents.get(block.name)]
-            if excess <= 0 or not blocks:
+            block = template.least_important(self.memory_blocks, contents)
+            if excess <= 0 or block is None:
                 return content, messages
-            block = max(blocks, key=lambda block: block.priority)
             contents[block.name] = await block.atruncate(contents[block.name], excess)
 
     def _tokens(self, message: ChatMessage) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llama_index.core.memory.memory import generate_chat_store_key
+
 from llama_index_memory_ext.errors import LayoutError, LimitError, StoreError
 from llama_index_memory_ext.memory.prompt_caches import warn_without_cache_points
 from llama_index_memory_ext.memory.template import MemoryBlocksTemplate
@@ -16,6 +18,15 @@ if TYPE_CHECKING:
     from llama_index.core.llms.llm import LLM
 
     from llama_index_memory_ext.record.window import CachePoints
+
+
+def check_blocks(blocks: Iterable[object], needed: set[type]) -> None:
+    """Raises a ValueError if the record or the facts, the ``needed`` ones, are missing."""
+    if not needed <= set(map(type, blocks)):
+        raise ValueError(
+            "a CondensedMemory needs a CondensedMemoryBlock and a RelevantFactsBlock on its own store: build it "
+            "with CondensedMemory.from_defaults(...)"
+        )
 
 
 def check_names(options: Iterable[str]) -> None:
@@ -50,8 +61,11 @@ def check_cache_points(cache_points: CachePoints, memory_blocks_template: object
         )
 
 
-def check_store(store: object, session_id: str | None) -> None:
-    """Raises a StoreError for a store without cursors, or one that outlives a session without a name."""
+def session_of(store: object, session_id: str | None) -> str:
+    """Returns the name of the session, by default a new one.
+
+    Raises a StoreError for a store without cursors, or one that outlives a session without a name.
+    """
     if not isinstance(store, MemoryStore):
         raise StoreError(
             f"chat_store must be a MemoryStore, which keeps the cursors of the blocks; it is a "
@@ -62,3 +76,4 @@ def check_store(store: object, session_id: str | None) -> None:
             f"{store!r} outlives this process, but without a session_id nobody could find the conversation "
             "again. Give it one: CondensedMemory.from_defaults(session_id=...)."
         )
+    return session_id or generate_chat_store_key()

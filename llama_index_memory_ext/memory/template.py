@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from llama_index.core.base.llms.types import CachePoint, ChatMessage, ContentBlock, MessageRole, TextBlock
 from llama_index.core.prompts import RichPromptTemplate
 
+from llama_index_memory_ext.log_block import LogBlock
 from llama_index_memory_ext.record.window import (
     MOST_CACHE_POINTS,
     CachePoints,
@@ -20,6 +21,8 @@ from llama_index_memory_ext.text.tokens import CountedText
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from llama_index.core.memory import BaseMemoryBlock
 
     from llama_index_memory_ext.text.tokens import TokenCounter
 
@@ -87,10 +90,22 @@ def max_tokens(template: RichPromptTemplate, contents: Mapping[str, object], cou
     return tokens + len(tags.encode())
 
 
-def is_last_question(question: ChatMessage, turn: list[ChatMessage]) -> bool:
-    """Returns whether the question is the turn's own: agents repeat it in each tool round."""
-    asked = [message for message in turn if message.role == MessageRole.USER]
-    return bool(asked) and body_of(asked[-1]) == body_of(question)
+def least_important(
+    blocks: Sequence[BaseMemoryBlock[Any]], contents: Mapping[str, object]
+) -> BaseMemoryBlock[Any] | None:
+    """Returns the block with content that is truncated first; None if there is none that can be."""
+    # A block of ours can be truncated whatever its priority.
+    truncatable = (block for block in blocks if isinstance(block, LogBlock) or block.priority > 0)
+    return max((block for block in truncatable if contents.get(block.name)), key=lambda one: one.priority, default=None)
+
+
+def with_question(turn: list[ChatMessage], question: str | ChatMessage | None) -> list[ChatMessage]:
+    """Returns the turn with the question behind it, unless it is its own: agents repeat it in each tool round."""
+    if question is None:
+        return turn
+    asked = ChatMessage(content=question) if isinstance(question, str) else question
+    questions = [message for message in turn if message.role == MessageRole.USER]
+    return turn if questions and body_of(questions[-1]) == body_of(asked) else [*turn, asked]
 
 
 def without_our_tags(message: ChatMessage) -> ChatMessage:
