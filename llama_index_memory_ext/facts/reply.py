@@ -53,7 +53,6 @@ _Label = Annotated[str, BeforeValidator(read_label)]
 _Number = Annotated[int, BeforeValidator(read_number)]
 _Quote = Annotated[str, BeforeValidator(read_text)]
 _Day = Annotated[str, BeforeValidator(read_day)]
-_SINCE = "A date or empty."
 
 
 def _without_titles(schema: dict[str, Json]) -> None:
@@ -93,8 +92,8 @@ class NewFact(_Entry):
     category: str
     confidence: Annotated[float, BeforeValidator(read_confidence)] = Field(description="0 to 1")
     quote: _Quote = Field(description="The user's own words, verbatim.")
-    valid_from: _Day = Field(description=_SINCE)
-    valid_until: _Day = Field(description=_SINCE)
+    valid_from: _Day = Field(description="A date or empty.")
+    valid_until: _Day = Field(description="A date or empty.")
 
     @field_validator("category", mode="before")
     @classmethod
@@ -113,7 +112,7 @@ class Retirement(_Entry):
     reason: Annotated[str, BeforeValidator(lambda value: " ".join(read_text(value).split()))]
     replaced_by: _Label = Field(description="The label of the new fact that holds instead, or empty.")
     quote: _Quote = Field(description="The user's own words, verbatim.")
-    valid_until: _Day = Field(description=_SINCE)
+    valid_until: _Day = Field(description="A date or empty.")
 
 
 class ExtractionReply(BaseModel):
