@@ -13,7 +13,7 @@ from llama_index_memory_ext.grounding.numbers import quantities
 from llama_index_memory_ext.grounding.numerals import digits_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
 _DAY, _ORDINAL = r"(?<!\d)(?P<d>[0-3]?\d)", r"(?:st|nd|rd|th|\.)?"
 _YEAR_DIGITS = r"(?P<y>(?:19|20)\d\d)"
@@ -35,7 +35,9 @@ _SHORTEST_NAME = 3
 # Of a source so many words, or characters of a script without spaces, are read for relative dates of these lengths.
 _MOST_READ, _MOST_WORDS, _MOST_CHARACTERS = 100, 4, 5
 _DAYS, _MONTHS, _MONTH_DAYS = range(7), range(1, 13), range(1, 32)
-_MOST_YEARS, _CENTURY, _LAST_DECADE = 120, 100, 20
+# So many years ago is somebody's age, or how long something has lasted.
+_YEARS = frozenset(range(1, 121))
+_CENTURY, _LAST_DECADE = 100, 20
 
 
 class Day(NamedTuple):
@@ -90,7 +92,7 @@ def period_of(written: str) -> tuple[date, date] | None:
     match = re.fullmatch(r"(\d{4})(?:-(\d\d?)(?:-(\d\d?))?)?", written.strip())
     if match is None:
         return None
-    year, month, day = (int(part) if part else None for part in match.groups())
+    year, month, day = map(_number, match.groups())
     try:
         first = date(year or 0, month or 1, day or 1)
         last = date(first.year, month or 12, day or monthrange(first.year, month or 12)[1])
@@ -115,25 +117,46 @@ def _dates_in(text: str) -> tuple[_Found, ...]:
     return tuple(kept)
 
 
-def _read(match: re.Match[str], names: Mapping[str, tuple[str, int]]) -> Iterator[Day]:
-    """What a match can mean: 12/05 is in May or in December."""
-    parts = {name: value for name, value in match.groupdict().items() if value}
-    year = int(parts["y"]) if "y" in parts else None
+def _read(match: re.Match[str], names: Mapping[str, tuple[str, int]]) -> Iterable[Day]:
+    """What a match can mean; nothing for a day that no month has."""
+    parts = match.groupdict()
     if "a" in parts:
-        year = year + 2000 if year is not None and year < _CENTURY else year
-        for month, day in {(int(parts["a"]), int(parts["b"])), (int(parts["b"]), int(parts["a"]))}:
-            if month in _MONTHS and day in _MONTH_DAYS:
-                yield Day(year, month, day)
-    elif "decade" in parts or "s" in parts:
-        decade = int(parts.get("decade") or int(parts["y"]) % _CENTURY)
-        yield Day(year or (1900 if decade > _LAST_DECADE else 2000) + decade)
-    elif "name" in parts:
-        kind, number = names[parts["name"].lower()]
-        number_of_day = parts.get("d") or parts.get("d2")
-        day_of_month = int(number_of_day) if number_of_day else None
-        yield Day(year, number, day_of_month) if kind == "month" else Day(weekday=number)
-    else:
-        yield Day(year, *(int(parts[name]) if name in parts else None for name in ("m", "d")))
+        return _in_either_order(parts)
+    if parts.get("decade") or parts.get("s"):
+        return [_decade(parts)]
+    if "name" in parts:
+        return [_named_day(parts, names)]
+    return [Day(*(_number(parts.get(name)) for name in ("y", "m", "d")))]
+
+
+def _number(digits: str | None) -> int | None:
+    return int(digits) if digits else None
+
+
+def _in_either_order(parts: Mapping[str, str]) -> Iterator[Day]:
+    """The days of which each number can be the month: 12/05 is in May or in December."""
+    year = _number(parts["y"])
+    year = year + 2000 if year is not None and year < _CENTURY else year
+    one, other = int(parts["a"]), int(parts["b"])
+    for month, day in {(one, other), (other, one)}:
+        if month in _MONTHS and day in _MONTH_DAYS:
+            yield Day(year, month, day)
+
+
+def _decade(parts: Mapping[str, str]) -> Day:
+    """The first year of a decade, with its century (the 1990s) or without (the 90s)."""
+    if year := _number(parts.get("y")):
+        return Day(year)
+    decade = int(parts["decade"])
+    return Day((1900 if decade > _LAST_DECADE else 2000) + decade)
+
+
+def _named_day(parts: Mapping[str, str], names: Mapping[str, tuple[str, int]]) -> Day:
+    """The month, with its day and its year, or the weekday that a name means."""
+    kind, number = names[parts["name"].lower()]
+    if kind == "weekday":
+        return Day(weekday=number)
+    return Day(_number(parts["y"]), number, _number(parts["d"] or parts["d2"]))
 
 
 @lru_cache(maxsize=16)
@@ -169,24 +192,30 @@ def _named(code: str) -> re.Pattern[str]:
 def _worked_out(statement: str, source: str, said_on: date) -> Iterator[Day]:
     """The dates that follow from relative ones, "in three weeks", and from numbers of years, "for five years"."""
     code = language_of(source) or language_of(f"{statement} {source}") or "en"
-    months = {day.month for found in _dates_in(source) for day in found.readings if day.month}
-    for value in {value for one in quantities(source, code, with_more=True) for value in one.values}:
-        if 0 < value <= _MOST_YEARS and value == int(value):
-            years_ago = said_on.year - int(value)
-            yield Day(years_ago)
-            yield Day(years_ago, said_on.month)
-            # Who turns 40 in May was born 40 years before that, which may be next year.
-            yield from (Day(years_ago + i, month) for month in months for i in (0, 1))
+    yield from _years_ago(source, code, said_on)
     for text in _relative(source):
         for day, period in _parsed(text, code, said_on):
-            if period == "year":
-                yield Day(day.year)
-            elif period == "month":
-                yield Day(day.year, day.month)
-            else:
-                yield from (
-                    Day(one.year, one.month, one.day, one.weekday()) for one in _days_of(text, code, day, period)
-                )
+            yield from _meant(text, code, day, period)
+
+
+def _years_ago(source: str, code: str, said_on: date) -> Iterator[Day]:
+    """The years, also with a month, that are as long ago as a number of a source says."""
+    months = {day.month for found in _dates_in(source) for day in found.readings if day.month}
+    for value in {value for one in quantities(source, code, with_more=True) for value in one.values & _YEARS}:
+        year = said_on.year - int(value)
+        yield Day(year)
+        yield Day(year, said_on.month)
+        # Who turns 40 in May was born 40 years before that, which may be next year.
+        yield from (Day(year + i, month) for month in months for i in (0, 1))
+
+
+def _meant(text: str, code: str, day: date, period: str) -> list[Day]:
+    """What a relative date names: a year, a month, or days."""
+    if period == "year":
+        return [Day(day.year)]
+    if period == "month":
+        return [Day(day.year, day.month)]
+    return [Day(one.year, one.month, one.day, one.weekday()) for one in _days_of(text, code, day, period)]
 
 
 def _days_of(text: str, code: str, day: date, period: str) -> list[date]:

@@ -79,17 +79,22 @@ def _missing(statement: str, evidence: str) -> list[str]:
     is_german = "de" in (language_of(statement), language_of(evidence))
     names = [name for name in _by_capital(plain) if not is_german or name[1:] != name[1:].lower()]
     found = _shortened(names, evidence, words) | _named_by_nouns(statement, evidence)
-    missing = [name for name in dict.fromkeys(names) if name not in found and not _has_name(name, words)]
-    missing += [name for name in _HEISST.findall(statement) if not _has_name(name, words)]
-    missing += _german_places(plain, evidence, words) if language_of(statement) == "de" else []
-    missing += [subject for subject in _COPULA.findall(statement) if not _is_word_of(subject, words)]
+    missing = [name for name in names if name not in found and not _has_name(name, words)]
+    missing += _missing_by_place(statement, evidence, words)
     return [*dict.fromkeys(missing), *_missing_in_characters(plain, evidence)]
+
+
+def _missing_by_place(statement: str, evidence: str, words: frozenset[str]) -> list[str]:
+    """Names that their place tells: behind "heißt", behind a German preposition, and in front of "is a"."""
+    missing = [name for name in _HEISST.findall(statement) if not _has_name(name, words)]
+    missing += _german_places(statement, evidence, words) if language_of(statement) == "de" else []
+    return missing + [subject for subject in _COPULA.findall(statement) if not _is_word_of(subject, words)]
 
 
 def _german_places(statement: str, evidence: str, words: frozenset[str]) -> list[str]:
     """New words behind a preposition that the source has before others: "bei Bosch", of "bei einem Autobauer"."""
     said = {match[1] for match in _GERMAN_PLACE.finditer(evidence)}
-    found = _GERMAN_PLACE.finditer(statement)
+    found = _GERMAN_PLACE.finditer(without_dates(statement))
     return [match[3] for match in found if match[1] in said and not match[2] and not _is_word_of(match[3], words)]
 
 
@@ -148,22 +153,20 @@ def _is_abbreviation(word: str, name: str) -> bool:
         return False
     if numeronym := _NUMERONYM.fullmatch(word):
         return len(folded) == int(numeronym[2]) + 2 and folded.endswith(numeronym[3])
-    if len(word) >= _SHORTEST_BEGINNING and folded.startswith(word):
-        return True
-    letters = iter(folded)
-    return (
-        len(word) > 1 and _VOWELS.isdisjoint(word[1:]) and word.isalpha() and all(letter in letters for letter in word)
-    )
+    is_beginning = len(word) >= _SHORTEST_BEGINNING and folded.startswith(word)
+    return is_beginning or _has_consonants(folded, word)
+
+
+def _has_consonants(name: str, word: str) -> bool:
+    """Whether a word has a letter and then consonants of a name in their order: js, utd."""
+    letters = iter(name)
+    is_short_form = len(word) > 1 and word.isalpha() and _VOWELS.isdisjoint(word[1:])
+    return is_short_form and all(letter in letters for letter in word)
 
 
 def _shortened(names: Sequence[str], evidence: str, words: frozenset[str]) -> set[str]:
     """The names whose initials the evidence has (HP, GoT, nyc), and the initials of names that it has."""
-    acronyms = {word.casefold() for word in _ACRONYM.findall(evidence)}
-    acronyms |= {
-        word for word in words if word.isalpha() and 1 < len(word) <= _LONGEST_ACRONYM and _VOWELS.isdisjoint(word)
-    }
-    # GoT has a letter more than the initials of Game of Thrones.
-    acronyms |= {word[:i] + word[i + 1 :] for word in acronyms for i in range(len(word)) if len(word) > 2}  # noqa: PLR2004 - of two initials
+    acronyms = _acronyms(evidence, words)
     found = set[str]()
     for i, length in product(range(len(names)), range(2, _LONGEST_ACRONYM + 1)):
         some = names[i : i + length]
@@ -173,6 +176,16 @@ def _shortened(names: Sequence[str], evidence: str, words: frozenset[str]) -> se
     return found | {name for name in names if name.casefold() in initials}
 
 
+def _acronyms(evidence: str, words: frozenset[str]) -> set[str]:
+    """What may be initials: words of capitals, and short ones without a vowel, also with a letter left out."""
+    found = {word.casefold() for word in _ACRONYM.findall(evidence)}
+    found |= {
+        word for word in words if word.isalpha() and 1 < len(word) <= _LONGEST_ACRONYM and _VOWELS.isdisjoint(word)
+    }
+    # GoT has a letter more than the initials of Game of Thrones.
+    return found | {word[:i] + word[i + 1 :] for word in found for i in range(len(word)) if len(word) > 2}  # noqa: PLR2004 - of two initials
+
+
 def _named_by_nouns(statement: str, evidence: str) -> set[str]:
     """The names of which another part is a word of the evidence: Smoky, where "Smoky Mountains" are its mountains."""
     nouns = frozenset(re.findall(r"(?<![^\W_])[a-z]{4,}", evidence)) - STOP_WORDS
@@ -180,18 +193,18 @@ def _named_by_nouns(statement: str, evidence: str) -> set[str]:
     return {name for run in runs if any(_is_word_of(name, nouns) for name in run[1:]) for name in run}
 
 
-def _missing_in_characters(statement: str, evidence: str) -> Iterator[str]:
+def _missing_in_characters(statement: str, evidence: str) -> list[str]:
     """Names in scripts without capitals: what follows "is called", and a run of new characters in a short statement."""
-    known = set(evidence)
-    for name in (*_NAMED.findall(statement), *_KATAKANA_NAME.findall(statement)):
-        if not set(name[:2]) <= known:
-            yield name
-    if not HAN.search(evidence):
-        return
+    named = [*_NAMED.findall(statement), *_KATAKANA_NAME.findall(statement)]
+    missing = [name for name in named if not set(name[:2]) <= set(evidence)]
+    return missing + (_new_runs(statement, evidence) if HAN.search(evidence) else [])
+
+
+def _new_runs(statement: str, evidence: str) -> list[str]:
+    """The runs of new Chinese characters that make a good part of a statement."""
     # The numbers are checked elsewhere.
-    ordinary = known | STOP_CHARACTERS | set("".join(CJK_NUMBER.findall(statement)))
+    ordinary = set(evidence) | STOP_CHARACTERS | set("".join(CJK_NUMBER.findall(statement)))
     characters = [character for character in statement if HAN.match(character) or KANA.match(character)]
     new = "".join(c if HAN.match(c) and c not in ordinary else " " for c in characters)
-    for run in new.split():
-        if len(run) >= _NEW_RUN and len(run) >= _NEW_SHARE * len(characters):
-            yield run
+    least = max(_NEW_RUN, _NEW_SHARE * len(characters))
+    return [run for run in new.split() if len(run) >= least]

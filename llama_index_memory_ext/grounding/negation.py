@@ -63,12 +63,19 @@ def is_negated(words: Sequence[str], places: Sequence[int], missing: Sequence[st
     affirms = not _WITHOUT.isdisjoint(words) and sum(map(negates, words)) > 1
     if len(missing) > 1 or affirms:
         return False
-    rest = [word for word in words[places[-1] + 1 :] if word not in LIGHT and word not in SPEAKERS]
-    if rest and negates(rest[-1]) and all(negates(word) or _may_be_forms(word, verb) for word in rest):
+    if _is_denied_behind(words[places[-1] + 1 :], verb):
         return True
     if missing:
-        return any(_is_denied(words, i, verb if missing[0] == verb else "") for i in places)
+        said_verb = verb if missing[0] == verb else ""
+        return any(_is_denied(words, i, said_verb) for i in places)
     return _is_denied(words, places[0]) or any(map(negates, words[max(places[0] - _NEAR, 0) : places[-1]]))
+
+
+def _is_denied_behind(rest: Sequence[str], verb: str) -> bool:
+    """Whether the rest of a clause is a negation, with no other telling words than forms of a verb."""
+    telling = [word for word in rest if word not in LIGHT and word not in SPEAKERS]
+    is_last = bool(telling) and negates(telling[-1])
+    return is_last and all(negates(word) or _may_be_forms(word, verb) for word in telling)
 
 
 def _is_denied(words: Sequence[str], place: int, verb: str = "") -> bool:

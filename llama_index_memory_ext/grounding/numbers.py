@@ -184,13 +184,18 @@ def _unit(word: str) -> str:
 def _counts_something_else(one: Quantity, same: Sequence[Quantity], said: Sequence[Quantity]) -> bool:
     """Whether the number was said of another unit, or another number was said of what it counts."""
     if one.unit:
-        units = {other.unit for other in same}
-        if one.unit in units:
-            return False
-        return units != {""} or any(other.unit == one.unit for other in said)
+        return _has_another_unit(one, same, said)
     if not one.word or any(_is_one_word(one.word, other.word) for other in same):
         return False
     return any(_is_one_word(one.word, other.word) for other in said if not one.values & other.values)
+
+
+def _has_another_unit(one: Quantity, same: Sequence[Quantity], said: Sequence[Quantity]) -> bool:
+    """Whether the number was said of another unit, or of none where another number has this unit."""
+    units = {other.unit for other in same}
+    if one.unit in units:
+        return False
+    return units != {""} or any(other.unit == one.unit for other in said)
 
 
 def _is_one_word(one: str, other: str) -> bool:

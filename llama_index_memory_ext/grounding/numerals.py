@@ -50,17 +50,20 @@ def ascii_digits(text: str) -> str:
 
 def clock_times(text: str, names: Mapping[str, float]) -> Iterator[tuple[str, set[float]]]:
     """Times of the day as they are written, in hours; those of an afternoon are also had as of 12."""
-    for match in CLOCK.finditer(text):
-        hour, minute = int(match["hour"] or match["hour2"]), int(match["minute"] or match["minute2"] or 0)
-        is_afternoon = (match["half"] or "").lower() == "p" and hour < _NOON
-        hours = {hour, hour + _NOON} if is_afternoon else {hour}
-        yield match.group(), {hour + minute / 60 for hour in hours}
+    yield from map(_clock_time, CLOCK.finditer(text))
     for match in _SPOKEN_CLOCK.finditer(text):
         said = match[2].lower()
         spoken = float(said) if said.isdigit() else names.get(said, 1.0 if said in ("one", "eins") else 0.0)
         if 0 < spoken <= _NOON:
             time = spoken + _SPOKEN[match[1].lower()]
             yield match.group(), {time, time + _NOON}
+
+
+def _clock_time(match: re.Match[str]) -> tuple[str, set[float]]:
+    hour, minute = int(match["hour"] or match["hour2"]), int(match["minute"] or match["minute2"] or 0)
+    is_afternoon = (match["half"] or "").lower() == "p" and hour < _NOON
+    hours = {hour, hour + _NOON} if is_afternoon else {hour}
+    return match.group(), {hour + minute / 60 for hour in hours}
 
 
 def readings(number: str) -> list[float]:

@@ -14,13 +14,14 @@ from llama_index_memory_ext.search.tokenization import STOP_CHARACTERS, STOP_WOR
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from difflib import Match
 
 # A word with its apostrophes, or one character of a script without spaces.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 TOKEN = re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+(?:['\u2019`\u00b4][^\W_{_UNSPACED}]+)*[+#]*")
 _IS_UNSPACED = re.compile(f"[{_UNSPACED}]")
 _APOSTROPHES = str.maketrans("", "", "'\u2019`\u00b4")
-_ENDS = ".!?\u2026\u3002\uff01\uff1f\"'\u201d\u2019)"
+_ENDS = tuple(".!?\u2026\u3002\uff01\uff1f\"'\u201d\u2019)")
 # A model that reports on a person changes these.
 _PERSONS = """i me my mine myself we us our ours ourselves you your yours yourself he him his himself she her hers
     herself they them their theirs themselves im ive id ill youre youve youd hes shes theyre theyve theyd were weve
@@ -78,27 +79,52 @@ def find_quote(quote: str, text: str) -> Span | None:
     >>> find_quote("I live in Paris", text) is None
     True
     """
-    place = text.find(quote.strip())
     wanted, tokens = _tokens(unescape(quote)), _tokens(text)
     if not wanted or len(wanted) > _MOST_TOKENS:
         return None
-    if place >= 0 and _is_at_words(place, place + len(quote.strip()), tokens) and _tells(wanted, tokens):
-        return Span(place, place + len(quote.strip()), 1.0)
+    return _exactly(quote.strip(), text, wanted, tokens) or _nearly(quote, text, wanted, tokens)
+
+
+def _exactly(quote: str, text: str, wanted: Sequence[_Token], tokens: Sequence[_Token]) -> Span | None:
+    """Where a text has a quote letter for letter, with no word cut in two."""
+    start = text.find(quote)
+    end = start + len(quote)
+    is_found = start >= 0 and _is_at_words(start, end, tokens) and _tells(wanted, tokens)
+    return Span(start, end, 1.0) if is_found else None
+
+
+def _nearly(quote: str, text: str, wanted: Sequence[_Token], tokens: Sequence[_Token]) -> Span | None:
+    """Where a text has most words of a quote in their order."""
     keys = _mended([token.key for token in wanted], {token.key for token in tokens})
-    is_elided = "..." in quote or "\u2026" in quote
-    most = len(tokens) if is_elided else int(len(keys) * _STRETCH) + _SLACK
-    first = _densest(tokens, set(keys), most)
-    window = tokens[first : first + most]
-    found = SequenceMatcher(None, keys, [token.key for token in window], autojunk=False).get_matching_blocks()
-    matched = [i for block in found for i in range(block.a, block.a + block.size)]
-    share = sum(wanted[i].weight for i in matched) / sum(token.weight for token in wanted)
-    if share < _LEAST_SHARE or not _tells([wanted[i] for i in matched], tokens):
+    window = _window(tokens, keys, is_elided="..." in quote or "\u2026" in quote)
+    blocks = _blocks(keys, window)
+    matched = [token for block in blocks for token in wanted[block.a : block.a + block.size]]
+    share = _weight_of(matched) / _weight_of(wanted)
+    if share < _LEAST_SHARE or not _tells(matched, tokens):
         return None
-    parts = [block for block in found if block.size]
-    start, end = window[parts[0].b].start, window[parts[-1].b + parts[-1].size - 1].end
+    start, end = window[blocks[0].b].start, window[blocks[-1].b + blocks[-1].size - 1].end
     # The mark at the end of a sentence belongs to the words.
-    end += int(end < len(text) and text[end] in _ENDS and quote.rstrip()[-1:] in _ENDS)
+    end += text.startswith(_ENDS, end) and quote.rstrip().endswith(_ENDS)
     return Span(start, end, share)
+
+
+def _blocks(keys: Sequence[str], tokens: Sequence[_Token]) -> list[Match]:
+    """The runs of keys that tokens have, in their order."""
+    matcher = SequenceMatcher(None, keys, [token.key for token in tokens], autojunk=False)
+    return [block for block in matcher.get_matching_blocks() if block.size]
+
+
+def _weight_of(tokens: Sequence[_Token]) -> float:
+    return sum(token.weight for token in tokens)
+
+
+def _window(tokens: Sequence[_Token], keys: Sequence[str], *, is_elided: bool) -> Sequence[_Token]:
+    """The tokens of the passage that has most of the keys; all tokens for a quote that leaves words out."""
+    if is_elided:
+        return tokens
+    most = int(len(keys) * _STRETCH) + _SLACK
+    first = _densest(tokens, set(keys), most)
+    return tokens[first : first + most]
 
 
 @lru_cache(maxsize=64)

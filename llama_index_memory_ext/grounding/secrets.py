@@ -17,7 +17,7 @@ _KEYS = re.compile(
 _TOKEN = re.compile(r"[A-Za-z0-9_+/=-]{20,}")
 # A card has 13 to 19 digits; the longest are not phone numbers, dates or amounts, whatever their check digit.
 _CARD, _ACCOUNT_DIGITS = re.compile(r"(?<![\d.])\d(?:[ -]?\d){12,18}(?![\d.])"), 16
-_IBAN = re.compile(r"\b([A-Z]{2})(\d{2})((?: ?[A-Z0-9]){11,30})\b")
+_IBAN = re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]){11,30}\b")
 _SOCIAL_SECURITY = re.compile(r"\b\d{3}-\d{2}-\d{4}\b")
 # The word "password" in the languages that have most users, and what is said instead of it.
 _NAMES = """pass password passwd passphrase passcode passwort kennwort pw pwd pin pin-code cvv cvc cvv2 otp secret
@@ -55,18 +55,24 @@ def holds_secret(text: str) -> bool:
     (True, True, False)
     """
     plain = unicodedata.normalize("NFKC", text)
-    if _KEYS.search(plain) or _IS.search(plain) or _SOCIAL_SECURITY.search(plain):
-        return True
-    if any(map(_is_random, _TOKEN.findall(plain))) or any(map(_is_card, _CARD.findall(plain))):
-        return True
-    if any(_is_iban("".join(parts)) for parts in _IBAN.findall(plain)):
+    if any(pattern.search(plain) for pattern in (_KEYS, _IS, _SOCIAL_SECURITY)) or _has_long_secret(plain):
         return True
     if _SEED.search(plain):
         return len(_WORD.findall(plain)) >= _SEED_WORDS
-    chosen = list(filter(_is_chosen, _WORD.findall(_YEAR.sub(" ", _NAMED.sub(" ", plain)))))
-    if _KEY_NAMED.search(plain) and any(len(word) >= _SHORTEST_KEY for word in chosen):
-        return True
-    return bool(chosen) and bool(_NAMED.search(plain))
+    return _has_named_secret(plain)
+
+
+def _has_long_secret(text: str) -> bool:
+    """Whether a text has a random token, or the digits of a card or an account."""
+    checks = ((_TOKEN, _is_random), (_CARD, _is_card), (_IBAN, _is_iban))
+    return any(is_secret(found) for pattern, is_secret in checks for found in pattern.findall(text))
+
+
+def _has_named_secret(text: str) -> bool:
+    """Whether a text names a password or a key, and has a word that looks like one."""
+    chosen = list(filter(_is_chosen, _WORD.findall(_YEAR.sub(" ", _NAMED.sub(" ", text)))))
+    has_key = any(len(word) >= _SHORTEST_KEY for word in chosen) and _KEY_NAMED.search(text)
+    return bool(has_key or (chosen and _NAMED.search(text)))
 
 
 def _is_random(token: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.grounding.language import script_of
@@ -23,7 +24,7 @@ from llama_index_memory_ext.grounding.words import are_forms, keywords, shared
 from llama_index_memory_ext.search.tokenization import IRREGULAR, STOP_CHARACTERS, STOP_WORDS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from llama_index_memory_ext.grounding.quotes import Span
 
@@ -58,10 +59,8 @@ _HAS = frozenset(["hat", "tiene"])
 _OWN = frozenset(str.split("my our mein meine meinen meinem meiner unser unsere unseren mis mes"))
 _OTHERS = frozenset(str.split("you he she they du er sie"))
 _MARKS = (("\u201c", "\u201d"), ("\u201e", "\u201c"), ("\u300c", "\u300d"), ('"', '"'), ("'", "'"))
-_LEAST_QUOTED = 3
+_LEAST_QUOTED, _SHORTEST_VERB = 3, 3
 _KANJI_OR_KATAKANA = re.compile("[\u3400-\u9fff]|[\u30a1-\u30fa\u30fc]+")
-
-
 # 我妹妹是, 兄は
 _KINS = re.compile(f"(?:^|我的?)[^我]{{0,3}}[{_KIN}][さはが是]{{0,3}}(?:[是在]|$)")
 
@@ -71,6 +70,15 @@ class Passage(NamedTuple):
 
     sentences: tuple[str, ...]
     others: tuple[str, ...]
+
+
+class _Compared(NamedTuple):
+    """The words of a clause and of a statement, the places of those they share, and the telling ones it misses."""
+
+    words: list[str]
+    said: list[str]
+    places: list[int]
+    missing: list[str]
 
 
 def unsaid_reason(statement: str, text: str, span: Span, *, may_presuppose: bool = True) -> str:
@@ -86,19 +94,23 @@ def unsaid_reason(statement: str, text: str, span: Span, *, may_presuppose: bool
     'question'
     """
     passage = _passage(text, span)
-    if not _is_told(statement, passage):
-        is_presupposed = may_presuppose and _is_presupposed(statement, passage.sentences)
-        if passage.sentences and all(map(_is_question, passage.sentences)) and not is_presupposed:
-            return "question"
-        if any(map(_is_supposed, passage.sentences)) and not _CONDITIONAL.search(statement):
-            return "hypothesis"
+    if reason := _mood_reason(statement, passage, may_presuppose=may_presuppose):
+        return reason
     if _is_quoted(text, span):
         return "quoted"
-    for sentence in passage.sentences:
-        for clause in _CLAUSE.split(sentence):
-            if reason := _clause_reason(statement, clause):
-                return reason
-    return ""
+    clauses = (clause for sentence in passage.sentences for clause in _CLAUSE.split(sentence))
+    return next(filter(None, (_clause_reason(statement, clause) for clause in clauses)), "")
+
+
+def _mood_reason(statement: str, passage: Passage, *, may_presuppose: bool) -> str:
+    """Whether the sentences of a quote only ask ("question") or suppose ("hypothesis") what a statement says."""
+    if _is_told(statement, passage):
+        return ""
+    is_asked = bool(passage.sentences) and all(map(_is_question, passage.sentences))
+    if is_asked and not (may_presuppose and _is_presupposed(statement, passage.sentences)):
+        return "question"
+    is_supposed = any(map(_is_supposed, passage.sentences)) and not _CONDITIONAL.search(statement)
+    return "hypothesis" if is_supposed else ""
 
 
 def _passage(text: str, span: Span) -> Passage:
@@ -122,12 +134,16 @@ def _is_told(statement: str, passage: Passage) -> bool:
 def _is_presupposed(statement: str, sentences: Sequence[str]) -> bool:
     """Whether a question has all telling words of a statement as something of the user's own: "my two cats"."""
     telling = [word for word in words_in(statement) if word not in LIGHT and word not in _HAS]
-    for sentence in sentences if telling and not denies(statement) else ():
-        words = words_in(sentence)
-        owned = [words[i + 1 : i + 1 + len(telling)] for i, word in enumerate(words) if word in _OWN]
-        if any(all(any(_are_one(word, other) for other in some) for word in telling) for some in owned):
-            return True
-    return False
+    if not telling or denies(statement):
+        return False
+    owned = (words for sentence in sentences for words in _owned(sentence, len(telling)))
+    return any(all(_is_among(word, words) for word in telling) for words in owned)
+
+
+def _owned(sentence: str, length: int) -> list[list[str]]:
+    """So many words behind each "my" of a sentence."""
+    words = words_in(sentence)
+    return [words[i : i + length] for i, word in enumerate(words, 1) if word in _OWN]
 
 
 def _is_question(sentence: str) -> bool:
@@ -158,25 +174,41 @@ def _clause_reason(statement: str, clause: str) -> str:
     """Why a clause that has the telling words of a statement says something else; "" also for any other clause."""
     if script_of(clause) == "cjk":
         return _reason_in_characters(statement, clause)
-    words, said = words_in(clause), words_in(statement)
-    telling = [word for word in said if word not in LIGHT and not negates(word)]
-    places = [i for i, word in enumerate(words) if any(_are_one(word, other) for other in telling)]
-    missing = [word for word in telling if not any(_are_one(word, other) for other in words)]
-    if not places:
+    both = _compared(statement, clause)
+    if not both.places:
         return ""
-    is_past = _PAST.search(clause) and not _PAST.search(statement)
-    if denies(statement):
-        is_opposite = not missing and not is_past and is_affirmed(words, places)
-    else:
-        is_opposite = is_negated(words, places, missing, said[0])
-    if is_opposite:
+    is_past = _is_put_in_past(statement, clause)
+    if _is_opposite(both, denies_it=denies(statement), is_past=is_past):
         return "negated"
     # The verb may be another form of the one that was said: "war" and "ist".
-    if missing and missing != said[:1]:
+    if both.missing not in ([], both.said[:1]):
         return ""
-    if is_past or _is_past(words, said):
+    if is_past or _is_past(both.words, both.said):
         return "past"
-    return "other_subject" if _has_other_subject(words, said) else ""
+    return "other_subject" if _has_other_subject(both.words, both.said) else ""
+
+
+def _compared(statement: str, clause: str) -> _Compared:
+    words, said = words_in(clause), words_in(statement)
+    telling = [word for word in said if word not in LIGHT and not negates(word)]
+    places = [i for i, word in enumerate(words) if _is_among(word, telling)]
+    return _Compared(words, said, places, [word for word in telling if not _is_among(word, words)])
+
+
+def _is_opposite(both: _Compared, *, denies_it: bool, is_past: bool) -> bool:
+    """Whether a clause denies what a statement affirms, or affirms what it denies."""
+    if denies_it:
+        return not both.missing and not is_past and is_affirmed(both.words, both.places)
+    return is_negated(both.words, both.places, both.missing, both.said[0])
+
+
+def _is_put_in_past(statement: str, clause: str) -> bool:
+    """Whether a clause says that something is over, and a statement does not: "used to", "no longer"."""
+    return bool(_PAST.search(clause)) and not _PAST.search(statement)
+
+
+def _is_among(word: str, others: Iterable[str]) -> bool:
+    return any(_are_one(word, other) for other in others)
 
 
 def _are_one(one: str, other: str) -> bool:
@@ -190,15 +222,23 @@ def sentences_at(text: str, span: Span) -> tuple[str, ...]:
 
 def _is_past(words: Sequence[str], said: Sequence[str]) -> bool:
     """Whether a statement has in the present ("Lives in Rome") what a clause has in the past ("I lived in Rome")."""
-    verb = said[0]
-    if was := _WAS.get(verb):
-        return any(word in was and i and words[i - 1] in SPEAKERS for i, word in enumerate(words))
-    if not verb.endswith("s") or len(verb) < _LEAST_QUOTED:
-        return False
+    if was := _WAS.get(said[0]):
+        return any(before in SPEAKERS and word in was for before, word in pairwise(words))
+    places = _past_places(words, said[0])
+    return bool(places) and all(i and words[i - 1] not in _AUXILIARIES for i in places)
+
+
+def _past_places(words: Sequence[str], verb: str) -> list[int]:
+    """Where words are forms of the past of a verb in the present: "lived" of "lives"."""
+    if not verb.endswith("s") or len(verb) < _SHORTEST_VERB:
+        return []
     # "need" is no form of the past.
-    same = [i for i, word in enumerate(words) if word not in (verb, verb[:-1]) and _are_one(word, verb)]
-    forms = [i for i in same if words[i].endswith("ed") or (words[i] in IRREGULAR and not words[i].endswith("n"))]
-    return bool(forms) and all(i and words[i - 1] not in _AUXILIARIES for i in forms)
+    present = (verb, verb[:-1])
+    return [i for i, word in enumerate(words) if _may_be_past(word) and word not in present and _are_one(word, verb)]
+
+
+def _may_be_past(word: str) -> bool:
+    return word.endswith("ed") or (word in IRREGULAR and not word.endswith("n"))
 
 
 def _has_other_subject(words: Sequence[str], said: Sequence[str]) -> bool:
@@ -221,16 +261,21 @@ def _is_somebodys(subject: Sequence[str], *, is_same: bool) -> bool:
 
 
 def _reason_in_characters(statement: str, clause: str) -> str:
-    telling = {part for part in _KANJI_OR_KATAKANA.findall(statement) if part not in STOP_CHARACTERS}
-    telling -= set(CHINESE_NEGATION.findall(statement))
+    """The same for a clause in a script without spaces."""
+    telling = set(_KANJI_OR_KATAKANA.findall(statement)) - STOP_CHARACTERS - set(CHINESE_NEGATION.findall(statement))
     if not telling or any(part not in clause for part in telling):
         return ""
-    first = min(clause.index(part) for part in telling)
+    before = clause[: min(map(clause.index, telling))]
+    if _is_opposite_in_characters(statement, clause, before):
+        return "negated"
+    if _KINS.search(before) and set(_KIN).isdisjoint(statement):
+        return "other_subject"
+    return "past" if _is_put_in_past(statement, clause) else ""
+
+
+def _is_opposite_in_characters(statement: str, clause: str, before: str) -> bool:
+    """Whether a clause denies what a statement affirms, or the reverse, where "I" stands ``before`` the shared part."""
     for negation in (CHINESE_NEGATION, JAPANESE_NEGATION):
         if negation.search(clause) and not negation.search(statement):
-            return "negated"
-    if CHINESE_NEGATION.search(statement) and not denies(clause) and clause[:first].endswith(("我", "我们")):
-        return "negated"
-    if _KINS.search(clause[:first]) and not any(character in statement for character in _KIN):
-        return "other_subject"
-    return "past" if _PAST.search(clause) and not _PAST.search(statement) else ""
+            return True
+    return bool(CHINESE_NEGATION.search(statement)) and not denies(clause) and before.endswith(("我", "我们"))
