@@ -148,7 +148,8 @@ class RelevantFactsBlock(LogBlock):
 
     def book(self, session_id: str = DEFAULT_SESSION_ID) -> FactBook:
         """The facts of a session's user, to look at and to change."""
-        return FactBook(self._store, self.namespace_of(session_id), clock=self._clock)
+        categories = tuple(self.categories)
+        return FactBook(self._store, self.namespace_of(session_id), categories=categories, clock=self._clock)
 
     async def asearch(self, question: str, *, session_id: str = DEFAULT_SESSION_ID) -> list[RankedFact]:
         """The facts that have something in common with a question, best first; [] if none has.

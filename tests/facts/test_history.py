@@ -12,7 +12,14 @@ import pytest
 from llama_index.core import MockEmbedding
 from llama_index.core.schema import MetadataMode
 
-from llama_index_memory_ext import Fact, FactError, MemoryRetriever, MemoryToolSpec, RelevantFactsBlock
+from llama_index_memory_ext import (
+    CondensedMemory,
+    Fact,
+    FactError,
+    MemoryRetriever,
+    MemoryToolSpec,
+    RelevantFactsBlock,
+)
 from llama_index_memory_ext.fact import retire
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.history import why_retired
@@ -291,3 +298,10 @@ def test_synchronous_twins_know_the_history() -> None:
     block = asyncio.run(block_of(MOVED, BERGEN))
     assert [fact.id for fact in block.book().history("bergen")] == ["oslo", "bergen"]
     asyncio.run(block.aclose())
+
+
+async def test_a_category_that_the_memory_does_not_have_is_refused() -> None:
+    async with CondensedMemory.from_defaults(categories={"diet": "what they eat"}, extract_facts=False) as memory:
+        assert (await memory.facts.aadd("Likes tea", category="diet")).category == "diet"
+        with pytest.raises(FactError, match="'diet'; saw 'opinion'"):
+            await memory.facts.aadd("Likes tea", category="opinion")
