@@ -1,6 +1,7 @@
 """Gives an agent tools to search its memory, to remember and to forget, by the user's own words only."""
 
 # No postponed annotations: the host reads those of the tools as they stand.
+import asyncio
 from collections.abc import Sequence
 from html import escape
 from operator import attrgetter
@@ -164,7 +165,8 @@ class MemoryToolSpec(BaseToolSpec):
             return []
         extractor = self.memory.facts_block.extractor(self.memory.session_id)
         lines = (await extractor.recent())[0][-_ASKING_LINES:]
-        asked = asks_to_forget(quote, lines, [fact.content for fact in chosen])
+        # The first comparison of words loads what tells languages apart.
+        asked = await asyncio.to_thread(asks_to_forget, quote, lines, [fact.content for fact in chosen])
         entries = [
             {"number": i, "reason": "The user asked to forget it.", "quote": quote}
             for i, is_asked in enumerate(asked, 1)

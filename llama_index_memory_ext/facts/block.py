@@ -223,7 +223,7 @@ class RelevantFactsBlock(LogBlock):
         if self.extract_facts:
             if answered and not self._store.database.in_memory:
                 self._store.jobs.unread.add(session_id)
-            work = partial(self.extractor(session_id).extract_answered, least_turns=self.extract_every_turns)
+            work = partial(self.extractor(session_id).extract, least_turns=self.extract_every_turns, answered=True)
             self.jobs.start(self.job_key(session_id), work, self.retry_seconds)
 
     async def aflush(self, session_id: str = DEFAULT_SESSION_ID) -> None:

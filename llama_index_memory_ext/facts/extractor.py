@@ -50,14 +50,12 @@ class Extractor:
     learner: Learner
     at_once: bool = False
 
-    async def extract(self, *, least_turns: int = 1, with_active: bool = False) -> None:
-        """Extract batches until fewer than ``least_turns`` turns are left."""
-        while await self.extract_next(least_turns=least_turns, with_active=with_active):
-            pass
+    async def extract(self, *, least_turns: int = 1, with_active: bool = False, answered: bool = False) -> None:
+        """Extract batches until fewer than ``least_turns`` turns are left.
 
-    async def extract_answered(self, *, least_turns: int = 1) -> None:
-        """As ``extract``, with the turn that has just ended; a question without an answer is left."""
-        while await self.extract_next(least_turns=least_turns, answered=True):
+        ``answered``: with the turn that has just ended; a question without an answer is left.
+        """
+        while await self.extract_next(least_turns=least_turns, with_active=with_active or answered, answered=answered):
             pass
 
     async def extract_next(
@@ -126,7 +124,7 @@ class Extractor:
         cache = self.learner.cache
         for _ in range(_TRIES):
             known = await cache.read(self.namespace)
-            valid = self.learner.validated(reply, lines, about, known, utc_now(), **rules)
+            valid = await self.learner.validated(reply, lines, about, known, utc_now(), **rules)
             learned = self.learner.changes(valid, known)
             if not learned.changed:
                 return learned.reply, ()

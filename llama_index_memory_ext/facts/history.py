@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from llama_index_memory_ext.errors import FactError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
     from llama_index_memory_ext.fact import Fact, RetiredBy
@@ -77,12 +77,7 @@ def history_of(facts: Iterable[Fact], fact_id: str, namespace: str) -> list[Fact
 
 def _after(fact: Fact, facts: Mapping[str, Fact]) -> list[Fact]:
     """What has replaced a fact, and what has replaced that, nearest first."""
-    found, left = {fact.id: fact}, [fact]
-    while left:
-        new = [facts[one] for one in _successors(left.pop(0)) if one in facts and one not in found]
-        found.update((one.id, one) for one in new)
-        left += new
-    return list(found.values())[1:]
+    return _reached(fact, lambda one: [facts[other] for other in _successors(one) if other in facts])
 
 
 def _before(fact: Fact, facts: Mapping[str, Fact]) -> list[Fact]:
@@ -91,9 +86,14 @@ def _before(fact: Fact, facts: Mapping[str, Fact]) -> list[Fact]:
     for one in facts.values():
         for successor in _successors(one):
             replaced.setdefault(successor, []).append(one)
+    return _reached(fact, lambda one: replaced.get(one.id, ()))
+
+
+def _reached(fact: Fact, next_of: Callable[[Fact], Iterable[Fact]]) -> list[Fact]:
+    """The facts that are reached from one, step by step, nearest first."""
     found, left = {fact.id: fact}, [fact]
     while left:
-        new = [one for one in replaced.get(left.pop(0).id, ()) if one.id not in found]
+        new = [one for one in next_of(left.pop(0)) if one.id not in found]
         found.update((one.id, one) for one in new)
         left += new
     return list(found.values())[1:]

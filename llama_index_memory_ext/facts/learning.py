@@ -110,9 +110,7 @@ class Learner:
         before = part.before[-1:] if answered else ()
         prompt = self._prompt(part.lines, related, said_on=part.asked_at.date(), before=before)
         reply = await self._ask(prompt, part.turns, spent)
-        # Dates and languages of a long text take a while, for which the event loop must not be blocked.
-        rules: Any = {"context": part.before}
-        valid = await asyncio.to_thread(self.validated, reply, part.lines, related, known, part.asked_at, **rules)
+        valid = await self.validated(reply, part.lines, related, known, part.asked_at, context=part.before)
         if self.verify and (valid.accepted or valid.retired):
             places = range(1, len(related) + 1)
             quotes = {related[one.number - 1].id: one.quote for one in reply.retired if one.number in places}
@@ -128,7 +126,7 @@ class Learner:
             return False
         return True
 
-    def validated(
+    async def validated(
         self,
         reply: ExtractionReply,
         lines: Sequence[Utterance],
@@ -138,7 +136,9 @@ class Learner:
         **rules: Any,
     ) -> ValidatedReply:
         """What of a reply is stored, by the rules of ``validate_reply``."""
-        valid = validate_reply(
+        # Dates and languages of a long text take a while, for which the event loop must not be blocked.
+        valid = await asyncio.to_thread(
+            validate_reply,
             reply,
             lines,
             # A fact that was deleted since must not come back by being retired.

@@ -36,16 +36,18 @@ def offered(
     and the shorter the facts, the more of them have room. Of two that are alike the newer one comes first.
     """
     shortest = sorted(facts, key=lambda fact: (len(fact.content), -fact.created_at.timestamp()))
-    tokens: dict[str, int] = {}
     chosen: dict[str, Fact] = {}
+    total = 0
 
     def take(some: Iterable[Fact], room: float) -> None:
+        nonlocal total
         for fact in some:
             if fact.id not in chosen:
-                tokens[fact.id] = counter.count(f"{len(facts)}. {' '.join(fact.content.split())}\n")
-                if sum(tokens[one] for one in chosen) + tokens[fact.id] > room:
+                tokens = counter.count(f"{len(facts)}. {' '.join(fact.content.split())}\n")
+                if total + tokens > room:
                     return
                 chosen[fact.id] = fact
+                total += tokens
 
     take(_best_of_each(facts, texts, ranker), _MATCHING_SHARE * limit)
     take(shortest, limit)

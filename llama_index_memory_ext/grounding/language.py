@@ -44,6 +44,8 @@ def script_of(text: str) -> str:
     return max(counts, key=counts.__getitem__) if letters else ""
 
 
+# Sentence by sentence, a text is compared with the same source.
+@lru_cache(maxsize=64)
 def language_of(text: str) -> str | None:
     """The ISO 639-1 code of the language of a text, such as "en"; None if it is too short to tell.
 

@@ -97,7 +97,7 @@ class Said:
         self._numbers = frozenset(_numbers(self._text))
         self._names = frozenset(_names(self._text))
 
-    @property
+    @cached_property
     def _text(self) -> str:
         return f"{self._messages}\n{self._known}"
 

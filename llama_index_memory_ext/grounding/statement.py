@@ -65,7 +65,7 @@ _KANJI_OR_KATAKANA = re.compile("[\u3400-\u9fff]|[\u30a1-\u30fa\u30fc]+")
 _KINS = re.compile(f"(?:^|我的?)[^我]{{0,3}}[{_KIN}][さはが是]{{0,3}}(?:[是在]|$)")
 
 
-class Passage(NamedTuple):
+class _Passage(NamedTuple):
     """The sentences of a message in which a quote lies, and the others."""
 
     sentences: tuple[str, ...]
@@ -102,7 +102,7 @@ def unsaid_reason(statement: str, text: str, span: Span, *, may_presuppose: bool
     return next(filter(None, (_clause_reason(statement, clause) for clause in clauses)), "")
 
 
-def _mood_reason(statement: str, passage: Passage, *, may_presuppose: bool) -> str:
+def _mood_reason(statement: str, passage: _Passage, *, may_presuppose: bool) -> str:
     """Whether the sentences of a quote only ask ("question") or suppose ("hypothesis") what a statement says."""
     if _is_told(statement, passage):
         return ""
@@ -113,15 +113,15 @@ def _mood_reason(statement: str, passage: Passage, *, may_presuppose: bool) -> s
     return "hypothesis" if is_supposed else ""
 
 
-def _passage(text: str, span: Span) -> Passage:
+def _passage(text: str, span: Span) -> _Passage:
     inside, outside = list[str](), list[str]()
     for match in _SENTENCE.finditer(text):
         if match.group().strip():
             (inside if match.start() < span.end and span.start < match.end() else outside).append(match.group().strip())
-    return Passage(tuple(inside), tuple(outside))
+    return _Passage(tuple(inside), tuple(outside))
 
 
-def _is_told(statement: str, passage: Passage) -> bool:
+def _is_told(statement: str, passage: _Passage) -> bool:
     """Whether a part of the message that neither asks nor supposes anything has a telling word of a statement."""
     told = list[str]()
     for sentence in (*passage.sentences, *passage.others):

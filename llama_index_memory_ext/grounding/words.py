@@ -9,7 +9,7 @@ from functools import lru_cache
 from html import unescape
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.search.tokenization import STOP_CHARACTERS, words_of
+from llama_index_memory_ext.search.tokenization import STOP_CHARACTERS, without_accents, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,7 +41,7 @@ def keywords(text: str) -> frozenset[str]:
     Stop words are left out. Scripts without spaces between words give pairs of characters, and Chinese ones each alone.
     """
     folded = comparable(text)
-    found = {word.term if word.term.isascii() else _plain(word.written) for word in words_of(folded)}
+    found = {word.term if word.term.isascii() else without_accents(word.written) for word in words_of(folded)}
     found |= {word.written for word in words_of(folded) if not _CHARACTER.search(word.written)}
     characters = set(_CHARACTER.findall(folded)) - STOP_CHARACTERS
     return frozenset({*found, *characters, *_NUMBER.findall(folded)})
@@ -66,7 +66,3 @@ def are_forms(one: str, other: str) -> bool:
     if len(shorter) < _SHORTEST_MENDED or shorter[0] != longer[0]:
         return False
     return SequenceMatcher(None, one, other, autojunk=False).ratio() >= _LEAST_LIKENESS
-
-
-def _plain(word: str) -> str:
-    return unicodedata.normalize("NFC", re.sub("[\u0300-\u036f]", "", unicodedata.normalize("NFD", word)))

@@ -166,8 +166,13 @@ async def ask_for_summary(
     reply = response.message.content or ""
     if was_refused(response):
         raise SummaryReplyError(reply, "the provider has refused or filtered it")
-    # A limit may have been lowered since the summary before was made.
-    before = counter.clip(previous, token_limit)
-    said = "".join([*(entry.text for entry in entries), previous if before != previous else ""])
-    options: Any = {"said": said, "is_cut": was_truncated(response), "token_limit": token_limit}
-    return counter.clip(checked_summary(reply, before, counter, **options), token_limit)
+
+    def checked() -> str:
+        # A limit may have been lowered since the summary before was made.
+        before = counter.clip(previous, token_limit)
+        said = "".join([*(entry.text for entry in entries), previous if before != previous else ""])
+        options: Any = {"said": said, "is_cut": was_truncated(response), "token_limit": token_limit}
+        return counter.clip(checked_summary(reply, before, counter, **options), token_limit)
+
+    # A long answer takes a while, for which the event loop must not be blocked.
+    return await asyncio.to_thread(checked)

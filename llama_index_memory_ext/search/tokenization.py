@@ -131,10 +131,16 @@ def date_words(day: date) -> str:
     return f"{day.day} {MONTHS[day.month - 1]}, {day.year}"
 
 
+def without_accents(word: str) -> str:
+    """Returns a word without the accents on its letters: "cafe" for "café"."""
+    if word.isascii():
+        return word
+    return unicodedata.normalize("NFC", re.sub("[\u0300-\u036f]", "", unicodedata.normalize("NFD", word)))
+
+
 @lru_cache(maxsize=100_000)
 def _term(word: str) -> str:
-    if not word.isascii():
-        word = unicodedata.normalize("NFC", re.sub("[\u0300-\u036f]", "", unicodedata.normalize("NFD", word)))
+    word = without_accents(word)
     with _stemmer_lock:
         stemmed: str = _STEMMER.stemWord(IRREGULAR.get(word, word))
     return stemmed

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -170,6 +172,48 @@ async def test_long_messages_do_not_hold_up_the_event_loop(open_memory: OpenMemo
     assert (await spec.aremember("Likes tea", "I like tea")).startswith("Remembered: ")
     assert (await spec.aforget(["Likes tea"], "Forget the tea")).startswith("Forgotten: ")
     assert in_loop == []
+
+
+LOADS = """
+import asyncio, sys
+
+from llama_index_memory_ext import CondensedMemory, MemoryToolSpec
+from tests.conversation import assistant, user
+from tests.search.test_embeddings import in_event_loop
+
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("py3langid", "num2words", "dateparser") and in_event_loop():
+            print(name, "was loaded in the event loop")
+
+
+async def main():
+    memory = CondensedMemory.from_defaults(extract_facts=False)
+    await memory.aput_messages([user("I moved to the old town in May. I drink tea."), assistant("OK.")])
+    await memory.aput(user("Please forget where I live now, in the old town."))
+    await memory.facts.aadd("Lives in the old town")
+    spec = MemoryToolSpec(memory)
+    print(await spec.a{call})
+
+
+sys.meta_path.insert(0, Watch())
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "answer"),
+    [
+        ("forget(['old town'], 'Please forget where I live now, in the old town')", "Forgotten: "),
+        ("remember('Moved to the old town in May', 'I moved to the old town in May')", "Remembered: "),
+    ],
+)
+def test_what_reads_languages_and_dates_is_not_loaded_in_the_event_loop(call: str, answer: str) -> None:
+    """It takes a second, in which other users would have to wait."""
+    command = [sys.executable, "-c", LOADS.replace("{call}", call)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(answer), done.stdout
 
 
 # ---- searching -----------------------------------------------------------------------------------------

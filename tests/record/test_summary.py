@@ -22,9 +22,11 @@ from llama_index_memory_ext.record.summary import ask_for_summary, batch_of, sum
 from llama_index_memory_ext.record.summary_checks import PROMPT_TAGS, checked_summary
 from llama_index_memory_ext.store.readers import LogRow
 from llama_index_memory_ext.text.messages import Entry, entry_of, escape_tags, storable
+from llama_index_memory_ext.text.tokens import as_counter
 from tests.conversation import assistant, calling, result, user
 from tests.models import StartModel
 from tests.openai_server import Message, fail, say, why_refused
+from tests.search.test_embeddings import in_event_loop
 
 COUNTER = TokenCounter()
 GRAINS = ("rye", "wheat", "spelt", "barley", "oat", "corn", "rice", "millet", "teff", "emmer", "durum", "malt", "bran")
@@ -578,6 +580,21 @@ async def test_a_summary_is_never_longer_than_its_limit(reply: str, previous: st
     with suppress(SummaryReplyError):
         text = await ask_for_summary(Parrot(reply=reply), previous, entries, token_limit=limit, counter=COUNTER)
         assert COUNTER.count(text) <= limit
+
+
+async def test_a_long_answer_does_not_hold_up_the_event_loop() -> None:
+    """It takes a second to compare."""
+    in_loop: list[int] = []
+
+    def tokenize(text: str) -> list[str]:
+        in_loop.extend([len(text)] * (len(text) > 50_000 and in_event_loop()))
+        return text.split()
+
+    reply = "".join(f"Ann likes tea{i}. " for i in range(5_000))
+    counter = as_counter(tokenize)
+    said = entries_of(user(reply))
+    assert await ask_for_summary(Parrot(reply=reply), reply, said, token_limit=20_000, counter=counter)
+    assert in_loop == []
 
 
 # ---- errors --------------------------------------------------------------------------------------------
