@@ -46,6 +46,7 @@ async def main():
     async with memory:
         for i in range(4):
             await agent.run(f"My name is Ann, and this is question {i}. What did I ask before?", memory=memory)
+        await memory.aflush()
         print(await memory.facts_block.aexplain("What is my name?"))
         print(await memory.condensed_block.asummary("chat"))
 
