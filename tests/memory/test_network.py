@@ -84,7 +84,8 @@ def test_a_conversation_connects_to_its_model_and_to_nothing_else(tmp_path: Path
     assert (done.returncode, done.stderr) == (0, "")
     assert "Is called Ann" in done.stdout
     assert "several questions" in done.stdout
-    assert len(server.requests) > 8
+    # Four answers, and at least one extraction and one summary: how many turns each of these has depends on the time.
+    assert len(server.requests) >= 6
 
 
 def test_the_demo_without_a_key_connects_to_nothing(tmp_path: Path) -> None:
