@@ -44,8 +44,9 @@ from benchmarks.command import named_path, shown
 from benchmarks.report import Measure, Promise, Series, publish
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts.ranking import document_of, rank
+from llama_index_memory_ext.record.message_index import neighbours
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
-from llama_index_memory_ext.search.tfidf import CONTEXT_SHARE, Document, FactRanker, TfidfRanker
+from llama_index_memory_ext.search.tfidf import Document, FactRanker, TfidfRanker
 
 DEFAULT_FOLDER = Path("../shared/recall")
 POOLS = {"observations": "extracted facts", "turns": "messages as they were said"}
@@ -164,15 +165,9 @@ def blended(
 
 def turns_by_similarity(items: Sequence[Item], conversation: Item, *, embedded: bool = False) -> Order:
     """The turns, each also found by the turns around it."""
-    texts = [item["text"] for item in items]
+    texts, days = [item["text"] for item in items], [item["time"] for item in items]
     documents = (
-        Document(
-            item["id"],
-            item["text"],
-            tuple((text, CONTEXT_SHARE) for text in texts[max(i - 1, 0) : i] + texts[i + 1 : i + 2]),
-            item["time"],
-        )
-        for i, item in enumerate(items)
+        Document(item["id"], item["text"], neighbours(i, texts, days), item["time"]) for i, item in enumerate(items)
     )
     ranker = ranker_of(documents, conversation, embedded=embedded)
     newest_first = [item["id"] for item in reversed(items)]

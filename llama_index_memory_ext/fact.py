@@ -20,6 +20,8 @@ DEFAULT_CATEGORY = "knowledge"
 DEFAULT_MIN_CONFIDENCE = 0.7
 # Their shares of a fact's score for a question.
 SIMILARITY_WEIGHT, CONFIDENCE_WEIGHT = 0.6, 0.4
+# The weight of recency beside them for the question of a conversation; 0 leaves it out.
+RECENCY_WEIGHT = 0.4
 
 # Marks that make one fact different from another: C# and C, 50% and 50, R&D, a@b, 1/2.
 _DISTINGUISHING = frozenset("#%&@/*")

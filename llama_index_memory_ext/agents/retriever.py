@@ -15,7 +15,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
 from pydantic import ValidationError
 
 from llama_index_memory_ext.errors import LimitError, MemoryExtError, StoreError
-from llama_index_memory_ext.facts.ranking import days_of, shares_of
+from llama_index_memory_ext.facts.ranking import Weights, days_of
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS
 from llama_index_memory_ext.text.messages import escape_tags
@@ -170,15 +170,14 @@ class MemoryRetriever(BaseRetriever):
 
     def _message_node(self, message: FoundMessage) -> NodeWithScore:
         memory = self.memory
-        for_similarity, for_confidence = shares_of(
-            memory.facts_block.similarity_weight, memory.facts_block.confidence_weight
-        )
+        block = memory.facts_block
+        shares = Weights(block.similarity_weight, block.confidence_weight).shares()
         # Each database counts its rows from 1, and the host takes two nodes with the same id for one.
         place = (*memory.sql_store.database.identity, memory.session_id, message.row_ids[0])
         return _node(
             uuid5(NAMESPACE_OID, repr(place)).hex,
             message.text,
-            for_similarity * message.similarity + for_confidence * _MESSAGE_CONFIDENCE,
+            shares.similarity * message.similarity + shares.confidence * _MESSAGE_CONFIDENCE,
             kind="message",
             role=message.role,
             date=message.day,

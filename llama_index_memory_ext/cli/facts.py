@@ -15,7 +15,7 @@ from llama_index_memory_ext.cli import app as cli
 
 if TYPE_CHECKING:
     from llama_index_memory_ext import CondensedMemory, Fact
-    from llama_index_memory_ext.facts.ranking import Explanation
+    from llama_index_memory_ext.facts.explanation import Explanation
 
 # A result for JSON, and what is printed otherwise.
 Output: TypeAlias = tuple[object, RenderableType]

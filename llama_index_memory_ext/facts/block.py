@@ -19,16 +19,18 @@ from llama_index_memory_ext.fact import (
     CATEGORIES,
     CONFIDENCE_WEIGHT,
     DEFAULT_MIN_CONFIDENCE,
+    RECENCY_WEIGHT,
     SIMILARITY_WEIGHT,
     Fact,
     utc_now,
 )
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.cache import FactCache, UserFacts
+from llama_index_memory_ext.facts.explanation import Explanation, explain
 from llama_index_memory_ext.facts.extractor import Extractor
 from llama_index_memory_ext.facts.learning import Learner
 from llama_index_memory_ext.facts.prompt import check_categories, check_extraction_prompt
-from llama_index_memory_ext.facts.ranking import Explanation, RankedFact, explain, fit_facts
+from llama_index_memory_ext.facts.ranking import RankedFact, Scored, Weights, fit_facts
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, LogBlock
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 from llama_index_memory_ext.store.readers import Seen
@@ -59,8 +61,10 @@ class RelevantFactsBlock(LogBlock):
     """What is known about the user and matters for the question, best first, within a token limit.
 
     Facts are extracted by a model from the log of a ``MemoryStore``, in the background, and belong to a
-    ``user_id``, or to the session if there is none. They are ranked by
-    ``similarity_weight * similarity + confidence_weight * confidence``.
+    ``user_id``, or to the session if there is none. They are ranked by ``similarity_weight * similarity +
+    confidence_weight * confidence + recency_weight * recency``: recency is halved by each 60 newer facts, and counts
+    the less the fewer words a question and the turns before it have (``rank``). Of a question about a time, the facts
+    of that time count as recent.
 
     Without a ``store`` the block keeps a private one in memory, fed by what the memory flushes. Give the
     memory the same store otherwise.
@@ -72,6 +76,11 @@ class RelevantFactsBlock(LogBlock):
     user_id: str | None = Field(default=None, description="Whose facts these are; None: those of each session.")
     similarity_weight: float = Field(default=SIMILARITY_WEIGHT, ge=0, description="Divided by the sum of both.")
     confidence_weight: float = Field(default=CONFIDENCE_WEIGHT, ge=0, description="Divided by the sum of both.")
+    recency_weight: float = Field(
+        default=RECENCY_WEIGHT,
+        ge=0,
+        description="Beside the other two, for newer facts while something is going on; 0: age does not matter.",
+    )
     embed_model: BaseEmbedding | None = Field(default=None, exclude=True, repr=False, description="None: words alone.")
     ranker_factory: Any = Field(default=TfidfRanker, exclude=True, repr=False, description="Makes a FactRanker.")
     max_facts: int | None = Field(default=None, ge=1, description="The least confident facts over it are retired.")
@@ -115,7 +124,7 @@ class RelevantFactsBlock(LogBlock):
         shown = cached = self._shown.get(key)
         if shown is None:
             prepared = await cache.prepare(asked, [question, *context])
-            shown = self._fitted(cache.best_first(known, question, context, among=asked), known)
+            shown = self._fitted(cache.scored(asked, question, context), known)
             if prepared:
                 self._shown.put(key, shown)
         text, facts = shown
@@ -247,18 +256,18 @@ class RelevantFactsBlock(LogBlock):
 
     @property
     def _cache(self) -> FactCache:
-        weights = self.similarity_weight, self.confidence_weight
-        return FactCache(self._store, self._users, self.ranker_factory, self.embed_model, *weights, self._clock)
+        weights = Weights(self.similarity_weight, self.confidence_weight, self.recency_weight)
+        return FactCache(self._store, self._users, self.ranker_factory, self.embed_model, weights, self._clock)
 
     @property
     def _room(self) -> int:
         """Tokens for all facts: the limit without the element around them."""
         return max(0, self.token_limit - self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n"))
 
-    def _fitted(self, facts: Sequence[Fact], known: UserFacts) -> tuple[CountedText, list[Fact]]:
+    def _fitted(self, facts: Scored, known: UserFacts) -> tuple[CountedText, list[Fact]]:
         """The text with the facts that there is room for, best first, and these facts."""
         counter, rendered = self.tokenizer_fn, known.rendered
-        shown = fit_facts(facts, self._room, counter, rendered)
+        shown = fit_facts(facts.best_first(), self._room, counter, rendered, facts.first())
         text = "".join(rendered[fact.id] for fact in shown)
         tokens = sum(rendered[fact.id].tokens for fact in shown) if counter.adds_up else counter.count(text)
         return CountedText(text, tokens), shown

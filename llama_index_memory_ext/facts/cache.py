@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.facts.history import is_later, past_facts, true_in
 from llama_index_memory_ext.facts.period import period_asked
-from llama_index_memory_ext.facts.ranking import document_of, ordered, rank, shares_of
+from llama_index_memory_ext.facts.ranking import Columns, RankedFacts, Scored, Weights, document_of, scored
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 from llama_index_memory_ext.store.facts import NOTHING_READ, KeptVectors
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.background.locks import Recent
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.facts.period import Period
-    from llama_index_memory_ext.facts.ranking import RankedFact
     from llama_index_memory_ext.search.tfidf import FactRanker
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.facts import FactChanges
@@ -36,26 +35,30 @@ if TYPE_CHECKING:
 class Candidates:
     """The facts that may be shown for a question, past ones if it asks for a ``period``, and what ranks them."""
 
-    facts: tuple[Fact, ...]
+    columns: Columns
     ranker: FactRanker | None
     period: Period | None = None
     past_ids: frozenset[str] = frozenset()
+
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        """The facts."""
+        return self.columns.facts
 
 
 @dataclass
 class UserFacts:
     """The facts of one user as this process knows them; the ranker, if there is one yet, holds the active ones.
 
-    Until the time ``holds_until``, ``active`` are those that hold, of which some are ``dated``, and ``past`` those that
-    were true before. These are indexed when a question first asks for them, by a ranker that holds the active ones too.
+    Until the time ``holds_until``, ``columns`` are of those that hold, and ``past`` those that were true before. These
+    are indexed when a question first asks for them, by a ranker that holds the active ones too.
     """
 
     ranker: FactRanker | None = None
     changes: FactChanges = NOTHING_READ
     facts: dict[str, Fact] = field(default_factory=dict)
-    active: tuple[Fact, ...] = ()
+    columns: Columns = field(default_factory=lambda: Columns(()))
     past: tuple[Fact, ...] = ()
-    dated: bool = False
     holds_until: datetime | None = None
     past_ranker: FactRanker | None = None
     rendered: dict[str, CountedText] = field(default_factory=dict)
@@ -69,7 +72,12 @@ class UserFacts:
     @property
     def present(self) -> Candidates:
         """What may be shown for a question that is not about the past."""
-        return Candidates(self.active, self.ranker)
+        return Candidates(self.columns, self.ranker)
+
+    @property
+    def active(self) -> tuple[Fact, ...]:
+        """The facts that hold."""
+        return self.columns.facts
 
     def take(self, changes: FactChanges, make_ranker: Callable[[], FactRanker], now: datetime | None = None) -> None:
         """Follow changes that were read, and the clock. Threads may call it.
@@ -86,8 +94,7 @@ class UserFacts:
             _follow(self.ranker, self.active, active, changed)
             if self.past_ranker:
                 _follow(self.past_ranker, (*self.active, *self.past), (*active, *past), changed)
-            self.facts, self.active, self.past, self.rendered = facts, active, past, {}
-            self.dated = any(fact.valid_from for fact in active)
+            self.facts, self.columns, self.past, self.rendered = facts, Columns(active).prepare(), past, {}
             self.holds_until = _next_end(facts.values(), now)
 
     def in_period(self, period: Period, make_ranker: Callable[[], FactRanker]) -> Candidates:
@@ -103,7 +110,7 @@ class UserFacts:
                 _follow(ranker, (), (*self.active, *self.past), set())
                 self.past_ranker = ranker
             ranks = self.past_ranker if past else self.ranker
-            return Candidates((*active, *past), ranks, period, frozenset(fact.id for fact in past))
+            return Candidates(Columns((*active, *past)), ranks, period, frozenset(fact.id for fact in past))
 
 
 def _follow(ranker: FactRanker, before: Sequence[Fact], now: Sequence[Fact], changed: Collection[str]) -> None:
@@ -129,8 +136,7 @@ class FactCache:
     users: Recent[str, UserFacts]
     ranker_factory: Callable[[], FactRanker]
     embed_model: BaseEmbedding | None
-    similarity_weight: float
-    confidence_weight: float
+    weights: Weights
     clock: Callable[[], datetime] = utc_now
 
     async def read(self, namespace: str, now: tuple[int, int] | None = None) -> UserFacts:
@@ -148,7 +154,8 @@ class FactCache:
 
     async def candidates(self, known: UserFacts, namespace: str, question: str) -> Candidates:
         """The facts that may be shown for a question: those that hold, and past ones if it asks for the past."""
-        period = period_asked(question, self.clock().date()) if known.past or known.dated else None
+        # No time tells facts of one day apart.
+        period = period_asked(question, self.clock().date()) if known.past or known.columns.has_times else None
         if period is None:
             return known.present
         return await asyncio.to_thread(known.in_period, period, partial(self._make_ranker, namespace))
@@ -162,22 +169,16 @@ class FactCache:
         if self.embed_model is not None:
             await self.prepare(await self.read(namespace))
 
-    def best_first(
-        self, known: UserFacts, question: str, context: Sequence[str] = (), *, among: Candidates | None = None
-    ) -> list[Fact]:
-        """The candidates (default: the active facts) as ``ranked``, without numbers, which take as long as the rest."""
-        asked = among or known.present
-        shares = shares_of(self.similarity_weight, self.confidence_weight)
-        order, *_ = ordered(asked.facts, question, context, asked.ranker or TfidfRanker(), shares)
-        return [asked.facts[i] for i in order]
+    def scored(self, asked: Candidates, question: str, context: Sequence[str] = ()) -> Scored:
+        """The candidates with their numbers."""
+        ranker = asked.ranker or TfidfRanker()
+        return scored(asked.columns, question, context, ranker, self.weights, period=asked.period)
 
-    async def ranked(self, namespace: str, question: str, context: Sequence[str] = ()) -> list[RankedFact]:
+    async def ranked(self, namespace: str, question: str, context: Sequence[str] = ()) -> RankedFacts:
         """The facts of a user that may be shown for a question, best first, with their numbers."""
         asked = await self.candidates(await self.read(namespace), namespace, question)
         await self.prepare(asked, [question, *context])
-        weights = {"similarity_weight": self.similarity_weight, "confidence_weight": self.confidence_weight}
-        ranked = rank(asked.facts, question, context, ranker=asked.ranker, **weights)
-        return [entry._replace(past=entry.fact.id in asked.past_ids) for entry in ranked]
+        return RankedFacts(self.scored(asked, question, context), (question, *context), asked.past_ids)
 
     async def stop(self) -> None:
         """Cancel what is being embedded in this event loop; the next question goes on with it."""

@@ -1,31 +1,70 @@
-"""Ranks facts for a question, renders those that fit a token limit, and explains why each is shown or not."""
+"""Scores facts for a question by similarity, confidence and recency, and renders those that fit a token limit."""
 
 from __future__ import annotations
 
-import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
-from typing import TYPE_CHECKING, NamedTuple
+from datetime import datetime
+from functools import cached_property
+from itertools import chain
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from llama_index_memory_ext.fact import CONFIDENCE_WEIGHT, SIMILARITY_WEIGHT, utc_now
-from llama_index_memory_ext.search.tfidf import CONTEXT_SHARE, Document, TfidfRanker, similarities_with_context
+from llama_index_memory_ext.search.tfidf import SOURCE_SHARE, Document, TfidfRanker, similarities_with_context
 from llama_index_memory_ext.search.tokenization import date_words, terms_of, words_of
 from llama_index_memory_ext.text.messages import escape_tags
 from llama_index_memory_ext.text.tokens import CountedText, TokenCounter, fit, fit_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import datetime
+    from collections.abc import Collection, Iterable, Iterator
 
     from llama_index_memory_ext.fact import Fact
+    from llama_index_memory_ext.facts.period import Period
     from llama_index_memory_ext.search.tfidf import FactRanker
+
+Numbers: TypeAlias = NDArray[np.float64]
 
 # A line without content: where its tokens do not fit, no fact does.
 EMPTY_LINE = '<fact date="2026-11-20"></fact>\n'
 # The share of a limit that pinned facts and corrections may take before all others.
 FIRST_SHARE = 0.25
-_COLUMNS = ("fact", "similarity", "confidence", "score", "matched", "tokens", "shown")
-_CONTENT_WIDTH = 48
+# So many newer facts halve the recency of a fact.
+RECENCY_HALF_LIFE = 60
+# A question and its context with so many terms go on with something; shorter ones look something up.
+_ONGOING_TERMS = 15
+# A fact with a word of the question stands above one that has none and this much more confidence: so similar it is at
+# least, if that is no more than the second number.
+_WORTH_OF_A_WORD, _MOST_FOR_A_WORD = 0.105, 0.5
+# More than a prompt has room for, so that the others need not be sorted.
+_BEST = 256
+
+
+class Weights(NamedTuple):
+    """What the parts of a score weigh, each at least 0."""
+
+    similarity: float = SIMILARITY_WEIGHT
+    confidence: float = CONFIDENCE_WEIGHT
+    recency: float = 0.0
+
+    def check(self) -> None:
+        """Raises a ValueError if a weight is negative, or similarity and confidence are both 0."""
+        if min(self) < 0 or not self.similarity + self.confidence:
+            raise ValueError(
+                "similarity_weight, confidence_weight and recency_weight must be at least 0, the first two not both "
+                f"0; saw {', '.join(map(str, self))}. "
+                f"The defaults of the first two are {SIMILARITY_WEIGHT} and {CONFIDENCE_WEIGHT}."
+            )
+
+    def shares(self, ongoing: float = 1.0) -> Weights:
+        """Returns the weights divided by their sum, recency times ``ongoing`` first."""
+        self.check()
+        recency = self.recency * ongoing
+        total = self.similarity + self.confidence + recency
+        return Weights(self.similarity / total, self.confidence / total, recency / total)
 
 
 class RankedFact(NamedTuple):
@@ -40,6 +79,7 @@ class RankedFact(NamedTuple):
     score: float
     asked: tuple[str, ...] = ()
     past: bool = False
+    recency: float = 0.0
 
     @property
     def matched(self) -> tuple[str, ...]:
@@ -51,42 +91,116 @@ class RankedFact(NamedTuple):
         return tuple(dict.fromkeys(word.written for word in asked if word.term in known))
 
 
-@dataclass(frozen=True, slots=True)
-class ExplainedFact:
-    """One fact for one question: similarity, confidence and score in 0..1, and why it is shown, or why not."""
+@dataclass(frozen=True)
+class Columns:
+    """The numbers of facts, made once for many questions."""
 
-    fact: Fact
-    similarity: float
-    confidence: float
-    score: float
-    matched: tuple[str, ...]
-    tokens: int
-    injected: bool
-    why: str
+    facts: tuple[Fact, ...]
+
+    def prepare(self) -> Columns:
+        """Makes what every question needs, which takes a while for many facts."""
+        for name in ("ids", "confidences", "recencies", "first", "has_times"):
+            getattr(self, name)
+        return self
+
+    @cached_property
+    def ids(self) -> tuple[str, ...]:
+        """The ids in the order of the facts."""
+        return tuple(map(attrgetter("id"), self.facts))
+
+    @cached_property
+    def confidences(self) -> Numbers:
+        """The confidences."""
+        return np.fromiter(map(attrgetter("confidence"), self.facts), dtype=np.float64, count=len(self.facts))
+
+    @cached_property
+    def newest_first(self) -> NDArray[np.int64]:
+        """The places of the facts, newest first; of equally old ones the last first."""
+        created: Any = map(datetime.timestamp, map(attrgetter("created_at"), self.facts))
+        seconds = np.fromiter(created, dtype=np.float64, count=len(self.facts))
+        return np.argsort(seconds, kind="stable")[::-1]
+
+    @cached_property
+    def recencies(self) -> Numbers:
+        """1 for the newest fact, half as much for each ``RECENCY_HALF_LIFE`` newer ones."""
+        found = np.empty(len(self.facts))
+        found[self.newest_first] = 0.5 ** (np.arange(len(self.facts)) / RECENCY_HALF_LIFE)
+        return found
+
+    @cached_property
+    def has_times(self) -> bool:
+        """Whether the facts are of more than one day, or it is known since when they are true."""
+        return any(fact.valid_from for fact in self.facts) or len({fact.created_at.date() for fact in self.facts}) > 1
+
+    @cached_property
+    def first(self) -> tuple[int, ...]:
+        """The places of pinned facts and corrections."""
+        return tuple(i for i, fact in enumerate(self.facts) if comes_first(fact))
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Explanation:
-    """The facts for one question, best first, and the tokens of those that are shown."""
+@dataclass(frozen=True)
+class Scored:
+    """Facts with their numbers for one question, all 0..1, in the order of ``columns``."""
 
-    facts: tuple[ExplainedFact, ...]
-    tokens: int
-    limit: int
+    columns: Columns
+    similarities: Numbers
+    recencies: Numbers
+    scores: Numbers
 
-    def __repr__(self) -> str:
-        rows = [_COLUMNS, *map(_cells, self.facts)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        return "\n".join([*lines, f"{self.tokens} of {self.limit} tokens"])
+    def places(self) -> Iterator[int]:
+        """Yields the places of the facts, best first; of equally good ones the newest first."""
+        by_age = self.columns.newest_first
+        scores = self.scores[by_age]
+        best = _best_of(scores)
+        yield from by_age[best].tolist()
+        if len(best) < len(scores):
+            others = np.delete(np.arange(len(scores)), best)
+            yield from by_age[others[np.argsort(-scores[others], kind="stable")]].tolist()
 
-    def _repr_html_(self) -> str:
-        rows = [f"<td>{'</td><td>'.join(map(escape, row))}</td>" for row in (_COLUMNS, *map(_cells, self.facts))]
-        return f"<table><tr>{'</tr><tr>'.join(rows)}</tr></table><p>{self.tokens} of {self.limit} tokens</p>"
+    def best_first(self) -> Iterator[Fact]:
+        """Yields the facts, best first."""
+        return (self.columns.facts[i] for i in self.places())
+
+    def first(self) -> list[Fact]:
+        """Returns the pinned facts and corrections, best first."""
+        columns, places = self.columns, np.array(self.columns.first, dtype=np.int64)
+        if not len(places):
+            return []
+        ages = np.argsort(columns.newest_first)[places]
+        return [columns.facts[i] for i in places[np.lexsort((ages, -self.scores[places]))]]
+
+
+class RankedFacts(Sequence[RankedFact]):
+    """Facts with their numbers for one question, best first; each is made when it is asked for."""
+
+    def __init__(self, scored_facts: Scored, asked: tuple[str, ...], past_ids: Collection[str] = ()) -> None:
+        self._scored, self._asked, self._past_ids = scored_facts, asked, past_ids
+        self._places = list(scored_facts.places())
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> RankedFact: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[RankedFact]: ...
+
+    def __getitem__(self, index: int | slice) -> RankedFact | list[RankedFact]:
+        if isinstance(index, slice):
+            return list(map(self._made, self._places[index]))
+        return self._made(self._places[index])
+
+    def _made(self, place: int) -> RankedFact:
+        one = self._scored
+        fact = one.columns.facts[place]
+        numbers = one.similarities[place].item(), fact.confidence, one.scores[place].item()
+        return RankedFact(fact, *numbers, self._asked, fact.id in self._past_ids, one.recencies[place].item())
 
 
 def document_of(fact: Fact) -> Document:
     """What a ranker finds a fact by: its content, the day on which it began and, with less weight, its source."""
-    context = ((fact.source, CONTEXT_SHARE),) if fact.source else ()
+    context = ((fact.source, SOURCE_SHARE),) if fact.source else ()
     return Document(fact.id, fact.content, context, date_words(fact.began))
 
 
@@ -97,54 +211,31 @@ def rank(
     *,
     similarity_weight: float = SIMILARITY_WEIGHT,
     confidence_weight: float = CONFIDENCE_WEIGHT,
+    recency_weight: float = 0.0,
     ranker: FactRanker | None = None,
-) -> list[RankedFact]:
+) -> RankedFacts:
     """All facts, best first: ``score = similarity_weight * similarity + confidence_weight * confidence``.
 
-    Similarities are divided by the best of these facts, weights by their sum. If no fact has a word in common with the
-    question, confidence decides. Ties: newest first.
+    ``+ recency_weight * recency`` where that is not 0. Similarities are divided by the best of these facts, weights by
+    their sum. If no fact has a word in common with the question, the others decide. Ties: newest first.
 
     Args:
         facts: The facts to rank, retired ones like all others; none gives an empty list.
         question: The user's last message.
         context: The turns before it, which count less.
-        similarity_weight: At least 0; a ValueError if it is not, or both weights are 0.
+        similarity_weight: At least 0; a ValueError if it is not, or this and the next are both 0.
         confidence_weight: At least 0.
+        recency_weight: At least 0. The recency is 1 for the newest fact and half as much for each 60 newer ones. It
+            counts fully for a question that has, with its context, 15 terms: then something is going on. A shorter
+            question looks something up: with ``n`` terms recency counts ``(n / 15) ** 2`` of that.
         ranker: Holds the documents of these facts; one that it does not hold has similarity 0. None indexes the
             facts for this call, which takes about 0.1 ms for each.
     """
     if ranker is None:
         ranker = TfidfRanker()
         ranker.add(map(document_of, facts))
-    shares = shares_of(similarity_weight, confidence_weight)
-    order, similarities, scores = ordered(facts, question, context, ranker, shares)
-    asked = (question, *context)
-    return [RankedFact(facts[i], similarities[i], facts[i].confidence, scores[i], asked) for i in order]
-
-
-def ordered(
-    facts: Sequence[Fact], question: str, context: Sequence[str], ranker: FactRanker, shares: tuple[float, float]
-) -> tuple[list[int], list[float], list[float]]:
-    """The indexes of the facts, best first, and the similarity and the score of each, in the given order."""
-    ids = [fact.id for fact in facts]
-    similarities: list[float] = similarities_with_context(ranker, ids, question, context).tolist()
-    by_similarity, by_confidence = shares
-    pairs = zip(facts, similarities, strict=True)
-    scores = [by_similarity * similarity + by_confidence * fact.confidence for fact, similarity in pairs]
-    order = sorted(range(len(facts)), key=lambda i: (scores[i], facts[i].created_at), reverse=True)
-    return order, similarities, scores
-
-
-def shares_of(similarity_weight: float, confidence_weight: float) -> tuple[float, float]:
-    """The two weights divided by their sum; a ValueError if one is negative, or both are 0."""
-    total = similarity_weight + confidence_weight
-    if similarity_weight < 0 or confidence_weight < 0 or not total:
-        raise ValueError(
-            "similarity_weight and confidence_weight must be at least 0 and not both 0, "
-            f"saw {similarity_weight} and {confidence_weight}. "
-            f"The defaults are {SIMILARITY_WEIGHT} and {CONFIDENCE_WEIGHT}."
-        )
-    return similarity_weight / total, confidence_weight / total
+    weights = Weights(similarity_weight, confidence_weight, recency_weight)
+    return RankedFacts(scored(Columns(tuple(facts)), question, context, ranker, weights), (question, *context))
 
 
 def format_facts(
@@ -182,6 +273,40 @@ def turns_of(context: str) -> list[str]:
     return [line.strip() for line in context.splitlines() if line.strip()] or [""]
 
 
+def scored(
+    columns: Columns,
+    question: str,
+    context: Sequence[str],
+    ranker: FactRanker,
+    weights: Weights,
+    *,
+    period: Period | None = None,
+) -> Scored:
+    """Scores facts for a question: similarity, confidence and recency, times their shares.
+
+    Recency counts as much as the question and the turns before it go on with something, by the number of their terms:
+    ``min(1, terms / 15) ** 2`` of its weight. For a question about a time, facts that began then have recency 1, all
+    others 0.
+    """
+    recencies = columns.recencies if period is None else _within(columns.facts, period)
+    shares = weights.shares(_ongoing(question, context) if period is None else 1.0)
+    similarities = similarities_with_context(ranker, columns.ids, question, context)
+    if shares.similarity:
+        least = min(_WORTH_OF_A_WORD * shares.confidence / shares.similarity, _MOST_FOR_A_WORD)
+        similarities = np.where(similarities > 0, least + (1 - least) * similarities, 0.0)
+    scores = shares.similarity * similarities + shares.confidence * columns.confidences + shares.recency * recencies
+    return Scored(columns, similarities, recencies, scores)
+
+
+def comes_first(fact: Fact) -> str:
+    """Why a fact comes before those that match better; "" if it does not, as what is retired."""
+    if fact.retired_at is not None:
+        return ""
+    if fact.pinned:
+        return "pinned"
+    return "correction" if fact.category == "correction" else ""
+
+
 def days_of(fact: Fact) -> dict[str, str]:
     """The day since when a fact is true, ``date``, and its last day, ``until``, as far as they are known (UTC).
 
@@ -211,48 +336,53 @@ def render(fact: Fact, counter: TokenCounter, rendered: dict[str, CountedText]) 
     return rendered[fact.id]
 
 
-def fit_facts(facts: Sequence[Fact], limit: int, counter: TokenCounter, rendered: dict[str, CountedText]) -> list[Fact]:
-    """The facts that fit into ``limit`` tokens, in the given order, but pinned facts and corrections first."""
-    first = [fact for fact in facts if _why_first(fact)]
+def fit_facts(
+    facts: Iterable[Fact],
+    limit: int,
+    counter: TokenCounter,
+    rendered: dict[str, CountedText],
+    first: Iterable[Fact] | None = None,
+) -> list[Fact]:
+    """The facts that fit into ``limit`` tokens, in the given order, but pinned facts and corrections first.
+
+    ``first`` are these in their order, if the caller knows them; then no more facts are looked at than have room.
+    """
+    if first is None:
+        facts = list(facts)
+        first = filter(comes_first, facts)
+    first = list(first)
     tokens = [render(fact, counter, rendered).tokens for fact in first]
-    front = {first[i].id for i in fit_tokens(tokens, int(FIRST_SHARE * limit))}
-    if front:
-        facts = sorted(facts, key=lambda fact: fact.id not in front)
+    front = {first[i].id: first[i] for i in fit_tokens(tokens, int(FIRST_SHARE * limit))}
+    seen: list[Fact] = []
+
+    def lines() -> Iterator[CountedText]:
+        for fact in chain(front.values(), (fact for fact in facts if fact.id not in front)):
+            seen.append(fact)
+            yield render(fact, counter, rendered)
+
     least = counter.count(EMPTY_LINE)
-    lines = (render(fact, counter, rendered) for fact in facts)
     if counter.adds_up:
-        kept = fit_tokens((line.tokens for line in lines), limit, least=least)
+        kept = fit_tokens((line.tokens for line in lines()), limit, least=least)
     else:
-        kept = fit(list(lines), limit, counter, least=least)
-    return [facts[i] for i in kept]
+        kept = fit(lines(), limit, counter, least=least)
+    return [seen[i] for i in kept]
 
 
-def explain(ranked: Sequence[RankedFact], limit: int, counter: TokenCounter) -> Explanation:
-    """Which of the ranked facts fit into ``limit`` tokens, and why."""
-    rendered: dict[str, CountedText] = {}
-    shown = {fact.id for fact in fit_facts([entry.fact for entry in ranked], limit, counter, rendered)}
-    facts = []
-    for entry in ranked:
-        tokens = render(entry.fact, counter, rendered).tokens
-        numbers = entry.similarity, entry.confidence, entry.score
-        why = _why_first(entry.fact) or ("related" if entry.similarity else "by confidence")
-        why = "past" if entry.past else why
-        outcome = (True, why) if entry.fact.id in shown else (False, "no room")
-        facts.append(ExplainedFact(entry.fact, *numbers, entry.matched, tokens, *outcome))
-    return Explanation(tuple(facts), sum(fact.tokens for fact in facts if fact.injected), limit)
+def _ongoing(question: str, context: Sequence[str]) -> float:
+    terms = {term for text in (question, *context) for term in terms_of(text)}
+    return min(1.0, len(terms) / _ONGOING_TERMS) ** 2
 
 
-def _why_first(fact: Fact) -> str:
-    """Why a fact comes before those that match better; "" if it does not, as what is retired."""
-    if fact.retired_at is not None:
-        return ""
-    if fact.pinned:
-        return "pinned"
-    return "correction" if fact.category == "correction" else ""
+def _within(facts: Sequence[Fact], period: Period) -> Numbers:
+    """1 for each fact that began at a time, 0 for the others."""
+    return np.array([float(period.start <= fact.began <= period.end) for fact in facts])
 
 
-def _cells(fact: ExplainedFact) -> tuple[str, ...]:
-    content = textwrap.shorten(fact.fact.content, _CONTENT_WIDTH, placeholder="...")
-    numbers = (f"{number:.2f}" for number in (fact.similarity, fact.confidence, fact.score))
-    shown = f"{'yes' if fact.injected else 'no'}: {fact.why}"
-    return (content, *numbers, ", ".join(fact.matched[:5]), str(fact.tokens), shown)
+def _best_of(scores: Numbers) -> NDArray[np.int64]:
+    """The places of the best scores, best first and of equal ones the first first: of many, those that are enough."""
+    places = np.arange(len(scores))
+    if len(scores) > 2 * _BEST:
+        least = np.partition(scores, len(scores) - _BEST)[len(scores) - _BEST]
+        above, equal = np.flatnonzero(scores > least), np.flatnonzero(scores == least)
+        places = np.sort(np.concatenate([above, equal[:_BEST]]))
+    return places[np.argsort(-scores[places], kind="stable")]

@@ -30,8 +30,10 @@ SEARCH_TOOL = "search_memory"
 # these turns mostly stand in the record themselves.
 CONTEXT_TURNS = 3
 _EARLIER_WEIGHT = 0.1
-# A message gets this share of its more similar neighbour's similarity: relevant messages seldom stand alone.
-_NEIGHBOUR_SHARE = 0.5
+# The weights of the words of the messages before and after a message, at distance 1, 2 and 3: those that matter for a
+# question seldom stand alone.
+_NEIGHBOUR_SHARES = (0.2, 0.1, 0.05)
+_REACH = len(_NEIGHBOUR_SHARES)
 _INDEXED_CHARACTERS, _NEIGHBOUR_CHARACTERS = 20_000, 2_000
 
 
@@ -41,8 +43,10 @@ class _Unit(NamedTuple):
     rows: list[LogRow]
     words: list[str]
 
-
-_NO_UNIT = _Unit([], [""])
+    @property
+    def text(self) -> str:
+        """All of its words."""
+        return "\n".join(self.words)
 
 
 class Place(NamedTuple):
@@ -56,10 +60,10 @@ class Place(NamedTuple):
 class MessageIndex:
     """The messages of one session, indexed for questions: a call and its results together, all others one by one.
 
-    A message is found by its own words, by the day on which it was written and, with less weight, by the words of its
-    neighbours. So it is indexed when the next one has come. Only a search also needs the newest one, which is indexed
-    again later. Threads may call at the same time. ``epoch`` is that of the log, and ``tags`` are element names,
-    besides our own, that no text must be able to forge.
+    A message is found by its own words, by the day on which it was written and, with less weight, by the words of the
+    messages around it on the same day. So the last ones are indexed again when others come. Threads may call at the
+    same time. ``epoch`` is that of the log, and ``tags`` are element names, besides our own, that no text must be able
+    to forge.
     """
 
     def __init__(self, epoch: int, counter: TokenCounter, tags: tuple[str, ...] = ()) -> None:
@@ -70,25 +74,23 @@ class MessageIndex:
         self._counter, self._tags = counter, tags
         self._ranker = tfidf.TfidfRanker()
         self._places: list[Place] = []
-        # The last one that is indexed for good, and those after it.
-        self._units = [_NO_UNIT]
+        # The last ones, whose neighbours may still come, and the neighbours before them.
+        self._units: list[_Unit] = []
         self._is_echo = False
         self._lock = threading.Lock()
 
-    def take(self, rows: Iterable[LogRow], *, with_newest: bool = False) -> None:
-        """Index rows, oldest first, but for known ones; ``with_newest``: even the newest, although no next has come."""
+    def take(self, rows: Iterable[LogRow]) -> None:
+        """Index rows, oldest first, but for known ones."""
         with self._lock:
             new = [row for row in rows if row.id > self.newest]
-            newest = self._units[-1].rows
-            if (new or with_newest) and newest and self._places and self._places[-1].row_ids[0] == newest[0].id:
-                # It is indexed again, now with the words of the next one.
-                self._places.pop()
+            if not new:
+                return
+            first = max(len(self._units) - _REACH - 1, 0)
             for row in new:
                 self._add(row)
                 self.newest = row.id
-            units = [*self._units, _NO_UNIT] if with_newest else self._units
-            self._index(list(zip(units, units[1:], units[2:], strict=False)))
-            del self._units[:-2]
+            self._index(first)
+            del self._units[: -2 * _REACH - 1]
 
     def ranked(self, question: str, context: Sequence[str] = (), before: float = math.inf) -> list[tuple[Place, float]]:
         """Returns the messages that match a question, each with its similarity, in (0, 1], 1 for the best one.
@@ -100,8 +102,6 @@ class MessageIndex:
             places = [place for place in self._places if place.row_ids[-1] < before]
         ids = [str(place.row_ids[0]) for place in places]
         similarity = tfidf.similarities_with_context(self._ranker, ids, question, context, _EARLIER_WEIGHT)
-        around = np.pad(similarity, 1)
-        similarity = tfidf.divided_by_best(similarity + _NEIGHBOUR_SHARE * np.maximum(around[:-2], around[2:]))
         found = np.flatnonzero(similarity)
         best_first = found[np.lexsort((-found, -similarity[found]))]
         return [(places[i], float(similarity[i])) for i in best_first]
@@ -137,33 +137,41 @@ class MessageIndex:
         if speech:
             self.turns = turns_in([message], self.turns)[1 - CONTEXT_TURNS :]
         words = (speech or body_of(message))[:_INDEXED_CHARACTERS]
-        unit = self._units[-1]
         if not row.is_result:
             self._is_echo = {call.name for call in calls_of(message)} == {SEARCH_TOOL}
             if words.strip() and row.role not in INSTRUCTION_ROLES and not self._is_echo:
                 self._units.append(_Unit([row], [words]))
-        elif unit.rows and not self._is_echo:
-            unit.rows.append(row)
-            unit.words.append(words)
+        elif self._units and not self._is_echo:
+            self._units[-1].rows.append(row)
+            self._units[-1].words.append(words)
 
-    def _index(self, units: Sequence[tuple[_Unit, _Unit, _Unit]]) -> None:
-        """Index units that can be shown, each given with the unit before and after it."""
+    def _index(self, first: int) -> None:
+        """Index the units from a place on, those that are indexed again, too."""
+        texts, days = [unit.text for unit in self._units], [shown_day(unit.rows[0]) for unit in self._units]
+        again = {unit.rows[0].id for unit in self._units[first:]}
+        while self._places and self._places[-1].row_ids[0] in again:
+            self._places.pop()
         documents: list[tfidf.Document] = []
-        for before, unit, after in units:
-            whole = self._whole(unit.rows)
-            if not whole:
-                continue
-            tags = sum(self._counter.count("".join(entry.tags)) for entry in whole)
-            row_ids = tuple(row.id for row in unit.rows)
-            self._places.append(Place(row_ids, tokens_of(whole), tags))
-            # The results of a call that comes next may not have come yet.
-            around = ("\n".join(before.words)[:_NEIGHBOUR_CHARACTERS], after.words[0][:_NEIGHBOUR_CHARACTERS])
-            context = tuple((words, tfidf.CONTEXT_SHARE) for words in around if words)
-            written_at = unit.rows[0].written_at
-            day = date_words(written_at.date()) if written_at else ""
-            documents.append(tfidf.Document(str(row_ids[0]), "\n".join(unit.words), context, day))
-        # All at once, for each call brings the lengths of all rows up to date.
+        for i, unit in list(enumerate(self._units))[first:]:
+            place, written_at = self._place(unit), unit.rows[0].written_at
+            if place:
+                self._places.append(place)
+                day = date_words(written_at.date()) if written_at else ""
+                documents.append(tfidf.Document(str(place.row_ids[0]), texts[i], neighbours(i, texts, days), day))
         self._ranker.add(documents)
+
+    def _place(self, unit: _Unit) -> Place | None:
+        """Returns the place of a unit; None if it has nothing to be shown."""
+        whole = self._whole(unit.rows)
+        tags = sum(self._counter.count("".join(entry.tags)) for entry in whole)
+        return Place(tuple(row.id for row in unit.rows), tokens_of(whole), tags) if whole else None
+
+
+def neighbours(place: int, texts: Sequence[str], days: Sequence[str]) -> tuple[tuple[str, float], ...]:
+    """Returns the texts around one of a conversation, of the same day, each with its weight."""
+    around = [(place + sign * i, share) for i, share in enumerate(_NEIGHBOUR_SHARES, 1) for sign in (-1, 1)]
+    known = ((i, share) for i, share in around if 0 <= i < len(texts) and days[i] == days[place])
+    return tuple((texts[i][:_NEIGHBOUR_CHARACTERS], share) for i, share in known)
 
 
 def shown_day(row: LogRow) -> str:

@@ -102,7 +102,7 @@ class MessageSearch:
         if page.epoch != index.epoch:
             # Rows were deleted meanwhile.
             return await self.search(session_id, question, most=most, message_limit=message_limit)
-        await asyncio.to_thread(index.take, without_open_turn(page.rows), with_newest=True)
+        await asyncio.to_thread(index.take, without_open_turn(page.rows))
         ranked = (await asyncio.to_thread(index.ranked, question))[:most]
         limit = min(message_limit, LONGEST_MESSAGE_TOKENS)
         shown = await self._shown(session_id, index, question, [place.row_ids for place, _ in ranked], limit)

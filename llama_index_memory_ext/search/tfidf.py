@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from array import array
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
-from math import log, sqrt
+from math import log
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -17,13 +19,19 @@ from llama_index_memory_ext.search.tokenization import terms_of
 
 Values: TypeAlias = NDArray[np.float64]
 
-# The weight of a word in the context of a document; a word in its text has 1.
-CONTEXT_SHARE = 0.3
-LENGTH_EXPONENT = 0.6
+# The weight of a word in the source of a fact; a word in its text has 1.
+SOURCE_SHARE = 0.3
 # The weight of a turn before the question; the question has 1.
 EARLIER_WEIGHT = 0.2
-_LOG_TOLERANCE = 1e-3
-_MOST_GAPS = 64
+# b and k1 of BM25.
+LENGTH_WEIGHT, _SATURATION = 0.4, 1.0
+# The weight of what the best texts have in common, of how many of these, and by how many of their terms.
+FEEDBACK_WEIGHT, _FEEDBACK_TEXTS, _FEEDBACK_TERMS = 0.4, 5, 15
+# A name that opens at least this share of the texts (it says who speaks, or who a text is about), and the factor of
+# these texts for a question that has one such name.
+_OPENING_SHARE, _SUBJECT_FACTOR = 0.1, 1.6
+_NAME = re.compile(r"[^\W\d_][\w'\u2019-]*")
+_MOST_GAPS, _FEW = 64, 64
 
 
 class Document(NamedTuple):
@@ -62,17 +70,36 @@ class Vectorizer(Protocol):
         """Returns a function that splits a text into terms."""
 
 
+class _Places:
+    """The row of each document; new rows are only added at the end."""
+
+    def __init__(self, ids: Iterable[str] = ()) -> None:
+        self.ids = list(ids)
+        self.rows = {document_id: row for row, document_id in enumerate(self.ids)}
+        self._asked: tuple[tuple[str, ...], int, NDArray[np.int64]] | None = None
+
+    def of(self, ids: Sequence[str]) -> NDArray[np.int64]:
+        """Returns the rows of documents, -1 for an unknown one. Of a tuple that is asked for again they are known."""
+        asked, length = self._asked, len(self.ids)
+        if asked is not None and asked[0] is ids and asked[1] == length:
+            return asked[2]
+        rows = np.fromiter(map(self.rows.get, ids, repeat(-1)), dtype=np.int64, count=len(ids))
+        if isinstance(ids, tuple):
+            self._asked = (ids, length, rows)
+        return rows
+
+
 class Similarities(Mapping[str, float]):
     """The similarities of documents by id, without those of 0 and of documents that were changed later."""
 
-    def __init__(self, ids: Sequence[str], rows: Mapping[str, int], values: Values) -> None:
-        self._ids, self._rows, self._values = ids, rows, values
+    def __init__(self, places: _Places, values: Values) -> None:
+        # The last value is that of unknown documents and of those that were added later.
+        self._places, self._values = places, np.append(values, 0.0)
 
     def of(self, ids: Sequence[str]) -> Values:
         """Returns the similarities of these documents in their order, 0 for an unknown document."""
-        rows = np.fromiter(map(self._rows.get, ids, repeat(-1)), dtype=np.int64, count=len(ids))
-        # The last value is that of unknown documents and of those that were added later.
-        return np.append(self._values, 0.0)[np.minimum(rows, len(self._values))]
+        found: Values = self._values[np.minimum(self._places.of(ids), len(self._values) - 1)]
+        return found
 
     def __getitem__(self, document_id: str) -> float:
         value: float = self.of([document_id]).item()
@@ -81,152 +108,217 @@ class Similarities(Mapping[str, float]):
         return value
 
     def __iter__(self) -> Iterator[str]:
-        return (self._ids[row] for row in np.flatnonzero(self._values).tolist())
+        return (self._places.ids[row] for row in np.flatnonzero(self._values).tolist())
 
     def __len__(self) -> int:
         return int(np.count_nonzero(self._values))
 
 
 class TfidfRanker:
-    """A ``FactRanker`` by TF-IDF cosines.
+    """A ``FactRanker`` by TF-IDF, weighted as in BM25.
 
-    With ``length_exponent=1`` and without contexts they equal, to six digits, those of scikit-learn's
-    ``TfidfVectorizer(sublinear_tf=True, analyzer=...)``, fitted on ``text`` and ``date`` of the current documents.
+    A term that a document has ``w`` times, contexts included, adds for each time that the query has it
+    ``idf^2 * w * (k1 + 1) / (w + k1 * (1 - b + b * length / mean length))``, with ``k1 = 1`` and ``b`` the
+    ``length_weight`` (Robertson and Zaragoza, The Probabilistic Relevance Framework, 2009, equation 3.15), and
+    scikit-learn's smoothed ``idf = 1 + ln((1 + documents) / (1 + documents with the term))``. The idf is squared as in
+    a product of two TF-IDF vectors. A term that the query has ``n`` times counts ``1 + ln(n)`` times.
 
-    The documents are the rows of an inverted index. The weight ``w`` of a term in a row is multiplied by scikit-learn's
-    smoothed idf, ``a - l``, where ``a = 1 + ln(1 + number of rows)`` and ``l = ln(1 + number of rows with the term)``.
-    So the squared length of a row is ``a^2 * sum(w^2) - 2a * sum(w^2 * l) + sum(w^2 * l^2)``. The ranker keeps these
-    three sums for each row. A row that comes or goes changes ``a`` for all rows, and ``l`` for its own terms: only the
-    rows that share a term with it get new sums. For terms in more than 1,000 rows, ``l`` is updated when it has changed
-    by 0.001, so that the lengths of their rows are exact within a thousandth.
+    If more than five documents are found, they are then ranked anew with what the best ones have in common (Rocchio's feedback without a user): the
+    15 heaviest terms of the best five, each weighted by its document's score, are a second query. Its scores, divided
+    by their best and multiplied by ``feedback_weight``, are added to the first ones, divided by their best, of
+    documents that share a term with the query.
+
+    Where at least a tenth of the documents begin with the same name, as with "Ann: Hello", the documents of the one
+    name in a question count 1.6 times.
 
     Args:
-        length_exponent: 0..1. Each cosine is multiplied by ``(length / longest) ** (1 - length_exponent)``, where
-            ``longest`` is the length of the longest document: less ranks longer documents higher.
+        length_weight: 0..1; 0 ranks long documents as high as short ones.
+        feedback_weight: At least 0; 0 switches the second query off.
         vectorizer: A scikit-learn vectorizer, fitted or not, whose preprocessing, tokens, stop words and n-grams are
             used, as for other languages. Its vocabulary, weights, norms and other limits have no effect.
     """
 
-    def __init__(self, *, length_exponent: float = LENGTH_EXPONENT, vectorizer: Vectorizer | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        length_weight: float = LENGTH_WEIGHT,
+        feedback_weight: float = FEEDBACK_WEIGHT,
+        vectorizer: Vectorizer | None = None,
+    ) -> None:
         self._analyze: Callable[[str], Iterable[str]] = vectorizer.build_analyzer() if vectorizer else terms_of
-        self._length_exponent = length_exponent
+        self._length_weight, self._feedback_weight = length_weight, feedback_weight
         self._lock = threading.RLock()
-        self._rows: dict[str, int] = {}
         self._postings: defaultdict[str, _Posting] = defaultdict(_Posting)
-        # By row, with gaps where documents were removed; three sums for each row.
-        self._ids: list[str] = []
+        # By row, with gaps where documents were removed.
+        self._places = _Places()
         self._terms: list[tuple[str, ...]] = []
-        self._sums = array("d")
-        self._cached_factors: Values | None = None
+        self._lengths, self._openings = array("d"), array("i")
+        # The number of each name that opens a text, and how many texts it opens.
+        self._names: dict[str, int] = {}
+        self._opened: Counter[int] = Counter()
+        self._cached_norms: Values | None = None
 
     def add(self, documents: Iterable[Document]) -> None:
         """Adds documents; one with a known id replaces the document before."""
-        added = {document.id: self._weights(document) for document in documents}
+        added = {document.id: (self._weights(document), self._opening(document.text)) for document in documents}
         with self._lock:
             self.remove(added)
-            for document_id, weights in added.items():
-                postings = [self._postings[term] for term in weights]
-                for posting, weight in zip(postings, weights.values(), strict=True):
-                    posting.rows.append(len(self._ids))
-                    posting.weights.append(weight)
-                squares, logs = np.square(list(weights.values())), np.array([posting.log for posting in postings])
-                self._sums.extend([squares.sum(), squares @ logs, squares @ logs**2])
-                self._rows[document_id] = len(self._ids)
-                self._ids.append(document_id)
+            for document_id, (weights, opening) in added.items():
+                row = len(self._terms)
+                for term, weight in weights.items():
+                    self._postings[term].append(row, weight)
+                self._places.rows[document_id] = row
+                self._places.ids.append(document_id)
                 self._terms.append(tuple(weights))
-            self._update_sums({term for weights in added.values() for term in weights})
+                self._lengths.append(sum(weights.values()))
+                self._openings.append(self._names.setdefault(opening, len(self._names)))
+                self._opened[self._openings[-1]] += 1
+            self._cached_norms = None
 
     def remove(self, ids: Iterable[str]) -> None:
         """Removes documents; unknown ids are ignored."""
         with self._lock:
-            removed = [self._rows.pop(document_id) for document_id in ids if document_id in self._rows]
-            terms = {term for row in removed for term in self._terms[row]}
-            for term in terms:
+            places = self._places.rows
+            removed = [places.pop(document_id) for document_id in ids if document_id in places]
+            for term, rows in self._rows_by_term(removed).items():
                 posting = self._postings[term]
-                kept = np.isin(_view(posting.rows), removed, invert=True)
-                posting.rows = array("i", _view(posting.rows)[kept].tobytes())
-                posting.weights = array("d", _view(posting.weights)[kept].tobytes())
+                posting.remove(rows)
                 if not posting.rows:
                     del self._postings[term]
-            self._sum_matrix()[removed] = 0.0
-            self._update_sums(terms & self._postings.keys())
-            if len(self._ids) - len(self._rows) > max(_MOST_GAPS, len(self._rows)):
+            for row in removed:
+                self._lengths[row] = 0.0
+                self._opened[self._openings[row]] -= 1
+                self._terms[row] = ()
+            if removed:
+                self._cached_norms = None
+            if len(self._terms) - len(places) > max(_MOST_GAPS, len(places)):
                 self._close_gaps()
 
     def similarities(self, query: str) -> Similarities:
-        """Returns the similarity of each document that shares a term with the query, in (0, 1], by id."""
-        weights = self._weights(Document("", query))
+        """Returns the similarity of each document that shares a term with the query, in (0, 1], the best 1, by id."""
+        counts = Counter(self._analyze(query))
         with self._lock:
-            products, query_square = np.zeros(len(self._ids)), 0.0
-            for term, weight in weights.items():
-                if term in self._postings:
-                    posting = self._postings[term]
-                    idf = self._top - log(1 + len(posting.rows))
-                    query_square += (weight * idf) ** 2
-                    products[_view(posting.rows)] += weight * idf**2 * _view(posting.weights)
-            values = products * self._factors() / sqrt(query_square or 1.0)
+            scores = self._scores({term: 1 + log(count) for term, count in counts.items()})
+            if scores.any():
+                scores = self._with_feedback(scores) * self._subject_factors(query)
             # Rounded, so that documents with the same terms are equally similar after any additions and removals.
-            return Similarities(self._ids, self._rows, np.minimum(np.round(values, 9), 1.0))
+            return Similarities(self._places, np.round(divided_by_best(scores), 9))
 
     def _weights(self, document: Document) -> dict[str, float]:
-        """Returns ``1 + ln(count)`` of each term; a context adds ``1 + ln(count)``, times its weight, to the count."""
-        terms = Counter([*self._analyze(document.text), *self._analyze(document.date)])
-        counts = defaultdict[str, float](float, terms)
-        for text, weight in document.context:
+        """Returns the count of each term; a context adds ``1 + ln(count)``, times its weight."""
+        counts = defaultdict[str, float](float, Counter([*self._analyze(document.text), *self._analyze(document.date)]))
+        for text, share in document.context:
             for term, count in Counter(self._analyze(text)).items():
-                counts[term] += weight * (1 + log(count))
-        return {term: 1 + log(count) if count > 1 else count for term, count in counts.items()}
+                counts[term] += share * (1 + log(count))
+        return counts
 
-    @property
-    def _top(self) -> float:
-        return 1 + log(1 + len(self._rows))
+    def _scores(self, weights: Mapping[str, float]) -> Values:
+        """Returns the score of each row for a query of terms with these weights."""
+        scores, norms = np.zeros(len(self._terms)), self._norms()
+        for term, weight in weights.items():
+            if term in self._postings:
+                posting = self._postings[term]
+                rows, counts = _view(posting.rows), _view(posting.counts)
+                scores[rows] += weight * self._idf(posting) ** 2 * counts * (_SATURATION + 1) / (counts + norms[rows])
+        return scores
 
-    def _sum_matrix(self) -> Values:
-        return _view(self._sums).reshape(-1, 3)
+    def _with_feedback(self, scores: Values) -> Values:
+        """Returns the scores with those for what the best documents have in common; the best score is about 1."""
+        first = divided_by_best(scores)
+        # Of so few that all are among the best, nothing is learned.
+        if not self._feedback_weight or np.count_nonzero(scores) <= _FEEDBACK_TEXTS:
+            return first
+        second = np.where(scores > 0, self._scores(self._common_terms(first)), 0.0)
+        return first + self._feedback_weight * divided_by_best(second)
 
-    def _factors(self) -> Values:
-        """Returns by what each row's product with the query is multiplied; 0 for rows without terms."""
-        if self._cached_factors is None:
-            squares = self._sum_matrix() @ np.array([self._top**2, -2 * self._top, 1.0])
-            lengths = np.sqrt(np.maximum(squares, 0.0))
-            divisors = lengths**self._length_exponent * lengths.max(initial=0.0) ** (1 - self._length_exponent)
-            self._cached_factors = np.divide(1.0, divisors, out=np.zeros_like(lengths), where=lengths > 0)
-        return self._cached_factors
+    def _common_terms(self, scores: Values) -> dict[str, float]:
+        """Returns the heaviest terms of the best documents as a query."""
+        norms, weights = self._norms(), defaultdict[str, float](float)
+        for row in self._best_rows(scores):
+            for term in self._terms[row]:
+                count = self._postings[term].count_in(row)
+                weights[term] += scores[row] * count * (_SATURATION + 1) / (count + norms[row])
+        heaviest = sorted(weights, key=lambda term: (-weights[term] * self._idf(self._postings[term]), term))
+        return {term: weights[term] for term in heaviest[:_FEEDBACK_TERMS]}
 
-    def _update_sums(self, terms: Iterable[str]) -> None:
-        """Updates the sums of all rows with one of these terms, whose numbers of rows have changed."""
-        self._cached_factors = None
-        sums = self._sum_matrix()
-        for term in terms:
-            posting = self._postings[term]
-            before, now = posting.log, log(1 + len(posting.rows))
-            if abs(now - before) > _LOG_TOLERANCE:
-                rows, squares = _view(posting.rows), np.square(_view(posting.weights))
-                sums[rows, 1] += squares * (now - before)
-                sums[rows, 2] += squares * (now**2 - before**2)
-                posting.log = now
+    def _best_rows(self, scores: Values) -> list[int]:
+        """Returns the rows of the best documents. Of equal ones the id decides, because rows depend on the past."""
+        rounded, place = np.round(scores, 9), max(len(scores) - _FEEDBACK_TEXTS, 0)
+        rows = np.flatnonzero((rounded >= np.partition(rounded, place)[place]) & (rounded > 0)).tolist()
+        return sorted(rows, key=lambda row: (-rounded[row], self._places.ids[row]))[:_FEEDBACK_TEXTS]
+
+    def _subject_factors(self, query: str) -> Values | float:
+        """Returns the factor of each row for whom the query is about."""
+        least = max(_OPENING_SHARE * len(self._places.rows), 2)
+        terms = {term for name in _names_in(query) for term in self._analyze(name)}
+        names = {term for term in terms if self._opened[self._names.get(term, -1)] >= least}
+        if len(names) != 1:
+            return 1.0
+        return np.where(_view(self._openings) == self._names[names.pop()], _SUBJECT_FACTOR, 1.0)
+
+    def _opening(self, text: str) -> str:
+        """Returns the term of the name with which a text begins; "" if it begins with none."""
+        match = _NAME.search(text[:100])
+        terms = list(self._analyze(match.group())) if match and match.group()[0].isupper() else []
+        return terms[0] if len(terms) == 1 else ""
+
+    def _idf(self, posting: _Posting) -> float:
+        return 1 + log((1 + len(self._places.rows)) / (1 + len(posting.rows)))
+
+    def _norms(self) -> Values:
+        """Returns what each row adds to the count of a term in it, before this is divided by the sum."""
+        if self._cached_norms is None:
+            lengths = _view(self._lengths)
+            mean = lengths.sum() / max(len(self._places.rows), 1)
+            relative = lengths / mean if mean else lengths
+            self._cached_norms = _SATURATION * (1 - self._length_weight + self._length_weight * relative)
+        return self._cached_norms
+
+    def _rows_by_term(self, rows: Iterable[int]) -> dict[str, list[int]]:
+        found = defaultdict[str, list[int]](list)
+        for row in rows:
+            for term in self._terms[row]:
+                found[term].append(row)
+        return found
 
     def _close_gaps(self) -> None:
-        """Numbers the rows anew. ``_ids`` and ``_rows`` are new objects, because earlier answers use the old ones."""
-        kept = list(self._rows.values())
-        new_rows = np.zeros(len(self._ids), dtype=np.intc)
+        """Numbers the rows anew. The places are a new object, because earlier answers use the old one."""
+        kept = sorted(self._places.rows.values())
+        new_rows = np.zeros(len(self._terms), dtype=np.intc)
         new_rows[kept] = np.arange(len(kept))
         for posting in self._postings.values():
             posting.rows = array("i", new_rows[_view(posting.rows)].tobytes())
-        self._sums = array("d", self._sum_matrix()[kept].tobytes())
+        self._places = _Places(self._places.ids[row] for row in kept)
         self._terms = [self._terms[row] for row in kept]
-        self._ids = list(self._rows)
-        self._rows = {document_id: row for row, document_id in enumerate(self._ids)}
-        self._cached_factors = None
+        self._openings = array("i", (self._openings[row] for row in kept))
+        self._lengths = array("d", (self._lengths[row] for row in kept))
+        self._cached_norms = None
 
 
 class _Posting:
-    """The rows with a term and its weight in each; ``log`` is the term's ``l`` in the sums of these rows."""
+    """The rows with a term, in ascending order, and how often each has it."""
 
-    __slots__ = ("log", "rows", "weights")
+    __slots__ = ("counts", "rows")
 
     def __init__(self) -> None:
-        self.rows, self.weights, self.log = array("i"), array("d"), 0.0
+        self.rows, self.counts = array("i"), array("d")
+
+    def append(self, row: int, count: float) -> None:
+        self.rows.append(row)
+        self.counts.append(count)
+
+    def count_in(self, row: int) -> float:
+        return self.counts[bisect_left(self.rows, row)]
+
+    def remove(self, rows: Sequence[int]) -> None:
+        if len(rows) <= _FEW:
+            for row in rows:
+                place = bisect_left(self.rows, row)
+                del self.rows[place], self.counts[place]
+            return
+        kept = np.isin(_view(self.rows), rows, invert=True)
+        self.rows = array("i", _view(self.rows)[kept].tobytes())
+        self.counts = array("d", _view(self.counts)[kept].tobytes())
 
 
 def similarities_with_context(
@@ -253,6 +345,14 @@ def values_of(similarities: Mapping[str, float], ids: Sequence[str]) -> Values:
 def divided_by_best(values: Values) -> Values:
     """Returns the values, at least 0, divided by the highest; zeros as they are."""
     return values / (values.max(initial=0.0) or 1.0)
+
+
+def _names_in(question: str) -> Iterator[str]:
+    """Yields the words of a question that are written as names. Any word may be so at its beginning."""
+    for match in _NAME.finditer(question):
+        name = re.sub(r"['\u2019]s?$", "", match.group())
+        if name[:1].isupper() and (question[: match.start()].strip() or name != match.group()):
+            yield name
 
 
 def _view(values: array[Any]) -> NDArray[Any]:

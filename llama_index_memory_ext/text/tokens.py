@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from typing_extensions import Self
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     import tiktoken
 
@@ -179,7 +179,7 @@ def as_counter(tokenizer: Tokenizer) -> TokenCounter:
     return TokenCounter("the given tokenizer", tokenizer)
 
 
-def fit(lines: Sequence[str], limit: int, counter: TokenCounter, *, least: int = 1) -> list[int]:
+def fit(lines: Iterable[str], limit: int, counter: TokenCounter, *, least: int = 1) -> list[int]:
     """Returns the places of the lines that fit into ``limit`` tokens, best line first; other lines are skipped.
 
     Each line must begin with "<" and end with ">" and a newline, so that their tokens add up. If the counter's do not,

@@ -55,7 +55,8 @@ async def test_facts_and_messages_come_as_nodes_best_first(open_memory: OpenMemo
     assert [node.node.metadata["kind"] for node in nodes] == ["message", "fact", "message"]
     scores = [node.score or 0 for node in nodes]
     assert scores == sorted(scores, reverse=True)
-    assert scores[:2] == pytest.approx([1.0, 0.6 + 0.4 * 0.9])
+    # The age of a fact counts little for a short question.
+    assert scores[:2] == pytest.approx([1.0, 0.6 + 0.4 * 0.9], abs=0.001)
     said, known, _ = (node.node for node in nodes)
     assert (known.node_id, known.get_content()) == (fact.id, "Lives in Berlin")
     day = fact.created_at.date().isoformat()

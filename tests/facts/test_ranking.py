@@ -128,7 +128,7 @@ def test_without_a_word_in_common_confidence_decides_and_then_the_newest(questio
 
 
 def test_no_facts_give_no_ranking() -> None:
-    assert rank([], "What does Ann like?", ["Hello"]) == []
+    assert list(rank([], "What does Ann like?", ["Hello"])) == []
     assert format_facts([], current_context="What does Ann like?") == ""
 
 
@@ -140,15 +140,14 @@ def test_equal_scores_go_to_the_newest() -> None:
 def test_the_parts_of_a_score_can_be_read() -> None:
     """Similarities are divided by the best one, weights by their sum."""
     best, other = rank(STACK, "Testing with Docker", similarity_weight=3, confidence_weight=1, ranker=None)[:2]
-    assert best.similarity == 1
-    assert best.score == pytest.approx((3 + best.confidence) / 4)
-    assert 0 < other.similarity < 1
+    assert 0 < best.similarity < other.similarity == 1
+    assert best.score == pytest.approx((3 * best.similarity + best.confidence) / 4)
     assert {*best.matched, *other.matched} == {"testing", "docker"}
 
 
 @pytest.mark.parametrize("weights", [(-0.1, 1), (1, -0.1), (0, 0)])
 def test_weights_that_mean_nothing_are_refused(weights: tuple[float, float]) -> None:
-    with pytest.raises(ValueError, match="similarity_weight and confidence_weight must be"):
+    with pytest.raises(ValueError, match="similarity_weight, confidence_weight and recency_weight must be"):
         rank(STACK, "tests", similarity_weight=weights[0], confidence_weight=weights[1])
 
 
@@ -162,7 +161,7 @@ def test_any_text_can_be_ranked(contents: list[str], question: str, turn: str) -
     ranked = rank(facts_of(*contents), question, [turn])
     assert sorted(entry.fact.content for entry in ranked) == sorted(contents)
     assert all(0 <= entry.similarity <= 1 and 0 <= entry.score <= 1 for entry in ranked)
-    assert ranked == sorted(ranked, key=lambda entry: entry.score, reverse=True)
+    assert list(ranked) == sorted(ranked, key=lambda entry: entry.score, reverse=True)
 
 
 def test_a_ranker_of_ones_own_takes_the_place_of_ours() -> None:

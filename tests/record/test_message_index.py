@@ -37,9 +37,9 @@ async def rows_of(store: MemoryStore, *messages: ChatMessage) -> list[LogRow]:
     return (await store.readers.unread("chat", "", limit=EVERYTHING)).rows
 
 
-def index_of(rows: Sequence[LogRow], *, with_newest: bool = False) -> MessageIndex:
+def index_of(rows: Sequence[LogRow]) -> MessageIndex:
     index = MessageIndex(1, COUNTER)
-    index.take(rows, with_newest=with_newest)
+    index.take(rows)
     return index
 
 
@@ -81,7 +81,7 @@ async def test_a_message_is_found_by_the_words_of_its_neighbours(store: MemorySt
     """A name is often said only in the message before, and the answer behind it."""
     messages = [user("What did Caroline say?"), assistant("That she will move to Berlin."), user("Good."), user("Bye.")]
     assert (await places(store, messages, "Caroline"))[:2] == [(0,), (1,)]
-    assert set(await places(store, messages, "Berlin")) == {(0,), (1,), (2,)}
+    assert await places(store, messages, "Berlin") == [(1,), (2,), (0,), (3,)]
 
 
 async def test_a_message_is_found_by_the_day_on_which_it_was_written(store: MemoryStore) -> None:
@@ -90,7 +90,15 @@ async def test_a_message_is_found_by_the_day_on_which_it_was_written(store: Memo
     index = index_of(rows)
     assert found(index, "What was on 10 May?")[0] == (rows[2].id,)
     assert found(index, "5月8日")[0] == (rows[0].id,)
-    assert len(found(index, "2023")) == 4
+    assert len(found(index, "2023")) == 5
+
+
+async def test_messages_of_another_day_are_no_neighbours(store: MemoryStore) -> None:
+    rows = await rows_of(store, *TEA)
+    rows = [replace(row, timestamp=MAY_8 + (i > 2) * 86_400 * 10**9) for i, row in enumerate(rows)]
+    index = index_of(rows)
+    assert sorted(found(index, "technician")) == [(rows[3].id,), (rows[4].id,)]
+    assert sorted(found(index, "printer")) == [(rows[0].id,), (rows[1].id,), (rows[2].id,)]
 
 
 @pytest.mark.parametrize("question", ["", "?", "and then?", "zebra", "\U0001f600", "\x00\ud83d"])
@@ -136,23 +144,23 @@ async def test_only_what_stands_before_a_row_is_found(store: MemoryStore) -> Non
 async def test_instructions_are_never_found(store: MemoryStore, role: str) -> None:
     """Neither by their own words nor with those of others."""
     messages = [user("tea one"), ChatMessage(role=role, content="zebra tea"), user("tea two"), user("Bye.")]
-    assert {place for unit in await places(store, messages, "tea") for place in unit} == {0, 2}
+    assert {place for unit in await places(store, messages, "tea") for place in unit} == {0, 2, 3}
     assert await places(store, messages, "zebra") == []
 
 
-async def test_the_last_message_can_be_found_when_the_next_has_come(store: MemoryStore) -> None:
-    """Its neighbour is a part of what it is found by."""
+async def test_the_last_message_is_found_by_the_next_ones_when_they_have_come(store: MemoryStore) -> None:
     rows = await rows_of(store, *TEA)
     index = index_of(rows[:1])
-    assert found(index, "tea") == []
-    index.take(rows[1:2])
     assert found(index, "tea") == [(rows[0].id,)]
-    assert found(index, "noted") == [(rows[0].id,)]
+    assert found(index, "noted") == []
+    index.take(rows[1:2])
+    assert found(index, "tea") == [(rows[0].id,), (rows[1].id,)]
+    assert found(index, "noted") == [(rows[1].id,), (rows[0].id,)]
 
 
 async def test_empty_messages_are_no_neighbours(store: MemoryStore) -> None:
     messages = [user("tea"), assistant(""), user(" \n"), assistant("zebra"), user("Bye.")]
-    assert await places(store, messages, "zebra") == [(3,), (0,)]
+    assert await places(store, messages, "zebra") == [(3,), (4,), (0,)]
 
 
 # ---- calls and results ---------------------------------------------------------------------------------
@@ -187,7 +195,7 @@ async def test_a_call_is_not_found_while_its_results_are_shown(store: MemoryStor
 
 
 async def test_a_result_without_a_call_is_not_found(store: MemoryStore) -> None:
-    assert await places(store, [result("call_1", "tea"), user("tea"), user("Bye.")], "tea") == [(1,)]
+    assert await places(store, [result("call_1", "tea"), user("tea"), user("Bye.")], "tea") == [(1,), (2,)]
 
 
 @pytest.mark.parametrize("unit_limit", [1, 5, 15, 20, 30])
@@ -297,4 +305,4 @@ async def test_threads_may_take_and_search_at_the_same_time(store: MemoryStore) 
         for future in (*takes, *searches):
             future.result()
     index.take(rows)
-    assert sorted(found(index, "tea")) == sorted(found(index_of(rows), "tea")) == [(row.id,) for row in rows[:-1]]
+    assert sorted(found(index, "tea")) == sorted(found(index_of(rows), "tea")) == [(row.id,) for row in rows]
