@@ -123,10 +123,10 @@ class TfidfRanker:
     scikit-learn's smoothed ``idf = 1 + ln((1 + documents) / (1 + documents with the term))``. The idf is squared as in
     a product of two TF-IDF vectors. A term that the query has ``n`` times counts ``1 + ln(n)`` times.
 
-    If more than five documents are found, they are then ranked anew with what the best ones have in common (Rocchio's feedback without a user): the
-    15 heaviest terms of the best five, each weighted by its document's score, are a second query. Its scores, divided
-    by their best and multiplied by ``feedback_weight``, are added to the first ones, divided by their best, of
-    documents that share a term with the query.
+    More than five documents are then ranked anew with what the best ones have in common (Rocchio's feedback, without a
+    user): the 15 heaviest terms of the best five, each weighted by its document's score, are a second query. Its
+    scores, divided by their best and multiplied by ``feedback_weight``, are added to the first ones, divided by their
+    best, of documents that share a term with the query.
 
     Where at least a tenth of the documents begin with the same name, as with "Ann: Hello", the documents of the one
     name in a question count 1.6 times.

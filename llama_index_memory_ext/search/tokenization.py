@@ -66,6 +66,8 @@ _STOP_PAIR_LIST = """です ます した して する ない ある いる か
     なん いつ だれ れる られ せる ため よう まし せん でし しょ ょう うか すか たか とい いう てき はど はな はい がい
     にい にな なる いて えて ます いま なの だと なぜ いい さい くだ ださ"""
 _STOP_PAIRS = frozenset(_STOP_PAIR_LIST.split())
+# "Uses Docker" and "it uses FastAPI" have nothing in common.
+_ANY_VERB = "use"
 # Each base form with its irregular forms.
 _FORMS = """become became | begin began begun | bite bit bitten | blow blew blown | break broke broken | bring brought
     | build built | burn burnt | buy bought | catch caught | choose chose chosen | come came | deal dealt | dig dug |
@@ -122,8 +124,8 @@ def words_of(text: str) -> Iterator[Word]:
 # A text is analyzed as a document, and then as the context of its neighbours.
 @lru_cache(maxsize=32)
 def terms_of(text: str) -> tuple[str, ...]:
-    """Returns the terms of a text in their order, with repetitions."""
-    return tuple(word.term for word in words_of(text))
+    """Returns the terms of a text in their order, with repetitions; without "use", which any text may have."""
+    return tuple(word.term for word in words_of(text) if word.term != _ANY_VERB)
 
 
 def date_words(day: date) -> str:

@@ -140,9 +140,72 @@ def test_equal_scores_go_to_the_newest() -> None:
 def test_the_parts_of_a_score_can_be_read() -> None:
     """Similarities are divided by the best one, weights by their sum."""
     best, other = rank(STACK, "Testing with Docker", similarity_weight=3, confidence_weight=1, ranker=None)[:2]
-    assert 0 < best.similarity < other.similarity == 1
-    assert best.score == pytest.approx((3 * best.similarity + best.confidence) / 4)
+    assert best.similarity == 1
+    assert best.score == pytest.approx((3 + best.confidence) / 4)
+    assert 0 < other.similarity < 1
     assert {*best.matched, *other.matched} == {"testing", "docker"}
+
+
+def test_a_word_of_the_question_is_worth_more_than_a_little_confidence() -> None:
+    """The word may stand in one of the turns before."""
+    facts = facts_of(
+        ("Uses Docker for containerization", 0.9),
+        ("Likes type hints in Python", 0.8),
+        ("Prefers pytest for tests", 0.9),
+    )
+    turns = ["I'm working on a Python project", "It uses FastAPI and SQLAlchemy"]
+    assert order(facts, "How do I write tests?", turns) == [
+        "Prefers pytest for tests",
+        "Likes type hints in Python",
+        "Uses Docker for containerization",
+    ]
+    long = "Writes " + " ".join(f"word{i}" for i in range(200))
+    assert order(
+        facts_of((long, 0.8), *[(f"Writes tests {i}", 0.8) for i in range(9)], ("Likes tea", 0.9)), "Write a test"
+    )[-2:] == [
+        long,
+        "Likes tea",
+    ]
+
+
+PLAN = (
+    "Let us go on with the plan for the garden: after the beds and the paths, which plants, seeds, tools and pots do I "
+    "buy, and where?"
+)
+
+
+def test_newer_facts_count_more_while_something_is_going_on() -> None:
+    """And hardly for a short question, which looks something up; nor if age is switched off."""
+    facts = facts_of(
+        ("Plans a garden of beds", 0.82), *[f"Owns boat {i}" for i in range(80)], "Plans a garden of many pots"
+    )
+    assert order(facts, PLAN, recency_weight=0.4)[0] == "Plans a garden of many pots"
+    assert order(facts, "Which garden is planned?", recency_weight=0.4)[0] == "Plans a garden of beds"
+    ranked = {entry.fact.content: entry for entry in rank(facts, PLAN, recency_weight=0.4)}
+    assert ranked["Plans a garden of many pots"].recency == 1
+    assert ranked["Owns boat 20"].recency == pytest.approx(0.5)
+    for with_context in (
+        rank(facts, "And the garden?", [PLAN], recency_weight=0.4),
+        rank(facts, PLAN, recency_weight=0.4),
+    ):
+        newest = next(entry for entry in with_context if entry.recency == 1)
+        total = 0.6 * newest.similarity + 0.4 * newest.confidence + 0.4
+        assert newest.score == pytest.approx(total / 1.4)
+    assert all(
+        entry.score == pytest.approx(0.6 * entry.similarity + 0.4 * entry.confidence) for entry in rank(facts, PLAN)
+    )
+
+
+def test_the_order_of_many_facts_is_that_of_their_scores() -> None:
+    """It is worked out for the best ones first."""
+    facts = facts_of(*[(f"Likes tea {i % 7} and cake {i % 13}", 0.5 + i % 5 / 10) for i in range(1_500)])
+    for question in ("tea 3", "zebra", "cake 11 with tea 2"):
+        ranked = list(rank(facts, question))
+        assert [entry.fact.id for entry in ranked] == [
+            entry.fact.id
+            for entry in sorted(ranked, key=lambda entry: (-entry.score, -entry.fact.created_at.timestamp()))
+        ]
+        assert len({entry.fact.id for entry in ranked}) == 1_500
 
 
 @pytest.mark.parametrize("weights", [(-0.1, 1), (1, -0.1), (0, 0)])
