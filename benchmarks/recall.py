@@ -116,9 +116,9 @@ def ranker_of(documents: Iterable[Document], conversation: Item, *, embedded: bo
     return ranker
 
 
-def score_module(folder: Path) -> Any:
+def score_module(file: Path) -> Any:
     """The scorer, loaded from where it lies."""
-    spec = importlib.util.spec_from_file_location("score", folder / "score.py")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -221,7 +221,7 @@ class Scored:
 
 def scorer_of(folder: Path) -> Callable[..., Scored]:
     """A function that scores how something ranks a pool of the conversations in the folder."""
-    score = score_module(folder)
+    score = score_module(folder / "score.py")
     split = json.loads((folder / "locomo_dev.json").read_text(encoding="utf-8"))
 
     def scored(make: Callable[..., Order], pool: str, **options: Any) -> Scored:

@@ -27,6 +27,7 @@ NAMES = (
     "facts_cost",
     "ranking_speed",
     "recall",
+    "growing",
 )
 
 

@@ -1,0 +1,130 @@
+"""How much of the evidence for a question is brought while the facts of a user grow, within 250 to 4,000 tokens.
+
+    python -m benchmarks.growing [FOLDER]
+
+FOLDER (default ``../shared/recall``) holds ``realmem_dev.json``, the facts and questions of five users of RealMem over
+some months, and ``score_growing.py``, which scores a ranking on them: the mean over five token budgets of the share of
+a question's evidence that is within the budget. A question is asked among the facts that are known by then, and leans
+on the user's messages before it.
+
+A fact has its day, and no confidence unless the file gives one. ``as the block ranks`` is the order of ``rank`` with
+all default weights of ``RelevantFactsBlock`` and the context that it looks at; ``similarity`` leaves the other weights
+out, ``by confidence`` the question. Where all facts are equally certain, that is newest first, so it has no series.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timezone
+from functools import partial
+from typing import Any
+
+from benchmarks.command import named_path, shown
+from benchmarks.recall import CONFIDENCE, DEFAULT_FOLDER, NEWEST, WORDS, Item, score_module
+from benchmarks.report import Measure, Promise, Series, publish
+from llama_index_memory_ext.fact import Fact
+from llama_index_memory_ext.facts.block import RelevantFactsBlock
+from llama_index_memory_ext.facts.ranking import document_of, rank
+from llama_index_memory_ext.search.tfidf import TfidfRanker
+
+# What the order of the block must reach, in %.
+LEAST_MEAN_RECALL = 45.0
+
+_FIELDS = RelevantFactsBlock.model_fields
+DEFAULT_WEIGHTS: dict[str, float] = {name: one.default for name, one in _FIELDS.items() if name.endswith("_weight")}
+SIMILARITY_ALONE = dict.fromkeys(DEFAULT_WEIGHTS, 0.0) | {"similarity_weight": 1.0}
+# The question is one of the turns.
+TURNS_BEFORE: int = _FIELDS["context_turns"].default - 1
+BLOCK = "as the block ranks"
+DATA, SCORER = "realmem_dev.json", "score_growing.py"
+
+
+def fact_of(item: Item) -> Fact:
+    """The fact of an entry of the file."""
+    day = datetime.fromisoformat(item["date"]).replace(tzinfo=timezone.utc)
+    confidence = {"confidence": item["confidence"]} if "confidence" in item else {}
+    return Fact(id=item["id"], content=item["text"], created_at=day, **confidence)
+
+
+class Ranked:
+    """The facts of one user, indexed as they become known, in the order of ``rank``."""
+
+    def __init__(self, _: Item, weights: Mapping[str, float]) -> None:
+        self.weights = weights
+        self.facts: list[Fact] = []
+        self.ranker = TfidfRanker()
+
+    def add(self, items: Iterable[Item]) -> None:
+        new = [fact_of(item) for item in items]
+        self.facts += new
+        self.ranker.add(map(document_of, new))
+
+    def rank(self, question: Item) -> list[str]:
+        context = question["before"][-TURNS_BEFORE:]
+        ranked = rank(self.facts, question["text"], context, ranker=self.ranker, **self.weights)
+        return [entry.fact.id for entry in ranked]
+
+
+class Unasked:
+    """The facts of one user, those with the highest key first, and the newest of equal ones, whatever is asked."""
+
+    def __init__(self, _: Item, key: Callable[[Fact], float]) -> None:
+        self.key = key
+        self.facts: list[Fact] = []
+
+    def add(self, items: Iterable[Item]) -> None:
+        self.facts += map(fact_of, items)
+
+    def rank(self, _: Item) -> list[str]:
+        newest_first = reversed(self.facts)
+        return [fact.id for fact in sorted(newest_first, key=self.key, reverse=True)]
+
+
+SIDES: dict[str, Callable[[Item], Ranked | Unasked]] = {
+    BLOCK: partial(Ranked, weights=DEFAULT_WEIGHTS),
+    WORDS: partial(Ranked, weights=SIMILARITY_ALONE),
+    CONFIDENCE: partial(Unasked, key=lambda fact: fact.confidence),
+    NEWEST: partial(Unasked, key=lambda _: 0.0),
+}
+
+
+def measured(evaluate: Callable[..., Any], users: Sequence[Item]) -> dict[str, Any]:
+    """What the scorer says of each side."""
+    return {side: evaluate({"users": shown(users, side)}, make) for side, make in SIDES.items()}
+
+
+def main() -> int:
+    """Measure, publish, and return the exit code."""
+    folder = named_path(DEFAULT_FOLDER)
+    if not (folder / SCORER).is_file():
+        print(f"no {SCORER} in {folder}: RealMem is not measured", file=sys.stderr)
+        return 1
+    score = score_module(folder / SCORER)
+    split = json.loads((folder / DATA).read_text(encoding="utf-8"))
+    results = measured(score.evaluate, split["users"])
+    means = {side: float(result["mean_recall"]) for side, result in results.items()}
+    measures = [
+        Measure("similarity", means[WORDS], "%"),
+        Measure("by confidence", means[CONFIDENCE], "%"),
+        Measure("newest first", means[NEWEST], "%"),
+    ]
+    promises = [Promise(BLOCK, LEAST_MEAN_RECALL, means[BLOCK], "%", at_least=True)]
+    series = [
+        Series(
+            "recall of the evidence",
+            "facts that grow",
+            side,
+            "budget in tokens",
+            "%",
+            tuple(zip(score.BUDGETS, result["recall"], strict=True)),
+        )
+        for side, result in results.items()
+        if side != CONFIDENCE
+    ]
+    return publish("growing", measures, promises, series)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
