@@ -62,7 +62,7 @@ class RelevantFactsBlock(LogBlock):
 
     Facts are extracted by a model from the log of a ``MemoryStore``, in the background, and belong to a
     ``user_id``, or to the session if there is none. They are ranked by ``similarity_weight * similarity +
-    confidence_weight * confidence + recency_weight * recency``: recency is halved by each 60 newer facts, and counts
+    confidence_weight * confidence + recency_weight * recency``: recency is halved by each 40 newer facts, and counts
     the less the fewer words a question and the turns before it have (``rank``). Of a question about a time, the facts
     of that time count as recent.
 

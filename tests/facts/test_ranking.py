@@ -183,7 +183,7 @@ def test_newer_facts_count_more_while_something_is_going_on() -> None:
     assert order(facts, "Which garden is planned?", recency_weight=0.4)[0] == "Plans a garden of beds"
     ranked = {entry.fact.content: entry for entry in rank(facts, PLAN, recency_weight=0.4)}
     assert ranked["Plans a garden of many pots"].recency == 1
-    assert ranked["Owns boat 20"].recency == pytest.approx(0.5)
+    assert ranked["Owns boat 40"].recency == pytest.approx(0.5)
     for with_context in (
         rank(facts, "And the garden?", [PLAN], recency_weight=0.4),
         rank(facts, PLAN, recency_weight=0.4),
