@@ -69,7 +69,7 @@ class Room(NamedTuple):
 class MessageIndex:
     """The messages of one session, indexed for questions: a call and its results together, all others one by one.
 
-    A message is found by its own words, by the day on which it was written and, with less weight, by the words of its
+    A message is found by its own words, by the day on which it was said and, with less weight, by the words of its
     neighbours. So it is indexed when the next one has come. Only a search also needs the newest one, which is indexed
     again later. Threads may call at the same time. ``epoch`` is that of the log, and ``tags`` are element names,
     besides our own, that no text must be able to forge.
@@ -168,8 +168,8 @@ class MessageIndex:
             # The results of a call that comes next may not have come yet.
             around = ("\n".join(before.words)[:_NEIGHBOUR_CHARACTERS], after.words[0][:_NEIGHBOUR_CHARACTERS])
             context = tuple((words, tfidf.CONTEXT_SHARE) for words in around if words)
-            written_at = unit.rows[0].written_at
-            day = date_words(written_at.date()) if written_at else ""
+            said_at = unit.rows[0].said_at
+            day = date_words(said_at.date()) if said_at else ""
             documents.append(tfidf.Document(str(row_ids[0]), "\n".join(unit.words), context, day))
         # All at once, for each call brings the lengths of all rows up to date.
         self._ranker.add(documents)
@@ -192,5 +192,6 @@ def fit_places(ranked: Iterable[tuple[Place, float]], room: Room, day_tokens: in
 
 
 def shown_day(row: LogRow) -> str:
-    """Returns the day (UTC) of a row as 2026-11-20; "" where it is unknown."""
-    return row.written_at.date().isoformat() if row.written_at else ""
+    """Returns the day (UTC) on which a row was said as 2026-11-20; "" where it is unknown."""
+    said_at = row.said_at
+    return said_at.date().isoformat() if said_at else ""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
 
 from llama_index_memory_ext.errors import MessageError
+from llama_index_memory_ext.text.times import times_in
 from llama_index_memory_ext.text.tokens import CountedText
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, CALL_KEYS, HIDDEN, RESULT_ROLES, calls_of, to_json
 
@@ -151,8 +152,9 @@ def body_of(message: ChatMessage) -> str:
     lines: list[str] = []
     for block in message.blocks:
         lines += [_call_line(next(calls))] if isinstance(block, ToolCallBlock) else _block_lines(block)
-    kwargs = message.additional_kwargs.items()
-    extra = {key: value for key, value in kwargs if key not in _SHOWN_ELSEWHERE and value not in (None, "", [], {})}
+    kwargs = message.additional_kwargs
+    hidden = _SHOWN_ELSEWHERE.union(times_in(kwargs)) if kwargs else _SHOWN_ELSEWHERE
+    extra = {key: value for key, value in kwargs.items() if key not in hidden and value not in (None, "", [], {})}
     return "\n".join(filter(None, [*lines, *map(_call_line, calls), f"[{to_json(extra)}]" if extra else ""]))
 
 

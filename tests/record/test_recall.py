@@ -231,6 +231,37 @@ async def test_a_question_uses_what_the_record_leaves_free(open_memory: OpenMemo
     assert 250 < stated <= 320
 
 
+# ---- when it was said ----------------------------------------------------------------------------------
+
+
+async def test_a_message_has_the_day_on_which_it_was_said(open_memory: OpenMemory) -> None:
+    """Put or imported long after; by its day it is found, too, and a search tells it."""
+    memory = open_memory(**SMALL)
+    then = datetime(2023, 5, 8, 12, tzinfo=timezone.utc)
+    told = {"created_at": int(datetime(2022, 11, 3, tzinfo=timezone.utc).timestamp())}
+    await say(memory, ChatMessage(role="user", content="Caroline breeds alpacas.", additional_kwargs={"date": then}))
+    await memory.aimport([{"role": "user", "content": "Alpacas spit.", **told}, {"role": "assistant", "content": "!"}])
+    await fill(memory)
+    prompt = await ask(memory, "Which alpacas?")
+    element = prompt.partition(EARLIER_OPENING)[2]
+    assert element.startswith("<message date>2022-11-03\n<message user>Alpacas spit.\n<message date>2023-05-08\n")
+    assert "created_at" not in prompt
+    assert recalled(await ask(memory, "What was on 3 November 2022?"))[0] == ("user", "Alpacas spit.")
+    found = await memory.condensed_block.asearch("alpacas", session_id="chat")
+    days = {one.text: one.day for one in found}
+    assert days["Alpacas spit."] == "2022-11-03"
+    assert days["Caroline breeds alpacas."] == "2023-05-08"
+
+
+@pytest.mark.parametrize("told", ["soon", 7, None, "2999-01-01", [], {"at": 1}])
+async def test_a_time_that_cannot_be_is_not_when_it_was_said(open_memory: OpenMemory, told: object) -> None:
+    memory = open_memory(**SMALL)
+    message = ChatMessage(role="user", content="Caroline breeds alpacas.", additional_kwargs={"timestamp": told})
+    await say(memory, message, assistant("How nice."))
+    (found,) = await memory.condensed_block.asearch("alpacas", session_id="chat", most=1)
+    assert {found.day} <= await days_of(memory)
+
+
 # ---- deleting ------------------------------------------------------------------------------------------
 
 
