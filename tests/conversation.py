@@ -39,3 +39,10 @@ def sent_text(messages: Sequence[ChatMessage]) -> str:
 def record(text: str) -> list[tuple[str, str]]:
     """The (role, text) of each entry that a prompt shows."""
     return re.findall(r'<message role="(\w+)"[^>]*>(.*?)</message>\n', text, flags=re.DOTALL)
+
+
+def recalled(text: str) -> list[tuple[str, str]]:
+    """The (role, text) of each earlier message that a prompt shows."""
+    earlier = text.partition("<earlier_messages ")[2].partition("</earlier_messages>")[0]
+    found = re.findall(r"<message (\w+)[^>]*>(.*?)\n(?=<message |\Z)", earlier, flags=re.DOTALL)
+    return [(role, said) for role, said in found if role != "date"]

@@ -41,7 +41,7 @@ formats     __init__ > openai                                             # mess
 ---
 .           fact                                                          # a fact, with its dates and its source
 ---
-text        trim responses > cutting loose_json > messages > tokens tool_calls visible  # messages as text
+text        trim responses > cutting loose_json > messages > times tokens tool_calls visible  # messages as text
 ---
 background  jobs > leftovers locks                                        # work that no answer waits for
 ---

@@ -184,16 +184,16 @@ class Extractor:
         before: Sequence[Utterance],
         unverified: int = 0,
     ) -> Part:
-        asked = [row.written_at for row, one in zip(rows, utterances, strict=True) if one.is_users]
+        asked = [row.said_at for row, one in zip(rows, utterances, strict=True) if one.is_users]
         now, lines = utc_now(), [one for one in utterances if one.text]
         # What comes before the first question belongs to a turn of an earlier batch.
         turns = len(asked) + (not utterances[0].is_users)
-        return Part(lines, said_at(asked, now), said_at([rows[-1].written_at], now), turns, unverified, before)
+        return Part(lines, said_at(asked, now), said_at([rows[-1].said_at], now), turns, unverified, before)
 
     async def _extract_batch(self, unread: LogPage, utterances: Sequence[Utterance]) -> Extracted:
         """Extract the first batch of what is unread."""
         progress = progress_of(unread.state) if unread.state else Progress()
-        days = [row.written_at.date() if row.written_at else None for row in unread.rows]
+        days = [said.date() if (said := row.said_at) else None for row in unread.rows]
         starts, tokens, most_turns = [one.is_users for one in utterances], self._tokens(utterances), progress.most_turns
         end = batch_end(starts, tokens, days, token_limit=_BATCH_TOKENS, most_turns=most_turns)
         unread, utterances = replace(unread, rows=unread.rows[:end]), utterances[:end]

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from llama_index_memory_ext.errors import LayoutError, MessageError
 from llama_index_memory_ext.formats.openai import described, from_openai, to_openai
 from llama_index_memory_ext.text.messages import checked_messages, cleaned, storable
+from llama_index_memory_ext.text.times import times_in
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.text.tool_calls import Json
@@ -38,7 +39,8 @@ def messages_from_json(source: str | bytes | Iterable[Json], *, show_progress: b
     (``ChatMessage.model_dump(mode="json")``, also the older one with a ``content``). A tool call becomes a
     ``ToolCallBlock``, the id of the call that a result belongs to ``additional_kwargs["tool_call_id"]``, and a
     refusal a text. A part that LlamaIndex has no block for becomes a text that names and quotes it, without encoded
-    data. Other keys (ids, times, ...) are left out. Lone surrogates and NUL become U+FFFD.
+    data. A time under ``timestamp``, ``created_at``, ``create_time`` or ``date`` goes into ``additional_kwargs``, where
+    a memory reads when the message was said; other keys (ids, ...) are left out. Lone surrogates and NUL become U+FFFD.
 
     Nothing is opened here, but a model that is sent a message later may open the files and addresses in it: take
     messages with files only from sources that you trust.
@@ -150,7 +152,11 @@ def _read(value: Json) -> ChatMessage:
     if role not in _ROLES:
         seen = repr(role) if isinstance(role, str) and _SHOWN_ROLE.fullmatch(role) else described(role)
         raise MessageError(f"Expected a 'role' that is one of {', '.join(_ROLES)}; saw {seen}.")
-    return _own(value) or from_openai(value)
+    message = _own(value) or from_openai(value)
+    # A number or a text, which say the same once they are stored.
+    told = {key: value[key] for key in times_in(value)}
+    message.additional_kwargs = {**told, **message.additional_kwargs}
+    return message
 
 
 def _check_values(value: Json, levels: int) -> None:

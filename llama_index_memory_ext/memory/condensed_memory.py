@@ -291,8 +291,8 @@ class CondensedMemory(Memory):
     async def aimport(self, source: str | bytes | Iterable[Any], *, show_progress: bool = False) -> int:
         """Add a conversation from JSON behind the messages of the session, as if it were put now.
 
-        It is stored in one transaction; importing twice stores it twice. With ``extract_facts`` its facts are extracted
-        in the background.
+        Messages that tell when they were said keep that time. All is stored in one transaction; importing twice stores
+        it twice. With ``extract_facts`` its facts are extracted in the background.
 
         Args:
             source: JSON in LlamaIndex's format or OpenAI's; see ``messages_from_json``.
@@ -323,7 +323,7 @@ class CondensedMemory(Memory):
 
         For histories that a plain ``Memory`` has written, that were imported, or written with ``extract_facts=False``,
         which does not matter here. A second call continues where one has stopped and repeats no request; two at once
-        store nothing twice. ``created_at`` of a fact is when its messages were stored, dates like "tomorrow" count from
+        store nothing twice. ``created_at`` of a fact is when its messages were said, dates like "tomorrow" count from
         then, and no fact that was learned on a later day is retired.
 
         Args:

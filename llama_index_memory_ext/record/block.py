@@ -120,7 +120,11 @@ class CondensedMemoryBlock(LogBlock):
         default=None, ge=1, description="Most tokens of the summary; default: a quarter of the limit, at most 1,000."
     )
     recall_token_limit: int = Field(
-        default=0, ge=0, validate_default=True, description="Most tokens of messages found for the question; 0: none."
+        default=0,
+        ge=0,
+        validate_default=True,
+        description="Tokens for messages found for the question, which get half as many more if it asks something and "
+        "the record leaves them free, or a fifth less if it does not; 0: none.",
     )
 
     cache_points: CachePoints = Field(
@@ -289,7 +293,8 @@ class CondensedMemoryBlock(LogBlock):
             return CountedText("", 0)
         whole = (entry.row_id for entry in window.shown if entry.row_id > position)
         before = next(whole, window.seen.last_id + 1)
-        return await self._parts.search.recall(session_id, messages, seen=window.seen, before=before)
+        free = self._parts.reader.settings.room - window.tokens
+        return await self._parts.search.recall(session_id, messages, seen=window.seen, before=before, free=free)
 
 
 def _summary_limit(token_limit: int, wanted: int | None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.text.cutting import share_out
@@ -18,11 +19,12 @@ if TYPE_CHECKING:
 _SUMMARY_OPENING, _SUMMARY_CLOSING = "<conversation_summary>", "</conversation_summary>\n"
 EARLIER_OPENING = '<earlier_messages note="said before the messages above; found for the question">\n'
 EARLIER_CLOSING = "</earlier_messages>\n"
+_DAY_START = "<message date>"
 _ELEMENT_START = re.compile(
-    rf"^(?=<message role=\"|{_SUMMARY_OPENING}|{re.escape(EARLIER_OPENING)}|{EARLIER_CLOSING})", re.MULTILINE
+    rf"^(?=<message |{_SUMMARY_OPENING}|{re.escape(EARLIER_OPENING)}|{EARLIER_CLOSING})", re.MULTILINE
 )
 NO_TEXT = CountedText("", 0)
-_RESULT_STARTS = ('<message role="tool"', '<message role="function"')
+_RESULT_STARTS = ('<message role="tool"', '<message role="function"', "<message tool", "<message function")
 _INSTRUCTION_STARTS = ('<message role="system"', '<message role="developer"')
 
 
@@ -35,11 +37,21 @@ def summary_element(summary: str, limit: int, counter: TokenCounter, tags: Itera
     return NO_TEXT if is_empty or element.tokens > limit else element
 
 
-def earlier_element(entries: Sequence[Entry], counter: TokenCounter) -> CountedText:
-    """Returns messages from before the record under a heading; "" if there are none."""
-    if not entries:
-        return NO_TEXT
-    text = "".join([EARLIER_OPENING, *(entry.text for entry in entries), EARLIER_CLOSING])
+def day_heading(day: str) -> str:
+    """Returns what stands above the earlier messages of a day such as 2026-11-20; "" is an unknown one."""
+    return f"{_DAY_START}{day or 'unknown'}\n"
+
+
+def earlier_element(found: Iterable[tuple[str, Sequence[Entry]]], counter: TokenCounter) -> CountedText:
+    """Returns messages from before the record, each with its results and its day, under headings; "" for none.
+
+    The days are in order, and within a day the messages are as they are given.
+    """
+    by_day: dict[str, list[str]] = {}
+    for day, entries in found:
+        by_day.setdefault(day, []).extend(entry.text for entry in entries)
+    shown = "".join(day_heading(day) + "".join(texts) for day, texts in sorted(by_day.items()) if texts)
+    text = f"{EARLIER_OPENING}{shown}{EARLIER_CLOSING}" if shown else ""
     return CountedText(text, counter.count(text))
 
 
@@ -52,7 +64,7 @@ def clip_entries(
 
 
 def split_record(text: str) -> list[str]:
-    """Returns the parts of a record, which no text can forge: entries, the summary, the tags of earlier messages."""
+    """Returns the parts of a record, which no text can forge: entries, the summary, and all above and below them."""
     return [part for part in _ELEMENT_START.split(text) if part]
 
 
@@ -87,10 +99,21 @@ def _without(parts: Sequence[str], tokens: int, counter: TokenCounter) -> str:
     gone: set[int] = set()
     saved = 0
     for i in sorted(range(len(parts)), key=importance):
-        is_tag = parts[i] in (EARLIER_OPENING, EARLIER_CLOSING)
-        if not is_tag and (saved < tokens or (is_result(parts[i]) and i - 1 in gone)):
+        if not _is_tag(parts[i]) and (saved < tokens or (is_result(parts[i]) and i - 1 in gone)):
             saved += counter.count(parts[i])
             gone.add(i)
-    left = "".join(part for i, part in enumerate(parts) if i not in gone)
+    left = _without_empty_days([part for i, part in enumerate(parts) if i not in gone])
     # The tags go with the last of the earlier messages.
-    return left.replace(EARLIER_OPENING + EARLIER_CLOSING, "")
+    return "".join(left).replace(EARLIER_OPENING + EARLIER_CLOSING, "")
+
+
+def _is_tag(part: str) -> bool:
+    return part in (EARLIER_OPENING, EARLIER_CLOSING) or part.startswith(_DAY_START)
+
+
+def _without_empty_days(parts: Sequence[str]) -> list[str]:
+    return [
+        part
+        for part, following in zip_longest(parts, parts[1:], fillvalue=EARLIER_CLOSING)
+        if not (part.startswith(_DAY_START) and _is_tag(following))
+    ]

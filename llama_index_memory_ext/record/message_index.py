@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from llama_index_memory_ext.record.entry import clip_entries
+from llama_index_memory_ext.record.entry import clip_entries, day_heading
 from llama_index_memory_ext.search import tfidf
 from llama_index_memory_ext.search.tokenization import date_words, terms_of
 from llama_index_memory_ext.text.cutting import excerpt
 from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, body_of, entry_of, spoken, tokens_of, turns_in
-from llama_index_memory_ext.text.tokens import fit_tokens
 from llama_index_memory_ext.text.tool_calls import calls_of
 
 if TYPE_CHECKING:
@@ -34,6 +33,8 @@ _EARLIER_WEIGHT = 0.1
 # question seldom stand alone.
 _NEIGHBOUR_SHARES = (0.2, 0.1, 0.05)
 _REACH = len(_NEIGHBOUR_SHARES)
+# Only messages with this share of the best one's similarity may have what the record leaves of its limit.
+WORTH_MORE = 0.15
 _INDEXED_CHARACTERS, _NEIGHBOUR_CHARACTERS = 20_000, 2_000
 
 
@@ -50,17 +51,29 @@ class _Unit(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A message in the index: its rows, and the tokens that it has, of which ``tag_tokens`` are those of its tags."""
+    """A message in the index: its rows, its day, and its tokens when recalled; ``tag_tokens`` are those of its tags."""
 
     row_ids: tuple[int, ...]
+    day: str
     tokens: int
     tag_tokens: int
+
+
+class Room(NamedTuple):
+    """The tokens for recalled messages: ``limit`` for any, ``most`` together with those that are ``WORTH_MORE``.
+
+    One message may have ``message_limit`` of them.
+    """
+
+    limit: int
+    most: int
+    message_limit: int
 
 
 class MessageIndex:
     """The messages of one session, indexed for questions: a call and its results together, all others one by one.
 
-    A message is found by its own words, by the day on which it was written and, with less weight, by the words of the
+    A message is found by its own words, by the day on which it was said and, with less weight, by the words of the
     messages around it on the same day. So the last ones are indexed again when others come. Threads may call at the
     same time. ``epoch`` is that of the log, and ``tags`` are element names, besides our own, that no text must be able
     to forge.
@@ -72,6 +85,7 @@ class MessageIndex:
         # Replaced and never changed, because it is read while another thread indexes.
         self.turns: list[list[str]] = []
         self._counter, self._tags = counter, tags
+        self._day_tokens = counter.count(day_heading("2026-11-20"))
         self._ranker = tfidf.TfidfRanker()
         self._places: list[Place] = []
         # The last ones, whose neighbours may still come, and the neighbours before them.
@@ -106,28 +120,23 @@ class MessageIndex:
         best_first = found[np.lexsort((-found, -similarity[found]))]
         return [(places[i], float(similarity[i])) for i in best_first]
 
-    def search(
-        self, question: str, context: Sequence[str], *, before: int, limit: int, message_limit: int
-    ) -> list[tuple[int, ...]]:
-        """Returns the rows of the best messages of ``ranked``; clipped to ``message_limit`` they fit into ``limit``."""
-        ranked = (place for place, _ in self.ranked(question, context, before))
-        # The tags and one token for each row are the least that is shown.
-        found = [place for place in ranked if place.tag_tokens + len(place.row_ids) <= message_limit]
-        return [found[i].row_ids for i in fit_tokens([min(place.tokens, message_limit) for place in found], limit)]
+    def search(self, question: str, context: Sequence[str], room: Room, *, before: int) -> list[tuple[int, ...]]:
+        """Returns the rows of the best messages of ``ranked`` that fit, clipped, under the headings of their days."""
+        return [place.row_ids for place in fit_places(self.ranked(question, context, before), room, self._day_tokens)]
 
-    def entries(self, rows: Sequence[LogRow], question: str, limit: int) -> list[Entry]:
-        """Returns the rows of one message as they are shown; [] if there is no room for a word of each.
+    def entries(self, rows: Sequence[LogRow], question: str, limit: int, *, brief: bool = True) -> list[Entry]:
+        """Returns the rows of one message as they are recalled; [] if there is no room for a word of each.
 
         Of more than ``limit`` tokens, the part with the words of the question is shown; without one, the two ends.
         """
         wanted = set(terms_of(question))
         clip = partial(excerpt, counter=self._counter, wanted=wanted, terms=terms_of) if wanted else None
-        shown = clip_entries(self._whole(rows), limit, self._counter, clip)
+        shown = clip_entries(self._whole(rows, brief=brief), limit, self._counter, clip)
         fits = tokens_of(shown) <= limit
         return shown if fits and all(entry.body.strip() for entry in shown) else []
 
-    def _whole(self, rows: Sequence[LogRow]) -> list[Entry]:
-        found = (entry_of(row.id, row.message, self._counter, self._tags, day=shown_day(row)) for row in rows)
+    def _whole(self, rows: Sequence[LogRow], *, brief: bool = True) -> list[Entry]:
+        found = (entry_of(row.id, row.message, self._counter, self._tags, brief=brief) for row in rows)
         return [entry for entry in found if entry is not None]
 
     def _add(self, row: LogRow) -> None:
@@ -153,10 +162,10 @@ class MessageIndex:
             self._places.pop()
         documents: list[tfidf.Document] = []
         for i, unit in list(enumerate(self._units))[first:]:
-            place, written_at = self._place(unit), unit.rows[0].written_at
+            place, said_at = self._place(unit), unit.rows[0].said_at
             if place:
                 self._places.append(place)
-                day = date_words(written_at.date()) if written_at else ""
+                day = date_words(said_at.date()) if said_at else ""
                 documents.append(tfidf.Document(str(place.row_ids[0]), texts[i], neighbours(i, texts, days), day))
         self._ranker.add(documents)
 
@@ -164,7 +173,8 @@ class MessageIndex:
         """Returns the place of a unit; None if it has nothing to be shown."""
         whole = self._whole(unit.rows)
         tags = sum(self._counter.count("".join(entry.tags)) for entry in whole)
-        return Place(tuple(row.id for row in unit.rows), tokens_of(whole), tags) if whole else None
+        row_ids = tuple(row.id for row in unit.rows)
+        return Place(row_ids, shown_day(unit.rows[0]), tokens_of(whole), tags) if whole else None
 
 
 def neighbours(place: int, texts: Sequence[str], days: Sequence[str]) -> tuple[tuple[str, float], ...]:
@@ -174,6 +184,23 @@ def neighbours(place: int, texts: Sequence[str], days: Sequence[str]) -> tuple[t
     return tuple((texts[i][:_NEIGHBOUR_CHARACTERS], share) for i, share in known)
 
 
+def fit_places(ranked: Iterable[tuple[Place, float]], room: Room, day_tokens: int) -> list[Place]:
+    """Returns the messages that fit, best first; ``day_tokens`` are those of the heading above a day's messages."""
+    found: list[Place] = []
+    days: set[str] = set()
+    used = 0
+    for place, similarity in ranked:
+        tokens = min(place.tokens, room.message_limit) + (0 if place.day in days else day_tokens)
+        # The tags and one token for each row are the least that is shown.
+        is_legible = place.tag_tokens + len(place.row_ids) <= room.message_limit
+        if is_legible and used + tokens <= (room.most if similarity >= WORTH_MORE else room.limit):
+            found.append(place)
+            days.add(place.day)
+            used += tokens
+    return found
+
+
 def shown_day(row: LogRow) -> str:
-    """Returns the day (UTC) of a row as 2026-11-20; "" where it is unknown."""
-    return row.written_at.date().isoformat() if row.written_at else ""
+    """Returns the day (UTC) on which a row was said as 2026-11-20; "" where it is unknown."""
+    said_at = row.said_at
+    return said_at.date().isoformat() if said_at else ""

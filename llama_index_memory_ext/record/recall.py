@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +15,7 @@ from llama_index.core.base.llms.types import MessageRole
 from llama_index_memory_ext.background.jobs import JobKey
 from llama_index_memory_ext.background.locks import Recent, lock_for
 from llama_index_memory_ext.record.entry import EARLIER_CLOSING, EARLIER_OPENING, NO_TEXT, earlier_element
-from llama_index_memory_ext.record.message_index import CONTEXT_TURNS, MessageIndex, shown_day
+from llama_index_memory_ext.record.message_index import CONTEXT_TURNS, MessageIndex, Room, shown_day
 from llama_index_memory_ext.text.messages import question_in
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, calls_of
 
@@ -32,8 +33,16 @@ if TYPE_CHECKING:
 
 LONGEST_MESSAGE_TOKENS = 500
 
-# The share of the limit that one recalled message may have.
+# The shares of the limit that one recalled message may have, and all of them for a text that asks something, where the
+# record leaves so much, and for one that does not. What is recalled is in no prompt cache.
 _MESSAGE_SHARE = 0.25
+_ASKED_SHARE, _TOLD_SHARE = 1.5, 0.8
+# Many questions are written without a question mark.
+_ASKS = re.compile(
+    r"[?\uff1f\u061f]|[吗嗎谁誰]|什么|什麼|哪|怎么|怎麼|多少|几|幾|为何|か。?\s*$"
+    r"|(?:^|[.!;:\n]\s*)(?:who|whose|what|when|where|which|why|how|(?:tell|remind) me|do you remember)\b",
+    re.IGNORECASE,
+)
 _INDEXED_ROWS = 500
 # How long a question waits for messages to be indexed; indexing takes longer than this only after a restart.
 _INDEX_SECONDS = 1.0
@@ -68,27 +77,30 @@ class MessageSearch:
         """The jobs that index sessions."""
         return self.store.jobs.jobs("recall index", "Earlier messages were not indexed")
 
-    async def recall(self, session_id: str, messages: Sequence[ChatMessage], *, seen: Seen, before: int) -> CountedText:
+    async def recall(
+        self, session_id: str, messages: Sequence[ChatMessage], *, seen: Seen, before: int, free: int
+    ) -> CountedText:
         """Returns the messages from before the row ``before`` that matter for the current question, "" for none.
 
+        They have at most ``free`` tokens, and beyond the limit for them only those that are similar enough.
         After a restart a long log is indexed in the background up to what was ``seen``, and a question is answered by
         what has been indexed by then.
         """
-        counter = self.settings.counter
-        room = self.settings.recall_limit - counter.count(EARLIER_OPENING + EARLIER_CLOSING)
-        index = await self._indexed(session_id, seen) if room > 0 else None
+        counter, limit = self.settings.counter, self.settings.recall_limit
+        tags = counter.count(EARLIER_OPENING + EARLIER_CLOSING)
+        index = await self._indexed(session_id, seen) if limit > tags else None
         if index is None:
             return NO_TEXT
         question, context = question_in(messages, index.turns, CONTEXT_TURNS)
-        key = (session_id, index.epoch, index.newest, before, question, *context)
+        room = room_for(question, limit, free, tags)
+        key = (session_id, index.epoch, index.newest, before, room, question, *context)
         known = self.found.get(key)
         if known is not None:
             return known
-        most = int(room * _MESSAGE_SHARE)
         # The search in a long log takes longer than an event loop should be blocked.
-        found = await asyncio.to_thread(index.search, question, context, before=before, limit=room, message_limit=most)
-        shown = await self._shown(session_id, index, question, sorted(found), most)
-        element = earlier_element([entry for _, entries in shown for entry in entries], counter)
+        found = await asyncio.to_thread(index.search, question, context, room, before=before)
+        shown = await self._shown(session_id, index, question, sorted(found), room.message_limit)
+        element = earlier_element([(shown_day(unit[0]), entries) for unit, entries in shown if entries], counter)
         self.found.put(key, element)
         return element
 
@@ -105,7 +117,8 @@ class MessageSearch:
         await asyncio.to_thread(index.take, without_open_turn(page.rows))
         ranked = (await asyncio.to_thread(index.ranked, question))[:most]
         limit = min(message_limit, LONGEST_MESSAGE_TOKENS)
-        shown = await self._shown(session_id, index, question, [place.row_ids for place, _ in ranked], limit)
+        found = [place.row_ids for place, _ in ranked]
+        shown = await self._shown(session_id, index, question, found, limit, brief=False)
         return [
             FoundMessage(
                 similarity, place.row_ids, unit[0].role, shown_day(unit[0]), "\n".join(one.body for one in entries)
@@ -115,13 +128,21 @@ class MessageSearch:
         ]
 
     async def _shown(
-        self, session_id: str, index: MessageIndex, question: str, found: Sequence[tuple[int, ...]], limit: int
+        self,
+        session_id: str,
+        index: MessageIndex,
+        question: str,
+        found: Sequence[tuple[int, ...]],
+        limit: int,
+        *,
+        brief: bool = True,
     ) -> list[tuple[list[LogRow], list[Entry]]]:
         """Returns the rows and the entries of each message; rows that were deleted meanwhile are left out."""
         stored = await self.store.readers.rows(session_id, list(chain.from_iterable(found)))
         rows = {row.id: row for row in stored}
         units = [[rows[row_id] for row_id in row_ids if row_id in rows] for row_ids in found]
-        return await asyncio.to_thread(lambda: [(unit, index.entries(unit, question, limit)) for unit in units])
+        shown = partial(index.entries, question=question, limit=limit, brief=brief)
+        return await asyncio.to_thread(lambda: [(unit, shown(unit)) for unit in units])
 
     async def _indexed(self, session_id: str, seen: Seen) -> MessageIndex | None:
         """Returns the index with all that was seen, or with less if that takes too long; None: there is none yet."""
@@ -152,6 +173,17 @@ class MessageSearch:
                     await asyncio.to_thread(index.take, page.rows)
                 if len(page.rows) < _INDEXED_ROWS:
                     return index
+
+
+def room_for(text: str, limit: int, free: int, tags: int) -> Room:
+    """Returns the room for what a text recalls, of at most ``free`` tokens, ``tags`` of which are not for messages.
+
+    >>> room_for("Where was I?", 1_000, 1_300, 0), room_for("I was out.", 1_000, 1_300, 0)
+    (Room(limit=1000, most=1300, message_limit=250), Room(limit=800, most=800, message_limit=250))
+    """
+    usual = limit if _ASKS.search(text) else int(limit * _TOLD_SHARE)
+    most = min(int(limit * _ASKED_SHARE), max(free, limit)) if usual == limit else usual
+    return Room(usual - tags, most - tags, int((limit - tags) * _MESSAGE_SHARE))
 
 
 def without_open_turn(rows: Sequence[LogRow]) -> list[LogRow]:

@@ -125,8 +125,8 @@ class TfidfRanker:
 
     More than five documents are then ranked anew with what the best ones have in common (Rocchio's feedback, without a
     user): the 15 heaviest terms of the best five, each weighted by its document's score, are a second query. Its
-    scores, divided by their best and multiplied by ``feedback_weight``, are added to the first ones, divided by theirs.
-    So a document without a term of the query may be found, too.
+    scores, divided by their best and multiplied by ``feedback_weight``, are added to the first ones, divided by theirs,
+    of documents that share a term with the query.
 
     Where at least a tenth of the documents begin with the same name, as with "Ann: Hello", the documents of the one
     name in a question count 1.6 times.
@@ -228,7 +228,8 @@ class TfidfRanker:
         # Of so few that all are among the best, nothing is learned.
         if not self._feedback_weight or np.count_nonzero(scores) <= _FEEDBACK_TEXTS:
             return first
-        return first + self._feedback_weight * divided_by_best(self._scores(self._common_terms(first)))
+        second = np.where(scores > 0, self._scores(self._common_terms(first)), 0.0)
+        return first + self._feedback_weight * divided_by_best(second)
 
     def _common_terms(self, scores: Values) -> dict[str, float]:
         """Returns the heaviest terms of the best documents as a query."""

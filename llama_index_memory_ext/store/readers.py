@@ -13,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from llama_index_memory_ext.store.database import UnchangedError, reads, writes_session, written_at
 from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, LAST_ID, upsert
+from llama_index_memory_ext.text.times import times_in
 from llama_index_memory_ext.text.tool_calls import RESULT_ROLES
 
 if TYPE_CHECKING:
@@ -48,6 +49,17 @@ class LogRow:
     def written_at(self) -> datetime | None:
         """When it was written (UTC); None where that is unknown."""
         return written_at(self.timestamp)
+
+    @property
+    def said_at(self) -> datetime | None:
+        """When it was said (UTC), as its ``additional_kwargs`` tell; else when it was written, which is never before.
+
+        None where neither is known.
+        """
+        kwargs = self.data.get("additional_kwargs") if isinstance(self.data, dict) else None
+        told = next(iter(times_in(kwargs).values()), None) if isinstance(kwargs, dict) else None
+        written = self.written_at
+        return told if told and (written is None or told <= written) else written
 
     @property
     def is_active(self) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
 
 from llama_index_memory_ext.errors import MessageError
+from llama_index_memory_ext.text.times import times_in
 from llama_index_memory_ext.text.tokens import CountedText
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, CALL_KEYS, HIDDEN, RESULT_ROLES, calls_of, to_json
 
@@ -33,6 +34,8 @@ MEDIA_TOKENS = {"image": 256, "audio": 256, "video": 256, "document": 2048}
 _SHOWN_ELSEWHERE = frozenset(
     {*CALL_KEYS, "session_id", "tool_call_id", "name", "images", "usage", "stop_reason", "thinking_delta"}
 )
+_ROLE = "<message role="
+_SHOWN_ROLE = re.compile(r'<message (?:role=")?(\w+)')
 _UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
 # A message of a ReActAgent, with its last answer if there is one.
 _REACT = re.compile(r"\s*(?:Thought|Action|Action Input|Observation):(?:.*\sAnswer:(?P<answer>.*))?", re.DOTALL)
@@ -53,7 +56,10 @@ class Utterance(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One message as the record shows it: ``<message role="user">the text</message>`` and a newline."""
+    """One message as the record shows it: ``<message role="user">the text</message>`` and a newline.
+
+    Of a brief one, ``<message user>the text`` and a newline, the next tag is the end.
+    """
 
     row_id: int
     text: str
@@ -67,17 +73,19 @@ class Entry:
     @property
     def tags(self) -> tuple[str, str]:
         """What stands before and after the body."""
-        return self.opening, CLOSING
+        opening = self.opening
+        return opening, CLOSING if opening.startswith(_ROLE) else "\n"
 
     @property
     def body(self) -> str:
         """The text between the tags."""
-        return self.text[len(self.opening) : -len(CLOSING)]
+        opening, closing = self.tags
+        return self.text[len(opening) : -len(closing)]
 
     @property
     def role(self) -> str:
         """The role of the message: "user", "assistant", ..."""
-        return self.opening.split('"', 2)[1]
+        return str(_SHOWN_ROLE.findall(self.opening)[0])
 
     @property
     def is_result(self) -> bool:
@@ -86,13 +94,13 @@ class Entry:
 
 
 def entry_of(
-    row_id: int, message: ChatMessage, counter: TokenCounter, tags: Iterable[str] = (), day: str = ""
+    row_id: int, message: ChatMessage, counter: TokenCounter, tags: Iterable[str] = (), *, brief: bool = False
 ) -> Entry | None:
     """Returns the entry of a message; None if there is nothing to show. No text can forge our tags or ``tags``."""
     body = escape_tags(body_of(message), tags)
     if not body.strip():
         return None
-    text = f"{_opening(message, day)}{body}{CLOSING}"
+    text = f"{_opening(message, brief=brief)}{body.rstrip()}\n" if brief else f"{_opening(message)}{body}{CLOSING}"
     return Entry(row_id, text, counter.count(text))
 
 
@@ -144,8 +152,9 @@ def body_of(message: ChatMessage) -> str:
     lines: list[str] = []
     for block in message.blocks:
         lines += [_call_line(next(calls))] if isinstance(block, ToolCallBlock) else _block_lines(block)
-    kwargs = message.additional_kwargs.items()
-    extra = {key: value for key, value in kwargs if key not in _SHOWN_ELSEWHERE and value not in (None, "", [], {})}
+    kwargs = message.additional_kwargs
+    hidden = _SHOWN_ELSEWHERE.union(times_in(kwargs)) if kwargs else _SHOWN_ELSEWHERE
+    extra = {key: value for key, value in kwargs.items() if key not in hidden and value not in (None, "", [], {})}
     return "\n".join(filter(None, [*lines, *map(_call_line, calls), f"[{to_json(extra)}]" if extra else ""]))
 
 
@@ -247,12 +256,12 @@ def _tag_pattern(tags: frozenset[str], opening: str = "<") -> re.Pattern[str]:
     return re.compile(rf"{opening}(?=\s*/?\s*(?:{names})(?![\w.:-]))", re.IGNORECASE)
 
 
-def _opening(message: ChatMessage, day: str) -> str:
-    attributes = {"role": message.role.value, "date": day}
-    if message.role in RESULT_ROLES:
-        attributes |= {key: message.additional_kwargs.get(key) or "" for key in ("tool_call_id", "name")}
-    values = {key: escape(" ".join(str(value).split())[:200]) for key, value in attributes.items() if value}
-    return "<message" + "".join(f' {key}="{value}"' for key, value in values.items()) + ">"
+def _opening(message: ChatMessage, *, brief: bool = False) -> str:
+    kwargs = message.additional_kwargs if message.role in RESULT_ROLES else {}
+    given = {key: " ".join(str(kwargs.get(key) or "").split()) for key in ("tool_call_id", "name")}
+    names = "".join(f' {key}="{escape(value[:200])}"' for key, value in given.items() if value)
+    role = message.role.value
+    return f"<message {role}{names}>" if brief else f'{_ROLE}"{role}"{names}>'
 
 
 def _block_lines(block: Json) -> Iterator[str]:

@@ -402,6 +402,19 @@ async def test_what_was_said_on_another_day_is_read_as_of_that_day(
     assert '<fact date="2024-03-01">Likes snow</fact>' in str((await memory.aget())[0].content)
 
 
+async def test_an_imported_conversation_counts_from_when_it_was_said(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    llm, server = start_model(learner)
+    memory = open_memory("old", user_id="ann", llm=llm)
+    said = [{"role": one.role.value, "content": one.content, "timestamp": "2024-02-28T12:00:00"} for one in talk("tea")]
+    await memory.aimport(said)
+    await memory.aflush()
+    assert "took place on Wednesday, 2024-02-28" in extractions(server.requests)[0]
+    (fact,) = await memory.facts.alist()
+    assert fact.created_at == datetime(2024, 2, 28, 12, tzinfo=timezone.utc)
+
+
 async def test_an_old_conversation_retires_nothing_that_was_learned_later(
     open_memory: OpenMemory, start_model: StartModel, database_uri: str
 ) -> None:

@@ -13,6 +13,7 @@ from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.record.entry import (
     EARLIER_CLOSING,
     EARLIER_OPENING,
+    day_heading,
     earlier_element,
     is_result,
     split_record,
@@ -27,7 +28,8 @@ COUNTER = TokenCounter()
 # One token for each character, and one for each text: the counts of parts are more than that of the whole.
 PER_CHARACTER = as_counter(lambda text: [0, *map(ord, text)])
 TAG_PARTS = (
-    '<message role="user">', '<message role="tool">', "</message>\n", "<conversation_summary>",
+    '<message role="user">', '<message role="tool">', "<message user>", "<message tool>", "<message date>2026-11-20\n",
+    "</message>\n", "<conversation_summary>",
     "</conversation_summary>\n", EARLIER_OPENING, EARLIER_CLOSING, "<earlier_messages-2>", "</earlier_messages.x>\n",
     "<earlier_messages", "<message_", "<condensed_memory>\n", "\n", "\r", "\u2028", "&lt;", "<", ">", '"', " ", "word ",
     "\u65e5\u672c\u8a9e", "\U0001f469\u200d\U0001f52c", "\u0130",
@@ -44,8 +46,8 @@ messages = st.builds(
 conversations = st.lists(messages, max_size=6)
 
 
-def entries_of(conversation: list[ChatMessage], *, day: str = "") -> list[Entry]:
-    entries = (entry_of(i, message, COUNTER, day=day) for i, message in enumerate(conversation))
+def entries_of(conversation: list[ChatMessage], *, brief: bool = False) -> list[Entry]:
+    entries = (entry_of(i, message, COUNTER, brief=brief) for i, message in enumerate(conversation))
     return [entry for entry in entries if entry is not None]
 
 
@@ -59,9 +61,10 @@ def parts_of(
     shown = [entry.text for entry in entries]
     at = 1 if entries and entries[0].role == "system" else 0
     element = summary_element(summary, 1_000, COUNTER)
-    found = [entry.text for entry in entries_of(earlier or [], day="2026-11-20")]
-    around = ([EARLIER_OPENING], [EARLIER_CLOSING]) if found else ([], [])
-    return [*shown[:at], *([element] if element else []), *shown[at:], *around[0], *found, *around[1]]
+    found = [entry.text for entry in entries_of(earlier or [], brief=True)]
+    days = [day_heading("2026-11-20"), *found[:1], *([day_heading("2026-11-21")] if found[1:] else []), *found[1:]]
+    below = [EARLIER_OPENING, *days, EARLIER_CLOSING] if found else []
+    return [*shown[:at], *([element] if element else []), *shown[at:], *below]
 
 
 @given(conversation=conversations, summary=hostile_texts, earlier=conversations, clip=st.just(0) | st.integers(10, 60))
@@ -84,19 +87,24 @@ def test_what_is_no_record_is_one_part(text: str, parts: list[str]) -> None:
 # ---- entries -------------------------------------------------------------------------------------------
 
 
-@given(message=messages, row_id=st.integers(0, 10**9), day=st.sampled_from(["", "2026-11-20"]))
-def test_an_entry_knows_its_parts_from_its_text(message: ChatMessage, row_id: int, day: str) -> None:
-    entry = entry_of(row_id, message, COUNTER, day=day)
+@given(message=messages, row_id=st.integers(0, 10**9), brief=st.booleans())
+def test_an_entry_knows_its_parts_from_its_text(message: ChatMessage, row_id: int, brief: bool) -> None:
+    entry = entry_of(row_id, message, COUNTER, brief=brief)
     if entry is not None:
-        assert entry.text == f"{entry.opening}{entry.body}</message>\n"
-        assert entry.body == escape_tags(body_of(message))
+        body = escape_tags(body_of(message))
+        assert entry.text == entry.opening + entry.body + ("\n" if brief else "</message>\n")
+        assert entry.body == (body.rstrip() if brief else body)
         assert entry.role == message.role.value
         assert is_result(entry.text) == entry.is_result
 
 
-def test_earlier_messages_stand_under_a_heading() -> None:
-    entries = entries_of([user("one"), assistant("two")])
-    assert earlier_element(entries, COUNTER) == EARLIER_OPENING + entries[0].text + entries[1].text + EARLIER_CLOSING
+def test_earlier_messages_stand_under_a_heading_and_those_of_a_day_under_its_own() -> None:
+    one, two, three = ([entry] for entry in entries_of([user("one"), assistant("two"), user("three")], brief=True))
+    found = [("2026-11-20", one), ("2026-11-19", two), ("2026-11-20", three)]
+    assert earlier_element(found, COUNTER) == (
+        f"{EARLIER_OPENING}<message date>2026-11-19\n<message assistant>two\n"
+        f"<message date>2026-11-20\n<message user>one\n<message user>three\n{EARLIER_CLOSING}"
+    )
 
 
 def test_without_earlier_messages_there_is_no_heading() -> None:
@@ -164,8 +172,8 @@ PARTS = parts_of(CONVERSATION, "The user is Logan.", EARLIER)
 def test_a_record_is_shortened_in_the_order_in_which_its_parts_are_missed_least() -> None:
     """Earlier messages and their heading, then messages, then the summary, at last the instructions."""
     names = [
-        "system", "summary", "user", "call", "result", "result", "answer", "heading", "old", "old call", "old result",
-        "closing",
+        "system", "summary", "user", "call", "result", "result", "answer", "heading", "day", "old", "next day",
+        "old call", "old result", "closing",
     ]  # fmt: skip
     seen: list[list[str]] = []
     for tokens in range(COUNTER.count("".join(PARTS)) + 1):
@@ -175,7 +183,7 @@ def test_a_record_is_shortened_in_the_order_in_which_its_parts_are_missed_least(
             seen.append(shown)
     assert seen == [
         names,
-        names[:8] + names[9:],
+        names[:8] + names[10:],
         names[:7],
         [*names[:2], *names[3:7]],
         [*names[:2], "answer"],

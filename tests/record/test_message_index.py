@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import MemoryStore, TokenCounter
-from llama_index_memory_ext.record.message_index import MessageIndex
+from llama_index_memory_ext.record.entry import day_heading, earlier_element
+from llama_index_memory_ext.record.message_index import MessageIndex, Room, shown_day
 from llama_index_memory_ext.store.readers import LogRow
 from tests.conversation import assistant, calling, result, user
 
@@ -50,8 +51,9 @@ def found(
     before: int = EVERYTHING,
     limit: int = EVERYTHING,
     message_limit: int = 500,
+    most: int = 0,
 ) -> Any:
-    return index.search(question, context, before=before, limit=limit, message_limit=message_limit)
+    return index.search(question, context, Room(limit, most or limit, message_limit), before=before)
 
 
 async def places(store: MemoryStore, messages: Sequence[ChatMessage], question: str, *context: str) -> Any:
@@ -122,11 +124,23 @@ async def test_a_long_message_is_clipped_and_found_by_the_words_in_its_middle(st
         store, user("first " * 2_000 + "zebra " + "last " * 2_000), assistant("I see."), user("Go on.")
     )
     index = index_of(rows)
-    assert found(index, "zebra", limit=60, message_limit=60)[0] == (rows[0].id,)
+    assert found(index, "zebra", limit=100, message_limit=60)[0] == (rows[0].id,)
     (entry,) = index.entries(rows[:1], "", 60)
     assert entry.tokens <= 60
     assert "tokens left out" in entry.text
     assert "zebra" not in entry.text
+
+
+async def test_only_what_is_similar_enough_has_what_the_record_leaves_free(store: MemoryStore) -> None:
+    """A word of the day and of many others is not enough."""
+    others = [user(f"The printer on floor {i} is broken again.") for i in range(12)]
+    rows = await rows_of(store, *(user(f"tea {i} with Caroline and her green alpacas") for i in range(3)), *others)
+    index = index_of([replace(row, timestamp=MAY_8) for row in rows])
+    question = "Which green tea does Caroline drink with her alpacas, in 2023?"
+    all_of_them = found(index, question)
+    free = found(index, question, limit=60, most=EVERYTHING)
+    assert len(all_of_them) == len(rows) > len(free) > len(found(index, question, limit=60))
+    assert free == all_of_them[: len(free)]
 
 
 # ---- what is never found -------------------------------------------------------------------------------
@@ -212,10 +226,14 @@ async def test_a_message_of_which_no_word_could_be_shown_is_not_found(store: Mem
 # ---- dates ---------------------------------------------------------------------------------------------
 
 
-async def test_a_message_is_shown_with_its_date(store: MemoryStore) -> None:
-    rows = await rows_of(store, user("tea"), assistant("Noted."))
-    (entry,) = index_of(rows).entries([replace(rows[0], timestamp=MAY_8)], "", 500)
-    assert entry.text == '<message role="user" date="2023-05-08">tea</message>\n'
+async def test_a_heading_for_each_day_is_counted(store: MemoryStore) -> None:
+    """A message of a day that has none yet needs more room than another one of the same day."""
+    rows = await rows_of(store, user("tea one"), user("tea two"), user("Bye."))
+    apart = [replace(row, timestamp=MAY_8 + i * 86_400 * 10**9) for i, row in enumerate(rows)]
+    tokens = COUNTER.count("<message user>tea one\n<message user>tea two\n" + day_heading("2023-05-08"))
+    assert len(found(index_of(rows), "tea", limit=tokens)) == 2
+    assert len(found(index_of(apart), "tea", limit=tokens)) == 1
+    assert len(found(index_of(apart), "tea", limit=tokens + COUNTER.count(day_heading("2023-05-09")))) == 2
 
 
 @pytest.mark.parametrize("timestamp", [0, -1, -(10**18), -(10**30), 10**30, 10**22])
@@ -225,7 +243,8 @@ async def test_a_time_that_cannot_be_is_no_date(store: MemoryStore, timestamp: i
     assert found(index, "tea")[0] == (rows[0].id,)
     assert found(index, "1970 floor")[0] == (rows[2].id,)
     (entry,) = index.entries(rows[:1], "", 500)
-    assert entry.text == '<message role="user">I drink green tea in the morning.</message>\n'
+    assert entry.text == "<message user>I drink green tea in the morning.\n"
+    assert "<message date>unknown\n" in earlier_element([(shown_day(rows[0]), [entry])], COUNTER)
 
 
 # ---- for any conversation ------------------------------------------------------------------------------
@@ -282,7 +301,9 @@ async def test_what_is_found_fits_as_it_is_shown(
     units = found(index, question, limit=limit, message_limit=unit_limit)
     shown = [index.entries([by_id[row_id] for row_id in ids], "", unit_limit) for ids in units]
     text = "".join(entry.text for entries in shown for entry in entries)
-    assert COUNTER.count(text) == sum(entry.tokens for entries in shown for entry in entries) <= limit
+    days = day_heading("2026-11-20") if units else ""
+    assert COUNTER.count(text) == sum(entry.tokens for entries in shown for entry in entries)
+    assert COUNTER.count(days + text) <= limit
     assert all(sum(entry.tokens for entry in entries) <= unit_limit for entries in shown)
     all_of_it = iter(found(index, question, message_limit=unit_limit))
     assert all(ids in all_of_it for ids in units)

@@ -265,7 +265,7 @@ async def test_it_is_kept_in_every_database(any_database_uri: str | None, start_
     for memory in (one, two):
         text = sent_text(await memory.aget(input="What was question 12?"))
         assert "question 12, answer 12" in summary_in(text)
-        assert "question 12</message>" in text.partition("<earlier_messages")[2]
+        assert "question 12\n" in text.partition("<earlier_messages")[2]
     assert server.refusals == []
     await store.aclose()
 

@@ -139,6 +139,11 @@ def test_other_kwargs_are_kept_compactly_and_the_session_id_never() -> None:
     assert body_of(message) == 'Hi.\n[{"mood": "good"}]'
 
 
+def test_when_it_was_said_is_not_shown_but_what_only_looks_like_it_is() -> None:
+    kwargs = {"timestamp": 1_683_554_400, "created_at": "2023-05-08T14:00:00Z", "date": "soon"}
+    assert body_of(ChatMessage(role="user", content="Hi.", additional_kwargs=kwargs)) == 'Hi.\n[{"date": "soon"}]'
+
+
 def test_what_llamaindex_adds_to_an_answer_for_its_own_use_is_not_shown() -> None:
     """Its Anthropic class does, when it streams."""
     kwargs = {"usage": {"input_tokens": 91, "output_tokens": 1}, "stop_reason": "end_turn", "thinking_delta": "Hm"}
