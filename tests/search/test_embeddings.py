@@ -23,10 +23,11 @@ from sqlalchemy import text
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.facts.ranking import document_of, rank
-from llama_index_memory_ext.search.embeddings import EmbeddingRanker, VectorIndex, model_key, unit
+from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.search.tfidf import Document, TfidfRanker
+from llama_index_memory_ext.search.vectors import VectorIndex, unit
 from llama_index_memory_ext.store import MemoryStore
-from llama_index_memory_ext.store.facts import KeptVectors
+from llama_index_memory_ext.store.vectors import KeptVectors
 
 MEANINGS = {"puppy": "dog", "hound": "dog", "automobile": "car", "physician": "doctor"}
 
