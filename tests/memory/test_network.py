@@ -46,6 +46,7 @@ async def main():
     async with memory:
         for i in range(4):
             await agent.run(f"My name is Ann, and this is question {i}. What did I ask before?", memory=memory)
+        await memory.aflush()
         print(await memory.facts_block.aexplain("What is my name?"))
         print(await memory.condensed_block.asummary("chat"))
 
@@ -83,7 +84,7 @@ def test_a_conversation_connects_to_its_model_and_to_nothing_else(tmp_path: Path
     assert (done.returncode, done.stderr) == (0, "")
     assert "Is called Ann" in done.stdout
     assert "several questions" in done.stdout
-    assert len(server.requests) > 8
+    assert len(server.requests) > 5
 
 
 def test_the_demo_without_a_key_connects_to_nothing(tmp_path: Path) -> None:
