@@ -132,11 +132,11 @@ def test_a_part_that_is_not_measured_everywhere_has_a_file_of_its_own(
 ) -> None:
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     line = report.Series("what", "setting", "side", "turn", "tokens", ((1, 2.0), (2, 3.14159)))
-    assert report.publish("recall", [report.Measure("one", 1.0)], [], [line, line], part="minilm") == 0
+    assert report.publish("recall", [report.Measure("one", 1.0)], [], [line, line], part="e5") == 0
     missed = report.Promise("two", 1.0, 2.0)
     assert report.publish("recall", [], [missed]) == 1
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["recall.json", "recall_minilm.json"]
-    written = json.loads((tmp_path / "recall_minilm.json").read_text(encoding="utf-8"))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["recall.json", "recall_e5.json"]
+    written = json.loads((tmp_path / "recall_e5.json").read_text(encoding="utf-8"))
     assert [one["points"] for one in written["series"]] == [[[1, 2.0], [2, 3.142]]] * 2
     assert json.loads((tmp_path / "recall.json").read_text(encoding="utf-8"))["series"] == []
 

@@ -35,8 +35,8 @@ facts       backfill > block > extractor > learning > verification > cache expla
 grounding   sentences statement > names negation > dates > numbers quotes secrets > words numerals > language  # words
 .           log_block                                                     # what both blocks share: they read one log
 ---
-store       __init__ > facts log > readers users > database > engine schema  # the tables, and who has read how far
-search      embeddings > tfidf > tokenization                             # how similar two texts are
+store       __init__ > facts log vectors > readers users > database > engine schema  # the tables, who has read how far
+search      embeddings > tfidf vectors > tokenization                     # how similar two texts are
 formats     __init__ > openai                                             # messages of other programs, as JSON
 ---
 .           fact                                                          # a fact, with its dates and its source

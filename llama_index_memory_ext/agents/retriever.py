@@ -71,7 +71,7 @@ class MemoryRetriever(BaseRetriever):
     """Retrieves the facts of a memory's user and the messages of its session that have to do with a question.
 
     It serves a ``RetrieverQueryEngine`` and a ``RetrieverTool``. Facts are ranked as the memory ranks them, without
-    retired ones; but a question about the past finds what was true before, too. Messages are found by their words,
+    retired ones; but a question about the past finds what was true before, too. Messages are ranked as for recall,
     those that the memory shows anyway too, a tool call together with its results; the current turn is left out, so that
     a question does not find itself.
 
@@ -80,7 +80,7 @@ class MemoryRetriever(BaseRetriever):
     kind. Ties: facts first.
 
     ``aretrieve`` and ``retrieve`` return the nodes best first, [] if nothing has a word in common with the question
-    (with an ``embed_model`` nearly every fact has something), and raise a ``StoreError`` if the database failed. The
+    (with an ``embed_model`` nearly everything has something), and raise a ``StoreError`` if the database failed. The
     id of a fact's node is that of the fact; that of a message is the same in each search, and unique across databases.
     The metadata are ``kind`` ("fact" or "message"), ``date`` and ``session_id``; of a fact ``fact_id``, ``category``,
     ``confidence`` and ``created_at``, and ``until``, its last day, if it has ended or will; of a message ``role`` and

@@ -15,7 +15,8 @@ from llama_index_memory_ext.facts.period import period_asked
 from llama_index_memory_ext.facts.ranking import Columns, RankedFacts, Scored, Weights, document_of, scored
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.search.tfidf import TfidfRanker
-from llama_index_memory_ext.store.facts import NOTHING_READ, KeptVectors
+from llama_index_memory_ext.store.facts import NOTHING_READ
+from llama_index_memory_ext.store.vectors import KeptVectors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence

@@ -127,7 +127,8 @@ class CondensedMemory(Memory):
             facts_token_limit: Most tokens of the facts; 0 shows none.
             user_id: The user whose facts are shown, in all of their sessions; default: each session's own.
             llm: Extracts facts, and summarises with ``summarize``; default: ``Settings.llm`` at first use.
-            embed_model: Ranks the facts together with their words; default: words alone.
+            embed_model: Ranks facts, and messages that are found for a question, together with their words; default:
+                words alone.
             extract_facts: Whether facts are extracted. Known facts are shown in any case.
             extract_every_turns: Finished turns that wait for one extraction.
             verify: Whether a second call checks what the first one has extracted, and rejects what was not said.
@@ -167,12 +168,11 @@ class CondensedMemory(Memory):
         )
         session_id = preset.session_of(store, session_id)
         counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
-        shared: Any = {"llm": llm, "tokenizer_fn": counter, "store": store}
+        shared: Any = {"llm": llm, "embed_model": embed_model, "tokenizer_fn": counter, "store": store}
         record = CondensedMemoryBlock(token_limit=condensed_token_limit, **shared, **options)
         facts = RelevantFactsBlock(
             token_limit=facts_token_limit,
             user_id=session_id if user_id is None else user_id,
-            embed_model=embed_model,
             extract_facts=extract_facts,
             extract_every_turns=extract_every_turns,
             verify=verify,

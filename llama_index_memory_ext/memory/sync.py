@@ -18,7 +18,7 @@ class HasStore(Protocol):
     sql_store: MemoryStore
 
 
-WAITS = ", then wait for extraction and summary"
+WAITS = ", then wait for extraction, summary and embeddings"
 
 
 def run(memory: HasStore, call: Coroutine[Any, Any, T]) -> T:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import TextBlock
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 
@@ -62,7 +63,7 @@ class CondensedMemoryBlock(LogBlock):
     whole. When it does not, the oldest messages leave until ``keep_ratio`` of the limit is left, so that
     the beginning of the prompt then stays the same for many turns and can be served from the provider's
     prompt cache. What has left stays in the store; it is summarised with ``summarize``, and found again by the words of
-    a question with a ``recall_token_limit``.
+    a question with a ``recall_token_limit``: with an ``embed_model`` by their meaning, too.
 
     Without a ``store`` the block keeps a private one in memory, fed by the messages that the memory
     flushes: it works in any ``Memory.from_defaults(memory_blocks=[...])``, and is empty after a restart.
@@ -118,6 +119,12 @@ class CondensedMemoryBlock(LogBlock):
     summarize: bool = Field(default=False, description="Whether a model sums up, in the background, what has left.")
     summary_token_limit: int | None = Field(
         default=None, ge=1, description="Most tokens of the summary; default: a quarter of the limit, at most 1,000."
+    )
+    embed_model: BaseEmbedding | None = Field(
+        default=None,
+        exclude=True,
+        repr=False,
+        description="Ranks messages that are found for a question, together with their words; None: words alone.",
     )
     recall_token_limit: int = Field(
         default=0,
@@ -196,7 +203,7 @@ class CondensedMemoryBlock(LogBlock):
         return truncated(text, tokens_to_truncate, self.tokenizer_fn) or None
 
     async def anotice(self, session_id: str) -> None:
-        """Sum up in the background what leaves the record; a StoreError if the given store has no such session."""
+        """Sum up and embed in the background; a StoreError if the given store has no such session."""
         if session_id not in self._parts.reader.windows and not await self._store.users.knows(session_id):
             raise StoreError(
                 f"{self.class_name()}(store=...) shows the log of its store, but that store holds no message of "
@@ -205,6 +212,8 @@ class CondensedMemoryBlock(LogBlock):
             )
         if self.summarize:
             self.jobs.start(self.job_key(session_id), self._summarizer(session_id).run, self.retry_seconds)
+        if self.recall_token_limit:
+            self._parts.search.embed(session_id)
 
     async def aflush(self, session_id: str = DEFAULT_SESSION_ID) -> None:
         """Wait until what has left the record is summarised; after a failure the next start tries again."""
@@ -225,7 +234,8 @@ class CondensedMemoryBlock(LogBlock):
     ) -> list[FoundMessage]:
         """The messages of a session that are similar to a question, best first; [] if they share no word.
 
-        All of the log is searched, what the record shows too, but not the turn that is going on.
+        With an ``embed_model`` nearly every message is similar once it is embedded, for which no search waits. All of
+        the log is searched, what the record shows too, but not the turn that is going on.
         """
         return await self._parts.search.search(session_id, question, most=most, message_limit=message_token_limit)
 
@@ -251,8 +261,8 @@ class CondensedMemoryBlock(LogBlock):
 
     @property
     def all_jobs(self) -> tuple[Jobs, ...]:
-        """The jobs that sum up sessions, and those that index them."""
-        return self.jobs, self._parts.search.jobs
+        """The jobs that sum up sessions, and those that index and embed them."""
+        return self.jobs, self._parts.search.jobs, self._parts.search.embedding_jobs
 
     def job_key(self, session_id: str) -> JobKey:
         """The key of this block's jobs of a session."""
@@ -262,7 +272,7 @@ class CondensedMemoryBlock(LogBlock):
     def _parts(self) -> _Parts:
         """The parts, which remember what they have read. A changed field makes them anew."""
         # A model knows its key, which must not travel with a pickle.
-        fields = {**self.__dict__, "llm": None}
+        fields = {**self.__dict__, "llm": None, "embed_model": id(self.embed_model)}
         if self._made is None or self._made.fields != fields:
             tags = self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n")
             settings = RecordSettings(
@@ -276,7 +286,8 @@ class CondensedMemoryBlock(LogBlock):
                 summary_limit=_summary_limit(self.token_limit, self.summary_token_limit),
                 recall_limit=self.recall_token_limit,
             )
-            self._made = _Parts(RecordReader(self._store, settings), MessageSearch(self._store, settings), fields)
+            search = MessageSearch(self._store, settings, self.embed_model)
+            self._made = _Parts(RecordReader(self._store, settings), search, fields)
         return self._made
 
     def _summarizer(self, session_id: str) -> Summarizer:

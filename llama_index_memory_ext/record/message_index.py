@@ -11,6 +11,7 @@ import numpy as np
 
 from llama_index_memory_ext.record.entry import clip_entries, day_heading
 from llama_index_memory_ext.search import tfidf
+from llama_index_memory_ext.search.embeddings import EmbeddingRanker
 from llama_index_memory_ext.search.tokenization import date_words, terms_of
 from llama_index_memory_ext.text.cutting import excerpt
 from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, body_of, entry_of, spoken, tokens_of, turns_in
@@ -19,6 +20,9 @@ from llama_index_memory_ext.text.tool_calls import calls_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from llama_index.core.base.embeddings.base import BaseEmbedding
+
+    from llama_index_memory_ext.search.embeddings import VectorKeeper
     from llama_index_memory_ext.store.readers import LogRow
     from llama_index_memory_ext.text.messages import Entry
     from llama_index_memory_ext.text.tokens import TokenCounter
@@ -86,12 +90,19 @@ class MessageIndex:
         self.turns: list[list[str]] = []
         self._counter, self._tags = counter, tags
         self._day_tokens = counter.count(day_heading("2026-11-20"))
-        self._ranker = tfidf.TfidfRanker()
+        self._ranker: tfidf.FactRanker = tfidf.TfidfRanker()
+        # Ranks instead, once there is a model for it.
+        self.embeddings: EmbeddingRanker | None = None
         self._places: list[Place] = []
         # The last ones, whose neighbours may still come, and the neighbours before them.
         self._units: list[_Unit] = []
         self._is_echo = False
         self._lock = threading.Lock()
+
+    def embed_with(self, model: BaseEmbedding, keeper: VectorKeeper) -> EmbeddingRanker:
+        """Let messages that are taken from now on be ranked by their embeddings, too; returns what ranks them."""
+        self._ranker = self.embeddings = EmbeddingRanker(model, lexical=self._ranker, keeper=keeper)
+        return self.embeddings
 
     def take(self, rows: Iterable[LogRow]) -> None:
         """Index rows, oldest first, but for known ones."""

@@ -1,4 +1,4 @@
-"""Finds messages of a session again by the words of a question: for the record, and for a search."""
+"""Finds messages of a session again for a question: for the record, and for a search."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import MessageRole
 
@@ -16,12 +16,15 @@ from llama_index_memory_ext.background.jobs import JobKey
 from llama_index_memory_ext.background.locks import Recent, lock_for
 from llama_index_memory_ext.record.entry import EARLIER_CLOSING, EARLIER_OPENING, NO_TEXT, earlier_element
 from llama_index_memory_ext.record.message_index import CONTEXT_TURNS, MessageIndex, Room, shown_day
+from llama_index_memory_ext.search.embeddings import model_key
+from llama_index_memory_ext.store.vectors import MessageVectors
 from llama_index_memory_ext.text.messages import question_in
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, calls_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from llama_index.core.base.embeddings.base import BaseEmbedding
     from llama_index.core.base.llms.types import ChatMessage
 
     from llama_index_memory_ext.background.jobs import Jobs
@@ -65,10 +68,14 @@ class FoundMessage:
 
 @dataclass(frozen=True)
 class MessageSearch:
-    """Finds messages of sessions; ``indexes`` are of the last sessions, ``found`` is what was recalled last."""
+    """Finds messages of sessions; ``indexes`` are of the last sessions, ``found`` is what was recalled last.
+
+    With an ``embed_model``, messages are embedded in the background, and no question waits for that.
+    """
 
     store: MemoryStore
     settings: RecordSettings
+    embed_model: BaseEmbedding | None = field(default=None, repr=False, compare=False)
     indexes: Recent[str, MessageIndex] = field(default_factory=lambda: Recent(32))
     found: Recent[tuple[object, ...], CountedText] = field(default_factory=Recent)
 
@@ -76,6 +83,21 @@ class MessageSearch:
     def jobs(self) -> Jobs:
         """The jobs that index sessions."""
         return self.store.jobs.jobs("recall index", "Earlier messages were not indexed")
+
+    @property
+    def embedding_jobs(self) -> Jobs:
+        """The jobs that embed the messages of sessions."""
+        return self.store.jobs.jobs("recall embeddings", "Earlier messages were not embedded")
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The model knows its key, which must not travel with a pickle.
+        return {**self.__dict__, "embed_model": None}
+
+    def embed(self, session_id: str) -> None:
+        """Index and embed in the background what the log has gained."""
+        if self.embed_model is not None:
+            key = JobKey(session_id, self.settings.name)
+            self.embedding_jobs.start(key, partial(self._embed_log, session_id), _RETRY_SECONDS)
 
     async def recall(
         self, session_id: str, messages: Sequence[ChatMessage], *, seen: Seen, before: int, free: int
@@ -93,7 +115,8 @@ class MessageSearch:
             return NO_TEXT
         question, context = question_in(messages, index.turns, CONTEXT_TURNS)
         room = room_for(question, limit, free, tags)
-        key = (session_id, index.epoch, index.newest, before, room, question, *context)
+        prepared = await self._prepare(session_id, index, [question, *context])
+        key = (session_id, index.epoch, index.newest, prepared, before, room, question, *context)
         known = self.found.get(key)
         if known is not None:
             return known
@@ -115,6 +138,7 @@ class MessageSearch:
             # Rows were deleted meanwhile.
             return await self.search(session_id, question, most=most, message_limit=message_limit)
         await asyncio.to_thread(index.take, without_open_turn(page.rows))
+        await self._prepare(session_id, index, [question])
         ranked = (await asyncio.to_thread(index.ranked, question))[:most]
         limit = min(message_limit, LONGEST_MESSAGE_TOKENS)
         found = [place.row_ids for place, _ in ranked]
@@ -165,14 +189,37 @@ class MessageSearch:
                 after = index.newest if index else 0
                 page = await self.store.readers.unread(session_id, "", after=after, limit=_INDEXED_ROWS)
                 if index is None or index.epoch != page.epoch:
-                    index = MessageIndex(page.epoch, self.settings.counter, (self.settings.name,))
+                    index = self._new_index(session_id, page.epoch)
                     self.indexes.put(session_id, index)
                     if after:
                         continue
                 if page.rows:
                     await asyncio.to_thread(index.take, page.rows)
+                    if index.embeddings is not None:
+                        await index.embeddings.load()
                 if len(page.rows) < _INDEXED_ROWS:
                     return index
+
+    def _new_index(self, session_id: str, epoch: int) -> MessageIndex:
+        index = MessageIndex(epoch, self.settings.counter, (self.settings.name,))
+        if self.embed_model is not None:
+            keeper = MessageVectors.of(self.store.readers, session_id, epoch, model_key(self.embed_model))
+            self.store.jobs.watch(index.embed_with(self.embed_model, keeper))
+        return index
+
+    async def _prepare(self, session_id: str, index: MessageIndex, queries: Sequence[str]) -> bool:
+        """Embed a question, and start to embed what is not embedded yet; False if there is something of either left."""
+        if index.embeddings is None:
+            return True
+        prepared = await index.embeddings.prepare_queries(queries)
+        if not index.embeddings.is_complete:
+            self.embed(session_id)
+        return prepared and index.embeddings.is_complete
+
+    async def _embed_log(self, session_id: str) -> None:
+        index = await self._index_log(session_id)
+        if index.embeddings is not None:
+            await index.embeddings.embed_documents()
 
 
 def room_for(text: str, limit: int, free: int, tags: int) -> Room:

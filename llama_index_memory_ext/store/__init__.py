@@ -181,14 +181,17 @@ class MemoryStore(SQLAlchemyChatStore):
         return await self.users.sessions(user_id, session_ids)
 
     async def forget(self, key: str) -> dict[str, int]:
-        """Delete a session: its messages and the cursors of its readers. Returns the number of rows by kind."""
+        """Delete a session: its messages with their embeddings, and the cursors of its readers.
+
+        Returns the number of deleted rows of ``"messages"`` and ``"cursors"``.
+        """
         counts = await self.users.delete([key])
         return {kind: counts[kind] for kind in ("messages", "cursors")}
 
     async def forget_user(
         self, user_id: str, *, session_ids: Collection[str] = (), vacuum: bool = True
     ) -> dict[str, int]:
-        """Delete a user: the facts, retired ones too, their embeddings, and all of the user's sessions.
+        """Delete a user: the facts, retired ones too, all of the user's sessions, and the embeddings of both.
 
         A session belongs to the user if a memory with the ``user_id`` has written to it or extracted facts from it.
         If another user has written to it too, it is deleted all the same, and the other user's facts stay.

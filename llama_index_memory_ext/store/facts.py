@@ -1,4 +1,4 @@
-"""Keeps the facts of each user in the order in which they changed, and their embeddings."""
+"""Keeps the facts of each user in the order in which they changed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy import bindparam, delete, select, update
 
 from llama_index_memory_ext.fact import Fact, normalised, retire
 from llama_index_memory_ext.store.database import UnchangedError, connected, reads, writes_user
-from llama_index_memory_ext.store.schema import one_of, upsert
+from llama_index_memory_ext.store.schema import upsert
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -147,42 +147,6 @@ class Facts:
             ]
             await conn.execute(self._put, rows)
             await conn.execute(self._set, {"ns": namespace, "change": last + len(rows)})
-
-
-@dataclass(frozen=True, slots=True)
-class KeptVectors:
-    """The vectors of one model for the facts of one user: pairs of a content's digest and bytes, by fact id."""
-
-    database: Database
-    namespace: str
-    model: str
-
-    @property
-    def identity(self) -> tuple[str, ...]:
-        """Equal for all that keep the vectors of these facts in this process."""
-        return (*self.database.identity, self.namespace, self.model)
-
-    @reads
-    async def read(self, conn: AsyncConnection, ids: Sequence[str]) -> dict[str, tuple[str, bytes]]:
-        """The digest and the vector of each of these facts that has one."""
-        table, backend = self.database.tables.embeddings, self.database.backend
-        these = (table.c.namespace == self.namespace, table.c.model == self.model, one_of(table.c.id, backend))
-        query = select(table.c.id, table.c.digest, table.c.vector).where(*these)
-        return {row.id: (row.digest, row.vector) for row in await conn.execute(query, {"names": ids})}
-
-    # The lock is that of the facts, so that no vector outlives a user who is being forgotten.
-    @connected(lambda part, *_: part.database.writing(users=[part.namespace]))
-    async def write(self, conn: AsyncConnection, vectors: Mapping[str, tuple[str, bytes]]) -> None:
-        """Keep vectors; those of facts that were deleted meanwhile are passed over."""
-        tables, backend = self.database.tables, self.database.backend
-        these = (tables.facts.c.namespace == self.namespace, one_of(tables.facts.c.id, backend))
-        found = await conn.execute(select(tables.facts.c.id).where(*these), {"names": list(vectors)})
-        model = {"namespace": self.namespace, "model": self.model}
-        rows = [{**model, "id": one, "digest": vectors[one][0], "vector": vectors[one][1]} for one in found.scalars()]
-        if not rows:
-            raise UnchangedError
-        # Two processes that embed the same content store the same; only one knows of a content that changed.
-        await conn.execute(upsert(tables.embeddings, backend, "digest", "vector"), rows)
 
 
 def _merged(newer: Sequence[Fact], extracted: Sequence[Fact]) -> list[Fact]:

@@ -6,11 +6,12 @@ import time
 from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import ChatMessage
-from sqlalchemy import delete, insert, update
+from sqlalchemy import String, cast, delete, insert, select, update
 
 from llama_index_memory_ext.store.database import UnchangedError, writes_session
-from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED
+from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, vectors_namespace
 from llama_index_memory_ext.text.messages import storable
+from llama_index_memory_ext.text.tool_calls import RESULT_ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,7 +67,13 @@ class Log:
         found = await self._readers.rows_within(conn, key, [row_id])
         if not found:
             raise UnchangedError
-        await self._delete(conn, key, self._tables.rows.c.id == row_id)
+        rows, vectors = self._tables.rows, self._tables.embeddings
+        # A result has been embedded together with its call, which comes before it.
+        calls = select(rows.c.id).where(rows.c.key == key, rows.c.id <= row_id, rows.c.role.not_in(RESULT_ROLES))
+        first = (await conn.execute(calls.order_by(rows.c.id.desc()).limit(1))).scalar()
+        of_session = vectors.c.namespace == vectors_namespace(key)
+        await conn.execute(delete(vectors).where(of_session, vectors.c.id == str(first)))
+        await self._delete(conn, key, rows.c.id == row_id)
         return found[0].message
 
     @writes_session
@@ -87,6 +94,8 @@ class Log:
             change = update(rows).values(status=ARCHIVED) if archive else delete(rows)
             these = (rows.c.key == key, rows.c.status == ACTIVE, rows.c.id <= oldest[-1].id)
             await conn.execute(change.where(*these))
+            if not archive:
+                await self._delete_vectors(conn, key)
 
     async def _insert(
         self, conn: AsyncConnection, key: str, messages: Sequence[ChatMessage], *, archived: int
@@ -113,6 +122,14 @@ class Log:
         """Delete rows of a session, and tell its readers, which begin again."""
         rows = self._tables.rows
         await conn.execute(delete(rows).where(rows.c.key == key, *conditions))
+        await self._delete_vectors(conn, key)
         sessions, cursors = self._tables.sessions, self._tables.cursors
         await conn.execute(delete(cursors).where(cursors.c.key == key))
         await conn.execute(update(sessions).where(sessions.c.key == key).values(epoch=time.time_ns()))
+
+    async def _delete_vectors(self, conn: AsyncConnection, key: str) -> None:
+        """Delete the vectors of messages that are gone."""
+        rows, vectors = self._tables.rows, self._tables.embeddings
+        left = select(cast(rows.c.id, String)).where(rows.c.key == key)
+        of_session = vectors.c.namespace == vectors_namespace(key)
+        await conn.execute(delete(vectors).where(of_session, vectors.c.id.not_in(left)))

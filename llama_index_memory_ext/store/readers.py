@@ -282,6 +282,10 @@ class Readers:
             begin = [{"key": key, "reader": reader, "position": 0, "state": None} for reader in readers]
             await conn.execute(self._add_reader, begin)
 
+    async def is_current_within(self, conn: AsyncConnection, key: str, epoch: int) -> bool:
+        """Whether no row of the session was deleted since ``epoch``."""
+        return await self._position(conn, key, "", epoch) is not None
+
     async def _position(self, conn: AsyncConnection, key: str, reader: str, epoch: int) -> int | None:
         """Where a cursor is; None if rows of the session were deleted since ``epoch``."""
         now = await self._read_cursor(conn, key, reader)

@@ -65,7 +65,8 @@ class Tables:
         data = sa.Column("data", sa.JSON, nullable=False)
         by_change = sa.Index(f"ix_{name}_facts_change", "namespace", "change")
         self.facts = table("_facts", _key("namespace"), _key("id"), _number("change"), data, by_change)
-        # The vector that a model gave for the content of a fact, and a digest of that content.
+        # The vector that a model gave for the content of a fact, and a digest of that content; so for messages, by the
+        # id of the first row of each, in a namespace of their session.
         digest = sa.Column("digest", sa.String, nullable=False)
         vector = sa.Column("vector", sa.LargeBinary, nullable=False)
         self.embeddings = table("_embeddings", _key("namespace"), _key("id"), _key("model"), digest, vector)
@@ -78,6 +79,14 @@ def _key(name: str) -> sa.Column[str]:
 
 def _number(name: str) -> sa.Column[int]:
     return sa.Column(name, sa.BigInteger, nullable=False)
+
+
+def vectors_namespace(key: str) -> str:
+    """The namespace of the embeddings of a session's messages.
+
+    A user may have the same name: vectors go by the digest of their text too, and are made again where they are gone.
+    """
+    return f"messages of {key}"
 
 
 def upsert(table: sa.Table, backend: str, *columns: str) -> Statement:

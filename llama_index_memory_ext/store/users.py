@@ -11,7 +11,7 @@ from sqlalchemy import delete, exists, func, or_, select, text
 
 from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.store.database import connected, reads, written_at
-from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, LAST_ID, one_of
+from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, LAST_ID, one_of, vectors_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -158,10 +158,15 @@ class Users:
     async def delete(
         self, conn: AsyncConnection, keys: Sequence[str], namespaces: Sequence[str] = ()
     ) -> dict[str, int]:
-        """Delete sessions, and the facts of users, in one transaction; returns the number of deleted rows by kind."""
+        """Delete sessions, and the facts of users, in one transaction; returns the number of deleted rows by kind.
+
+        The embeddings of both go with them.
+        """
         counts = Counter(messages=0, cursors=0, facts=0, embeddings=0)
         for kind, column, deletion in self._deletions:
             names = keys if column == "key" else namespaces
+            if kind == "embeddings":
+                names = [*namespaces, *map(vectors_namespace, keys)]
             if names:
                 counts[kind] += (await conn.execute(deletion, {"names": names})).rowcount
         del counts[""]

@@ -23,10 +23,11 @@ from sqlalchemy import text
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.facts.ranking import document_of, rank
-from llama_index_memory_ext.search.embeddings import EmbeddingRanker, VectorIndex, model_key, unit
+from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.search.tfidf import Document, TfidfRanker
+from llama_index_memory_ext.search.vectors import VectorIndex, unit
 from llama_index_memory_ext.store import MemoryStore
-from llama_index_memory_ext.store.facts import KeptVectors
+from llama_index_memory_ext.store.vectors import KeptVectors
 
 MEANINGS = {"puppy": "dog", "hound": "dog", "automobile": "car", "physician": "doctor"}
 
@@ -132,6 +133,15 @@ async def test_similarities_are_the_sum_of_both_each_divided_by_its_best() -> No
     found = ranker.similarities(question)
     assert {fact.id: found.get(fact.id, 0.0) for fact in FACTS} == pytest.approx(expected, abs=1e-5)
     assert all(0 < value <= 1 for value in found.values())
+
+
+async def test_a_document_that_is_not_embedded_yet_is_ranked_by_its_words() -> None:
+    """Behind the others it would be, if its missing vector counted as one of something else."""
+    ranker = ranker_of(Meanings(), FACTS[:1])
+    await ranker.aprepare(["old piano"])
+    ranker.add([document_of(FACTS[2])])
+    assert ranker.similarities("old piano")[FACTS[2].id] == 1
+    assert first(FACTS, "old piano", ranker) == "Plays the old piano"
 
 
 @pytest.mark.parametrize("question", ["", "?", "😀", "What is it that you do?", "猫"])
@@ -270,6 +280,33 @@ async def test_a_model_that_gives_other_vectors_now_begins_anew() -> None:
     model.size = 32
     assert await ranker.aprepare(["hound"])
     assert first(FACTS, "hound", ranker) == "Has a small dog"
+
+
+async def test_vectors_of_different_lengths_are_no_answer() -> None:
+    class Uneven(Meanings):
+        def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+            return [[1.0] * (i + 1) for i in range(len(texts))]
+
+    ranker = ranker_of(Uneven())
+    assert not await ranker.aprepare(["red car"])
+    assert ranker.similarities("red car").keys() == {FACTS[1].id}
+
+
+async def test_rankers_with_the_same_model_share_the_vectors_of_questions() -> None:
+    """A question is embedded once, even if two rankers are asked at the same time."""
+    model = Awaited(gate=asyncio.Event(), asked=[])
+    rankers = [EmbeddingRanker(model), EmbeddingRanker(model)]
+    both = asyncio.gather(*(ranker.prepare_queries(["puppy"]) for ranker in rankers))
+    model.gate.set()
+    assert await both == [True, True]
+    assert model.asked == ["puppy"]
+
+
+async def test_half_of_a_surrogate_pair_is_embedded_as_a_question_mark() -> None:
+    """A client of a provider could not send it."""
+    ranker = ranker_of(model := Meanings(asked=[]), [])
+    assert await ranker.aprepare(["a dog \ud83d"])
+    assert model.asked == ["a dog ?"]
 
 
 async def test_a_long_text_is_embedded_by_its_beginning_and_its_end() -> None:

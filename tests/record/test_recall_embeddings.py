@@ -1,0 +1,249 @@
+"""Earlier messages are found by their meaning, too, where there is an embedding model."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+from typing import Any
+
+import pytest
+from llama_index.core.llms import ChatMessage
+from llama_index.core.storage.chat_store.base_db import MessageStatus
+
+from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, MemoryRetriever, MemoryStore
+from llama_index_memory_ext.store.schema import vectors_namespace
+from llama_index_memory_ext.store.vectors import MessageVectors
+from tests.conversation import assistant, calling, recalled, result, sent_text, user
+from tests.memories import OpenMemory, OpenPlainMemory
+from tests.record.test_recall import SMALL, fill, say
+from tests.search.test_embeddings import Awaited, Meanings
+
+HOUND, CAR = "Our hound sleeps a lot.", "An automobile was sold."
+
+
+class DocumentsWait(Awaited):
+    """Questions are embedded at once, all else when the gate opens."""
+
+    async def _aget_query_embedding(self, query: str) -> list[float]:
+        return self._get_query_embedding(query)
+
+
+async def begin(memory: CondensedMemory, first: str = HOUND) -> None:
+    """A message that leaves the record."""
+    await say(memory, user(first), assistant(CAR))
+    await fill(memory)
+
+
+async def ask(memory: CondensedMemory, question: str = "dog?") -> list[str]:
+    """What is recalled when all is embedded."""
+    await memory.condensed_block.await_jobs(memory.session_id)
+    return [text for _, text in recalled(sent_text(await memory.aget(question)))]
+
+
+async def stored(store: MemoryStore, session_id: str = "chat") -> set[int]:
+    """The messages that have a vector."""
+    table = store.database.tables.embeddings
+    async with store.database.connection() as conn:
+        found = await conn.execute(table.select().where(table.c.namespace == vectors_namespace(session_id)))
+        return {int(row.id) for row in found}
+
+
+async def row_of(memory: CondensedMemory, text: str) -> int:
+    rows = (await memory.sql_store.readers.unread(memory.session_id, "", with_active=True)).rows
+    return next(row.id for row in rows if row.message.content == text)
+
+
+async def test_a_message_is_recalled_by_its_meaning(open_memory: OpenMemory) -> None:
+    memory = open_memory(**SMALL, embed_model=Meanings())
+    await begin(memory)
+    assert HOUND in await ask(memory)
+    words = open_memory(**SMALL)
+    assert HOUND not in await ask(words)
+
+
+async def test_a_block_in_a_plain_memory_does_so_too(open_plain_memory: OpenPlainMemory) -> None:
+    block = CondensedMemoryBlock(token_limit=900, recall_token_limit=400, embed_model=Meanings())
+    memory = open_plain_memory(block)
+    await say(memory, user(HOUND), assistant(CAR))
+    await fill(memory)
+    await block.await_jobs("chat")
+    assert HOUND in sent_text(await memory.aget("dog?"))
+
+
+async def test_a_search_finds_messages_by_their_meaning(open_memory: OpenMemory) -> None:
+    """The first search has them embedded, if nothing is recalled; until then it goes by words."""
+    memory = open_memory(**{**SMALL, "recall_token_limit": 0}, embed_model=(model := Meanings(asked=[])))
+    await begin(memory)
+    assert model.asked == []
+    retriever = MemoryRetriever(memory, similarity_top_k=1)
+    assert await retriever.aretrieve("dog?") == []
+    await memory.condensed_block.await_jobs("chat")
+    (node,) = await retriever.aretrieve("dog?")
+    assert node.node.get_content() == HOUND
+
+
+async def test_until_it_is_embedded_words_find_a_message(open_memory: OpenMemory) -> None:
+    model = DocumentsWait(gate=asyncio.Event())
+    memory = open_memory(**SMALL, embed_model=model)
+    await begin(memory)
+    prompt = [text for _, text in recalled(sent_text(await memory.aget("Who sleeps?")))]
+    assert HOUND in prompt
+    assert HOUND not in [text for _, text in recalled(sent_text(await memory.aget("dog?")))]
+    model.gate.set()
+    assert HOUND in await ask(memory)
+
+
+async def test_tools_are_embedded_with_their_results_and_instructions_are_not(open_memory: OpenMemory) -> None:
+    memory = open_memory(**SMALL, embed_model=(model := Meanings(asked=[])))
+    system = ChatMessage(role="system", content="Answer briefly.")
+    await say(memory, system, user("Look it up."), calling(("1", "lookup", {"of": "pets"})), result("1", "a hound"))
+    await say(memory, assistant("Done."))
+    await fill(memory)
+    assert "a hound" in " ".join(await ask(memory))
+    (call,) = (text for text in model.asked if "lookup" in text)
+    assert "a hound" in call
+    assert not any("briefly" in text for text in model.asked)
+
+
+async def test_a_question_is_embedded_once_for_facts_and_messages(open_memory: OpenMemory) -> None:
+    memory = open_memory(**{**SMALL, "facts_token_limit": 100}, embed_model=(model := Meanings(asked=[])))
+    await memory.facts.aadd("Has a dog")
+    await begin(memory)
+    for _ in range(2):
+        assert HOUND in await ask(memory, "puppy?")
+    assert model.asked.count("puppy?") == 1
+
+
+# ---- a model that fails --------------------------------------------------------------------------------------
+
+
+async def test_a_model_that_fails_costs_no_message(open_memory: OpenMemory, caplog: pytest.LogCaptureFixture) -> None:
+    """The prompt is that without a model, no text is logged, and ``astats`` says it; a model that works mends it."""
+    memory = open_memory(**SMALL, embed_model=Meanings(failing=True))
+    await begin(memory)
+    with caplog.at_level(logging.DEBUG, "llama_index_memory_ext"):
+        assert await ask(memory, "sleeps") == await ask(open_memory(**SMALL), "sleeps") != []
+    assert "hound" not in caplog.text
+    failures = (await memory.astats()).failures
+    assert failures["recall embeddings"].error == "ConnectionError"
+    fresh = open_memory(**SMALL, embed_model=Meanings())
+    await fresh.aput_messages([user("And?"), assistant("So.")])
+    await fresh.aput(user("Then?"))
+    assert HOUND in await ask(fresh)
+
+
+class Uneven(Meanings):
+    """Documents have other vectors than queries."""
+
+    def _get_text_embedding(self, text: str) -> list[float]:
+        return super()._get_text_embedding(text)[:-1]
+
+
+class Wordless(Meanings):
+    """Gives no numbers."""
+
+    def _get_text_embedding(self, text: str) -> list[float]:
+        return [float("nan")]
+
+
+@pytest.mark.parametrize("model", [Uneven, Wordless])
+async def test_a_model_that_answers_with_nonsense_costs_no_message(open_memory: OpenMemory, model: Any) -> None:
+    memory = open_memory(**SMALL, embed_model=model())
+    await begin(memory)
+    await memory.aget("sleeps")
+    assert await ask(memory, "sleeps") == await ask(open_memory(**SMALL), "sleeps") != []
+
+
+async def test_a_model_that_gives_other_vectors_now_begins_anew(open_memory: OpenMemory) -> None:
+    memory = open_memory(**SMALL, embed_model=(model := Meanings()))
+    await begin(memory)
+    assert HOUND in await ask(memory)
+    model.size = 16
+    await memory.aget("a puppy?")
+    assert HOUND in await ask(memory, "a puppy?")
+
+
+# ---- kept in the store ---------------------------------------------------------------------------------------
+
+
+async def test_no_message_is_embedded_twice(any_database_uri: str | None) -> None:
+    """Not by another process either, which finds the vectors before it answers its first question."""
+    stores = [MemoryStore(any_database_uri) for _ in range(2 if any_database_uri else 1)]
+    models = Meanings(asked=[]), Meanings(asked=[])
+    memories = [
+        CondensedMemory.from_defaults("chat", chat_store=store, embed_model=model, **SMALL)
+        for store, model in zip((stores[0], stores[-1]), models, strict=True)
+    ]
+    await begin(memories[0])
+    assert HOUND in await ask(memories[0])
+    assert len(models[0].asked) == len(set(models[0].asked))
+    assert HOUND in [text for _, text in recalled(sent_text(await memories[1].aget("dog?")))]
+    assert HOUND in await ask(memories[1])
+    assert not {*models[1].asked} & {HOUND, CAR}
+    for store in stores:
+        await store.aclose()
+
+
+async def test_vectors_are_deleted_with_their_messages(any_database_uri: str | None) -> None:
+    """And counted; those of another session stay."""
+    store = MemoryStore(any_database_uri)
+    one, other = (
+        CondensedMemory.from_defaults(name, user_id=name, chat_store=store, embed_model=Meanings(), **SMALL)
+        for name in ("chat", "other")
+    )
+    for memory in (one, other):
+        await say(memory, user("Look."), calling(("1", "lookup", {"of": "pets"})), result("1", "a hound"))
+        await say(memory, assistant("Done."))
+        await begin(memory)
+        await ask(memory)
+    kept = await stored(store, "other")
+    before = await stored(store)
+    assert len(before) == len(kept) > 40
+    hound, called = await row_of(one, HOUND), await row_of(one, "a hound")
+    await store.delete_message("chat", hound)
+    await store.delete_message("chat", called)
+    # The vector of the call was that of its result, too.
+    assert before - await stored(store) == {hound, called - 1}
+    # What is left is read from the store, and the call is embedded anew.
+    assert HOUND not in await ask(one)
+    await one.condensed_block.await_jobs("chat")
+    assert before - await stored(store) == {hound}
+    await one.areset(MessageStatus.ARCHIVED)
+    assert await stored(store) == set()
+    await begin(one)
+    assert HOUND in await ask(one)
+    assert (await one.aforget(vacuum=False))["embeddings"] > 40
+    assert await stored(store) == set()
+    assert await stored(store, "other") == kept
+    await store.forget("other")
+    assert await stored(store, "other") == set()
+    await store.aclose()
+
+
+async def test_a_vector_that_comes_after_its_message_was_deleted_is_not_kept(any_database_uri: str | None) -> None:
+    """Even if another message has its number by now."""
+    store = MemoryStore(any_database_uri)
+    await store.add_message("chat", user("one"), MessageStatus.ARCHIVED)
+    page = await store.readers.unread("chat", "")
+    vectors = MessageVectors.of(store.readers, "chat", page.epoch, "a model")
+    assert await vectors.write({str(page.rows[0].id): ("", b"1"), "999": ("", b"2")})
+    assert await stored(store) == {page.rows[0].id}
+    await store.delete_messages("chat")
+    await store.add_message("chat", user("two"), MessageStatus.ARCHIVED)
+    again = (await store.readers.unread("chat", "")).rows[0].id
+    assert not await vectors.write({str(again): ("", b"1")})
+    assert await stored(store) == set()
+    await store.aclose()
+
+
+async def test_the_model_does_not_travel_with_a_pickle_or_a_dump() -> None:
+    block = CondensedMemoryBlock(embed_model=Meanings(model_name="secret"), token_limit=900, recall_token_limit=400)
+    await block.aput([user(HOUND)], session_id="chat")
+    await block.await_jobs("chat")
+    await block.asearch("dog", session_id="chat")
+    assert "secret" not in repr(block)
+    assert "embed_model" not in block.model_dump()
+    assert b"secret" not in pickle.dumps(block)
+    assert pickle.loads(pickle.dumps(block)).embed_model is None
+    await block.aclose()
