@@ -37,7 +37,8 @@ _AFTER_VERB = frozenset(("be", "have", "not"))
 _SUBJECTS = frozenset(str.split("i you he she it we they who what which that there these those"))
 # What follows a verb that stands before its subject.
 _SUBJECT_BEGINS = _SUBJECTS | frozenset(str.split("this a an the my your his her our their any some anyone someone"))
-_AFTER_NOUN = re.compile(r"(?:is|was|has|had|does|did|will|would|can|could|\w*[^\We]ed)$")
+# Also the end of a clause.
+_AFTER_NOUN = re.compile(r"(?:|is|was|has|had|does|did|will|would|can|could|\w*[^\We]ed)$")
 _WORD_BEFORE, _WORD_AFTER = re.compile(r"(\w+)[\s\"(-]*$"), re.compile(r"[\s\"-]*(\w+)")
 
 
@@ -114,22 +115,27 @@ def _exists(year: int, month: int, day: int) -> bool:
 
 
 def _is_noun(may: re.Match[str], past_forms: Container[str]) -> bool:
-    written, before, after = (
-        may.group(),
-        may.string[max(may.start() - _NEAR, 0) : may.start()],
-        may.string[may.end() : may.end() + _NEAR],
-    )
-    left, right = (found[1] if found else "" for found in (_WORD_BEFORE.search(before), _WORD_AFTER.match(after)))
+    text, written = may.string, may.group()
+    before, after = text[max(may.start() - _NEAR, 0) : may.start()], text[may.end() : may.end() + _NEAR]
+    left, right = _word(_WORD_BEFORE.search(before)), _word(_WORD_AFTER.match(after))
     next_word = right.casefold()
     if next_word in _AFTER_VERB:
         return False
-    is_this_may = (left, written) == ("this", "May")
-    if is_this_may or _MONTH_BEFORE.search(before.casefold()) or _MONTH_AFTER.match(after.casefold()):
+    if _MONTH_BEFORE.search(before.casefold()) or _MONTH_AFTER.match(after.casefold()):
         return True
     if left.casefold() in _SUBJECTS or next_word in _SUBJECT_BEGINS:
-        return False
-    if not right or next_word in past_forms or _AFTER_NOUN.match(next_word):
+        return (left, written) == ("this", "May")
+    if next_word in past_forms or _AFTER_NOUN.match(next_word):
         return True
-    # Within a text in small letters the capital letter tells, but not where a sentence begins.
-    is_capital = written == "May" and any(word and not word[0].isupper() for word in (left, right))
-    return is_capital and (bool(left) or re.search("[^su]s$", right) is not None)
+    return written == "May" and _is_capital_told(left, right)
+
+
+def _word(found: re.Match[str] | None) -> str:
+    return found[1] if found else ""
+
+
+def _is_capital_told(left: str, right: str) -> bool:
+    """Whether a capital letter between these words tells a name: not in a title, nor where a sentence begins."""
+    is_title = all(word[0].isupper() for word in (left, right) if word)
+    is_inflected = right.endswith("s") and not right.endswith(("ss", "us"))
+    return not is_title and (bool(left) or is_inflected)

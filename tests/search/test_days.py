@@ -111,6 +111,7 @@ def test_may_as_a_month_or_a_name_is_found(text: str) -> None:
         "The user may need a visa",
         "May be allergic to nuts",
         "May prefer tea",
+        "May discuss a visa",
         "Where may the user park?",
         "This may help",
         "Windows 11 may be slow",
