@@ -8,7 +8,8 @@ from calendar import monthrange
 from datetime import date, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.search.tokenization import CHINESE_DIGITS, MONTH_PATTERN, MONTHS, NUMBER_WORDS
+from llama_index_memory_ext.search.days import MONTH_PATTERN, MONTHS, with_named_months
+from llama_index_memory_ext.search.tokenization import CHINESE_DIGITS, NUMBER_WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -88,9 +89,9 @@ _DATES = tuple(
     for pattern in (
         rf"(?<!\d){_YEAR}[-/.](?P<m>\d{{1,2}})(?:[-/.](?P<d>\d{{1,2}}))?(?![\d.])",
         rf"(?<!\d)(?P<d>\d{{1,2}})\.(?P<m>\d{{1,2}})\.{_YEAR}(?!\d)",
-        rf"\b(?P<d>[0-3]?\d)(?:st|nd|rd|th|\.)? (?:of )?(?P<m>{_MONTH})\b\.?(?:,? {_YEAR}\b)?",
-        rf"\b(?P<m>{_MONTH})\b\.? (?P<d>[0-3]?\d)(?:st|nd|rd|th)?\b(?!\d)(?:,? {_YEAR}\b)?",
-        rf"\b(?P<m>{_MONTH})\b\.?,? (?:of )?{_YEAR}\b",
+        rf"(?<![a-z0-9])(?P<d>[0-3]?\d)(?:st|nd|rd|th|\.)? (?:of )?(?P<m>{_MONTH})\b\.?(?:,? {_YEAR}(?!\d))?",
+        rf"\b(?P<m>{_MONTH})\b\.? (?P<d>[0-3]?\d)(?:st|nd|rd|th)?\b(?!\d)(?:,? {_YEAR}(?!\d))?",
+        rf"\b(?P<m>{_MONTH})\b\.?,? (?:of )?{_YEAR}(?!\d)",
         rf"\b(?:in|im|last|letzten|during|until|before|since) (?P<m>{_MONTH})\b(?!,? \d)",
         rf"{_YEAR}年(?:の?(?P<m>\d{{1,2}})月(?:(?P<d>\d{{1,2}})[日号號])?)?",
         r"(?<![\d年])(?P<m>\d{1,2})月(?:(?P<d>\d{1,2})[日号號])?",
@@ -132,8 +133,9 @@ def period_asked(question: str, today: date) -> Period | None:
     >>> period_asked("Where do I live?", date(2026, 11, 20))
     """
     text = question if len(question) <= 2 * _END else f"{question[:_END]}\n{question[-_END:]}"
-    plain = unicodedata.normalize("NFKC", text.translate({0x2019: "'"})).casefold()
-    is_short = len(plain.split()) <= _FEW_WORDS
+    normal = unicodedata.normalize("NFKC", text.translate({0x2019: "'"}))
+    is_short = len(normal.split()) <= _FEW_WORDS
+    plain = with_named_months(normal).casefold()
     sentences = (part.strip(" ?!.") for part in _SENTENCE_END.split(plain))
     return _spanned([period for one in sentences if (period := _asked_in(one, today, is_short=is_short))])
 

@@ -13,7 +13,8 @@ from llama_index_memory_ext.grounding.language import language_of
 from llama_index_memory_ext.grounding.names import missing_names
 from llama_index_memory_ext.grounding.numbers import missing_numbers
 from llama_index_memory_ext.grounding.words import comparable
-from llama_index_memory_ext.search.tokenization import MONTH_PATTERN, MONTHS, terms_of
+from llama_index_memory_ext.search.days import MONTH_PATTERN, MONTHS
+from llama_index_memory_ext.search.tokenization import terms_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import snowballstemmer  # type: ignore[import-untyped]  # the package has no type hints
 
+from llama_index_memory_ext.search.days import (
+    MONTH_PATTERN,
+    day_words,
+    with_english_months,
+    with_named_months,
+    without_verb_may,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import date
 
-MONTHS = str.split("January February March April May June July August September October November December")
 WEEKDAYS = str.split("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
-# Matches the English names of the months and their first three letters, in lower case.
-MONTH_PATTERN = "|".join(f"{month[:3]}(?:{month[3:]})?" for month in MONTHS).replace("(?:)?", "").lower()
 _BELOW_TWENTY = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen
     sixteen seventeen eighteen nineteen"""
 TENS = {word: 10 * i for i, word in enumerate(str.split("twenty thirty forty fifty sixty seventy eighty ninety"), 2)}
@@ -40,7 +45,6 @@ _WORD = re.compile(
     rf"|[a-z](?:\+\+|#)(?!\w)"
     rf"|(?:[^\W_{_KATAKANA}{_UNSPACED}]|[{_SIGNS}]){{2,}}"
 )
-_CHINESE_DATE = re.compile(r"(?<!\d)(1[0-2]|0?[1-9])\s?月(?:\s?([0-3]?\d)\s?[日号號])?")
 _DAY = re.compile(
     rf"(?<!\d)([0-3]?\d)(?:st|nd|rd|th)?(?: of)? ({MONTH_PATTERN})\b"
     rf"|\b({MONTH_PATTERN})\.? ([0-3]?\d)(?:st|nd|rd|th)?\b"
@@ -66,6 +70,8 @@ _STOP_PAIR_LIST = """です ます した して する ない ある いる か
     なん いつ だれ れる られ せる ため よう まし せん でし しょ ょう うか すか たか とい いう てき はど はな はい がい
     にい にな なる いて えて ます いま なの だと なぜ いい さい くだ ださ"""
 _STOP_PAIRS = frozenset(_STOP_PAIR_LIST.split())
+# Most texts have none of these.
+_MAY_NAME_DAYS = re.compile("[0-9][-./][0-9]|月|[Mm][Aa][Yy]")
 # "Uses Docker" and "it uses FastAPI" have nothing in common.
 _ANY_VERB = "use"
 # Each base form with its irregular forms.
@@ -104,10 +110,10 @@ def words_of(text: str) -> Iterator[Word]:
 
     Scripts with spaces give words of at least two characters; their terms are stems without accents, of the base form
     of irregular English words. Scripts without spaces, such as Chinese, and Korean give pairs of neighbouring
-    characters. Days follow at the end: "8 May", "May 8th" and "5月8日" all give the term "may8".
+    characters. Days follow at the end: "8 May", "May 8th", "5月8日" and "2026-05-08" all give the term "may8". The verb
+    "may" is a stop word, the month is not.
     """
-    normal = unicodedata.normalize("NFKC", text)
-    plain = _CHINESE_DATE.sub(lambda day: f" {MONTHS[int(day[1]) - 1]} {day[2] or ''} ", normal).casefold()
+    plain = _with_days(unicodedata.normalize("NFKC", text)).casefold()
     for match in _WORD.finditer(plain):
         found = match.group()
         if match.lastgroup == "unspaced":
@@ -130,7 +136,7 @@ def terms_of(text: str) -> tuple[str, ...]:
 
 def date_words(day: date) -> str:
     """Returns a day as people write it, "8 May, 2023", so that it is found by its day, its month and its year."""
-    return f"{day.day} {MONTHS[day.month - 1]}, {day.year}"
+    return day_words(day.year, day.month, day.day)
 
 
 def without_accents(word: str) -> str:
@@ -138,6 +144,12 @@ def without_accents(word: str) -> str:
     if word.isascii():
         return word
     return unicodedata.normalize("NFC", re.sub("[\u0300-\u036f]", "", unicodedata.normalize("NFD", word)))
+
+
+def _with_days(text: str) -> str:
+    if not _MAY_NAME_DAYS.search(text):
+        return text
+    return with_english_months(with_named_months(without_verb_may(text, IRREGULAR)))
 
 
 @lru_cache(maxsize=100_000)

@@ -57,7 +57,7 @@ class LogRow:
         None where neither is known.
         """
         kwargs = self.data.get("additional_kwargs") if isinstance(self.data, dict) else None
-        told = next(iter(times_in(kwargs).values()), None) if isinstance(kwargs, dict) else None
+        told = next(iter(times_in(kwargs).values()), None) if kwargs and isinstance(kwargs, dict) else None
         written = self.written_at
         return told if told and (written is None or told <= written) else written
 

@@ -169,8 +169,8 @@ def test_a_word_of_the_question_is_worth_more_than_a_little_confidence() -> None
 
 
 PLAN = (
-    "Let us go on with the plan for the garden: after the beds and the paths, which plants, seeds, tools, pots, gloves, "
-    "soil, compost and labels do I buy?"
+    "Let us go on with the plan for the garden: after the beds and the paths, which plants, seeds, tools, pots, "
+    "gloves, soil, compost and labels do I buy?"
 )
 
 

@@ -11,9 +11,9 @@ from itertools import product
 import pytest
 import snowballstemmer  # type: ignore[import-untyped]
 
+from llama_index_memory_ext.search.days import MONTHS
 from llama_index_memory_ext.search.tokenization import (
     CHINESE_DIGITS,
-    MONTHS,
     NUMBER_WORDS,
     TENS,
     WEEKDAYS,
