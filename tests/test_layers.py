@@ -36,7 +36,7 @@ grounding   sentences statement > names negation > dates > numbers quotes secret
 .           log_block                                                     # what both blocks share: they read one log
 ---
 store       __init__ > facts log vectors > readers users > database > engine schema  # the tables, who has read how far
-search      embeddings > tfidf vectors > tokenization > days              # how similar two texts are
+search      concern embeddings > tfidf vectors > tokenization > days      # how similar two texts are
 formats     __init__ > openai                                             # messages of other programs, as JSON
 ---
 .           fact                                                          # a fact, with its dates and its source

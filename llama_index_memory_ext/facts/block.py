@@ -30,7 +30,7 @@ from llama_index_memory_ext.facts.explanation import Explanation, explain
 from llama_index_memory_ext.facts.extractor import Extractor
 from llama_index_memory_ext.facts.learning import Learner
 from llama_index_memory_ext.facts.prompt import check_categories, check_extraction_prompt
-from llama_index_memory_ext.facts.ranking import RankedFact, Scored, Weights, fit_facts
+from llama_index_memory_ext.facts.ranking import RankedFact, Weights, fit_facts
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, LogBlock
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 from llama_index_memory_ext.store.readers import Seen
@@ -39,7 +39,7 @@ from llama_index_memory_ext.text.responses import Usage
 from llama_index_memory_ext.text.tokens import CountedText
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from llama_index.core.base.llms.types import ChatMessage
 
@@ -81,6 +81,16 @@ class RelevantFactsBlock(LogBlock):
         ge=0,
         description="Beside the other two, for newer facts while something is going on; 0: age does not matter.",
     )
+    min_similarity: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Facts that concern the question less are left out, but for pinned ones: 0.5 asks for a rare word "
+        "or a few common ones in common, whatever else is known; 0: facts fill the limit.",
+    )
+    general_facts: int = Field(
+        default=3, ge=0, description="With `min_similarity`: the preferences that are shown whatever is asked."
+    )
     embed_model: BaseEmbedding | None = Field(default=None, exclude=True, repr=False, description="None: words alone.")
     ranker_factory: Any = Field(default=TfidfRanker, exclude=True, repr=False, description="Makes a FactRanker.")
     max_facts: int | None = Field(default=None, ge=1, description="The least confident facts over it are retired.")
@@ -120,11 +130,13 @@ class RelevantFactsBlock(LogBlock):
         asked = await cache.candidates(known, namespace, question)
         if not asked.facts:
             return ""
-        key = (*known.version, asked.period, namespace, question, *context)
+        # Fields may be set at any time.
+        settings = (cache.weights, cache.min_similarity, cache.general_facts, self.token_limit)
+        key = (*known.version, *settings, asked.period, namespace, question, *context)
         shown = cached = self._shown.get(key)
         if shown is None:
             prepared = await cache.prepare(asked, [question, *context])
-            shown = self._fitted(cache.scored(asked, question, context), known)
+            shown = self._fitted(cache.shown(asked, question, context), known)
             if prepared:
                 self._shown.put(key, shown)
         text, facts = shown
@@ -177,8 +189,11 @@ class RelevantFactsBlock(LogBlock):
         For a question about the past, each past fact is one of them. Only a block without a ``user_id`` needs a
         ``session_id``; ``context`` are the turns before, oldest first.
         """
-        ranked = await self._cache.ranked(self.namespace_of(session_id), question, context)
-        return explain(ranked, self._room, self.tokenizer_fn)
+        cache, namespace = self._cache, self.namespace_of(session_id)
+        ranked = await cache.ranked(namespace, question, context)
+        asked = await cache.candidates(await cache.read(namespace), namespace, question)
+        shown = cache.concerning([entry.fact for entry in ranked], asked, question, context)
+        return explain(ranked, self._room, self.tokenizer_fn, {fact.id for fact in shown})
 
     @property
     def rejections(self) -> dict[str, int]:
@@ -257,17 +272,19 @@ class RelevantFactsBlock(LogBlock):
     @property
     def _cache(self) -> FactCache:
         weights = Weights(self.similarity_weight, self.confidence_weight, self.recency_weight)
-        return FactCache(self._store, self._users, self.ranker_factory, self.embed_model, weights, self._clock)
+        least, clock = (self.min_similarity, self.general_facts), self._clock
+        return FactCache(self._store, self._users, self.ranker_factory, self.embed_model, weights, *least, clock)
 
     @property
     def _room(self) -> int:
         """Tokens for all facts: the limit without the element around them."""
         return max(0, self.token_limit - self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n"))
 
-    def _fitted(self, facts: Scored, known: UserFacts) -> tuple[CountedText, list[Fact]]:
+    def _fitted(self, facts: tuple[Iterable[Fact], Iterable[Fact]], known: UserFacts) -> tuple[CountedText, list[Fact]]:
         """The text with the facts that there is room for, best first, and these facts."""
         counter, rendered = self.tokenizer_fn, known.rendered
-        shown = fit_facts(facts.best_first(), self._room, counter, rendered, facts.first())
+        best_first, first = facts
+        shown = fit_facts(best_first, self._room, counter, rendered, first)
         text = "".join(rendered[fact.id] for fact in shown)
         tokens = sum(rendered[fact.id].tokens for fact in shown) if counter.adds_up else counter.count(text)
         return CountedText(text, tokens), shown

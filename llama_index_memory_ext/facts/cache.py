@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.facts.history import is_later, past_facts, true_in
 from llama_index_memory_ext.facts.period import period_asked
-from llama_index_memory_ext.facts.ranking import Columns, RankedFacts, Scored, Weights, document_of, scored
+from llama_index_memory_ext.facts.ranking import Columns, RankedFacts, Scored, Weights, concerning, document_of, scored
+from llama_index_memory_ext.search.concern import Asked
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 from llama_index_memory_ext.store.facts import NOTHING_READ
 from llama_index_memory_ext.store.vectors import KeptVectors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
 
@@ -138,6 +139,8 @@ class FactCache:
     ranker_factory: Callable[[], FactRanker]
     embed_model: BaseEmbedding | None
     weights: Weights
+    min_similarity: float = 0.0
+    general_facts: int = 0
     clock: Callable[[], datetime] = utc_now
 
     async def read(self, namespace: str, now: tuple[int, int] | None = None) -> UserFacts:
@@ -174,6 +177,24 @@ class FactCache:
         """The candidates with their numbers."""
         ranker = asked.ranker or TfidfRanker()
         return scored(asked.columns, question, context, ranker, self.weights, period=asked.period)
+
+    def shown(
+        self, asked: Candidates, question: str, context: Sequence[str] = ()
+    ) -> tuple[Iterator[Fact], Iterator[Fact]]:
+        """The facts that may be shown for a question, best first; and those that come before all others."""
+        facts = self.scored(asked, question, context)
+        best_first, first = facts.best_first(), facts.first()
+        return self.concerning(best_first, asked, question, context), self.concerning(first, asked, question, context)
+
+    def concerning(
+        self, facts: Iterable[Fact], asked: Candidates, question: str, context: Sequence[str] = ()
+    ) -> Iterator[Fact]:
+        """Those of the facts that may be shown for a question, in the given order: all without ``min_similarity``."""
+        if not self.min_similarity:
+            return iter(facts)
+        close = asked.ranker.closeness(question) if isinstance(asked.ranker, EmbeddingRanker) else None
+        words = Asked(question, context)
+        return concerning(facts, words, self.min_similarity, self.general_facts, close)
 
     async def ranked(self, namespace: str, question: str, context: Sequence[str] = ()) -> RankedFacts:
         """The facts of a user that may be shown for a question, best first, with their numbers."""

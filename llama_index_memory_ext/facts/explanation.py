@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from llama_index_memory_ext.facts.ranking import comes_first, fit_facts, render
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.facts.ranking import RankedFact
@@ -53,19 +53,25 @@ class Explanation:
         return f"<table><tr>{'</tr><tr>'.join(rows)}</tr></table><p>{self.tokens} of {self.limit} tokens</p>"
 
 
-def explain(ranked: Sequence[RankedFact], limit: int, counter: TokenCounter) -> Explanation:
-    """Which of the ranked facts fit into ``limit`` tokens, and why."""
+def explain(ranked: Sequence[RankedFact], limit: int, counter: TokenCounter, concerned: Collection[str]) -> Explanation:
+    """Which of the ranked facts fit into ``limit`` tokens, and why; ``concerned`` are the ids of those to be shown."""
     rendered: dict[str, CountedText] = {}
-    shown = {fact.id for fact in fit_facts([entry.fact for entry in ranked], limit, counter, rendered)}
+    known = {entry.fact.id: entry.fact for entry in ranked if entry.fact.id in concerned}
+    shown = {fact.id for fact in fit_facts(known.values(), limit, counter, rendered)}
     facts = []
     for entry in ranked:
         tokens = render(entry.fact, counter, rendered).tokens
         numbers = entry.similarity, entry.confidence, entry.score
-        why = comes_first(entry.fact) or ("related" if entry.similarity else "by confidence")
-        why = "past" if entry.past else why
-        outcome = (True, why) if entry.fact.id in shown else (False, "no room")
-        facts.append(ExplainedFact(entry.fact, *numbers, entry.matched, tokens, *outcome))
+        is_shown = entry.fact.id in shown
+        why = _why_shown(entry) if is_shown else "no room" if entry.fact.id in known else "not concerned"
+        facts.append(ExplainedFact(entry.fact, *numbers, entry.matched, tokens, is_shown, why))
     return Explanation(tuple(facts), sum(fact.tokens for fact in facts if fact.injected), limit)
+
+
+def _why_shown(entry: RankedFact) -> str:
+    if entry.past:
+        return "past"
+    return comes_first(entry.fact) or ("related" if entry.similarity else "by confidence")
 
 
 def _cells(fact: ExplainedFact) -> tuple[str, ...]:

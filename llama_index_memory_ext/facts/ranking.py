@@ -20,10 +20,11 @@ from llama_index_memory_ext.text.messages import escape_tags
 from llama_index_memory_ext.text.tokens import CountedText, TokenCounter, fit, fit_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.facts.period import Period
+    from llama_index_memory_ext.search.concern import Asked
     from llama_index_memory_ext.search.tfidf import FactRanker
 
 Numbers: TypeAlias = NDArray[np.float64]
@@ -39,6 +40,8 @@ _ONGOING_TERMS = 15
 # A fact with a word of the question stands above one that has none and this much more confidence: so similar it is at
 # least, if that is no more than the second number.
 _WORTH_OF_A_WORD, _MOST_FOR_A_WORD = 0.105, 0.5
+# What holds whatever is asked.
+_GENERAL = "preference"
 # More than a prompt has room for, so that the others need not be sorted.
 _BEST = 256
 
@@ -339,6 +342,31 @@ def render(fact: Fact, counter: TokenCounter, rendered: dict[str, CountedText]) 
         line = fact_line(fact)
         rendered[fact.id] = CountedText(line, counter.count(line))
     return rendered[fact.id]
+
+
+def concerning(
+    facts: Iterable[Fact],
+    asked: Asked,
+    min_similarity: float,
+    general_facts: int = 0,
+    closeness: Mapping[str, float] | None = None,
+) -> Iterator[Fact]:
+    """Yields the facts, best first, that concern what is asked, by their words or by ``closeness``, their embeddings'.
+
+    Pinned facts are among them in any case, and so many preferences that do not concern it. Far behind the best ones
+    nothing is looked for.
+    """
+    close, general = closeness or {}, general_facts
+    for place, fact in enumerate(facts):
+        if fact.pinned or (place < _BEST and _concern(fact, asked, close) >= min_similarity):
+            yield fact
+        elif general and fact.category == _GENERAL:
+            general -= 1
+            yield fact
+
+
+def _concern(fact: Fact, asked: Asked, closeness: Mapping[str, float]) -> float:
+    return max(asked.concern(fact.content), closeness.get(fact.id, 0.0))
 
 
 def fit_facts(

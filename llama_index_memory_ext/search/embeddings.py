@@ -149,6 +149,11 @@ class EmbeddingRanker:
         total = (by_meaning + by_words) / 2
         return {name: value for name, value in zip(ids, total.tolist(), strict=True) if value}
 
+    def closeness(self, query: str) -> Mapping[str, float]:
+        """Returns how near the embedding of each document is to that of a query, 0..1; {} if that is not known."""
+        vector = self._queries.get(query)
+        return {} if vector is None else self._index.closeness(vector)
+
     async def aprepare(self, queries: Iterable[str] = ()) -> bool:
         """Embeds these queries and all documents; returns False, to try later, if a model or database fails."""
         if not await self.prepare_queries(queries):
@@ -257,7 +262,10 @@ async def _embed(
     else:
         async with lock_for("embedding model", id(model)):
             found = await asyncio.wait_for(asyncio.to_thread(compute), _CALL_SECONDS)
-    vectors = [unit(vector) for _, vector in zip(texts, found, strict=True)]
+    return _checked([unit(vector) for _, vector in zip(texts, found, strict=True)], dimension)
+
+
+def _checked(vectors: list[Vector], dimension: int) -> list[Vector]:
     if {vector.size for vector in vectors} != {dimension or vectors[0].size}:
         raise ValueError(f"expected vectors of {dimension or vectors[0].size} numbers")
     return vectors

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 Vector: TypeAlias = NDArray[np.float32]
+# Of fewer texts the median says nothing.
+_FEWEST_TEXTS = 10
 
 
 class VectorIndex:
@@ -87,6 +89,19 @@ class VectorIndex:
             found[found != 0] -= max(float(others.min()), 0.0) * others.size / (others.size + 2)
         # Rounded, so that equal vectors are equally similar in whichever row they are.
         return dict(zip(ids, np.clip(np.round(found, 6), 0.0, 1.0).tolist(), strict=True))
+
+    def closeness(self, vector: Vector) -> dict[str, float]:
+        """Returns how much nearer each embedded text is than the median one, 0..1; {} as ``cosines``, or for few texts.
+
+        Models differ in the cosine that they give two texts which have nothing to do with each other.
+        """
+        cosines = self.cosines(vector)
+        if len(cosines) < _FEWEST_TEXTS:
+            return {}
+        values = np.array(list(cosines.values()))
+        middle = float(np.median(values))
+        near = np.clip(2 * (values - middle) / (1 - middle or 1.0), 0.0, 1.0)
+        return dict(zip(cosines, near.tolist(), strict=True))
 
 
 def unit(vector: Sequence[float]) -> Vector:

@@ -23,6 +23,7 @@ from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.async_utils import asyncio_run
 from llama_index.core.llms import ChatMessage, ChatResponse, MockLLM
 from llama_index.core.settings import Settings
+from pydantic import ValidationError
 
 from llama_index_memory_ext import (
     CondensedMemory,
@@ -751,6 +752,32 @@ def test_a_first_extraction_does_not_load_what_only_ranking_needs() -> None:
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert len(extractions(server.requests)) == 1
     assert done.stdout == "{} False\n"
+
+
+async def test_where_no_fact_concerns_the_question_few_are_shown(open_memory: OpenMemory) -> None:
+    """Pinned ones, and so many preferences as are general; and the same among many others."""
+    memory = open_memory("chat", user_id="ann")
+    block = memory.facts_block
+    for content in ("Deploys to Kubernetes", "Has a dog", "Sleeps late"):
+        await memory.facts.aadd(content, category="knowledge")
+    for i, content in enumerate(("Prefers short answers", "Likes British spelling", "Likes tea")):
+        await memory.facts.aadd(content, category="preference", confidence=0.9 - i / 10)
+    await memory.facts.aadd("Is called Ann", pinned=True)
+    await memory.facts.aadd("No longer lives in Bonn", category="correction")
+    question = [user("How do I deploy on Kubernetes?")]
+    assert len(shown(await block.aget(question, session_id="chat"))) == 8
+    block.min_similarity, block.general_facts = 0.5, 2
+    expected = ["Is called Ann", "Deploys to Kubernetes", "Prefers short answers", "Likes British spelling"]
+    assert shown(await block.aget(question, session_id="chat")) == expected
+    explained = await block.aexplain("How do I deploy on Kubernetes?", session_id="chat")
+    assert sorted(one.fact.content for one in explained.facts if one.injected) == sorted(expected)
+    assert {one.why for one in explained.facts if not one.injected} == {"not concerned"}
+    block.general_facts = 0
+    assert shown(await block.aget([user("How are you?")], session_id="chat")) == ["Is called Ann"]
+    await memory.sql_store.facts.write("ann", [Fact(content=f"Met number {i} on the way") for i in range(500)])
+    assert shown(await block.aget(question, session_id="chat")) == ["Is called Ann", "Deploys to Kubernetes"]
+    with pytest.raises(ValidationError, match="min_similarity"):
+        RelevantFactsBlock(min_similarity=1.5)
 
 
 async def test_a_fact_is_changed_as_it_is_at_that_moment(any_database_uri: str | None) -> None:
