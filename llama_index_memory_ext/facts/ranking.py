@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from itertools import chain
-from operator import attrgetter
+from itertools import chain, islice
+from operator import attrgetter, is_not
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,13 +157,28 @@ class Scored:
 
     def places(self) -> Iterator[int]:
         """Yields the places of the facts, best first; of equally good ones the newest first."""
-        by_age = self.columns.newest_first
-        scores = self.scores[by_age]
-        best = _best_of(scores)
-        yield from by_age[best].tolist()
-        if len(best) < len(scores):
-            others = np.delete(np.arange(len(scores)), best)
-            yield from by_age[others[np.argsort(-scores[others], kind="stable")]].tolist()
+        best = self._best()
+        yield from best
+        if len(best) < len(self.scores):
+            by_age = self.columns.newest_first
+            known = set(best)
+            ordered = by_age[np.argsort(-self.scores[by_age], kind="stable")].tolist()
+            yield from (place for place in ordered if place not in known)
+
+    def _best(self) -> list[int]:
+        """The places of the best facts, best first: of many, those that are enough."""
+        scores, facts = self.scores, self.columns.facts
+        places = np.arange(len(scores))
+        if len(scores) > 2 * _BEST:
+            least = np.partition(scores, len(scores) - _BEST)[len(scores) - _BEST]
+            places = np.flatnonzero(scores >= least)
+        if len(places) > 2 * _BEST:
+            # Many are as good as the last of the best ones.
+            by_age = self.columns.newest_first
+            above, equal = np.flatnonzero(scores > least), by_age[scores[by_age] == least]
+            places = np.concatenate([above, equal[:_BEST]])
+        key = attrgetter("created_at")
+        return sorted(places.tolist(), key=lambda i: (scores[i], key(facts[i]), i), reverse=True)
 
     def best_first(self) -> Iterator[Fact]:
         """Yields the facts, best first."""
@@ -182,10 +198,12 @@ class RankedFacts(Sequence[RankedFact]):
 
     def __init__(self, scored_facts: Scored, asked: tuple[str, ...], past_ids: Collection[str] = ()) -> None:
         self._scored, self._asked, self._past_ids = scored_facts, asked, past_ids
-        self._places = list(scored_facts.places())
+        # All are sorted only when one behind the best ones is asked for.
+        self._left = scored_facts.places()
+        self._places: list[int] = []
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._scored.scores)
 
     @overload
     def __getitem__(self, index: int) -> RankedFact: ...
@@ -195,8 +213,10 @@ class RankedFacts(Sequence[RankedFact]):
 
     def __getitem__(self, index: int | slice) -> RankedFact | list[RankedFact]:
         if isinstance(index, slice):
-            return list(map(self._made, self._places[index]))
-        return self._made(self._places[index])
+            return [self[i] for i in range(*index.indices(len(self)))]
+        place = range(len(self))[index]
+        self._places += islice(self._left, max(place + 1 - len(self._places), 0))
+        return self._made(self._places[place])
 
     def _made(self, place: int) -> RankedFact:
         one = self._scored
@@ -243,7 +263,22 @@ def rank(
         ranker = TfidfRanker()
         ranker.add(map(document_of, facts))
     weights = Weights(similarity_weight, confidence_weight, recency_weight)
-    return RankedFacts(scored(Columns(tuple(facts)), question, context, ranker, weights), (question, *context))
+    return RankedFacts(scored(_columns_of(facts, ranker), question, context, ranker, weights), (question, *context))
+
+
+# As long as a ranker lives, the numbers of the facts that it has ranked last.
+_known_columns: WeakKeyDictionary[FactRanker, Columns] = WeakKeyDictionary()
+
+
+def _columns_of(facts: Sequence[Fact], ranker: FactRanker) -> Columns:
+    try:
+        known = _known_columns.get(ranker)
+        if known is None or len(known.facts) != len(facts) or any(map(is_not, known.facts, facts)):
+            known = _known_columns[ranker] = Columns(tuple(facts))
+    except TypeError:
+        # It is somebody's own, and cannot be a key.
+        return Columns(tuple(facts))
+    return known
 
 
 def format_facts(
@@ -409,13 +444,3 @@ def _ongoing(question: str, context: Sequence[str]) -> float:
 def _within(facts: Sequence[Fact], period: Period) -> Numbers:
     """1 for each fact that began at a time, 0 for the others."""
     return np.array([float(period.start <= fact.began <= period.end) for fact in facts])
-
-
-def _best_of(scores: Numbers) -> NDArray[np.int64]:
-    """The places of the best scores, best first and of equal ones the first first: of many, those that are enough."""
-    places = np.arange(len(scores))
-    if len(scores) > 2 * _BEST:
-        least = np.partition(scores, len(scores) - _BEST)[len(scores) - _BEST]
-        above, equal = np.flatnonzero(scores > least), np.flatnonzero(scores == least)
-        places = np.sort(np.concatenate([above, equal[:_BEST]]))
-    return places[np.argsort(-scores[places], kind="stable")]
