@@ -166,7 +166,7 @@ def publish_without_model(conversations: list[Conversation]) -> int:
     for limit in shown(OTHER_LIMITS, "limits"):
         for side, by in by_limit.items():
             by[limit] = asyncio.run(measure(sides(limit)[side], conversations))
-    promises = [Promise(f"mean over the questions, {RECALL}", 80.0, mean_of(prompts[RECALL]), "%", at_least=True)]
+    promises = [Promise(f"mean over the questions, {RECALL}", 89.0, mean_of(prompts[RECALL]), "%", at_least=True)]
     return publish("evidence_in_prompt", measures, promises, [series_of(side, of) for side, of in by_limit.items()])
 
 

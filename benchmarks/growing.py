@@ -9,7 +9,8 @@ on the user's messages before it.
 
 A fact has its day, and no confidence unless the file gives one. ``as the block ranks`` is the order of ``rank`` with
 all default weights of ``RelevantFactsBlock`` and the context that it looks at; ``similarity`` leaves the other weights
-out, ``by confidence`` the question. Where all facts are equally certain, that is newest first, so it has no series.
+out, ``by confidence`` the question. Where all facts are equally certain, ``similarity`` is what is found without
+recency, and ``by confidence`` newest first, so it has no series.
 """
 
 from __future__ import annotations
