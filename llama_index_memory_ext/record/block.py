@@ -130,7 +130,7 @@ class CondensedMemoryBlock(LogBlock):
         default=0,
         ge=0,
         validate_default=True,
-        description="Tokens for messages found for the question, which get half as many more if it asks something and "
+        description="Tokens for messages found for the question, which get three tenths more if it asks something and "
         "the record leaves them free, or a fifth less if it does not; 0: none.",
     )
 

@@ -42,7 +42,7 @@ class Asked:
         (0.6, 0.1, 0.0)
         """
         own, asked = _rarities(text), self._rarities
-        return min(1.0, sum(min(own[term], asked[term]) for term in own.keys() & asked.keys()))
+        return min(1.0, sum((min(own[term], asked[term]) for term in own.keys() & asked.keys()), 0.0))
 
 
 @lru_cache(maxsize=10_000)

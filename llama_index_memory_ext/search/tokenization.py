@@ -88,7 +88,7 @@ _FORMS = """become became | begin began begun | bite bit bitten | blow blew blow
     struck | sweep swept | swim swam swum | swing swung | take took taken | teach taught | tear tore torn | tell told |
     think thought | throw threw thrown | understand understood | wake woke woken | wear wore worn | weep wept | win won
     | write wrote written | child children | man men | woman women | person people | foot feet | tooth teeth | mouse
-    mice | goose geese | life lives | wife wives | knife knives | leaf leaves | shelf shelves"""
+    mice | goose geese | wife wives | knife knives | shelf shelves"""
 IRREGULAR = {form: base for base, *forms in map(str.split, _FORMS.split("|")) for form in forms}
 
 # The stemmer stores the word that it works on in itself, so threads must take turns. Its time grows with the square of

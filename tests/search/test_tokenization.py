@@ -35,6 +35,14 @@ def test_a_word_comes_with_its_term_and_as_it_is_written() -> None:
     assert list(words_of("Went to the Cafés")) == [("went", "go"), ("cafés", "cafe")]
 
 
+@pytest.mark.parametrize(
+    ("fact", "question"), [("Lives in Rome", "Where do I live?"), ("Leaves at 8", "When do I leave?")]
+)
+def test_a_verb_in_the_third_person_is_found_by_its_other_forms(fact: str, question: str) -> None:
+    """They are seldom the plurals of "life" and "leaf"."""
+    assert set(terms_of(fact)) & set(terms_of(question))
+
+
 @pytest.mark.parametrize("text", ["", " \n", "😀😀", "a", "?", "猫", "What is it that you do?", "我的是什么呢"])
 def test_stop_words_and_single_characters_are_no_terms(text: str) -> None:
     assert terms_of(text) == ()
