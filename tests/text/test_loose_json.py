@@ -14,7 +14,10 @@ from llama_index_memory_ext.text.loose_json import loose_values
 plain = st.text("abc 1.,'\u4f60\\n")
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | plain,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("abc_", min_size=1), inner, max_size=4),
+    # A key of more than 60 characters is taken for none.
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text("abc_", min_size=1, max_size=60), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 containers = json_values.filter(lambda value: isinstance(value, (dict, list)))
