@@ -20,7 +20,8 @@ from time import perf_counter
 from benchmarks.command import shown
 from benchmarks.report import Measure, Promise, publish
 from llama_index_memory_ext.fact import RECENCY_WEIGHT, Fact
-from llama_index_memory_ext.facts.ranking import document_of, rank
+from llama_index_memory_ext.facts.ranking import rank
+from llama_index_memory_ext.facts.scoring import document_of
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 
 CALLS, SHOWN = 100, 50

@@ -15,7 +15,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
 from pydantic import ValidationError
 
 from llama_index_memory_ext.errors import LimitError, MemoryExtError, StoreError
-from llama_index_memory_ext.facts.ranking import Weights, days_of
+from llama_index_memory_ext.facts.scoring import Weights, days_of
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS
 from llama_index_memory_ext.text.messages import escape_tags

@@ -30,7 +30,7 @@ from llama_index_memory_ext.facts.explanation import Explanation, explain
 from llama_index_memory_ext.facts.extractor import Extractor
 from llama_index_memory_ext.facts.learning import Learner
 from llama_index_memory_ext.facts.prompt import check_categories, check_extraction_prompt
-from llama_index_memory_ext.facts.ranking import RankedFact, Weights, fit_facts
+from llama_index_memory_ext.facts.scoring import Weights, fit_facts
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, LogBlock
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 from llama_index_memory_ext.store.readers import Seen
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatMessage
 
     from llama_index_memory_ext.background.jobs import Jobs
+    from llama_index_memory_ext.facts.ranking import RankedFact
     from llama_index_memory_ext.facts.recovery import SetAside
 
 _CONTEXT_ROWS = 40
@@ -74,8 +75,8 @@ class RelevantFactsBlock(LogBlock):
     token_limit: int = Field(default=2_000, ge=0, description="Most tokens of the facts, all tags included.")
     context_turns: int = Field(default=3, ge=1, description="Turns that are looked at, the current one included.")
     user_id: str | None = Field(default=None, description="Whose facts these are; None: those of each session.")
-    similarity_weight: float = Field(default=SIMILARITY_WEIGHT, ge=0, description="Divided by the sum of both.")
-    confidence_weight: float = Field(default=CONFIDENCE_WEIGHT, ge=0, description="Divided by the sum of both.")
+    similarity_weight: float = Field(default=SIMILARITY_WEIGHT, ge=0, description="Divided by the sum of all weights.")
+    confidence_weight: float = Field(default=CONFIDENCE_WEIGHT, ge=0, description="Divided by the sum of all weights.")
     recency_weight: float = Field(
         default=RECENCY_WEIGHT,
         ge=0,
@@ -178,7 +179,7 @@ class RelevantFactsBlock(LogBlock):
         A question about the past finds past facts, too; their entries say ``past``. With an ``embed_model`` nearly
         every fact has something in common. The turns before the question are not looked at.
         """
-        ranked = await self._cache.ranked(self.namespace_of(session_id), question)
+        ranked, _ = await self._cache.ranked(self.namespace_of(session_id), question)
         return [entry for entry in ranked if entry.similarity > 0]
 
     async def aexplain(
@@ -189,10 +190,9 @@ class RelevantFactsBlock(LogBlock):
         For a question about the past, each past fact is one of them. Only a block without a ``user_id`` needs a
         ``session_id``; ``context`` are the turns before, oldest first.
         """
-        cache, namespace = self._cache, self.namespace_of(session_id)
-        ranked = await cache.ranked(namespace, question, context)
-        asked = await cache.candidates(await cache.read(namespace), namespace, question)
-        shown = cache.concerning([entry.fact for entry in ranked], asked, question, context)
+        ranked, concerned = await self._cache.ranked(self.namespace_of(session_id), question, context)
+        facts = [entry.fact for entry in ranked]
+        shown = facts if concerned is None else concerned.among(facts)
         return explain(ranked, self._room, self.tokenizer_fn, {fact.id for fact in shown})
 
     @property

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.facts.history import is_later, past_facts, true_in
 from llama_index_memory_ext.facts.period import period_asked
-from llama_index_memory_ext.facts.ranking import Columns, RankedFacts, Scored, Weights, concerning, document_of, scored
+from llama_index_memory_ext.facts.ranking import RankedFacts
+from llama_index_memory_ext.facts.scoring import Columns, Concerned, Scored, Weights, document_of, scored
 from llama_index_memory_ext.search.concern import Asked
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.search.tfidf import TfidfRanker
@@ -182,25 +183,25 @@ class FactCache:
         self, asked: Candidates, question: str, context: Sequence[str] = ()
     ) -> tuple[Iterator[Fact], Iterator[Fact]]:
         """The facts that may be shown for a question, best first; and those that come before all others."""
-        facts = self.scored(asked, question, context)
-        best_first, first = facts.best_first(), facts.first()
-        return self.concerning(best_first, asked, question, context), self.concerning(first, asked, question, context)
+        facts, concerned = self.scored(asked, question, context), self.concerned(asked, question, context)
+        found = facts.best_first(), iter(facts.first())
+        return found if concerned is None else (concerned.among(found[0]), concerned.among(found[1]))
 
-    def concerning(
-        self, facts: Iterable[Fact], asked: Candidates, question: str, context: Sequence[str] = ()
-    ) -> Iterator[Fact]:
-        """Those of the facts that may be shown for a question, in the given order: all without ``min_similarity``."""
+    def concerned(self, asked: Candidates, question: str, context: Sequence[str] = ()) -> Concerned | None:
+        """Which of the candidates may be shown for a question; None, without ``min_similarity``: all."""
         if not self.min_similarity:
-            return iter(facts)
-        close = asked.ranker.closeness(question) if isinstance(asked.ranker, EmbeddingRanker) else None
-        words = Asked(question, context)
-        return concerning(facts, words, self.min_similarity, self.general_facts, close)
+            return None
+        close = asked.ranker.closeness(question) if isinstance(asked.ranker, EmbeddingRanker) else {}
+        return Concerned(Asked(question, context), self.min_similarity, self.general_facts, close)
 
-    async def ranked(self, namespace: str, question: str, context: Sequence[str] = ()) -> RankedFacts:
-        """The facts of a user that may be shown for a question, best first, with their numbers."""
+    async def ranked(
+        self, namespace: str, question: str, context: Sequence[str] = ()
+    ) -> tuple[RankedFacts, Concerned | None]:
+        """The facts of a user that may be shown for a question, best first; and which of them concern it."""
         asked = await self.candidates(await self.read(namespace), namespace, question)
         await self.prepare(asked, [question, *context])
-        return RankedFacts(self.scored(asked, question, context), (question, *context), asked.past_ids)
+        found = RankedFacts(self.scored(asked, question, context), (question, *context), asked.past_ids)
+        return found, self.concerned(asked, question, context)
 
     async def stop(self) -> None:
         """Cancel what is being embedded in this event loop; the next question goes on with it."""

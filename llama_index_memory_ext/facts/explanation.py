@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.facts.ranking import comes_first, fit_facts, render
+from llama_index_memory_ext.facts.scoring import comes_first, fit_facts, render
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

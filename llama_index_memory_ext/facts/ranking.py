@@ -1,74 +1,26 @@
-"""Scores facts for a question by similarity, confidence and recency, and renders those that fit a token limit."""
+"""Ranks facts for a question, as a program asks for it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from functools import cached_property
-from itertools import chain, islice
-from operator import attrgetter, is_not
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
+from itertools import islice
+from operator import is_not
+from typing import TYPE_CHECKING, NamedTuple, overload
 from weakref import WeakKeyDictionary
 
-import numpy as np
-from numpy.typing import NDArray
-
 from llama_index_memory_ext.fact import CONFIDENCE_WEIGHT, SIMILARITY_WEIGHT, utc_now
-from llama_index_memory_ext.search.tfidf import SOURCE_SHARE, Document, TfidfRanker, similarities_with_context
-from llama_index_memory_ext.search.tokenization import date_words, terms_of, words_of
-from llama_index_memory_ext.text.messages import escape_tags
-from llama_index_memory_ext.text.tokens import CountedText, TokenCounter, fit, fit_tokens
+from llama_index_memory_ext.facts.scoring import Columns, Weights, document_of, fact_line, fit_facts, scored
+from llama_index_memory_ext.search.tfidf import TfidfRanker
+from llama_index_memory_ext.search.tokenization import terms_of, words_of
+from llama_index_memory_ext.text.tokens import TokenCounter
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection
+    from datetime import datetime
 
     from llama_index_memory_ext.fact import Fact
-    from llama_index_memory_ext.facts.period import Period
-    from llama_index_memory_ext.search.concern import Asked
+    from llama_index_memory_ext.facts.scoring import Scored
     from llama_index_memory_ext.search.tfidf import FactRanker
-
-Numbers: TypeAlias = NDArray[np.float64]
-
-# A line without content: where its tokens do not fit, no fact does.
-EMPTY_LINE = '<fact date="2026-11-20"></fact>\n'
-# The share of a limit that pinned facts and corrections may take before all others.
-FIRST_SHARE = 0.25
-# So many newer facts halve the recency of a fact.
-RECENCY_HALF_LIFE = 40
-# A question and its context with so many terms go on with something; shorter ones look something up.
-_ONGOING_TERMS = 15
-# A fact with a word of the question stands above one that has none and this much more confidence: so similar it is at
-# least, if that is no more than the second number.
-_WORTH_OF_A_WORD, _MOST_FOR_A_WORD = 0.105, 0.5
-# What holds whatever is asked.
-_GENERAL = "preference"
-# More than a prompt has room for, so that the others need not be sorted.
-_BEST = 256
-
-
-class Weights(NamedTuple):
-    """What the parts of a score weigh, each at least 0."""
-
-    similarity: float = SIMILARITY_WEIGHT
-    confidence: float = CONFIDENCE_WEIGHT
-    recency: float = 0.0
-
-    def check(self) -> None:
-        """Raises a ValueError if a weight is negative, or similarity and confidence are both 0."""
-        if min(self) < 0 or not self.similarity + self.confidence:
-            raise ValueError(
-                "similarity_weight, confidence_weight and recency_weight must be at least 0, the first two not both "
-                f"0; saw {', '.join(map(str, self))}. "
-                f"The defaults of the first two are {SIMILARITY_WEIGHT} and {CONFIDENCE_WEIGHT}."
-            )
-
-    def shares(self, ongoing: float = 1.0) -> Weights:
-        """Returns the weights divided by their sum, recency times ``ongoing`` first."""
-        self.check()
-        recency = self.recency * ongoing
-        total = self.similarity + self.confidence + recency
-        return Weights(self.similarity / total, self.confidence / total, recency / total)
 
 
 class RankedFact(NamedTuple):
@@ -93,104 +45,6 @@ class RankedFact(NamedTuple):
         known = {term for text in texts for term in terms_of(text)}
         asked = (word for text in self.asked for word in words_of(text))
         return tuple(dict.fromkeys(word.written for word in asked if word.term in known))
-
-
-@dataclass(frozen=True)
-class Columns:
-    """The numbers of facts, made once for many questions."""
-
-    facts: tuple[Fact, ...]
-
-    def prepare(self) -> Columns:
-        """Makes what every question needs, which takes a while for many facts."""
-        for name in ("ids", "confidences", "recencies", "first", "has_times"):
-            getattr(self, name)
-        return self
-
-    @cached_property
-    def ids(self) -> tuple[str, ...]:
-        """The ids in the order of the facts."""
-        return tuple(map(attrgetter("id"), self.facts))
-
-    @cached_property
-    def confidences(self) -> Numbers:
-        """The confidences."""
-        return np.fromiter(map(attrgetter("confidence"), self.facts), dtype=np.float64, count=len(self.facts))
-
-    @cached_property
-    def newest_first(self) -> NDArray[np.int64]:
-        """The places of the facts, newest first; of equally old ones the last first."""
-        created: Any = map(datetime.timestamp, map(attrgetter("created_at"), self.facts))
-        seconds = np.fromiter(created, dtype=np.float64, count=len(self.facts))
-        return np.argsort(seconds, kind="stable")[::-1]
-
-    @cached_property
-    def recencies(self) -> Numbers:
-        """1 for the newest fact, half as much for each ``RECENCY_HALF_LIFE`` newer ones.
-
-        New is what was said last, and what was learned last: what comes last in the order of the facts.
-        """
-        newer, places = np.empty(len(self.facts)), np.arange(len(self.facts))
-        newer[self.newest_first] = places
-        recencies: Numbers = 0.5 ** (np.minimum(newer, places[::-1]) / RECENCY_HALF_LIFE)
-        return recencies
-
-    @cached_property
-    def has_times(self) -> bool:
-        """Whether the facts are of more than one day, or it is known since when they are true."""
-        return any(fact.valid_from for fact in self.facts) or len({fact.created_at.date() for fact in self.facts}) > 1
-
-    @cached_property
-    def first(self) -> tuple[int, ...]:
-        """The places of pinned facts and corrections."""
-        return tuple(i for i, fact in enumerate(self.facts) if comes_first(fact))
-
-
-@dataclass(frozen=True)
-class Scored:
-    """Facts with their numbers for one question, all 0..1, in the order of ``columns``."""
-
-    columns: Columns
-    similarities: Numbers
-    recencies: Numbers
-    scores: Numbers
-
-    def places(self) -> Iterator[int]:
-        """Yields the places of the facts, best first; of equally good ones the newest first."""
-        best = self._best()
-        yield from best
-        if len(best) < len(self.scores):
-            by_age = self.columns.newest_first
-            known = set(best)
-            ordered = by_age[np.argsort(-self.scores[by_age], kind="stable")].tolist()
-            yield from (place for place in ordered if place not in known)
-
-    def _best(self) -> list[int]:
-        """The places of the best facts, best first: of many, those that are enough."""
-        scores, facts = self.scores, self.columns.facts
-        places = np.arange(len(scores))
-        if len(scores) > 2 * _BEST:
-            least = np.partition(scores, len(scores) - _BEST)[len(scores) - _BEST]
-            places = np.flatnonzero(scores >= least)
-        if len(places) > 2 * _BEST:
-            # Many are as good as the last of the best ones.
-            by_age = self.columns.newest_first
-            above, equal = np.flatnonzero(scores > least), by_age[scores[by_age] == least]
-            places = np.concatenate([above, equal[:_BEST]])
-        key = attrgetter("created_at")
-        return sorted(places.tolist(), key=lambda i: (scores[i], key(facts[i]), i), reverse=True)
-
-    def best_first(self) -> Iterator[Fact]:
-        """Yields the facts, best first."""
-        return (self.columns.facts[i] for i in self.places())
-
-    def first(self) -> list[Fact]:
-        """Returns the pinned facts and corrections, best first."""
-        columns, places = self.columns, np.array(self.columns.first, dtype=np.int64)
-        if not len(places):
-            return []
-        ages = np.argsort(columns.newest_first)[places]
-        return [columns.facts[i] for i in places[np.lexsort((ages, -self.scores[places]))]]
 
 
 class RankedFacts(Sequence[RankedFact]):
@@ -223,12 +77,6 @@ class RankedFacts(Sequence[RankedFact]):
         fact = one.columns.facts[place]
         numbers = one.similarities[place].item(), fact.confidence, one.scores[place].item()
         return RankedFact(fact, *numbers, self._asked, fact.id in self._past_ids, one.recencies[place].item())
-
-
-def document_of(fact: Fact) -> Document:
-    """What a ranker finds a fact by: its content, the day on which it began and, with less weight, its source."""
-    context = ((fact.source, SOURCE_SHARE),) if fact.source else ()
-    return Document(fact.id, fact.content, context, date_words(fact.began))
 
 
 def rank(
@@ -314,133 +162,3 @@ def turns_of(context: str) -> list[str]:
     if len(paragraphs) > 1:
         return paragraphs
     return [line.strip() for line in context.splitlines() if line.strip()] or [""]
-
-
-def scored(
-    columns: Columns,
-    question: str,
-    context: Sequence[str],
-    ranker: FactRanker,
-    weights: Weights,
-    *,
-    period: Period | None = None,
-) -> Scored:
-    """Scores facts for a question: similarity, confidence and recency, times their shares.
-
-    Recency counts as much as the question and the turns before it go on with something, by the number of their terms:
-    ``min(1, terms / 15) ** 2`` of its weight. For a question about a time, facts that began then have recency 1, all
-    others 0.
-    """
-    recencies = columns.recencies if period is None else _within(columns.facts, period)
-    shares = weights.shares(_ongoing(question, context) if period is None else 1.0)
-    similarities = similarities_with_context(ranker, columns.ids, question, context)
-    if shares.similarity:
-        least = min(_WORTH_OF_A_WORD * shares.confidence / shares.similarity, _MOST_FOR_A_WORD)
-        similarities = np.where(similarities > 0, least + (1 - least) * similarities, 0.0)
-    scores = shares.similarity * similarities + shares.confidence * columns.confidences + shares.recency * recencies
-    return Scored(columns, similarities, recencies, scores)
-
-
-def comes_first(fact: Fact) -> str:
-    """Why a fact comes before those that match better; "" if it does not, as what is retired."""
-    if fact.retired_at is not None:
-        return ""
-    if fact.pinned:
-        return "pinned"
-    return "correction" if fact.category == "correction" else ""
-
-
-def days_of(fact: Fact) -> dict[str, str]:
-    """The day since when a fact is true, ``date``, and its last day, ``until``, as far as they are known (UTC).
-
-    The first is that of its creation if none was said. What became known after it had ended has only the second.
-    """
-    until = {"until": fact.ends.isoformat()} if fact.ends else {}
-    is_known = fact.ends is None or fact.began <= fact.ends
-    return {**({"date": fact.began.isoformat()} if is_known else {}), **until}
-
-
-def fact_line(fact: Fact) -> str:
-    """One fact as one line: ``<fact date="2026-11-20">Prefers pytest for testing</fact>`` and a newline.
-
-    What has ended, or will, has its last day behind that: ``<fact date="2023-05-01" until="2025-11-20">``. Category and
-    confidence would double the tokens of a short fact.
-    """
-    content = escape_tags(" ".join(fact.content.split()))
-    attributes = "".join(f' {name}="{day}"' for name, day in days_of(fact).items())
-    return f"<fact{attributes}>{content}</fact>\n"
-
-
-def render(fact: Fact, counter: TokenCounter, rendered: dict[str, CountedText]) -> CountedText:
-    """The line of a fact with its tokens. ``rendered`` caches it by the id of the fact."""
-    if fact.id not in rendered:
-        line = fact_line(fact)
-        rendered[fact.id] = CountedText(line, counter.count(line))
-    return rendered[fact.id]
-
-
-def concerning(
-    facts: Iterable[Fact],
-    asked: Asked,
-    min_similarity: float,
-    general_facts: int = 0,
-    closeness: Mapping[str, float] | None = None,
-) -> Iterator[Fact]:
-    """Yields the facts, best first, that concern what is asked, by their words or by ``closeness``, their embeddings'.
-
-    Pinned facts are among them in any case, and so many preferences that do not concern it. Far behind the best ones
-    nothing is looked for.
-    """
-    close, general = closeness or {}, general_facts
-    for place, fact in enumerate(facts):
-        if fact.pinned or (place < _BEST and _concern(fact, asked, close) >= min_similarity):
-            yield fact
-        elif general and fact.category == _GENERAL:
-            general -= 1
-            yield fact
-
-
-def _concern(fact: Fact, asked: Asked, closeness: Mapping[str, float]) -> float:
-    return max(asked.concern(fact.content), closeness.get(fact.id, 0.0))
-
-
-def fit_facts(
-    facts: Iterable[Fact],
-    limit: int,
-    counter: TokenCounter,
-    rendered: dict[str, CountedText],
-    first: Iterable[Fact] | None = None,
-) -> list[Fact]:
-    """The facts that fit into ``limit`` tokens, in the given order, but pinned facts and corrections first.
-
-    ``first`` are these in their order, if the caller knows them; then no more facts are looked at than have room.
-    """
-    if first is None:
-        facts = list(facts)
-        first = filter(comes_first, facts)
-    first = list(first)
-    tokens = [render(fact, counter, rendered).tokens for fact in first]
-    front = {first[i].id: first[i] for i in fit_tokens(tokens, int(FIRST_SHARE * limit))}
-    seen: list[Fact] = []
-
-    def lines() -> Iterator[CountedText]:
-        for fact in chain(front.values(), (fact for fact in facts if fact.id not in front)):
-            seen.append(fact)
-            yield render(fact, counter, rendered)
-
-    least = counter.count(EMPTY_LINE)
-    if counter.adds_up:
-        kept = fit_tokens((line.tokens for line in lines()), limit, least=least)
-    else:
-        kept = fit(lines(), limit, counter, least=least)
-    return [seen[i] for i in kept]
-
-
-def _ongoing(question: str, context: Sequence[str]) -> float:
-    terms = {term for text in (question, *context) for term in terms_of(text)}
-    return min(1.0, len(terms) / _ONGOING_TERMS) ** 2
-
-
-def _within(facts: Sequence[Fact], period: Period) -> Numbers:
-    """1 for each fact that began at a time, 0 for the others."""
-    return np.array([float(period.start <= fact.began <= period.end) for fact in facts])

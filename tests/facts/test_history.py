@@ -23,7 +23,7 @@ from llama_index_memory_ext import (
 from llama_index_memory_ext.fact import retire
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.history import why_retired
-from llama_index_memory_ext.facts.ranking import fact_line
+from llama_index_memory_ext.facts.scoring import fact_line
 from tests.conversation import assistant, user
 from tests.memories import OpenMemory
 from tests.models import StartModel

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 
 from llama_index_memory_ext import Fact, TfidfRanker, TokenCounter
 from llama_index_memory_ext.facts.offering import KNOWN_TOKENS, offered, texts_in
-from llama_index_memory_ext.facts.ranking import document_of
+from llama_index_memory_ext.facts.scoring import document_of
 from llama_index_memory_ext.text.messages import Utterance
 from tests.facts.test_backfill import talk
 from tests.facts.test_block import extractions, learner

@@ -12,15 +12,8 @@ from hypothesis import strategies as st
 
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.facts.ranking import (
-    FIRST_SHARE,
-    RankedFact,
-    fact_line,
-    fit_facts,
-    format_facts,
-    rank,
-    turns_of,
-)
+from llama_index_memory_ext.facts.ranking import RankedFact, format_facts, rank, turns_of
+from llama_index_memory_ext.facts.scoring import FIRST_SHARE, fact_line, fit_facts
 from llama_index_memory_ext.search.tfidf import Document, FactRanker
 from llama_index_memory_ext.text.visible import visible
 

@@ -22,7 +22,8 @@ from sqlalchemy import text
 
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
-from llama_index_memory_ext.facts.ranking import document_of, rank
+from llama_index_memory_ext.facts.ranking import rank
+from llama_index_memory_ext.facts.scoring import document_of
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.search.tfidf import Document, TfidfRanker
 from llama_index_memory_ext.search.vectors import VectorIndex, unit
