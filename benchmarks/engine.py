@@ -25,6 +25,8 @@ import httpx
 # SmolLM2 was trained for prompts of so many tokens.
 CONTEXT = 8_192
 _SECONDS = 600
+# As much is added to a token's logit so that no other one can come.
+_CERTAIN = 1_000
 # No token reaches over such a place; most pieces are in the next prompt too, and are not counted again.
 _PIECE_START = re.compile(r"(?<=\S\n)(?=<)")
 
@@ -50,6 +52,7 @@ class Engine:
 
     def __init__(self, client: httpx.Client) -> None:
         self._client = client
+        self.api_base = f"{client.base_url}/v1"
         self._tokens_of_piece = lru_cache(maxsize=None)(self._tokenized)
 
     def ask(self, prompt: Prompt) -> Answer:
@@ -63,6 +66,17 @@ class Engine:
         """The tokens of a prompt in the model's template."""
         text = self._post("apply-template", messages=prompt)["prompt"]
         return [token for piece in _PIECE_START.split(text) for token in self._tokens_of_piece(piece)]
+
+    def log_likelihood(self, prompt: Prompt, answer: str) -> float:
+        """The natural logarithm of how likely the model's answer begins with these words."""
+        tokens, total = self.tokens_of(prompt), 0.0
+        for token in self._tokenized(answer):
+            # The bias decides which token comes; the probabilities are those without it.
+            forced = {"logit_bias": [[token, _CERTAIN]], "temperature": 0, "n_predict": 1, "n_probs": 1}
+            (said,) = self._post("completion", prompt=tokens, **forced)["completion_probabilities"]
+            total += said["logprob"]
+            tokens = [*tokens, token]
+        return total
 
     def _tokenized(self, text: str) -> list[int]:
         tokens: list[int] = self._post("tokenize", content=text, parse_special=True)["tokens"]
@@ -78,14 +92,14 @@ def has_engine() -> bool:
 
 
 @contextmanager
-def running_engine() -> Iterator[Engine]:
-    """An engine of one thread and one slot that keeps nothing outside of it."""
+def running_engine(context: int = CONTEXT) -> Iterator[Engine]:
+    """An engine of one thread and one slot that keeps nothing outside of it, for prompts of so many tokens."""
     os.environ["OMP_NUM_THREADS"] = "1"
     xllamacpp = import_module("xllamacpp")
     params = xllamacpp.CommonParams()
     params.model.path = str(_weights()[0])
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
-    params.n_parallel, params.n_ctx, params.cache_ram_mib = 1, CONTEXT, 0
+    params.n_parallel, params.n_ctx, params.cache_ram_mib = 1, context, 0
     params.fit_params, params.ui, params.offline, params.verbosity = False, False, True, 1
     server = xllamacpp.Server(params)
     with httpx.Client(base_url=server.listening_address, timeout=_SECONDS) as client:

@@ -16,6 +16,7 @@ NAMES = (
     "first_question",
     "cached_prefix",
     "real_engine",
+    "one_message",
     "sharded",
     "evidence_in_prompt",
     "honesty",

@@ -13,6 +13,7 @@ from llama_index.core.llms.custom import CustomLLM
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
 
+from llama_index_memory_ext.memory.template import HINT
 from llama_index_memory_ext.text.messages import body_of
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ def _entries(message: ChatMessage) -> Iterator[_Entry]:
     text = body_of(message)
     if message.role in ("system", "user"):
         memory, _, text = text.rpartition("</memory>")
+        text = text.strip().removeprefix(HINT)
         yield from _elements(memory)
     yield _Entry(message.role.value, text.strip(), message.additional_kwargs.get("tool_call_id") or "")
 

@@ -242,7 +242,7 @@ class CondensedMemory(Memory):
             turn = await self.sql_store.readers.messages(self.session_id)
             contents = await self._get_memory_blocks_content(template.with_question(turn, input), **block_kwargs)
             room = self.token_limit - initial_token_count - sum(map(self._tokens, turn))
-            content, messages = await self._fit(contents, room, cache_points_in(turn))
+            content, messages = await self._fit(contents, room, turn)
         # An agent asks again for each of its tool calls, whose results it may keep to itself.
         question_hash = hash(body_of(turn[0])) if turn else 0
         goes_on, self._question_hash = bool(turn) and question_hash == self._question_hash, question_hash
@@ -406,16 +406,20 @@ class CondensedMemory(Memory):
         return plan_flush([self._tokens(message) for message in messages], turn_starts=starts, limit=limit)
 
     async def _fit(
-        self, contents: dict[str, Any], room: int, marks: int
+        self, contents: dict[str, Any], room: int, turn: list[ChatMessage]
     ) -> tuple[list[ContentBlock], list[ChatMessage]]:
         """Returns what blocks gave as content of one message and as messages, truncated to ``room`` tokens if possible.
 
-        ``contents`` is what each block gave, by its name; truncated contents replace it there. The turn has so many
-        cache points, ``marks``, of its own.
+        ``contents`` is what each block gave, by its name; truncated contents replace it there. The ``turn`` may have
+        cache points of its own.
         """
+        marks, record = cache_points_in(turn), self.condensed_block.name
         while True:
             parts, messages = await self._format_memory_blocks(contents)
-            content = template.formatted(self.memory_blocks_template, parts, contents, self.cache_points, marks)
+            hint = template.hint_for(turn, contents.get(record), self.insert_method)
+            content = template.formatted(
+                self.memory_blocks_template, parts, contents, self.cache_points, marks, hint=hint
+            )
             excess = 0
             # The bound is never too low; only where it is over the room the exact count decides.
             if template.max_tokens(self.memory_blocks_template, contents, self.tokenizer_fn) > room:

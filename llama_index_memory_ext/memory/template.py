@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import CachePoint, ChatMessage, ContentBlock, MessageRole, TextBlock
+from llama_index.core.memory import InsertMethod
 from llama_index.core.prompts import RichPromptTemplate
 
 from llama_index_memory_ext.log_block import LogBlock
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.text.tokens import TokenCounter
 
+# Stands between the memory and the user's message. benchmarks/one_message.py measures what it does.
+HINT = "Use the conversation above to answer this:"
+
 _OPENING, _CLOSING = "<memory>\n", "</memory>\n\n"
 
 
@@ -33,7 +37,8 @@ class MemoryBlocksTemplate(RichPromptTemplate):
     """Joins the blocks' texts as they are.
 
     No template language ever sees what users and tools have written, and nothing is compiled or parsed. The
-    ``template_str`` is the same in Jinja, as documentation.
+    ``template_str`` is the same in Jinja, as documentation. A ``CondensedMemory`` whose record stands in front of the
+    user's message passes a ``hint``, which tells the model to use it; without one there is none.
     """
 
     def __init__(self) -> None:
@@ -41,8 +46,9 @@ class MemoryBlocksTemplate(RichPromptTemplate):
             template_str=(
                 "<memory>\n{% for name, blocks in memory_blocks %}<{{ name }}>\n"
                 "{% for block in blocks %}{{ block.text }}{% endfor %}</{{ name }}>\n{% endfor %}</memory>\n\n"
+                "{% if hint %}{{ hint }}\n\n{% endif %}"
             ),
-            template_vars=["memory_blocks"],
+            template_vars=["memory_blocks", "hint"],
         )
 
     def format_messages(self, llm: Any = None, **kwargs: Any) -> list[ChatMessage]:
@@ -50,7 +56,13 @@ class MemoryBlocksTemplate(RichPromptTemplate):
 
         The tags join the texts next to them. Text blocks of one memory block stay apart, for prompt caches.
         """
-        return [ChatMessage(role=MessageRole.USER, blocks=_tagged(kwargs["memory_blocks"]))]
+        return [ChatMessage(role=MessageRole.USER, blocks=_tagged(kwargs["memory_blocks"], kwargs.get("hint", "")))]
+
+
+def hint_for(turn: Sequence[ChatMessage], record: object, insert_method: InsertMethod) -> str:
+    """Returns the hint if a record is shown in front of the user's message, else ""."""
+    is_in_front = insert_method == InsertMethod.USER and any(one.role == MessageRole.USER for one in turn)
+    return HINT if record and is_in_front else ""
 
 
 def formatted(
@@ -59,12 +71,14 @@ def formatted(
     contents: Mapping[str, object],
     cache_points: CachePoints = False,
     others: int = 0,
+    *,
+    hint: str = "",
 ) -> list[ContentBlock]:
     """Returns the blocks of the message that a template makes of memory blocks; [] for none.
 
     Our template gets the record among ``contents`` in its text blocks, with cache points as long as there are at most
-    four together with the ``others`` of the prompt. A text at the end of the message ends with a blank line, because
-    some APIs join texts without anything between them.
+    four together with the ``others`` of the prompt, and the ``hint``. A text at the end of the message ends with a
+    blank line, because some APIs join texts without anything between them.
     """
     if not memory_blocks:
         return []
@@ -72,8 +86,9 @@ def formatted(
         memory_blocks = _in_blocks(memory_blocks, contents, cache_points, others)
     if type(template) is MemoryBlocksTemplate:
         # Without a message, which would check each of the blocks.
-        return _tagged(memory_blocks)
-    content = list(template.format_messages(memory_blocks=memory_blocks)[0].blocks)
+        return _tagged(memory_blocks, hint)
+    hints: dict[str, Any] = {"hint": hint} if isinstance(template, MemoryBlocksTemplate) else {}
+    content = list(template.format_messages(memory_blocks=memory_blocks, **hints)[0].blocks)
     if content and isinstance(content[-1], TextBlock) and not content[-1].text.endswith("\n\n"):
         content[-1] = TextBlock(text=content[-1].text.rstrip("\n") + "\n\n")
     return content
@@ -84,7 +99,7 @@ def max_tokens(template: RichPromptTemplate, contents: Mapping[str, object], cou
     texts = [content for content in contents.values() if isinstance(content, str)]
     if len(texts) < len(contents) or not isinstance(template, MemoryBlocksTemplate):
         return math.inf
-    tags = _OPENING + _CLOSING + "".join(f"<{name}>\n</{name}>\n\n" for name in contents)
+    tags = _OPENING + _closing(HINT) + "".join(f"<{name}>\n</{name}>\n\n" for name in contents)
     tokens = sum(text.tokens if isinstance(text, CountedText) else counter.count(text) for text in texts)
     # No token is shorter than a byte.
     return tokens + len(tags.encode())
@@ -163,7 +178,7 @@ def _in_blocks(
     ]
 
 
-def _tagged(memory_blocks: Iterable[tuple[str, Sequence[ContentBlock]]]) -> list[ContentBlock]:
+def _tagged(memory_blocks: Iterable[tuple[str, Sequence[ContentBlock]]], hint: str) -> list[ContentBlock]:
     content: list[ContentBlock] = []
     before = _OPENING
     for name, blocks in memory_blocks:
@@ -178,7 +193,11 @@ def _tagged(memory_blocks: Iterable[tuple[str, Sequence[ContentBlock]]]) -> list
             content += _behind(before, last)
             before = ""
         before += f"</{name}>\n"
-    return [*content, TextBlock(text=before + _CLOSING)]
+    return [*content, TextBlock(text=before + _closing(hint))]
+
+
+def _closing(hint: str) -> str:
+    return f"{_CLOSING}{hint}\n\n" if hint else _CLOSING
 
 
 def _behind(before: str, block: ContentBlock) -> list[ContentBlock]:

@@ -11,7 +11,7 @@ from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.tools import FunctionTool
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock
-from tests.conversation import assistant, record, user
+from tests.conversation import BEFORE_QUESTION, assistant, record, user
 from tests.memories import OpenMemory, OpenPlainMemory
 from tests.models import StartModel
 from tests.openai_server import Message, call, say
@@ -58,7 +58,7 @@ async def test_a_function_agent_sends_the_system_prompt_and_one_user_message(
     assert (system["role"], system["content"], question["role"]) == ("system", "You calculate.", "user")
     text = question["content"]
     assert text.startswith("<memory>\n<condensed_memory>\n")
-    assert text.endswith("</condensed_memory>\n</memory>\n\nHow did you go about answering that?")
+    assert text.endswith(f"</condensed_memory>\n{BEFORE_QUESTION}How did you go about answering that?")
     shown = record(text)
     assert [role for role, _ in shown] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
     assert text.count('multiply({"a": 3214, "b": 322})') == 1
@@ -100,7 +100,7 @@ async def test_a_react_agent_keeps_its_reasoning_in_the_record(
     system, question = server.requests[-1]
     assert (system["role"], question["role"]) == ("system", "user")
     assert question["content"].count("Action: multiply") == 1
-    assert question["content"].endswith("</memory>\n\nThanks!")
+    assert question["content"].endswith(f"{BEFORE_QUESTION}Thanks!")
     assert server.refusals == []
 
 
@@ -216,7 +216,7 @@ async def test_a_given_chat_history_replaces_the_conversation(open_memory: OpenM
     await agent.run(chat_history=[*history, user("What is my name?")], memory=memory)
     (prompt,) = server.requests[-1]
     assert record(prompt["content"]) == [("user", "My name is Logan."), ("assistant", "Hello Logan.")]
-    assert prompt["content"].endswith("</memory>\n\nWhat is my name?")
+    assert prompt["content"].endswith(f"{BEFORE_QUESTION}What is my name?")
 
 
 async def test_a_failing_model_costs_no_message(open_memory: OpenMemory, start_model: StartModel) -> None:

@@ -10,6 +10,7 @@ import pytest
 from llama_index.core.base.llms.types import CacheControl, ChatMessage, ToolCallBlock
 from llama_index.llms.bedrock_converse.utils import messages_to_converse_messages  # type: ignore[import-untyped]
 
+from tests.conversation import BEFORE_QUESTION
 from tests.memories import OpenMemory
 
 POINT = {"cachePoint": {"type": "default"}}
@@ -50,7 +51,7 @@ async def test_cache_points_stand_between_the_texts_of_the_record(
     assert [list(block) for block in result["toolResult"]["content"]] == [["text"]]
     text = "".join(block.get("text", "") for block in prompt)
     assert text.startswith("<memory>\n<condensed_memory>\n")
-    assert text.endswith("</memory>\n\nWhat is number 4?")
+    assert text.endswith(f"{BEFORE_QUESTION}What is number 4?")
 
 
 async def test_the_text_before_a_cache_point_is_the_beginning_of_the_next_prompt(open_memory: OpenMemory) -> None:

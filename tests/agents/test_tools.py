@@ -27,7 +27,7 @@ from llama_index_memory_ext import (
     TokenCounter,
 )
 from llama_index_memory_ext.record.message_index import SEARCH_TOOL
-from tests.conversation import assistant, calling, result, user
+from tests.conversation import BEFORE_QUESTION, assistant, calling, result, user
 from tests.memories import OpenMemory
 from tests.models import StartModel
 from tests.openai_server import Message, Model, call, say
@@ -71,7 +71,7 @@ async def test_an_agent_remembers_searches_and_forgets(open_memory: OpenMemory, 
         assert tools == ["search_memory", "remember", "forget"]
         if messages[-1]["role"] == "tool":
             return say(messages[-1]["content"])
-        question = messages[-1]["content"].split("</memory>")[-1].strip()
+        question = messages[-1]["content"].split(BEFORE_QUESTION)[-1]
         return call(("call_1", *steps[question]))
 
     llm, server = start_model(model)

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, LayoutError, MemoryBlocksTemplate
 from llama_index_memory_ext.record.window import MOST_BLOCKS
-from tests.conversation import assistant, calling, result, sent_text, user
+from tests.conversation import BEFORE_QUESTION, assistant, calling, result, sent_text, user
 from tests.memories import OpenMemory, OpenPlainMemory
 from tests.models import StartModel
 from tests.openai_server import say
@@ -83,7 +83,7 @@ async def test_blocks_stay_as_they_are_until_a_cut(
             prompt = await memory.aget()
             if len(prompt[-1].blocks) > 1:
                 content = await memory.condensed_block.aget([prompt[-1]], session_id=memory.session_id)
-                element = f"<memory>\n<condensed_memory>\n{content}</condensed_memory>\n</memory>\n\n"
+                element = f"<memory>\n<condensed_memory>\n{content}</condensed_memory>\n{BEFORE_QUESTION}"
                 assert "".join(texts(prompt)[:-1]) == element
                 now = closed(prompt)
                 assert len(now) <= MOST_BLOCKS

@@ -24,7 +24,8 @@ from llama_index_memory_ext import (
     MessageError,
     StoreError,
 )
-from tests.conversation import assistant, calling, record, result, sent_text, user
+from llama_index_memory_ext.memory.template import HINT
+from tests.conversation import BEFORE_QUESTION, assistant, calling, record, result, sent_text, user
 from tests.memories import OpenMemory, OpenPlainMemory
 
 
@@ -57,6 +58,7 @@ async def test_the_first_question_comes_alone_and_the_second_with_the_record(ope
         '<message role="user">My name is Logan.</message>\n'
         '<message role="assistant">Hello Logan.</message>\n'
         "</condensed_memory>\n</memory>\n\n"
+        "Use the conversation above to answer this:\n\n"
         "What is my name?"
     )
 
@@ -218,7 +220,7 @@ async def test_further_blocks_stand_behind_the_record(open_memory: OpenMemory) -
     assert before.text.startswith("<memory>\n<condensed_memory>\n")
     assert before.text.endswith("</condensed_memory>\n<notes>\nBe kind.\n</notes>\n<picture>\n")
     assert isinstance(image, ImageBlock)
-    assert (after.text, question.text) == ("</picture>\n</memory>\n\n", "two")  # type: ignore[union-attr]
+    assert (after.text, question.text) == (f"</picture>\n{BEFORE_QUESTION}", "two")  # type: ignore[union-attr]
 
 
 async def test_a_block_that_fails_costs_neither_the_message_nor_the_turn(
@@ -257,6 +259,22 @@ async def test_the_record_can_go_into_the_system_message(open_memory: OpenMemory
     system, question = await memory.aget()
     assert (system.role, question.content) == ("system", "next")
     assert len(record(sent_text([system]))) == 2
+    assert sent_text([system]).endswith("</memory>\n\n")
+
+
+async def test_the_hint_stands_only_between_a_conversation_and_a_users_message(open_memory: OpenMemory) -> None:
+    """Facts alone are no conversation, and a template of one's own has what it has."""
+    memory = open_memory(user_id="ann", facts_token_limit=200)
+    await memory.facts.aadd("Likes tea")
+    await memory.aput(user("What do I like?"))
+    assert sent_text(await memory.aget()).endswith("</relevant_facts>\n</memory>\n\nWhat do I like?")
+    await memory.aflush()
+    assert sent_text(await memory.aget()).endswith("</memory>\n\n")
+    await memory.aput(user("And what else?"))
+    assert sent_text(await memory.aget()).endswith(f"{BEFORE_QUESTION}And what else?")
+    template = RichPromptTemplate("{% for name, blocks in memory_blocks %}{{ blocks[0].text }}{% endfor %}")
+    own = open_memory(user_id="ann", memory_blocks_template=template)
+    assert HINT not in sent_text(await own.aget())
 
 
 async def test_more_turns_can_be_kept_as_messages(open_memory: OpenMemory) -> None:

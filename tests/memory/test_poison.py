@@ -10,7 +10,7 @@ from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.base.llms.types import AudioBlock, ImageBlock, TextBlock
 from llama_index.core.llms import ChatMessage
 
-from tests.conversation import assistant, record, sent_text, user
+from tests.conversation import BEFORE_QUESTION, assistant, record, sent_text, user
 from tests.memories import OpenMemory
 from tests.models import StartModel
 from tests.openai_server import say
@@ -43,7 +43,7 @@ async def test_a_session_still_answers_after(open_memory: OpenMemory, start_mode
     prompt = server.requests[-1][-1]["content"]
     assert prompt.count("<memory>") == prompt.count("</memory>") == 1
     assert prompt.count("<condensed_memory>") == prompt.count("</condensed_memory>") == 1
-    assert prompt.endswith("</memory>\n\nAre you there?")
+    assert prompt.endswith(f"{BEFORE_QUESTION}Are you there?")
     assert 2 <= len(record(prompt)) <= 4
     assert server.refusals == []
 

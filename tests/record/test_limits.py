@@ -22,7 +22,7 @@ from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, TokenC
 from llama_index_memory_ext.record.entry import split_record
 from llama_index_memory_ext.text.messages import message_tokens
 from llama_index_memory_ext.text.tokens import as_counter
-from tests.conversation import assistant, record, sent_text, user
+from tests.conversation import BEFORE_QUESTION, assistant, record, sent_text, user
 
 COUNTER = TokenCounter()
 PIXEL = base64.b64decode(
@@ -149,7 +149,7 @@ async def test_a_prompt_never_exceeds_the_limit_by_what_is_added_to_the_turn(
         prompt = await memory.aget()
         active = await memory.sql_store.get_messages(memory.session_id)
         alone = sum(message_tokens(message, COUNTER) for message in active)
-        added = sent_text(prompt).partition("</memory>\n\n")
+        added = sent_text(prompt).partition(BEFORE_QUESTION)
         assert alone + COUNTER.count(added[0] + added[1] if added[1] else "") <= max(limit, alone)
     await memory.aclose()
 
