@@ -43,6 +43,11 @@ def is_about_words(error: BaseException) -> bool:
     return status == TOO_LARGE or (status in REQUEST_STATUSES and _ABOUT_WORDS.search(str(error)) is not None)
 
 
+def is_about_request(error: BaseException) -> bool:
+    """Whether another request, with less in it, might be answered."""
+    return status_of(error) in REQUEST_STATUSES or is_timeout(error)
+
+
 def is_timeout(error: BaseException) -> bool:
     """Whether an answer did not come in time, though somebody was there: less to read may help."""
     names = _names(error) | (_names(error.__cause__) if error.__cause__ else set())

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.messages import Utterance
     from llama_index_memory_ext.text.tokens import TokenCounter
 
-# The share of the room for facts that have words in common with what was said. What the user corrects need not have any.
+# The share of the room for facts with words in common with what was said. What the user corrects need not have any.
 _MATCHING_SHARE = 0.5
 # Of a batch of more messages, the newest decide.
 _MOST_TEXTS = 24

@@ -182,7 +182,7 @@ async def ask(
         if words.strip():
             with suppress(MemoryExtError):
                 return read([words], answer), answer
-    response = await _asked_in_text(llm, messages, form, options, response_format, heard)
+    response = await _asked_in_text(llm, messages, form, options, response_format, heard=heard)
     value = read([response.message.content or ""], response)
     if by_tool:
         remember(llm, ["tools"], taken=False)
@@ -351,6 +351,7 @@ async def _asked_in_text(
     form: str,
     options: Mapping[str, Any],
     response_format: dict[str, Json] | None,
+    *,
     heard: list[ChatResponse],
 ) -> ChatResponse:
     """Returns the answer to the form, which stands before the request: small models repeat what comes last."""
