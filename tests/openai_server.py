@@ -31,7 +31,7 @@ class OpenAIServer:
     """Where the server listens, and what it was sent: the messages of each accepted request, and its whole body.
 
     With ``caches`` it reports what they find, and keeps it. An ``older`` one is what it was before GPT-5.6. One
-    ``without_schemas`` has a model that does not know them.
+    ``without_schemas`` has a model that does not know them, and what else one refuses, it says by ``complain``.
     """
 
     api_base: str
@@ -42,6 +42,7 @@ class OpenAIServer:
     on_request: Callable[[], None] = lambda: None
     older: bool = False
     without_schemas: bool = False
+    complain: Callable[[dict[str, Any]], str | None] = lambda body: None
     caches: PromptCaches | None = None
     usages: list[Usage] = field(default_factory=list)
 
@@ -165,7 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         responses = self.path.endswith("/responses")
         messages = messages_of(body["input"]) if responses else body.get("messages")
-        complaint = why_refused(messages) or why_fields_refused(body, older=state.older)
+        complaint = why_refused(messages) or why_fields_refused(body, older=state.older) or state.complain(body)
         if state.without_schemas and (body.get("response_format") or {}).get("type") == "json_schema":
             complaint = "Invalid parameter: 'response_format' of type 'json_schema' is not supported with this model."
         if complaint:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 PICTURE = """\
 .           __main__                                                      # the command, also without the extra
 ---
-cli         chat > facts files forget > app > demo > __init__ offline_model   # the subcommands
+cli         chat > facts files forget > app > demo > __init__ offline_model other_model  # the subcommands
 ---
 .           __init__                                                      # the public names
 ---
@@ -30,7 +30,7 @@ memory      condensed_memory > flushing preset stats sync > prompt_caches templa
 ---
 record      block > summary > recall summary_checks window > message_index selection > entry  # within the limit
 facts       backfill > block > extractor > learning > verification > cache explanation prompt validation >
-            book checks offering recovery > evidence ranking reply > scoring fields history > period  # learned, shown
+            batches book checks offering recovery > evidence ranking reply > scoring fields history > period  # learned
 ---
 grounding   sentences statement > names negation > dates > numbers quotes secrets > words numerals > language  # words
 .           log_block                                                     # what both blocks share: they read one log
@@ -40,6 +40,7 @@ search      concern embeddings > tfidf vectors > tokenization > days      # how 
 formats     __init__ > openai                                             # messages of other programs, as JSON
 ---
 .           fact                                                          # a fact, with its dates and its source
+asking      options > failures window                                     # what a model can read and takes; failures
 ---
 text        trim responses > cutting loose_json > messages > times tokens tool_calls visible  # messages as text
 ---

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -125,6 +126,8 @@ class Jobs:
         self._event = event
         self._jobs: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[JobKey, _Job]] = WeakKeyDictionary()
         self._failures: dict[JobKey, Failure] = {}
+        # How often the work of a key was halved, because it was too much for a model.
+        self.halvings: Counter[JobKey] = Counter()
 
     def start(self, key: JobKey, work: Work, pause_seconds: float) -> None:
         """Run the work in the background, or once more after the job of this key that is under way.

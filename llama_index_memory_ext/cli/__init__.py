@@ -8,10 +8,15 @@ import sys
 from typing import Any
 from urllib.parse import urlsplit
 
+from llama_index_memory_ext.asking.failures import is_timeout, status_of
 from llama_index_memory_ext.errors import MemoryExtError
 
 # Control characters except line ends and tabs, lone surrogates, and characters that change the direction of text.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+# Seconds that a model has for an answer.
+DEFAULT_TIMEOUT = 30.0
 
 
 class TerminalError(Exception):
@@ -39,6 +44,10 @@ def describe_error(error: BaseException) -> str:
 def _describe_model_error(error: BaseException) -> str | None:
     # Not imported: it takes half a second, and its errors can only come from where it was imported already.
     openai: Any = sys.modules.get("openai")
+    is_clients = type(error).__module__.partition(".")[0] in ("openai", "httpx")
+    if openai is not None and is_clients and is_timeout(error) and status_of(error) is None:
+        more = "--timeout SECONDS or OPENAI_TIMEOUT gives it more"
+        return f"{model_host()} has not answered{_seconds_of(error)}. {more}."
     if openai is None or not isinstance(error, (openai.APIConnectionError, openai.APIStatusError)):
         return None
     if isinstance(error, openai.APIConnectionError):
@@ -47,6 +56,13 @@ def _describe_model_error(error: BaseException) -> str | None:
         return f"{model_host()} refuses the key in OPENAI_API_KEY."
     text = error.body.get("message") if isinstance(error.body, dict) else error.message
     return f"{model_host()} answers with status {error.status_code}: {_redacted(str(text))}"
+
+
+def _seconds_of(error: BaseException) -> str:
+    """Returns how long a request has waited, as far as its client says."""
+    limits: Any = getattr(getattr(error, "request", None), "extensions", {}).get("timeout", {})
+    seconds = limits.get("read")
+    return f" within {_time(seconds)}" if seconds else " in time"
 
 
 def model_host() -> str:
@@ -73,6 +89,11 @@ def one_line(text: str, longest: int = 500) -> str:
 def pluralize(number: int, noun: str) -> str:
     """Returns a number with its noun: ``1 fact``, ``2 facts``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _time(seconds: float) -> str:
+    """Returns a time in words: ``1 second``, ``0.5 seconds``."""
+    return f"{seconds:g} second{'' if seconds == 1 else 's'}"
 
 
 def _redacted(text: str, longest: int = 300) -> str:

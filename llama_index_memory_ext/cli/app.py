@@ -18,13 +18,15 @@ from rich.table import Table
 from rich.text import Text
 
 import llama_index_memory_ext as ext
-from llama_index_memory_ext.cli import TerminalError, describe_error, one_line, plain
+from llama_index_memory_ext.cli import DEFAULT_TIMEOUT, TerminalError, describe_error, one_line, plain
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from contextlib import AbstractContextManager
 
 T = TypeVar("T")
+
+_LONGEST_TIMEOUT = 86_400.0
 
 # The chat table and the schema, from the options before the command.
 _tables: ContextVar[tuple[str, str | None]] = ContextVar("_tables")
@@ -53,6 +55,26 @@ _Table = Annotated[str, _option("--table", "NAME", _TABLE_HELP, "LLAMA_INDEX_MEM
 _Schema = Annotated[str | None, _option("--schema", "NAME", _SCHEMA_HELP, "LLAMA_INDEX_MEMORY_SCHEMA")]
 _DemoFile = Annotated[Path | None, typer.Option(metavar="PATH", help="The SQLite file; by default in a new folder.")]
 
+
+def _check_timeout(value: float) -> float:
+    if 0 < value <= _LONGEST_TIMEOUT:
+        return value
+    raise typer.BadParameter(f"it is a number of seconds above 0, at most {_LONGEST_TIMEOUT:g}, and not {value:g}.")
+
+
+_TIMEOUT_HELP = "Seconds that the model has for an answer. Default: 30; a local model may need some hundred."
+Timeout = Annotated[
+    float,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        envvar="OPENAI_TIMEOUT",
+        callback=_check_timeout,
+        help=_TIMEOUT_HELP,
+        show_default=False,
+    ),
+]
+
 # Text in brackets in a help text is not markup.
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -63,16 +85,16 @@ def _set_tables(*, table: _Table = "llama_index_memory", schema: _Schema = None)
 
 
 @app.command()
-def demo(*, database: _DemoFile = None) -> None:
+def demo(*, database: _DemoFile = None, timeout: Timeout = DEFAULT_TIMEOUT) -> None:
     """Show a conversation, and what the model is shown in each turn.
 
     It goes over two processes. With OPENAI_API_KEY set it talks to OpenAI (OPENAI_MODEL, default gpt-4o-mini;
-    OPENAI_API_BASE for another address), without it to a small offline model.
+    OPENAI_API_BASE for another address, with a model of any name), without it to a small offline model.
     """
     # Imported here: LlamaIndex takes seconds to start, and the help does not need it.
     from llama_index_memory_ext.cli.demo import run
 
-    raise typer.Exit(run(database))
+    raise typer.Exit(run(database, timeout))
 
 
 def default_file() -> Path:

@@ -14,7 +14,7 @@ import typer
 
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.background.locks import BackgroundLoop
-from llama_index_memory_ext.cli import TerminalError, describe_error, one_line, plain
+from llama_index_memory_ext.cli import DEFAULT_TIMEOUT, TerminalError, describe_error, one_line, plain
 from llama_index_memory_ext.cli import app as cli
 from llama_index_memory_ext.cli.facts import explanation_table, facts_table, find_fact
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from llama_index.core.agent.workflow import FunctionAgent
 
-_MODEL_HELP = "One of OpenAI's; default: OPENAI_MODEL, or gpt-4o-mini."
+_MODEL_HELP = "One of OpenAI's, or any at OPENAI_API_BASE; default: OPENAI_MODEL, or gpt-4o-mini."
 _Model = Annotated[str | None, typer.Option("--model", metavar="NAME", help=_MODEL_HELP)]
 
 _COMMANDS = (
@@ -37,7 +37,14 @@ _COMMANDS = (
 
 
 @cli.app.command()
-def chat(*, session: cli.Session = None, user: cli.User = None, db: cli.Db = None, model: _Model = None) -> None:
+def chat(
+    *,
+    session: cli.Session = None,
+    user: cli.User = None,
+    db: cli.Db = None,
+    model: _Model = None,
+    timeout: cli.Timeout = DEFAULT_TIMEOUT,
+) -> None:
     """Talk with an agent that remembers.
 
     With OPENAI_API_KEY set a model of OpenAI's answers (OPENAI_API_BASE for another address), else a small offline one.
@@ -50,7 +57,7 @@ def chat(*, session: cli.Session = None, user: cli.User = None, db: cli.Db = Non
     with BackgroundLoop() as loop, ExitStack() as end:
         end.callback(lambda: loop.run(resources.aclose()))
         with cli.waiting("Starting"):
-            agent, memory = loop.run(_open(resources, db, session, user, model))
+            agent, memory = loop.run(_open(resources, db, session, user, (model, timeout)))
         conversation = _Conversation(loop, agent, memory)
         try:
             for line in filter(None, iter(_read_line, "/quit")):
@@ -62,7 +69,7 @@ def chat(*, session: cli.Session = None, user: cli.User = None, db: cli.Db = Non
 
 
 async def _open(
-    resources: AsyncExitStack, db: str | None, session: str, user: str | None, model_name: str | None
+    resources: AsyncExitStack, db: str | None, session: str, user: str | None, wanted: tuple[str | None, float]
 ) -> tuple[FunctionAgent, ext.CondensedMemory]:
     """Makes the agent and its memory, and prints its model, its database and whose facts it keeps."""
     # Imported here: LlamaIndex takes seconds to start, and the help does not need it.
@@ -76,7 +83,8 @@ async def _open(
     await resources.enter_async_context(aclosing(store))
     await cli.check_store(store, file, create=True)
     # OpenAI's clients leave connections open unless they are given a client.
-    llm = choose_model(model_name, await resources.enter_async_context(DefaultAsyncHttpxClient()))
+    name, timeout = wanted
+    llm = choose_model(name, await resources.enter_async_context(DefaultAsyncHttpxClient()), timeout)
     messages = await store.count_messages(session, None)
     so_far = f"{messages} messages so far" if messages else "new"
     whose = f"{user}, in all sessions" if user else "this session's; --user NAME keeps them for all sessions"

@@ -10,14 +10,15 @@ import tempfile
 import textwrap
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llama_index.core.agent.workflow import AgentInput, FunctionAgent, ToolCallResult
 from llama_index.core.base.llms.types import ChatMessage
 
 import llama_index_memory_ext as ext
-from llama_index_memory_ext.cli import TerminalError, model_host, pluralize
+from llama_index_memory_ext.cli import DEFAULT_TIMEOUT, TerminalError, model_host, one_line, pluralize
 from llama_index_memory_ext.cli.offline_model import OfflineModel
+from llama_index_memory_ext.cli.other_model import OtherOpenAI
 from llama_index_memory_ext.text.messages import body_of
 
 if TYPE_CHECKING:
@@ -66,18 +67,41 @@ def divide(a: float, b: float) -> float:
 TOOLS = (add, subtract, multiply, divide)
 
 
-def choose_model(name: str | None = None, http: AsyncClient | None = None) -> FunctionCallingLLM:
-    """Returns the model of OpenAI's of this name (default: ``OPENAI_MODEL``); without a key the offline model."""
+def choose_model(
+    name: str | None = None, http: AsyncClient | None = None, timeout: float = DEFAULT_TIMEOUT
+) -> FunctionCallingLLM:
+    """Returns the model of this name (default: ``OPENAI_MODEL``); without a key the offline model.
+
+    With an ``OPENAI_API_BASE`` of others it may have any name, and has the window of ``OPENAI_CONTEXT_WINDOW``.
+    ``timeout`` is in seconds.
+    """
     if not os.environ.get("OPENAI_API_KEY"):
         return OfflineModel()
     name = name or os.environ.get("OPENAI_MODEL") or DEFAULT_MODEL
-    api_base = os.environ.get("OPENAI_API_BASE")
-    model = ext.CachingOpenAI(model=name, api_base=api_base, timeout=30.0, max_retries=1, async_http_client=http)
+    options: dict[str, Any] = {"api_base": os.environ.get("OPENAI_API_BASE"), "timeout": timeout, "max_retries": 1}
+    options |= {"model": name, "async_http_client": http}
+    if not f".{model_host().partition(':')[0]}".endswith(".openai.com"):
+        return OtherOpenAI(context_window=_context_window(), **options)
+    model = ext.CachingOpenAI(**options)
     with suppress(ValueError):
         if model.metadata.is_function_calling_model:
             return model
     problem = f"{name!r} is not known to LlamaIndex's OpenAI class, or cannot call tools"
     raise TerminalError(f"the model {problem}. Set OPENAI_MODEL to another one, such as {DEFAULT_MODEL!r}.")
+
+
+def _context_window() -> int | None:
+    """Returns the tokens in ``OPENAI_CONTEXT_WINDOW``, None if it is not set; a TerminalError for anything else."""
+    value = os.environ.get("OPENAI_CONTEXT_WINDOW", "").strip()
+    if not value:
+        return None
+    with suppress(ValueError):
+        if (tokens := int(value.replace("_", ""))) > 0:
+            return tokens
+    raise TerminalError(
+        f"OPENAI_CONTEXT_WINDOW must be a whole number of tokens above 0, and is {one_line(value, 40)!r}. "
+        "Say what the server was started with, such as 8192, or leave it out."
+    )
 
 
 def describe_model(model: FunctionCallingLLM) -> str:
@@ -93,7 +117,7 @@ def describe_call(call: ToolCallResult) -> str:
     return f"{call.tool_name}({arguments}) -> {call.tool_output.content}"
 
 
-def run(database: Path | None) -> int:
+def run(database: Path | None, timeout: float = DEFAULT_TIMEOUT) -> int:
     """Holds the conversation, the second part of it in another process; returns the exit code."""
     path = database or Path(tempfile.mkdtemp(prefix="llama-index-memory-")) / "memory.db"
     path = path.expanduser().absolute()
@@ -101,7 +125,7 @@ def run(database: Path | None) -> int:
         raise TerminalError(f"--database must name a file, and {path} is a folder.")
     if not path.parent.is_dir():
         raise TerminalError(f"--database must be in a folder that exists, and {path.parent} does not.")
-    model = choose_model()
+    model = choose_model(timeout=timeout)
     if _SECOND_PROCESS in os.environ:
         print(f"\n\nSECOND PROCESS (id {os.getpid()}), with the same file and session")
         asyncio.run(_converse(model, path, QUESTIONS[_IN_FIRST_PROCESS:]))
@@ -111,7 +135,7 @@ def run(database: Path | None) -> int:
     print(f"\nFIRST PROCESS (id {os.getpid()})")
     asyncio.run(_converse(model, path, QUESTIONS[:_IN_FIRST_PROCESS]))
     sys.stdout.flush()
-    command = [sys.executable, "-m", "llama_index_memory_ext", "demo", f"--database={path}"]
+    command = [sys.executable, "-m", "llama_index_memory_ext", "demo", f"--database={path}", f"--timeout={timeout}"]
     environment = {**os.environ, _SECOND_PROCESS: "1"}
     return subprocess.run(command, env=environment, check=False).returncode  # noqa: S603 - our own command
 

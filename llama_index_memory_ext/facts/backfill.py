@@ -121,7 +121,7 @@ async def _again(extractor: Extractor, turn: SetAside) -> Extracted:
     try:
         return await extractor.extract_again(turn)
     except Exception as error:
-        if blame_of(error) is Blame.MODEL:
+        if blame_of(error) in (Blame.MODEL, Blame.LENGTH):
             raise
         log_failure("Facts were not extracted", extractor.learner.session_id, error, "the turn stays set aside")
         return Extracted()

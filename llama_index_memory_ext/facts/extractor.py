@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.events import FactsExtractedEvent, is_heard, send
 from llama_index_memory_ext.fact import utc_now
+from llama_index_memory_ext.facts.batches import Room, answered_end, batch_end, said_at
 from llama_index_memory_ext.facts.learning import Extracted, Part
 from llama_index_memory_ext.facts.recovery import Action, Progress, SetAside, after_failure, blame_of, progress_of
 from llama_index_memory_ext.store.readers import Seen
@@ -17,7 +18,6 @@ from llama_index_memory_ext.text.messages import Utterance, spoken
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from datetime import date, datetime
 
     from llama_index_memory_ext.fact import Fact, RetiredBy
     from llama_index_memory_ext.facts.learning import Learner
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_BATCH_ROWS, _BATCH_TOKENS = 200, 8_000
+_BATCH_ROWS = 200
 # What an agent's tool stores: so many of a fact's keywords the user must have used.
 _TOOL_KEYWORD_SHARE = 0.4
 _TRIES = 3
@@ -66,7 +66,8 @@ class Extractor:
         What the model raises is raised, unless the batch was halved, or a turn that fails again and again set aside.
         """
         unread = await self._unread(with_active=with_active)
-        utterances = await self._utterances(unread.rows)
+        room = self.learner.room(progress_of(unread.state).halved) if unread.rows else Room()
+        utterances = await self._utterances(unread.rows, room)
         is_full = len(unread.rows) >= _BATCH_ROWS
         if answered:
             end = answered_end(utterances, [row.is_active for row in unread.rows]) or is_full * len(utterances)
@@ -77,7 +78,7 @@ class Extractor:
             if not turns:
                 self._store.jobs.unread.discard(self._session_id)
             return None
-        return await self._extract_batch(unread, utterances)
+        return await self._extract_batch(unread, utterances, room)
 
     async def set_aside(self) -> tuple[SetAside, ...]:
         """The turns that were set aside, oldest first."""
@@ -92,8 +93,9 @@ class Extractor:
         rows, progress = [row for row in page.rows if row.id <= turn.last], progress_of(page.state)
         if not rows or turn not in progress.set_aside:
             return Extracted()
-        utterances = await self._utterances(rows)
-        part = self._part(rows, utterances, await self._before(rows[0].id))
+        room = self.learner.room()
+        utterances = await self._utterances(rows, room)
+        part = self._part(rows, utterances, await self._before(rows[0].id), room)
         return await self._learn(replace(page, rows=rows), part, progress.without(turn))
 
     async def recent(self) -> tuple[list[Utterance], str]:
@@ -104,7 +106,7 @@ class Extractor:
         unread = await readers.unread(self._session_id, "", with_active=True, after=after)
         rows = [*page.rows, *unread.rows][-_BATCH_ROWS:]
         results = "\n".join((row.message.content or "")[:_MOST_RESULT] for row in rows if row.is_result)
-        return [one for one in await self._utterances(rows) if one.text], results
+        return [one for one in await self._utterances(rows, Room()) if one.text], results
 
     async def apply(
         self,
@@ -153,21 +155,21 @@ class Extractor:
             owners, epoch = [self.namespace], unread.epoch
             await readers.register(self._session_id, owners=owners, readers=[self.reader], epoch=epoch)
 
-    async def _utterances(self, rows: Sequence[LogRow]) -> list[Utterance]:
+    async def _utterances(self, rows: Sequence[LogRow], room: Room) -> list[Utterance]:
         # Counting some megabytes takes a second, for which the event loop must not be blocked.
-        return await asyncio.to_thread(lambda: [self._utterance(row) for row in rows])
+        return await asyncio.to_thread(lambda: [self._utterance(row, room.batch // 2) for row in rows])
 
-    def _utterance(self, row: LogRow) -> Utterance:
-        text, limit = spoken(row.message), _BATCH_TOKENS // 2
+    def _utterance(self, row: LogRow, limit: int) -> Utterance:
+        text = spoken(row.message)
         # No token is shorter than a byte.
         if len(text.encode()) > limit:
             text = self.learner.block.tokenizer_fn.clip(text, limit)
         return Utterance(row.id, row.role, text)
 
-    def _tokens(self, utterances: Sequence[Utterance]) -> list[int]:
-        """The tokens of each text, or its bytes where all of them fit into a batch: no token is shorter than one."""
+    def _tokens(self, utterances: Sequence[Utterance], most: int) -> list[int]:
+        """The tokens of each text, or its bytes where ``most`` tokens hold them all: no token is shorter than one."""
         sizes = [len(one.text.encode()) for one in utterances]
-        if sum(sizes) <= _BATCH_TOKENS:
+        if sum(sizes) <= most:
             return sizes
         return [self.learner.block.tokenizer_fn.count(one.text) for one in utterances]
 
@@ -182,23 +184,24 @@ class Extractor:
         rows: Sequence[LogRow],
         utterances: Sequence[Utterance],
         before: Sequence[Utterance],
+        room: Room,
         unverified: int = 0,
     ) -> Part:
         asked = [row.said_at for row, one in zip(rows, utterances, strict=True) if one.is_users]
         now, lines = utc_now(), [one for one in utterances if one.text]
         # What comes before the first question belongs to a turn of an earlier batch.
         turns = len(asked) + (not utterances[0].is_users)
-        return Part(lines, said_at(asked, now), said_at([rows[-1].said_at], now), turns, unverified, before)
+        return Part(lines, said_at(asked, now), said_at([rows[-1].said_at], now), turns, unverified, before, room)
 
-    async def _extract_batch(self, unread: LogPage, utterances: Sequence[Utterance]) -> Extracted:
+    async def _extract_batch(self, unread: LogPage, utterances: Sequence[Utterance], room: Room) -> Extracted:
         """Extract the first batch of what is unread."""
         progress = progress_of(unread.state) if unread.state else Progress()
         days = [said.date() if (said := row.said_at) else None for row in unread.rows]
-        starts, tokens, most_turns = [one.is_users for one in utterances], self._tokens(utterances), progress.most_turns
-        end = batch_end(starts, tokens, days, token_limit=_BATCH_TOKENS, most_turns=most_turns)
+        starts, tokens = [one.is_users for one in utterances], self._tokens(utterances, room.batch)
+        end = batch_end(starts, tokens, days, token_limit=room.batch, most_turns=progress.most_turns)
         unread, utterances = replace(unread, rows=unread.rows[:end]), utterances[:end]
         before = await self._before(unread.rows[0].id)
-        part = self._part(unread.rows, utterances, before, progress.unverified)
+        part = self._part(unread.rows, utterances, before, room, progress.unverified)
         try:
             return await self._learn(unread, part, progress.succeeded() if unread.state else progress)
         except StoreError:
@@ -220,7 +223,7 @@ class Extractor:
             session_id=self._session_id,
             reader=self.reader,
             unread=unread,
-            state=progress.state if progress.set_aside else None,
+            state=progress.state,
         )
         if stored:
             batch = batch._replace(messages=len(unread.rows))
@@ -273,47 +276,6 @@ class Extractor:
                 completion_tokens=learned.usage.completion_tokens,
             )
         )
-
-
-def batch_end(
-    starts_turn: Sequence[bool],
-    tokens: Sequence[int],
-    days: Sequence[date | None],
-    *,
-    token_limit: int,
-    most_turns: int | None = None,
-) -> int:
-    """How many of the messages, oldest first, go into one request: at least one if there is any, else 0.
-
-    A batch ends before a turn, if it can: before what would make it longer than ``token_limit``, after ``most_turns``,
-    and before the first turn of another day than its own first turn's, because a relative date ("tomorrow") counts from
-    one day.
-    """
-    starts = [i for i, is_start in enumerate(starts_turn) if is_start]
-    later = (i for turns, i in enumerate(starts[1:], 1) if turns == most_turns or days[i] != days[starts[0]])
-    end, total = next(later, len(starts_turn)), 0
-    for i in range(end):
-        total += tokens[i]
-        if i and total > token_limit:
-            return max(filter(i.__ge__, starts), default=0) or i
-    return end
-
-
-def answered_end(utterances: Sequence[Utterance], is_active: Sequence[bool]) -> int:
-    """How many of the messages, oldest first, belong to turns that have ended: the last one may be going on.
-
-    A turn has ended when the assistant has said something that is no tool call, or when its question has left
-    short-term memory.
-    """
-    start = max((i for i, one in enumerate(utterances) if one.is_users), default=0)
-    goes_on = bool(utterances) and utterances[start].is_users and is_active[start]
-    answered = any(one.text for one in utterances[start + 1 :])
-    return start if goes_on and not answered else len(utterances)
-
-
-def said_at(questions: Sequence[datetime | None], now: datetime) -> datetime:
-    """When a batch was said: when its last question was written, but never after ``now``, the default."""
-    return min(questions[-1] or now, now) if questions else now
 
 
 def ids_by_change(changed: Sequence[Fact], before: Mapping[str, Fact]) -> tuple[list[str], list[str], list[str]]:

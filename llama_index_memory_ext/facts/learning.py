@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llama_index_memory_ext.errors import FactReplyError, TruncatedReplyError, VerificationError
+from llama_index.core.base.llms.types import ChatResponse
+
+from llama_index_memory_ext.asking.window import context_window
+from llama_index_memory_ext.errors import TruncatedReplyError, VerificationError
 from llama_index_memory_ext.fact import CATEGORIES, Fact, retire, utc_now
+from llama_index_memory_ext.facts.batches import Room, room_in
 from llama_index_memory_ext.facts.evidence import question_before
-from llama_index_memory_ext.facts.offering import KNOWN_TOKENS, offered, texts_in
-from llama_index_memory_ext.facts.prompt import ask, ask_for_facts, extraction_prompt
+from llama_index_memory_ext.facts.offering import offered, texts_in
+from llama_index_memory_ext.facts.prompt import ask, ask_for_facts, extraction_prompt, form_texts
 from llama_index_memory_ext.facts.recovery import VERIFICATION_TRIES
 from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply, without_repeats
 from llama_index_memory_ext.facts.verification import (
@@ -33,17 +37,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import date, datetime
 
-    from llama_index.core.base.llms.types import ChatMessage, ChatResponse
+    from llama_index.core.base.llms.types import ChatMessage
     from llama_index.core.llms import LLM
 
     from llama_index_memory_ext.facts.cache import FactCache, UserFacts
     from llama_index_memory_ext.facts.prompt import Categories
     from llama_index_memory_ext.facts.reply import ExtractionReply
+    from llama_index_memory_ext.facts.verification import Judgement
     from llama_index_memory_ext.log_block import LogBlock
 
 logger = logging.getLogger(__name__)
 
 EXTRACTION, VERIFICATION = "facts", "verification"
+# A verdict on a candidate has at most so many tokens.
+_VERDICT = 60
 # What the model is asked where it is not known whether it, or a turn, is to blame for a failure.
 _HARMLESS = (Utterance(0, "user", "I like tea."), Utterance(0, "assistant", "So do I."))
 
@@ -52,7 +59,7 @@ class Part(NamedTuple):
     """A part of a conversation: who says what, when its last question was asked, and when its last message was written.
 
     ``turns`` is how many turns it has, ``unverified`` how often its verification has failed, and ``before`` what was
-    said right before it.
+    said right before it. ``room`` is what a request for it may have.
     """
 
     lines: Sequence[Utterance]
@@ -61,6 +68,7 @@ class Part(NamedTuple):
     turns: int = 1
     unverified: int = 0
     before: Sequence[Utterance] = ()
+    room: Room = Room()
 
 
 class Extracted(NamedTuple):
@@ -107,9 +115,10 @@ class Learner:
         related = await self._related(known, part)
         # More of it would be learned twice, and a model may have refused to read it.
         answered = question_before([*part.before, *part.lines], len(part.before))
-        before = part.before[-1:] if answered else ()
+        tail = self.block.tokenizer_fn.tail
+        before = [line._replace(text=tail(line.text, part.room.before)) for line in part.before[-1:] if answered]
         prompt = self._prompt(part.lines, related, said_on=part.asked_at.date(), before=before)
-        reply = await self._ask(prompt, part.turns, spent)
+        reply = await self._ask(prompt, part, spent)
         valid = await self.validated(reply, part.lines, related, known, part.asked_at, context=part.before)
         if self.verify and (valid.accepted or valid.retired):
             places = range(1, len(related) + 1)
@@ -117,10 +126,22 @@ class Learner:
             valid = await self._verified(valid, known, part, quotes, spent)
         return self.changes(valid, known)._replace(seconds=perf_counter() - started, usage=sum(spent, Usage()))
 
+    def room(self, halved: float = 0) -> Room:
+        """What a request to the model has room for, after so many halvings; all that we ask for if that is unknown."""
+        try:
+            llm = self._llm
+        except Exception:  # noqa: BLE001 - that there is no model is told when it is asked
+            return room_in(None, 0, halved=halved)
+        window, answer = context_window(llm), getattr(llm, "max_tokens", None)
+        texts = [*(message.content or "" for message in self._prompt(())), *form_texts(self.categories)]
+        fixed = sum(map(self.block.tokenizer_fn.count, texts)) if window else 0
+        return room_in(window, fixed, halved=halved, answer=answer if isinstance(answer, int) else None)
+
     async def answers(self) -> bool:
         """Whether the model gives a readable reply about a harmless turn."""
         try:
-            await self._ask(self._prompt(_HARMLESS), 1, [])
+            now = utc_now()
+            await self._ask(self._prompt(_HARMLESS), Part(_HARMLESS, now, now), [])
         except Exception as error:  # noqa: BLE001 - a model may fail in any way
             logger.info("The model does not answer about a harmless turn either (%s).", type(error).__name__)
             return False
@@ -185,21 +206,21 @@ class Learner:
         """
         facts = [fact for fact in known.active if fact.created_at <= max(part.asked_at, part.ended_at)]
         # No token is shorter than a byte, and none of the numbers and marks around a fact has more than six.
-        if sum(len(fact.content.encode()) + 6 for fact in facts) <= KNOWN_TOKENS:
+        if sum(len(fact.content.encode()) + 6 for fact in facts) <= part.room.known:
             return facts
         texts = texts_in(part.lines)
         await self.cache.prepare(known, texts)
-        return offered(facts, texts, known.ranker or TfidfRanker(), self.block.tokenizer_fn)
+        return offered(facts, texts, known.ranker or TfidfRanker(), self.block.tokenizer_fn, part.room.known)
 
-    async def _ask(self, prompt: Sequence[ChatMessage], turns: int, spent: list[Usage]) -> ExtractionReply:
+    async def _ask(self, prompt: Sequence[ChatMessage], part: Part, spent: list[Usage]) -> ExtractionReply:
+        tokens, heard = part.room.answer_to(self._tokens(part.lines)), list[ChatResponse]()
         try:
-            answer = await ask_for_facts(self._llm, prompt, categories=self.categories)
-        except FactReplyError as error:
-            if error.response is not None:
-                spent.append(self._count(EXTRACTION, prompt, error.response))
-            raise
-        spent.append(self._count(EXTRACTION, prompt, answer.response))
-        if answer.truncated and turns > 1:
+            answer = await ask_for_facts(
+                self._llm, prompt, categories=self.categories, answer_tokens=tokens, heard=heard
+            )
+        finally:
+            spent += [self._count(EXTRACTION, prompt, response) for response in heard]
+        if answer.truncated and part.turns > 1:
             raise TruncatedReplyError(
                 "Expected a whole answer; saw one that was cut off. The turns are asked for apart."
             )
@@ -212,17 +233,27 @@ class Learner:
         candidates = candidates_of(valid, quotes)
         similar = similar_facts(candidates, known.active, known.ranker or TfidfRanker())
         prompt = verification_prompt(candidates, part.lines, similar)
+        tokens, heard = part.room.answer_to(_VERDICT * len(candidates)), list[ChatResponse]()
+
+        def read(texts: Sequence[str], _: ChatResponse) -> list[Judgement]:
+            return parse_verdict(texts, len(candidates))
+
         try:
-            texts, response = await ask(self._llm, prompt, VERDICT_TOOL, VERDICT_FORM)
-            spent.append(self._count(VERIFICATION, prompt, response))
-            judgements = parse_verdict(texts, len(candidates))
+            judgements, _ = await ask(
+                self._llm, prompt, VERDICT_TOOL, VERDICT_FORM, read, answer_tokens=tokens, heard=heard
+            )
         except Exception as error:
             if part.unverified + 1 < VERIFICATION_TRIES:
                 raise VerificationError("Expected a verdict on what was extracted; there is none.") from error
             outcome = "they are stored without it"
             logger.warning("%d facts were not verified (%s); %s.", len(candidates), type(error).__name__, outcome)
             return valid
+        finally:
+            spent += [self._count(VERIFICATION, prompt, response) for response in heard]
         return verified(valid, candidates, judgements, similar, now=part.asked_at)
+
+    def _tokens(self, lines: Sequence[Utterance]) -> int:
+        return sum(self.block.tokenizer_fn.count(line.text) for line in lines)
 
     def _count(self, kind: str, prompt: Sequence[ChatMessage], response: ChatResponse) -> Usage:
         one = usage_of(prompt, response, self.block.tokenizer_fn)

@@ -12,9 +12,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.messages import Utterance
     from llama_index_memory_ext.text.tokens import TokenCounter
 
-# About so many tokens of known facts are shown.
-KNOWN_TOKENS = 2_000
-# The share of them for facts that have words in common with what was said. What the user corrects need not have any.
+# The share of the room for facts with words in common with what was said. What the user corrects need not have any.
 _MATCHING_SHARE = 0.5
 # Of a batch of more messages, the newest decide.
 _MOST_TEXTS = 24
@@ -28,7 +26,7 @@ def texts_in(lines: Sequence[Utterance]) -> list[str]:
 
 
 def offered(
-    facts: Sequence[Fact], texts: Sequence[str], ranker: FactRanker, counter: TokenCounter, limit: int = KNOWN_TOKENS
+    facts: Sequence[Fact], texts: Sequence[str], ranker: FactRanker, counter: TokenCounter, limit: int
 ) -> list[Fact]:
     """The facts that have room in about ``limit`` tokens: half of it for the most similar ones, then the shortest.
 

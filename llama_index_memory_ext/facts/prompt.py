@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.llms.function_calling import FunctionCallingLLM
@@ -15,8 +14,17 @@ from llama_index.core.tools import FunctionTool
 from llama_index.core.types import PydanticProgramMode
 from pydantic import Field, create_model
 
-from llama_index_memory_ext.errors import FactReplyError
+from llama_index_memory_ext.asking.options import (
+    ask_with,
+    is_openai_like,
+    refuses_tools,
+    remember,
+    takes,
+    token_bound,
+)
+from llama_index_memory_ext.errors import FactReplyError, MemoryExtError
 from llama_index_memory_ext.fact import CATEGORIES
+from llama_index_memory_ext.facts.batches import Room
 from llama_index_memory_ext.facts.fields import TAGS
 from llama_index_memory_ext.facts.reply import ExtractionReply, NewFact, merge_replies, parse_reply
 from llama_index_memory_ext.search.tokenization import WEEKDAYS
@@ -35,6 +43,7 @@ if TYPE_CHECKING:
 
 # The names of the categories, or the names with what each is for.
 Categories: TypeAlias = Sequence[str] | Mapping[str, str]
+T = TypeVar("T")
 
 _WHAT_TO_FIND = "what the user says about themselves and their work that will still matter in another conversation."
 _INSTRUCTIONS = """\
@@ -79,11 +88,9 @@ Answer with one JSON object and nothing else, in this form:
  "confirmed": [number, ...],
  "retired": [{"number": number, "reason": text, "replaced_by": "n1" or "", "quote": text, \
 "valid_until": date or ""}, ...]}
-If there is nothing to report: {"new_facts": [], "confirmed": [], "retired": []}"""
+If there is nothing to report, the three lists have no entries."""
 
 _MOST_CATEGORIES, _NAME_CHARACTERS, _DESCRIPTION_CHARACTERS, _PROMPT_CHARACTERS = 50, 60, 300, 20_000
-# By which servers answer to a field of a request that they do not take.
-_REFUSED = (400, 422)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,43 +159,68 @@ async def ask(
     messages: Sequence[ChatMessage],
     tool: FunctionTool,
     form: str,
+    read: Callable[[Sequence[str], ChatResponse], T],
+    *,
+    answer_tokens: int,
+    heard: list[ChatResponse],
     response_format: dict[str, Json] | None = None,
-) -> tuple[list[str], ChatResponse]:
-    """Returns the texts of an answer, the arguments of each call or what was said, and the response.
+) -> tuple[T, ChatResponse]:
+    """Returns what is read of an answer, from the arguments of each call or what was said, and the response.
 
     A model that is not asked by the ``tool`` is told the ``form``, and asked by the ``response_format`` if it may know
-    one. What the model raises is not caught.
+    one. So is a model whose server takes no tools, or leaves them out: it is asked so from then on. ``answer_tokens``
+    bounds the answer, where that is known to work. All responses are added to ``heard``. What the model or ``read``
+    raises is not caught.
     """
-    wants_text = llm.pydantic_program_mode == PydanticProgramMode.LLM
-    if isinstance(llm, FunctionCallingLLM) and llm.metadata.is_function_calling_model and not wants_text:
-        # Of several calls the host drops all but the first, unless parallel calls are allowed.
-        response = await llm.achat_with_tools(
-            [tool], chat_history=list(messages), tool_required=True, allow_parallel_tool_calls=True
-        )
+    options, by_tool = token_bound(llm, answer_tokens), _calls_tools(llm)
+    answer = await _asked_by_tool(llm, messages, tool, options, heard) if by_tool else None
+    if answer is not None:
         # The raw arguments are read: the host turns those that it cannot parse into {}, which means "nothing new".
-        texts = [call.arguments for call in calls_of(response.message)]
-    else:
-        question = ChatMessage(role=messages[-1].role, content=f"{messages[-1].content}\n\n{form}")
-        response, texts = await _asked_in_text(llm, [*messages[:-1], question], response_format), []
-    return texts or [response.message.content or ""], response
+        calls, words = [call.arguments for call in calls_of(answer.message)], answer.message.content or ""
+        if calls or takes(llm, "tools") or was_refused(answer):
+            return read(calls or [words], answer), answer
+        if words.strip():
+            with suppress(MemoryExtError):
+                return read([words], answer), answer
+    response = await _asked_in_text(llm, messages, form, options, response_format, heard=heard)
+    value = read([response.message.content or ""], response)
+    if by_tool:
+        remember(llm, ["tools"], taken=False)
+    return value, response
 
 
 async def ask_for_facts(
-    llm: LLM, messages: Sequence[ChatMessage], *, categories: Categories = CATEGORIES
+    llm: LLM,
+    messages: Sequence[ChatMessage],
+    *,
+    categories: Categories = CATEGORIES,
+    answer_tokens: int = Room().answer,
+    heard: list[ChatResponse] | None = None,
 ) -> FactAnswer:
-    """Returns the model's answer to an ``extraction_prompt`` with these categories, from one request.
+    """Returns the model's answer to an ``extraction_prompt`` with these categories.
 
     A function-calling model reports through a tool, any other model in JSON, and so does a model with
-    ``pydantic_program_mode="llm"``. OpenAI's models, and those of servers that speak its protocol, are then asked for
-    this very JSON by its schema; a server that refuses that is asked once more without.
+    ``pydantic_program_mode="llm"``, or with a server that takes no tools. OpenAI's models, and those of servers that
+    speak its protocol, are then asked for this very JSON by its schema; a server that refuses that is asked once more
+    without.
 
     Raises:
         FactReplyError: The answer cannot be read, or none of its calls can. Its ``response`` is the answer.
         Exception: Whatever the model raises.
     """
-    names = tuple(categories)
-    texts, response = await ask(llm, messages, _tool(names), _FORM, _response_format(names))
-    return FactAnswer(_readable(texts, response, names), response)
+    names, responses = tuple(categories), [] if heard is None else heard
+    bounds: Any = {"answer_tokens": answer_tokens, "heard": responses, "response_format": _response_format(names)}
+
+    def read(texts: Sequence[str], response: ChatResponse) -> ExtractionReply:
+        return _readable(texts, response, names)
+
+    return FactAnswer(*await ask(llm, messages, _tool(names), _FORM, read, **bounds))
+
+
+def form_texts(categories: Categories) -> tuple[str, str]:
+    """Returns what a request says of the form of the answer, as text and as a tool; it has one of both."""
+    tool = _tool(tuple(categories))
+    return _FORM, f"{tool.metadata.description}{tool.metadata.fn_schema_str}"
 
 
 def check_categories(value: Any) -> Categories:
@@ -284,32 +316,51 @@ def _response_format(categories: tuple[str, ...]) -> dict[str, Json]:
     return {"type": "json_schema", "json_schema": {"name": "report_facts", "schema": schema, "strict": True}}
 
 
-# By their ids, because models have no hash.
-_refusing: dict[int, weakref.ref[LLM]] = {}
+def _calls_tools(llm: LLM) -> bool:
+    """Whether a model is asked by a tool: it can, is not set to text, and its server has not left tools out."""
+    if llm.pydantic_program_mode == PydanticProgramMode.LLM or takes(llm, "tools") is False:
+        return False
+    return isinstance(llm, FunctionCallingLLM) and llm.metadata.is_function_calling_model
 
 
-async def _asked_in_text(
-    llm: LLM, messages: Sequence[ChatMessage], response_format: dict[str, Json] | None
-) -> ChatResponse:
-    refused = _refusing.get(id(llm))
-    if response_format is None or not _is_openai_like(llm) or (refused is not None and refused() is llm):
-        return await llm.achat(messages)
+async def _asked_by_tool(
+    llm: Any, messages: Sequence[ChatMessage], tool: FunctionTool, options: Mapping[str, Any], heard: list[ChatResponse]
+) -> ChatResponse | None:
+    """Returns the answer; None if the server refuses tools."""
+
+    async def call(taken: dict[str, Any]) -> ChatResponse:
+        # Of several calls the host drops all but the first, unless parallel calls are allowed.
+        wanted: Any = {"tool_required": True, "allow_parallel_tool_calls": True, **taken}
+        response: ChatResponse = await llm.achat_with_tools([tool], chat_history=list(messages), **wanted)
+        return response
+
     try:
-        return await llm.achat(messages, response_format=response_format)
+        response = await ask_with(llm, options, call, heard)
     except Exception as error:
-        # The client's errors are of the library that it uses.
-        if getattr(error, "status_code", None) not in _REFUSED:
+        if not refuses_tools(llm, error):
             raise
-    response = await llm.achat(messages)
-    key = id(llm)
-    _refusing[key] = weakref.ref(llm, lambda _: _refusing.pop(key, None))
+        return None
+    if calls_of(response.message):
+        remember(llm, ["tools"], taken=True)
     return response
 
 
-def _is_openai_like(llm: LLM) -> bool:
-    """Whether this is LlamaIndex's class for OpenAI's chats, or derived from it; whoever has one has imported it."""
-    module = sys.modules.get("llama_index.llms.openai")
-    return module is not None and isinstance(llm, module.OpenAI) and llm.metadata.is_chat_model
+async def _asked_in_text(
+    llm: LLM,
+    messages: Sequence[ChatMessage],
+    form: str,
+    options: Mapping[str, Any],
+    response_format: dict[str, Json] | None,
+    *,
+    heard: list[ChatResponse],
+) -> ChatResponse:
+    """Returns the answer to the form, which stands before the request: small models repeat what comes last."""
+    read, _, request = (messages[-1].content or "").rpartition("\n\n")
+    content = "\n\n".join(filter(None, (read, form, request)))
+    question = ChatMessage(role=messages[-1].role, content=content)
+    if response_format is not None and is_openai_like(llm):
+        options = {"response_format": response_format, **options}
+    return await ask_with(llm, options, lambda taken: llm.achat([*messages[:-1], question], **taken), heard)
 
 
 def _readable(texts: Sequence[str], response: ChatResponse, names: tuple[str, ...]) -> ExtractionReply:

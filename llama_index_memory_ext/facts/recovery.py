@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import re
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.errors import (
-    FactReplyError,
-    MemoryExtError,
-    TruncatedReplyError,
-    VerificationError,
+from llama_index_memory_ext.asking.failures import (
+    REQUEST_STATUSES,
+    is_about_words,
+    is_no_answer,
+    is_timeout,
+    status_of,
 )
+from llama_index_memory_ext.errors import FactReplyError, TruncatedReplyError, VerificationError
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.text.tool_calls import Json
@@ -22,16 +22,9 @@ if TYPE_CHECKING:
 TURN_TRIES, VERIFICATION_TRIES = 3, 2
 # After so many turns in a row it may be the model that cannot do it.
 _MOST_IN_A_ROW = 3
-
-# The statuses with which a provider refuses a request for what is in it, ...
-_REQUEST_STATUSES, _TOO_LARGE = frozenset({400, 413, 422}), 413
-# ... and how it says so. A request can also be refused for its settings, which no other turn would change.
-_ABOUT_WORDS = re.compile(
-    r"(?i)context.{0,20}(?:length|window|size)|content.{0,20}(?:filter|polic|management)|moderation|flagged|safety"
-    r"|(?:prompt|input|messages?|string|request)\b.{0,20} too (?:long|large)"
-)
-# The errors of clients that got no answer: of OpenAI, Anthropic and others, of httpx, and of botocore.
-_NO_ANSWER = frozenset({"APIConnectionError", "TransportError", "HTTPClientError"})
+# How often the limits of a batch are halved at most; a failure of a single turn halves them twice.
+# With each success they grow by a fifth: what was too long for the last batch may be too long for the next one.
+MOST_HALVED, _AT_ONCE, _GROWTH = 6, 2, 0.25
 
 
 class SetAside(NamedTuple):
@@ -43,9 +36,10 @@ class SetAside(NamedTuple):
 
 
 class Blame(Enum):
-    """What a failure comes from: the words of the turns, the model, the verification, or one does not know."""
+    """What a failure comes from: the words of the turns, how long they take, the model, ... or one does not know."""
 
     TURNS = "turns"
+    LENGTH = "length"
     UNKNOWN = "unknown"
     MODEL = "model"
     VERIFICATION = "verification"
@@ -65,7 +59,7 @@ class Progress:
 
     ``most_turns`` is how many turns the next batch may have, after a failure. ``tries`` and ``unverified`` count the
     failures of the extraction and of the verification of a single turn. ``in_a_row`` turns were set aside since
-    the last success.
+    the last success. ``halved`` is how often the limits of tokens are halved: they grow again with each success.
     """
 
     most_turns: int | None = None
@@ -73,18 +67,23 @@ class Progress:
     unverified: int = 0
     in_a_row: int = 0
     set_aside: tuple[SetAside, ...] = ()
+    halved: float = 0
 
     @property
     def state(self) -> Json:
         """As JSON; None if there is nothing to know."""
         if self == Progress():
             return None
-        fields = {name: getattr(self, name) for name in ("most_turns", "tries", "unverified", "in_a_row")}
+        fields = {name: getattr(self, name) for name in ("most_turns", "tries", "unverified", "in_a_row", "halved")}
         return {**fields, "set_aside": [list(turn) for turn in self.set_aside]}
 
     def succeeded(self) -> Progress:
         """After a batch was stored."""
-        return Progress(set_aside=self.set_aside)
+        return Progress(set_aside=self.set_aside, halved=max(self.halved - _GROWTH, 0))
+
+    def shorter(self, times: int) -> Progress:
+        """With limits that are halved so many times more."""
+        return replace(self, halved=min(self.halved + times, MOST_HALVED))
 
     def without(self, turn: SetAside) -> Progress:
         """After a turn that was set aside has been read."""
@@ -117,18 +116,21 @@ def progress_of(state: Json) -> Progress:
 def after_failure(progress: Progress, blame: Blame, turns: int) -> Step:
     """What to do after a batch of so many turns has failed.
 
-    A batch is halved until the turn is alone that fails. Alone it is tried three times, and then set aside.
+    A batch is halved until the turn is alone that fails. Alone it is tried three times, with less of it each time, and
+    then set aside. Where the answer takes too long there is less to read the next time, and nothing is set aside.
     """
     if blame is Blame.MODEL:
         return Step(Action.PAUSE, progress)
     if blame is Blame.VERIFICATION:
         return Step(Action.PAUSE, replace(progress, unverified=progress.unverified + 1))
+    if blame is Blame.LENGTH:
+        return Step(Action.PAUSE, progress.shorter(1))
     if turns > 1:
         action = Action.AGAIN if blame is Blame.TURNS else Action.PAUSE
         return Step(action, replace(progress, most_turns=turns // 2, tries=0))
     tries = progress.tries + 1
     if tries < TURN_TRIES:
-        return Step(Action.PAUSE, replace(progress, most_turns=1, tries=tries))
+        return Step(Action.PAUSE, replace(progress.shorter(_AT_ONCE), most_turns=1, tries=tries))
     return Step(Action.SET_ASIDE, progress, blame is Blame.UNKNOWN or progress.in_a_row >= _MOST_IN_A_ROW)
 
 
@@ -136,26 +138,12 @@ def blame_of(error: Exception) -> Blame:
     """What a failure comes from."""
     if isinstance(error, VerificationError):
         return Blame.VERIFICATION
-    if isinstance(error, FactReplyError | TruncatedReplyError):
+    if isinstance(error, FactReplyError | TruncatedReplyError) or is_about_words(error):
         return Blame.TURNS
+    if is_timeout(error):
+        return Blame.LENGTH
     status = status_of(error)
-    if status in _REQUEST_STATUSES:
-        return Blame.TURNS if status == _TOO_LARGE or _ABOUT_WORDS.search(str(error)) else Blame.UNKNOWN
     # Without a status nobody has answered, or it is an error of the client's own code.
-    no_answer = isinstance(error, OSError | asyncio.TimeoutError | MemoryExtError) or _NO_ANSWER & {
-        kind.__name__ for kind in type(error).__mro__
-    }
-    return Blame.MODEL if status is not None or no_answer else Blame.UNKNOWN
-
-
-def status_of(error: Exception) -> int | None:
-    """The HTTP status in a provider's error, wherever its client has put it; None if there is none."""
-    response = getattr(error, "response", None)
-    metadata = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
-    found = (
-        getattr(error, "status_code", None),
-        getattr(response, "status_code", None),
-        metadata.get("HTTPStatusCode"),
-        getattr(error, "code", None),
-    )
-    return next((int(status) for status in found if isinstance(status, int) and status >= 100), None)  # noqa: PLR2004 - the lowest
+    if status in REQUEST_STATUSES or (status is None and not is_no_answer(error)):
+        return Blame.UNKNOWN
+    return Blame.MODEL

@@ -56,6 +56,12 @@ _THOUSANDS = re.compile(r"(?<=\d)[.,'\u2019_ \u00a0\u202f](?=\d{3}(?!\d))")
 _ADDRESS = re.compile(r"(?<!\w)\w{1,20}://[^\s<>\"')]+|(?<![\w.+-])[\w.+-]{1,64}@[\w-]+\.\w+")
 _TAG = re.compile(r"<(?P<name>[A-Za-z][\w:.-]{0,40})>(?P<inside>[^<>]{0,2000})</(?P=name)>|</?[A-Za-z][\w:.-]{0,40}>")
 _GRAM, _FEWEST_GRAMS, _MOST_REPEATED = 4, 20, 0.5
+# So many words at the end are looked at alone: a model that begins well may still end in a circle.
+_END_WORDS = 150
+# Numbers of a list, by which its entries differ though they are the same.
+_LIST_NUMBER = re.compile(r"(?m)(?:^\s*(?:[-*\u2022]\s+)?|(?<=[.!?\u3002]))\s*\d{1,4}[.):\u3001]\s*")
+# A single digit may be that of a date in another form.
+_FEWEST_DIGITS = 2
 # A sentence so similar to an earlier one is a copy of it; what has changed is looked at with so many words around it.
 _COPY, _WORDS_AROUND = 0.8, 2
 
@@ -76,8 +82,15 @@ def is_finished(piece: str) -> bool:
 
 
 def is_repetitive(text: str) -> bool:
-    """Returns whether more than half of the sequences of four words, or characters without spaces, occur again."""
-    words = _TOKEN.findall(text.casefold())
+    """Returns whether more than half of the sequences of four words, or characters without spaces, occur again.
+
+    In all of the text, or among its last 150 words. The numbers of a list do not count.
+    """
+    words = _TOKEN.findall(_LIST_NUMBER.sub(" ", text).casefold())
+    return _repeats(words) or _repeats(words[-_END_WORDS:])
+
+
+def _repeats(words: Sequence[str]) -> bool:
     grams = [tuple(words[i : i + _GRAM]) for i in range(len(words) - _GRAM + 1)]
     return len(grams) >= _FEWEST_GRAMS and 1 - len(set(grams)) / len(grams) > _MOST_REPEATED
 
@@ -156,6 +169,20 @@ class Said:
                 changed = _changed_terms(before, words, matcher.get_opcodes())
                 return piece if self._message_terms & changed else other.rstrip() + piece[len(piece.rstrip()) :]
         return piece
+
+    def loses(self, earlier: Sequence[str], text: str) -> bool:
+        """Returns whether names or numbers of earlier sentences are not in a text, though no message is about them."""
+        words = frozenset(_TOKEN.findall(_plain(text).casefold()))
+        has_names = language_of(self._text) not in _CAPITAL_NOUNS
+        for piece in map(_plain, earlier):
+            names = (name.casefold() for name in _names(piece)) if has_names else ()
+            lost = {*names, *(one for one in _numbers(piece) if len(one) >= _FEWEST_DIGITS)} - words
+            before = _TOKEN.findall(piece.casefold())
+            for i in (i for i, word in enumerate(before) if word in lost):
+                around = before[max(i - _WORDS_AROUND, 0) : i + _WORDS_AROUND + 1]
+                if not self._message_terms & (frozenset(terms_of(" ".join(around))) - _ROLE_TERMS):
+                    return True
+        return False
 
     def without_foreign_tags(self, text: str) -> str:
         """Returns a text without the tags that nobody said, and without what stands in them if nobody said that."""

@@ -59,10 +59,10 @@ def checked_summary(
 ) -> str:
     """Returns the summary in a model's answer: the sentences that stand on what was said, or on the summary before.
 
-    It does not replace ``previous`` if it has too little of it, if sentences of it were not taken, or if it was cut off
-    (``is_cut``, or in mid-sentence): then what is new in it is added. ``said``
-    are the entries that are summarised; without them, sentences are not compared. Of a previous summary that has filled
-    half of ``token_limit``, less must be left.
+    It does not replace ``previous`` if it has too little of it, or not the names and numbers of which nobody spoke, if
+    sentences of it were not taken, or if it was cut off (``is_cut``, or in mid-sentence): then what is new in it is
+    added. ``said`` are the entries that are summarised; without them, sentences are not compared. Of a previous summary
+    that has filled half of ``token_limit``, less must be left.
 
     Raises:
         SummaryReplyError: The answer is empty, repeats itself or the prompt, or does not tell what was said, as
@@ -76,8 +76,10 @@ def checked_summary(
         raise SummaryReplyError(reply, "it tells what nobody said")
     if not is_cut and _is_whole(pieces, taken):
         is_full = counter.count(previous) > _FULL * token_limit > 0
-        if share_kept(previous, "".join(taken)) >= (_KEPT_WHEN_FULL if is_full else _KEPT):
-            return "".join(taken).strip()
+        text = "".join(taken)
+        is_kept = share_kept(previous, text) >= (_KEPT_WHEN_FULL if is_full else _KEPT)
+        if is_kept and (is_full or not source.loses(pieces_of(previous), text)):
+            return text.strip()
     new = _new_in(taken, source, is_cut=is_cut)
     if not new and not previous:
         raise SummaryReplyError(reply, "no sentence of it is whole")

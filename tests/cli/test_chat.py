@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -81,6 +82,49 @@ def test_a_server_is_asked_as_the_environment_says(command: Here, database: str)
     assert "gpt-4o at 127.0.0.1" in done.stderr
     assert KEY not in done.stderr
     assert server.refusals == []
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_a_model_of_any_name_answers_also_where_its_server_knows_no_tools(
+    command: Here, database: str, refuses: bool
+) -> None:
+    """It is asked without them from then on, and learns facts in text."""
+
+    def small(messages: list[Message], tools: list[str]) -> Message:
+        if tools and refuses:
+            return fail(400, "registry.ollama.ai/library/tiny does not support tools")
+        asked = str(messages[-1]["content"])
+        if "Answer with one JSON object" not in asked:
+            return say("I am small.")
+        fact = {"content": "Lives in Oslo", "confidence": 0.9, "quote": "I live in Oslo"}
+        return say(json.dumps({"new_facts": [fact] if "I live in Oslo" in asked else []}))
+
+    with serve(small) as server:
+        openai = {"OPENAI_API_KEY": KEY, "OPENAI_API_BASE": server.api_base, "OPENAI_CONTEXT_WINDOW": "8192"}
+        said = "I live in Oslo.\n/facts\nHello\n/stats\n"
+        done = command("chat", "--db", database, "--model", "tiny:135m", stdin=said, **openai)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("I am small.") == 2
+    assert "Lives in Oslo" in done.stdout
+    assert "tiny:135m at 127.0.0.1" in done.stderr
+    assert len([body for body in server.bodies if "tools" in body]) <= (2 if refuses else 4)
+
+
+def test_a_model_that_is_too_slow_is_told_as_that(command: Here, database: str) -> None:
+    """With the seconds, and how to give it more; extraction says so in the log."""
+    may_answer = threading.Event()
+
+    def slow(messages: list[Message], tools: list[str]) -> Message:
+        may_answer.wait(30)
+        return say("At last.")
+
+    with serve(slow) as server:
+        openai = {"OPENAI_API_KEY": KEY, "OPENAI_API_BASE": server.api_base, "OPENAI_TIMEOUT": "0.2"}
+        done = command("chat", "--db", database, stdin="Hello\n", **openai)
+        may_answer.set()
+    said = " ".join(done.stderr.split())
+    assert "has not answered within 0.2 seconds. --timeout SECONDS or OPENAI_TIMEOUT gives it more." in said
+    assert "no connection" not in said
 
 
 def test_a_failing_model_costs_one_line_and_no_question(command: Here, database: str) -> None:

@@ -64,6 +64,15 @@ def test_it_talks_to_a_server_that_speaks_the_protocol(tmp_path: Path) -> None:
             1,
             "is not known to LlamaIndex's OpenAI class",
         ),
+        (
+            ["demo"],
+            {"OPENAI_API_KEY": "sk-x", "OPENAI_API_BASE": "http://127.0.0.1:9", "OPENAI_CONTEXT_WINDOW": "8k"},
+            1,
+            "OPENAI_CONTEXT_WINDOW must be a whole number of tokens above 0, and is '8k'",
+        ),
+        (["demo", "--timeout", "-1"], {}, 2, "it is a number of seconds above 0"),
+        (["demo"], {"OPENAI_TIMEOUT": "nan"}, 2, "it is a number of seconds above 0"),
+        (["demo"], {"OPENAI_TIMEOUT": "soon"}, 2, "Invalid value for '--timeout' (env var: 'OPENAI_TIMEOUT')"),
     ],
 )
 def test_mistakes_get_one_clear_sentence(
@@ -71,7 +80,7 @@ def test_mistakes_get_one_clear_sentence(
 ) -> None:
     done = command(*options, **environment)
     assert done.returncode == code
-    assert says in done.stderr
+    assert says in " ".join(done.stderr.replace("│", " ").split())
     assert "Traceback" not in done.stderr
 
 

@@ -6,7 +6,8 @@ import random
 from datetime import datetime, timezone
 
 from llama_index_memory_ext import Fact, TfidfRanker, TokenCounter
-from llama_index_memory_ext.facts.offering import KNOWN_TOKENS, offered, texts_in
+from llama_index_memory_ext.facts.batches import Room
+from llama_index_memory_ext.facts.offering import offered, texts_in
 from llama_index_memory_ext.facts.scoring import document_of
 from llama_index_memory_ext.text.messages import Utterance
 from tests.facts.test_backfill import talk
@@ -30,7 +31,8 @@ def events(count: int) -> list[Fact]:
 def offer(facts: list[Fact], *said: str) -> list[Fact]:
     ranker = TfidfRanker()
     ranker.add(map(document_of, facts))
-    return offered(facts, texts_in([Utterance(i, "user", text) for i, text in enumerate(said)]), ranker, COUNTER)
+    texts = texts_in([Utterance(i, "user", text) for i, text in enumerate(said)])
+    return offered(facts, texts, ranker, COUNTER, Room().known)
 
 
 def test_what_is_corrected_is_among_them_also_without_a_word_in_common() -> None:
@@ -40,7 +42,7 @@ def test_what_is_corrected_is_among_them_also_without_a_word_in_common() -> None
     found = offer(facts, "I moved to Rome.", "The aurora can wait.")
     assert found[0] == trip
     assert home in found
-    assert sum(COUNTER.count(f"{i}. {fact.content}\n") for i, fact in enumerate(found, 1)) <= KNOWN_TOKENS
+    assert sum(COUNTER.count(f"{i}. {fact.content}\n") for i, fact in enumerate(found, 1)) <= Room().known
     assert len(found) == len({fact.id for fact in found}) > 60
 
 

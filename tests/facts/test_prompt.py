@@ -26,15 +26,17 @@ from llama_index.core.types import PydanticProgramMode
 from llama_index.llms.openai import OpenAI
 from openai.types.chat import ChatCompletion
 
-from llama_index_memory_ext.errors import FactReplyError
+from llama_index_memory_ext.errors import FactReplyError, VerificationError
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts.prompt import (
     ask_for_facts,
     check_categories,
     check_extraction_prompt,
     extraction_prompt,
+    form_texts,
 )
-from llama_index_memory_ext.facts.reply import ExtractionReply
+from llama_index_memory_ext.facts.reply import ExtractionReply, parse_reply
+from llama_index_memory_ext.facts.verification import VERDICT_FORM, parse_verdict
 from llama_index_memory_ext.text.messages import Utterance
 from llama_index_memory_ext.text.visible import visible
 from tests.models import StartClient, StartModel
@@ -232,8 +234,9 @@ async def test_a_model_set_to_text_is_asked_for_json(start_model: StartModel) ->
     assert (await ask_for_facts(llm, PROMPT)).reply == ExtractionReply.model_validate(ARGUMENTS)
     assert offered == [[]]
     sent = server.requests[0][-1]["content"]
-    assert sent.startswith(str(PROMPT[-1].content))
-    assert "Answer with one JSON object" in sent
+    read, request = str(PROMPT[-1].content).split("\n\n")
+    assert sent.startswith(f"{read}\n\nAnswer with one JSON object")
+    assert sent.endswith(f"\n\n{request}")
 
 
 @pytest.mark.parametrize("is_chat_model", [True, False])
@@ -255,15 +258,28 @@ async def test_an_empty_answer_is_nothing_new(text: str) -> None:
     assert (await ask_for_facts(Scripted(text=text), PROMPT)).reply == ExtractionReply.model_validate({})
 
 
-async def test_a_model_that_repeats_its_prompt_reports_nothing() -> None:
-    assert (await ask_for_facts(MockLLM(), PROMPT)).reply == ExtractionReply.model_validate({})
+async def test_a_model_that_repeats_its_prompt_has_not_answered() -> None:
+    """Not even "nothing", which would be the end of what it was to read."""
+    with pytest.raises(FactReplyError):
+        await ask_for_facts(MockLLM(), PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("form", "read"), [(form_texts(["diet"])[0], parse_reply), (VERDICT_FORM, lambda text: parse_verdict([text], 1))]
+)
+def test_no_part_of_the_form_is_an_answer(form: str, read: Callable[[str], Any]) -> None:
+    lines = form.splitlines()
+    for part in [*lines, *("\n".join(lines[i:]) for i, _ in enumerate(lines))]:
+        with pytest.raises((FactReplyError, VerificationError)):
+            read(part)
 
 
 async def test_what_the_model_raises_comes_through(start_model: StartModel) -> None:
     llm, server = start_model(reporting(ARGUMENTS))
     with pytest.raises(openai.BadRequestError):
         await ask_for_facts(llm, [ChatMessage(role="tool", content="no call before it")])
-    assert len(server.refusals) == 1
+    # Also without the bound of the answer, which not every server takes.
+    assert len(server.refusals) == 2
 
 
 async def test_the_prompt_stays_as_it_was() -> None:

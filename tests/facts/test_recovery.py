@@ -86,7 +86,8 @@ async def test_three_tries_have_a_pause_between_them_and_survive_a_restart(
         else:
             await memory.facts_block.anotice("chat")
         await memory.facts_block.await_jobs("chat")
-        assert len(server.requests) == tries
+        # By a tool, and in text, which may be all that the server knows.
+        assert len(server.requests) == 2 * tries
         assert len((await memory.astats()).set_aside) == (tries == 3)
 
 
@@ -215,8 +216,9 @@ def test_what_is_to_blame_is_seen_in_the_error() -> None:
         (StatusError(429, TOO_LONG), Blame.MODEL),
         (BotoError(), Blame.MODEL),
         (APIConnectionError(), Blame.MODEL),
-        (TimeoutError(), Blame.MODEL),
-        (asyncio.TimeoutError(), Blame.MODEL),
+        (TimeoutError(), Blame.LENGTH),
+        (asyncio.TimeoutError(), Blame.LENGTH),
+        (StatusError(504), Blame.LENGTH),
         (StoreError(), Blame.MODEL),
         (VerificationError(), Blame.VERIFICATION),
         (KeyError("x"), Blame.UNKNOWN),

@@ -8,15 +8,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from llama_index.core import Settings
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, MemoryStore, TokenCounter
+from llama_index_memory_ext.record.summary import summary_room
 from tests.conversation import assistant, calling, record, result, sent_text, user
 from tests.memories import OpenMemory, OpenPlainMemory
 from tests.models import StartModel, client_without_connections
-from tests.openai_server import Message, say, serve
+from tests.openai_server import Message, fail, say, serve
 
 COUNTER = TokenCounter()
 SIX_KEEP_TWO: dict[str, Any] = {"max_messages": 6, "keep_messages": 2, "summarize": True}
@@ -426,6 +429,33 @@ async def test_a_batch_that_is_refused_is_made_smaller(start_model: StartModel) 
     assert "question 30" not in await block.asummary("chat")
     assert len(server.requests) < 80
     await block.aclose()
+
+
+async def test_a_message_that_is_too_long_for_the_model_is_clipped_until_it_is_summed_up(
+    start_model: StartModel,
+) -> None:
+    """Where its window is not known; the answer is bounded."""
+    too_long = fail(400, "This model's maximum context length is 1500 tokens.")
+    llm, server = start_model(
+        lambda messages, tools: too_long if COUNTER.count(str(messages)) > 1_500 else say("The user counts to 3.")
+    )
+    block = CondensedMemoryBlock(llm=llm, summary_token_limit=300, **SIX_KEEP_TWO)
+    await block.aput([user(f"I count to 3. {'one two three ' * 3_000}"), *turns(1, 5)], session_id="chat")
+    for _ in range(6):
+        await block.aflush("chat")
+    assert await block.asummary("chat") == "The user counts to 3."
+    assert {body["max_tokens"] for body in server.bodies} == {700}
+    await block.aclose()
+
+
+@given(window=st.integers(0, 300_000), token_limit=st.integers(1, 4_000), halved=st.integers(0, 13))
+def test_a_request_for_a_summary_fits_into_the_window(window: int, token_limit: int, halved: int) -> None:
+    room = summary_room(window, 500, token_limit=token_limit, halved=halved)
+    assert 500 + token_limit + room.group + room.answer <= max(0.85 * window, 500 + token_limit) + 300
+    assert room.batch <= room.group <= 16_000
+    assert 200 <= room.message <= 2_000
+    more = summary_room(None, 500, token_limit=token_limit)
+    assert all(here <= there for here, there in zip(room, more, strict=True))
 
 
 async def test_flushing_tries_again_at_once(start_model: StartModel) -> None:

@@ -288,6 +288,54 @@ def test_an_answer_that_goes_in_a_circle_is_no_summary(reply: str) -> None:
         checked_summary(reply, "", COUNTER)
 
 
+WELL = " ".join(f"The user visits {grain} farms near {grain.upper()} town with friends." for grain in GRAINS)
+LOOPS = {
+    "one sentence": "The user likes green tea in the morning. " * 30,
+    "two sentences": "The user likes green tea. The assistant says that it is good. " * 20,
+    "a list that counts up": "".join(f"{i}. The user likes green tea.\n" for i in range(1, 40)),
+    "a list on one line": "".join(f"{i}. The user likes green tea. " for i in range(1, 40)),
+    "after a good beginning": f"{WELL} {'The user likes green tea. ' * 40}",
+    "without spaces": "用户喜欢喝绿茶，助手说这很好。" * 20,
+    "Thai": "ผู้ใช้ชอบชาเขียว " * 30,
+    "words": "tea and tea and " * 50,
+}
+GOOD = {
+    "prose": WELL,
+    "a list": "\n".join(f"{i}. The user has asked for {grain} bread." for i, grain in enumerate(GRAINS)),
+    "a table": "| day | bread | euros | paid |\n|---|---|---|---|\n"
+    + "\n".join(f"| 2026-05-{i:02} | {grain} | {i * 7} | yes |" for i, grain in enumerate(GRAINS, 10)),
+    "formulas": "\n".join(f"x{i} = (a + b) * {i} + {grain}" for i, grain in enumerate(GRAINS)),
+    "dates": "\n".join(f"- On {i} May 2026 the user bakes {grain} bread." for i, grain in enumerate(GRAINS, 3)),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS.keys())
+def test_a_loop_is_no_summary(loop: str) -> None:
+    with pytest.raises(SummaryReplyError, match="repeats itself"):
+        checked_summary(loop, TRIP_SO_FAR, COUNTER, said=text_of(user(loop[:200])))
+
+
+@pytest.mark.parametrize("text", GOOD.values(), ids=GOOD.keys())
+def test_lists_tables_and_formulas_are_no_loops(text: str) -> None:
+    assert checked_summary(text, "", COUNTER, said=text_of(user(text))) == text.strip()
+
+
+def test_a_name_or_a_number_that_an_answer_drops_is_kept() -> None:
+    """Unless a message is about it, or the summary before fills its room."""
+    hotel = "The assistant found the Hotel Tejo for 92 euros a night (booking number HT-48213). "
+    reply = f"{TRIP_SO_FAR.replace(hotel, '')} The user takes Terra on Sunday."
+    cancelled = user("I cancel booking number HT-48213 at the Hotel Tejo for 92 euros a night.")
+    for token_limit, said, is_kept in (
+        (0, TERRA, True),
+        (1_000, TERRA, True),
+        (120, TERRA, False),
+        (0, (*TERRA, cancelled), False),
+    ):
+        text = checked_summary(reply, TRIP_SO_FAR, COUNTER, said=text_of(*said), token_limit=token_limit)
+        assert text.startswith(TRIP_SO_FAR) is is_kept
+        assert text.endswith("The user takes Terra on Sunday.")
+
+
 def test_the_messages_in_their_tags_are_no_summary() -> None:
     with pytest.raises(SummaryReplyError, match="repeats the prompt"):
         checked_summary(text_of(*TRIP), "", COUNTER, said=text_of(*TRIP))

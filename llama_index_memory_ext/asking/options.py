@@ -1,0 +1,117 @@
+"""Asks a model with options that not every server takes, and remembers which ones it takes."""
+
+from __future__ import annotations
+
+import re
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from llama_index_memory_ext.asking.failures import is_about_words, status_of
+from llama_index_memory_ext.text.responses import was_truncated
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from llama_index.core.base.llms.types import ChatResponse
+    from llama_index.core.llms import LLM
+
+# How a server names what it refuses.
+_NAMED = {
+    "max_tokens": re.compile(r"(?i)max_?(?:completion_?|output_?|new_?)?tokens|completion"),
+    "response_format": re.compile(r"(?i)response_?format|json_?schema|grammar"),
+}
+_TOOLS_REFUSED = re.compile(
+    r"(?i)tool_?choice|(?:tools?\b|function.?call).{0,60}(?:support|require|enable|permit|allow)"
+    r"|(?:support|unknown|unrecognized|unexpected).{0,60}(?:tools?\b|function)"
+)
+# By which servers answer to a field of a request that they do not take, or cannot use.
+_REFUSED, _NOT_ABLE = frozenset({400, 422}), frozenset({400, 404, 422, 500, 501})
+# Models whose thoughts count among the tokens of an answer, by their names.
+_THINKS = re.compile(r"(?i)(?:^|[/:])(?:o[1-9]|gpt-[5-9])(?![^\W_])")
+
+# What each model is known to take, by the ids of the models, because models have no hash.
+_known: dict[int, tuple[weakref.ref[LLM], dict[str, bool]]] = {}
+
+
+def takes(llm: LLM, option: str) -> bool | None:
+    """Whether the server of a model has taken an option; None before it is known."""
+    found = _known.get(id(llm))
+    return found[1].get(option) if found is not None and found[0]() is llm else None
+
+
+def remember(llm: LLM, options: Sequence[str], *, taken: bool) -> None:
+    """Remember, as long as the model lives, that its server has taken options, or has refused them."""
+    key = id(llm)
+    if key not in _known or _known[key][0]() is not llm:
+        _known[key] = weakref.ref(llm, lambda _: _known.pop(key, None)), {}
+    _known[key][1].update(dict.fromkeys(options, taken))
+
+
+def is_openai_like(llm: LLM) -> bool:
+    """Whether this is LlamaIndex's class for OpenAI's chats, or derived from it; whoever has one has imported it."""
+    module = sys.modules.get("llama_index.llms.openai")
+    return module is not None and isinstance(llm, module.OpenAI) and llm.metadata.is_chat_model
+
+
+def token_bound(llm: Any, tokens: int) -> dict[str, Any]:
+    """The option that bounds an answer to so many tokens; {} for models of which it is not known that they take it.
+
+    And for those that have a limit of their own, and those that count their thoughts.
+    """
+    if not is_openai_like(llm) or llm.max_tokens is not None or _THINKS.search(llm.model):
+        return {}
+    return {} if {"max_tokens", "max_completion_tokens"} & llm.additional_kwargs.keys() else {"max_tokens": tokens}
+
+
+async def ask_with(
+    llm: LLM,
+    options: Mapping[str, Any],
+    ask: Callable[[dict[str, Any]], Awaitable[ChatResponse]],
+    heard: list[ChatResponse],
+) -> ChatResponse:
+    """The answer to a request with these options, but for those that the server refuses, now or before.
+
+    All responses are added to ``heard``: a model whose thoughts have filled its answer is asked again without a bound.
+    """
+    left = {name: value for name, value in options.items() if takes(llm, name) is not False}
+    refused = list[str]()
+    while True:
+        try:
+            response = await ask(left)
+        except Exception as error:
+            name = _refused_option(llm, error, left)
+            if name is None:
+                raise
+            # One that leaves no room for the words is no option that the server does not know.
+            refused += [] if is_about_words(error) else [name]
+            del left[name]
+            continue
+        heard.append(response)
+        if "max_tokens" not in left or not (was_truncated(response) and _has_thoughts(response)):
+            break
+        refused.append("max_tokens")
+        del left["max_tokens"]
+    remember(llm, list(left), taken=True)
+    remember(llm, refused, taken=False)
+    return response
+
+
+def refuses_tools(llm: LLM, error: BaseException) -> bool:
+    """Whether a server that has taken no tools so far refuses them with this error."""
+    is_named = status_of(error) in _NOT_ABLE and _TOOLS_REFUSED.search(str(error)) is not None
+    return is_named and not takes(llm, "tools")
+
+
+def _refused_option(llm: LLM, error: BaseException, options: Mapping[str, Any]) -> str | None:
+    """The option for which a request was refused, or may have been: what was taken before is not refused unnamed."""
+    if status_of(error) not in _REFUSED:
+        return None
+    unknown = [] if is_about_words(error) else [name for name in options if not takes(llm, name)]
+    named = [name for name in options if _NAMED[name].search(str(error))]
+    return next(iter([*named, *unknown]), None)
+
+
+def _has_thoughts(response: ChatResponse) -> bool:
+    blocks = {block.block_type for block in response.message.blocks}
+    return "thinking" in blocks or "<think" in (response.message.content or "")

@@ -1,0 +1,250 @@
+"""Facts are learned with small models, and with servers that do not do what they are asked."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from llama_index.core.llms import LLMMetadata
+from llama_index.llms.openai import OpenAI
+
+from llama_index_memory_ext import TokenCounter
+from llama_index_memory_ext.errors import FactReplyError
+from llama_index_memory_ext.facts.prompt import ask_for_facts
+from llama_index_memory_ext.facts.reply import parse_reply
+from tests.conversation import assistant, user
+from tests.facts.test_backfill import likes, talk
+from tests.facts.test_block import contents, learner
+from tests.facts.test_prompt import ARGUMENTS, PROMPT
+from tests.memories import OpenMemory
+from tests.models import StartClient
+from tests.openai_server import Message, OpenAIServer, call, fail, say
+
+COUNTER = TokenCounter()
+
+
+class Small(OpenAI):
+    """A model whose name LlamaIndex does not know, with a window of 8,192 tokens."""
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        return LLMMetadata(context_window=8_192, is_chat_model=True, is_function_calling_model=True, model_name="s")
+
+
+class Unknown(OpenAI):
+    """One whose window LlamaIndex does not know either."""
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        return LLMMetadata(is_chat_model=True, is_function_calling_model=True, model_name="u")
+
+
+def in_text(messages: list[Message], tools: list[str]) -> Message:
+    """What the learner reports, as JSON in words, if it is asked so."""
+    asked = "Answer with one JSON object" in str(messages[-1]["content"])
+    reported = learner(messages, ["report_facts"])["tool_calls"][0]["function"]["arguments"]
+    return say(reported if asked else "I see that you like something!")
+
+
+def tokens_of(body: dict[str, Any]) -> int:
+    """The tokens of a request by another tokenizer: with an eighth more than ours."""
+    sent = [*(str(message["content"]) for message in body["messages"]), json.dumps(body.get("tools", ""))]
+    return int(sum(map(COUNTER.count, sent)) * 1.13) + (body.get("max_tokens") or 0)
+
+
+def refuse_longer_than(server: OpenAIServer, window: int) -> None:
+    too_long = f"This model's maximum context length is {window} tokens. Please reduce the length of the messages."
+    server.complain = lambda body: too_long if tokens_of(body) > window else None
+
+
+# ---- batches -------------------------------------------------------------------------------------------
+
+
+async def test_batches_fit_into_the_window_of_the_model(open_memory: OpenMemory, start_client: StartClient) -> None:
+    """With the known facts, the instructions and the answer: nothing is refused, and nothing is left out."""
+    llm, server = start_client(Small, learner)
+    refuse_longer_than(server, 8_192)
+    memory = open_memory(user_id="ann", llm=llm)
+    for i in range(150):
+        await memory.facts.aadd(f"Has visited the {COUNTER.clip(f'town{i} ' * 40, 40)} of the north")
+    turns = [(user(f"I like drink{i}. {'And so on. ' * 150}"), assistant("Fine. " * 100)) for i in range(40)]
+    await memory.sql_store.log.append("chat", [message for turn in turns for message in turn], len)
+    await memory.aflush()
+    assert server.refusals == []
+    assert {f"Likes drink{i}" for i in range(40)} <= set(await contents(memory))
+    assert 7 < len(server.requests) < 20
+    assert all(body["max_tokens"] <= 4_000 for body in server.bodies)
+
+
+@pytest.mark.parametrize("words", [9_000, 60_000])
+async def test_a_turn_that_is_too_long_is_clipped_further_until_it_is_read(
+    open_memory: OpenMemory, start_client: StartClient, words: int
+) -> None:
+    """Where the window is not known."""
+    llm, server = start_client(Unknown, learner)
+    refuse_longer_than(server, 4_096)
+    memory = open_memory(user_id="ann", llm=llm)
+    await memory.sql_store.log.append("chat", [user(f"I like tea. {'so ' * words}"), assistant("Fine.")], len)
+    await memory.abackfill()
+    assert await contents(memory) == ["Likes tea"]
+    assert (await memory.astats()).set_aside == ()
+    assert 0 < len(server.refusals) < 3
+
+
+async def test_what_takes_too_long_is_read_in_smaller_parts_and_not_set_aside(
+    open_memory: OpenMemory, start_client: StartClient
+) -> None:
+    """And the next parts begin as small."""
+
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        slow = COUNTER.count(str(messages[-1]["content"])) > 2_000
+        return fail(504, "The upstream server is timing out.") if slow else learner(messages, tools)
+
+    llm, server = start_client(Small, model)
+    memory = open_memory(user_id="ann", llm=llm)
+    turns = [(user(f"I like drink{i}. {'And so on. ' * 100}"), assistant("Fine.")) for i in range(60)]
+    await memory.sql_store.log.append("chat", [message for turn in turns for message in turn], len)
+    done = await memory.abackfill()
+    assert (done.new, done.set_aside, done.failed) == (60, 0, {})
+    assert len(server.requests) < 30
+    memory = open_memory("hopeless", user_id="bob", llm=start_client(Small, lambda *_: fail(504, "Late."))[0])
+    await memory.sql_store.log.append("hopeless", talk("tea"), len)
+    assert (await memory.abackfill()).failed == {"hopeless": "InternalServerError"}
+    assert (await memory.astats()).set_aside == ()
+
+
+async def test_a_single_turn_whose_answer_was_cut_keeps_its_whole_facts(
+    open_memory: OpenMemory, start_client: StartClient
+) -> None:
+    """Also where the answer was a call of the tool."""
+    facts = [{"content": f"Likes {what}", "confidence": 0.9, "quote": f"I like {what}"} for what in ("tea", "rain")]
+
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        message = call(("call_1", "report_facts", {"new_facts": facts}))
+        function = message["tool_calls"][0]["function"]
+        function["arguments"] = function["arguments"].removesuffix("]}") + ', {"content": "Likes sn'
+        return {**message, "finish_reason": "length"}
+
+    llm, server = start_client(Small, model)
+    memory = open_memory(user_id="ann", llm=llm)
+    await memory.aput_messages([user("I like tea. I like rain. I like snow."), assistant("Fine.")])
+    await memory.aflush()
+    assert await contents(memory) == ["Likes rain", "Likes tea"]
+    assert len(server.requests) == 1
+
+
+# ---- loops ---------------------------------------------------------------------------------------------
+
+LOOPS = {
+    "in a text": '{"new_facts": [{"label": "n1", "content": "Likes tea and ' + "is a software engineer and " * 900,
+    "of facts": '{"new_facts": ['
+    + '{"label": "n1", "content": "Is an engineer", "category": "knowledge", "confidence": 0.9, "quote": "I am"}, '
+    * 120,
+    "of brackets": '{"new_facts": [' * 1_000,
+    "of messages": '<message role="user">I am a software engineer.</message>\n' * 300,
+    "of words": "I like I like tea " * 1_000,
+    "of numbered facts": '{"new_facts": ['
+    + "".join(f'{{"content": "Has {i} cats", "confidence": 0.9, "quote": "I have {i} cats"}}, ' for i in range(150)),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS.keys())
+@pytest.mark.parametrize("is_call", [True, False])
+async def test_of_a_reply_that_loops_nothing_is_stored_that_nobody_said(
+    open_memory: OpenMemory, start_client: StartClient, loop: str, is_call: bool
+) -> None:
+    """And it is read at once."""
+    started = time.process_time()
+    with suppress(FactReplyError):
+        parse_reply(loop)
+    assert time.process_time() - started < 2
+
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        message = call(("call_1", "report_facts", {})) if is_call and tools else say(loop)
+        if is_call and tools:
+            message["tool_calls"][0]["function"]["arguments"] = loop
+        return {**message, "finish_reason": "length"}
+
+    llm, _ = start_client(Small, model)
+    memory = open_memory(user_id="ann", llm=llm)
+    await memory.aput_messages([user("I like tea."), assistant("Fine.")])
+    await memory.aflush()
+    assert await contents(memory) == []
+
+
+# ---- servers as they are -------------------------------------------------------------------------------
+
+
+async def test_a_server_that_leaves_the_tool_out_is_asked_in_text_from_then_on(
+    open_memory: OpenMemory, start_client: StartClient
+) -> None:
+    """In the form of the schema, if it takes that; each answer is paid for."""
+    llm, server = start_client(Small, in_text)
+    memory = open_memory(user_id="ann", llm=llm)
+    for word in ("tea", "rain"):
+        await memory.aput_messages(talk(word))
+        await memory.aflush()
+    assert await contents(memory) == ["Likes rain", "Likes tea"]
+    assert ["tools" in body for body in server.bodies] == [True, False, False]
+    assert ["response_format" in body for body in server.bodies] == [False, True, True]
+    assert (await memory.astats()).usage["facts"].calls == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "complaint"),
+    [
+        (400, "registry.ollama.ai/library/tiny does not support tools"),
+        (400, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'),
+        (500, "tools param requires --jinja flag"),
+        (404, "No endpoints found that support tool use."),
+        (400, "Unrecognized request arguments supplied: tools, tool_choice"),
+    ],
+)
+async def test_a_server_that_refuses_tools_is_asked_in_text_from_then_on(
+    start_client: StartClient, status: int, complaint: str
+) -> None:
+    llm, server = start_client(
+        Small, lambda messages, tools: fail(status, complaint) if tools else say(json.dumps(ARGUMENTS))
+    )
+    for _ in range(2):
+        assert (await ask_for_facts(llm, PROMPT)).reply.confirmed == [1]
+    assert ["tools" in body for body in server.bodies] in ([True, False, False], [True, True, False, False])
+
+
+async def test_words_in_which_facts_can_be_read_are_not_asked_for_again(start_client: StartClient) -> None:
+    llm, server = start_client(Small, lambda messages, tools: say(f"Here: {json.dumps(ARGUMENTS)}"))
+    for requests in (1, 2):
+        assert (await ask_for_facts(llm, PROMPT)).reply.confirmed == [1]
+        assert len(server.requests) == requests
+
+
+async def test_a_model_that_has_called_the_tool_before_is_not_asked_in_text(start_client: StartClient) -> None:
+    """Its words are then a refusal, or a slip."""
+    answers = [call(("call_1", "report_facts", ARGUMENTS)), say("I cannot help with that.")]
+    llm, server = start_client(Small, lambda messages, tools: answers.pop(0))
+    await ask_for_facts(llm, PROMPT)
+    with pytest.raises(FactReplyError):
+        await ask_for_facts(llm, PROMPT)
+    assert ["tools" in body for body in server.bodies] == [True, True]
+
+
+async def test_verdicts_are_asked_for_in_text_too(open_memory: OpenMemory, start_client: StartClient) -> None:
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        text = str(messages[-1]["content"])
+        if "<candidates>" not in text:
+            return in_text(messages, tools)
+        assert re.search(r"</candidates>\n\nAnswer with one JSON object.*\n\nJudge each of the 1 cand", text, re.DOTALL)
+        return say('{"verdicts": [{"number": 1, "holds": true, "known": 0, "new": 0}]}')
+
+    llm, server = start_client(Small, model)
+    memory = open_memory(user_id="ann", llm=llm)
+    memory.facts_block.verify = True
+    await memory.aput_messages(talk("tea"))
+    await memory.aflush()
+    assert await contents(memory) == ["Likes tea"]
+    assert likes(server.requests)
+    assert ["tools" in body for body in server.bodies] == [True, False, False]
