@@ -1,0 +1,1 @@
+"""What a model can read and takes, and why it fails."""
