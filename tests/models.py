@@ -37,7 +37,7 @@ async def starting() -> AsyncIterator[StartClient]:
     """What starts servers and clients, which all end with the block."""
     async with AsyncExitStack() as stack:
 
-        def start(client: type[Any], model: Model, **settings: Any) -> tuple[Any, OpenAIServer]:
+        def start(client: type[Any], model: Model, /, **settings: Any) -> tuple[Any, OpenAIServer]:
             server = stack.enter_context(serve(model))
             http_client, async_http_client = stack.enter_context(httpx.Client()), httpx.AsyncClient()
             stack.push_async_callback(async_http_client.aclose)
@@ -60,12 +60,10 @@ def client_of(
     client: type[Any] = OpenAI,
     **settings: Any,
 ) -> Any:
+    usual = {"model": "gpt-4o-mini", "api_key": "sk-test-key", "max_retries": 0}
     return client(
-        model="gpt-4o-mini",
         api_base=server.api_base,
-        api_key="sk-test-key",
-        max_retries=0,
         http_client=http_client,
         async_http_client=async_http_client,
-        **settings,
+        **{**usual, **settings},
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tests.openai_fields import why_fields_refused
 from tests.openai_responses import events, messages_of, response, tool_names
+from tests.openai_windows import why_too_long
 
 if TYPE_CHECKING:
     from benchmarks.prompt_caches import Usage
@@ -31,7 +32,8 @@ class OpenAIServer:
     """Where the server listens, and what it was sent: the messages of each accepted request, and its whole body.
 
     With ``caches`` it reports what they find, and keeps it. An ``older`` one is what it was before GPT-5.6. One
-    ``without_schemas`` has a model that does not know them, and what else one refuses, it says by ``complain``.
+    ``without_schemas`` has a model that does not know them. What exceeds a ``context_window`` it refuses, and what else
+    one refuses, it says by ``complain``.
     """
 
     api_base: str
@@ -43,6 +45,7 @@ class OpenAIServer:
     older: bool = False
     without_schemas: bool = False
     complain: Callable[[dict[str, Any]], str | None] = lambda body: None
+    context_window: int | None = None
     caches: PromptCaches | None = None
     usages: list[Usage] = field(default_factory=list)
 
@@ -172,6 +175,11 @@ class _Handler(BaseHTTPRequestHandler):
         if complaint:
             state.refusals.append(complaint)
             self._send(400, {"error": {"message": complaint, "type": "invalid_request_error"}})
+            return
+        too_long = state.context_window and why_too_long(body, messages, state.context_window)
+        if too_long:
+            state.refusals.append(too_long["message"])
+            self._send(400, {"error": too_long})
             return
         state.requests.append(messages)
         state.bodies.append(body)

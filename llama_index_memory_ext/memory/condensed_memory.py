@@ -20,13 +20,12 @@ from llama_index_memory_ext.facts.backfill import Backfilled, backfill
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.formats import messages_from_json, messages_to_json
 from llama_index_memory_ext.log_block import Counter
-from llama_index_memory_ext.memory import flushing, preset, template
+from llama_index_memory_ext.memory import flushing, limits, preset, template
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
 from llama_index_memory_ext.memory.sync import WAITS, run, run_with_jobs
 from llama_index_memory_ext.record.block import CondensedMemoryBlock
 from llama_index_memory_ext.record.window import CachePoints, cache_points_in
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
-from llama_index_memory_ext.text.cutting import plan_flush
 from llama_index_memory_ext.text.messages import MEDIA_TOKENS, body_of, checked_messages, is_answer, message_tokens
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
@@ -42,10 +41,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.formats import Layout
     from llama_index_memory_ext.text.cutting import CondensedOptions
 
-DEFAULT_TOKEN_LIMIT = 60_000
-# At this share of the token limit or less, every turn but the newest leaves short-term memory, however short it is.
-FLUSH_EVERY_TURN = 0.0001
-
 
 class CondensedMemory(Memory):
     """A LlamaIndex ``Memory`` that shows the model one message: the earlier conversation, and the question.
@@ -58,8 +53,8 @@ class CondensedMemory(Memory):
     """
 
     # Fields of the host, with other defaults.
-    token_limit: int = DEFAULT_TOKEN_LIMIT
-    chat_history_token_ratio: float = FLUSH_EVERY_TURN
+    token_limit: int = limits.DEFAULT_TOKEN_LIMIT
+    chat_history_token_ratio: float = flushing.FLUSH_EVERY_TURN
     memory_blocks_template: RichPromptTemplate = Field(default_factory=template.MemoryBlocksTemplate)
     insert_method: InsertMethod = InsertMethod.USER
     tokenizer_fn: Counter = Field(default_factory=TokenCounter, exclude=True, repr=False)
@@ -76,7 +71,7 @@ class CondensedMemory(Memory):
     def _check_blocks(cls, values: dict[str, Any]) -> dict[str, Any]:
         preset.check_blocks(values.get("memory_blocks", ()), {CondensedMemoryBlock, RelevantFactsBlock})
         # Memory's own validators run after this one and would take a tokenizer of another model.
-        return {"token_limit": DEFAULT_TOKEN_LIMIT, "tokenizer_fn": TokenCounter(), **values}
+        return {"token_limit": limits.DEFAULT_TOKEN_LIMIT, "tokenizer_fn": TokenCounter(), **values}
 
     @classmethod
     def class_name(cls) -> str:
@@ -89,9 +84,10 @@ class CondensedMemory(Memory):
         session_id: str | None = None,
         chat_history: list[ChatMessage] | None = None,
         *,
-        token_limit: int = DEFAULT_TOKEN_LIMIT,
-        condensed_token_limit: int = 50_000,
-        facts_token_limit: int = 2_000,
+        context_window: int | None = None,
+        token_limit: int | None = None,
+        condensed_token_limit: int | None = None,
+        facts_token_limit: int | None = None,
         user_id: str | None = None,
         llm: LLM | None = None,
         embed_model: BaseEmbedding | None = None,
@@ -107,7 +103,7 @@ class CondensedMemory(Memory):
         async_database_uri: str | None = None,
         async_engine: AsyncEngine | None = None,
         db_schema: str | None = None,
-        chat_history_token_ratio: float = FLUSH_EVERY_TURN,
+        chat_history_token_ratio: float = flushing.FLUSH_EVERY_TURN,
         memory_blocks_template: RichPromptTemplate | None = None,
         insert_method: InsertMethod | str = InsertMethod.USER,
         cache_points: CachePoints = False,
@@ -121,10 +117,14 @@ class CondensedMemory(Memory):
         Args:
             session_id: The name of the conversation. Needed with a database that outlives the process.
             chat_history: Replaces the messages of the session.
+            context_window: Most tokens of prompt and answer of the model that answers; default: what ``llm`` says, or
+                ``Settings.llm`` if one is set, and where that does not know it, it is unknown.
             token_limit: Most tokens of a prompt to which this package adds something. If the messages of the current
-                turn alone are longer, nothing is added.
-            condensed_token_limit: Most tokens of the record, with its summary and recalled messages.
-            facts_token_limit: Most tokens of the facts; 0 shows none.
+                turn alone are longer, nothing is added. Default: three quarters of the window, at most 60,000.
+            condensed_token_limit: Most tokens of the record, with its summary and recalled messages; default: what the
+                facts and a quarter of ``token_limit`` (at most 8,000) leave of it, at most 50,000.
+            facts_token_limit: Most tokens of the facts; 0 shows none; default: an eighth of ``token_limit``, at most
+                2,000.
             user_id: The user whose facts are shown, in all of their sessions; default: each session's own.
             llm: Extracts facts, and summarises with ``summarize``; default: ``Settings.llm`` at first use.
             embed_model: Ranks facts, and messages that are found for a question, together with their words; default:
@@ -155,13 +155,15 @@ class CondensedMemory(Memory):
                 ``recall_token_limit`` and so on; ``CondensedOptions`` lists them.
 
         Raises:
-            LimitError: The limits of the blocks do not fit into ``token_limit``.
+            LimitError: The limits of the blocks do not fit into ``token_limit``, or that into a known window.
             ValueError: The options of the record contradict each other.
             TypeError: There is no option of such a name.
             StoreError: The database cannot be used, or would outlive a session without a ``session_id``.
         """
-        preset.check_limits(token_limit, condensed_token_limit, facts_token_limit)
         preset.check_names(options)
+        window = limits.model_window(llm, context_window)
+        asked, counts_exactly = (token_limit, condensed_token_limit, facts_token_limit), tokenizer_fn is not None
+        allowed = limits.checked_limits(window, asked, options, counts_exactly=counts_exactly)
         preset.check_cache_points(cache_points, memory_blocks_template, llm)
         store = chat_store or MemoryStore(
             async_database_uri, table_name=table_name, async_engine=async_engine, db_schema=db_schema
@@ -169,9 +171,9 @@ class CondensedMemory(Memory):
         session_id = preset.session_of(store, session_id)
         counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
         shared: Any = {"llm": llm, "embed_model": embed_model, "tokenizer_fn": counter, "store": store}
-        record = CondensedMemoryBlock(token_limit=condensed_token_limit, **shared, **options)
+        record = CondensedMemoryBlock(token_limit=allowed.condensed, **shared, **options)
         facts = RelevantFactsBlock(
-            token_limit=facts_token_limit,
+            token_limit=allowed.facts,
             user_id=session_id if user_id is None else user_id,
             extract_facts=extract_facts,
             extract_every_turns=extract_every_turns,
@@ -182,7 +184,7 @@ class CondensedMemory(Memory):
         )
         memory = cls(
             session_id=session_id,
-            token_limit=token_limit,
+            token_limit=allowed.token_limit,
             memory_blocks=[record, facts, *(memory_blocks or [])],
             tokenizer_fn=counter,
             sql_store=store,
@@ -399,11 +401,7 @@ class CondensedMemory(Memory):
 
     def _plan_flush(self, messages: Sequence[ChatMessage]) -> int:
         """Returns how many of the oldest messages leave short-term memory."""
-        starts = [message.role == MessageRole.USER for message in messages]
-        if self.chat_history_token_ratio <= FLUSH_EVERY_TURN:
-            return plan_flush([1] * len(messages), turn_starts=starts, limit=0)
-        limit = int(self.token_limit * self.chat_history_token_ratio)
-        return plan_flush([self._tokens(message) for message in messages], turn_starts=starts, limit=limit)
+        return flushing.leaving(messages, self.token_limit, self.chat_history_token_ratio, self._tokens)
 
     async def _fit(
         self, contents: dict[str, Any], room: int, turn: list[ChatMessage]
@@ -426,6 +424,7 @@ class CondensedMemory(Memory):
                 excess = sum(map(self._tokens, [*messages, ChatMessage(blocks=content)])) - room
             block = template.least_important(self.memory_blocks, contents)
             if excess <= 0 or block is None:
+                template.warn_of_excess(self.memory_blocks, contents, excess, self.token_limit)
                 return content, messages
             contents[block.name] = await block.atruncate(contents[block.name], excess)
 

@@ -6,8 +6,11 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from llama_index.core.base.llms.types import MessageRole
+
 from llama_index_memory_ext.background.jobs import log_failure
 from llama_index_memory_ext.log_block import LogBlock
+from llama_index_memory_ext.text.cutting import plan_flush
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
 Plan: TypeAlias = "Callable[[Sequence[ChatMessage]], int]"
 
 logger = logging.getLogger(__name__)
+
+# At this share of the token limit or less, every turn but the newest leaves short-term memory, however short it is.
+FLUSH_EVERY_TURN = 0.0001
 
 
 def log_blocks(blocks: Sequence[BaseMemoryBlock[Any]]) -> list[LogBlock]:
@@ -38,6 +44,19 @@ async def open_session(session_id: str, blocks: Sequence[BaseMemoryBlock[Any]]) 
         log_failure("Unread messages of other sessions were not looked for", session_id, error, outcome)
         return False
     return True
+
+
+def leaving(
+    messages: Sequence[ChatMessage], token_limit: int, ratio: float, tokens: Callable[[ChatMessage], int]
+) -> int:
+    """Returns how many of the oldest messages, in whole turns, leave for this share of the token limit.
+
+    ``tokens`` counts those of a message. The newest turn stays.
+    """
+    starts = [message.role == MessageRole.USER for message in messages]
+    if ratio <= FLUSH_EVERY_TURN:
+        return plan_flush([1] * len(messages), turn_starts=starts, limit=0)
+    return plan_flush([tokens(message) for message in messages], turn_starts=starts, limit=int(token_limit * ratio))
 
 
 async def append(

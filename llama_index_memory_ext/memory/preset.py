@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from llama_index.core.memory.memory import generate_chat_store_key
 
-from llama_index_memory_ext.errors import LayoutError, LimitError, StoreError
+from llama_index_memory_ext.errors import LayoutError, StoreError
 from llama_index_memory_ext.memory.prompt_caches import warn_without_cache_points
 from llama_index_memory_ext.memory.template import MemoryBlocksTemplate
 from llama_index_memory_ext.store import MemoryStore
@@ -37,16 +37,6 @@ def check_names(options: Iterable[str]) -> None:
         raise TypeError(
             f"CondensedMemory.from_defaults() has no argument {unknown[0]!r}. Those of the record are "
             f"{', '.join(sorted(known))}."
-        )
-
-
-def check_limits(token_limit: int, condensed: int, facts: int) -> None:
-    """Raises a LimitError if the limits of the blocks do not fit into that of the memory."""
-    if condensed < 1 or facts < 0 or condensed + facts > token_limit:
-        raise LimitError(
-            f"The blocks' limits must be at least 1 (0 for no facts) and fit into token_limit={token_limit}; "
-            f"condensed_token_limit={condensed} and facts_token_limit={facts} make {condensed + facts}. "
-            "Lower them, or raise token_limit."
         )
 
 

@@ -58,7 +58,7 @@ def how_to_mark(family: str) -> str:
 
 def warn_without_cache_points(llm: LLM | None) -> None:
     """Logs one warning in a process for each family of models that needs cache points, for a memory without them."""
-    family = None if llm is None else needs_cache_points(_name_of(llm))
+    family = None if llm is None else needs_cache_points(name_of(llm))
     if family is not None:
         _warn(family)
 
@@ -74,7 +74,8 @@ def _warn(family: str) -> None:
     )
 
 
-def _name_of(llm: LLM) -> str:
+def name_of(llm: LLM) -> str:
+    """Returns the name of a model, "" if it does not know it."""
     try:
         return llm.metadata.model_name
     except Exception:  # noqa: BLE001 - a model that is newer than its class has no metadata, and a hint must not fail

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import CachePoint, ChatMessage, ContentBlock, MessageRole, TextBlock
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from llama_index.core.memory import BaseMemoryBlock
 
     from llama_index_memory_ext.text.tokens import TokenCounter
+
+logger = logging.getLogger(__name__)
 
 # Stands between the memory and the user's message. benchmarks/one_message.py measures what it does.
 HINT = "Use the conversation above to answer this:"
@@ -112,6 +116,26 @@ def least_important(
     # A block of ours can be truncated whatever its priority.
     truncatable = (block for block in blocks if isinstance(block, LogBlock) or block.priority > 0)
     return max((block for block in truncatable if contents.get(block.name)), key=lambda one: one.priority, default=None)
+
+
+def warn_of_excess(
+    blocks: Sequence[BaseMemoryBlock[Any]], contents: Mapping[str, object], excess: int, token_limit: int
+) -> None:
+    """Logs, once in a process, which blocks of others lift the prompt over the limit because nobody may cut them."""
+    lasting = [block.name for block in blocks if contents.get(block.name) and not isinstance(block, LogBlock)]
+    if excess > 0 and lasting:
+        _warn_of_excess(", ".join(lasting), token_limit)
+
+
+@cache
+def _warn_of_excess(names: str, token_limit: int) -> None:
+    logger.warning(
+        "A prompt is longer than token_limit=%d, though the record and the facts were left out: the blocks %s have "
+        "priority 0, which means that they are always shown whole. With a priority of 1 or more they are cut where "
+        "they do not fit.",
+        token_limit,
+        names,
+    )
 
 
 def with_question(turn: list[ChatMessage], question: str | ChatMessage | None) -> list[ChatMessage]:

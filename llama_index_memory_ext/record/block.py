@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -156,16 +156,8 @@ class CondensedMemoryBlock(LogBlock):
     @classmethod
     def _check_room(cls, value: int, info: ValidationInfo) -> int:
         """The last field, so that all others are known."""
-        token_limit, summarize = info.data.get("token_limit"), info.data.get("summarize")
-        if token_limit is None:
-            return value
-        reserved = value + (_summary_limit(token_limit, info.data.get("summary_token_limit")) if summarize else 0)
-        if reserved and reserved + _MIN_ROOM > token_limit:
-            raise LimitError(
-                f"The summary and what is recalled may have {reserved} tokens, and leave no room for messages in "
-                f"the {token_limit} of the whole record. Raise token_limit (condensed_token_limit of the memory), or "
-                "lower summary_token_limit or recall_token_limit."
-            )
+        if info.data.get("token_limit") is not None:
+            check_room(info.data["token_limit"], {**info.data, "recall_token_limit": value})
         return value
 
     @classmethod
@@ -306,6 +298,21 @@ class CondensedMemoryBlock(LogBlock):
         before = next(whole, window.seen.last_id + 1)
         free = self._parts.reader.settings.room - window.tokens
         return await self._parts.search.recall(session_id, messages, seen=window.seen, before=before, free=free)
+
+
+def check_room(token_limit: int, options: Mapping[str, Any], source: str = "") -> None:
+    """Raises a LimitError if summary and recall, by the options of a block, leave no room for messages in the record.
+
+    ``source`` says behind the number where the limit comes from.
+    """
+    summary = options.get("summary_token_limit") if options.get("summarize") else 0
+    reserved = (options.get("recall_token_limit") or 0) + _summary_limit(token_limit, summary)
+    if reserved and reserved + _MIN_ROOM > token_limit:
+        raise LimitError(
+            f"The summary and what is recalled may have {reserved} tokens, and leave no room for messages in "
+            f"the {token_limit} of the whole record{source}. Raise token_limit (condensed_token_limit of the memory), "
+            "or lower summary_token_limit or recall_token_limit."
+        )
 
 
 def _summary_limit(token_limit: int, wanted: int | None) -> int:

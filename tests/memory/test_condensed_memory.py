@@ -288,9 +288,9 @@ async def test_more_turns_can_be_kept_as_messages(open_memory: OpenMemory) -> No
 
 def test_limits_that_do_not_fit_are_refused_with_their_numbers() -> None:
     with pytest.raises(
-        LimitError, match="token_limit=8000; condensed_token_limit=50000 and facts_token_limit=2000 make 52000"
+        LimitError, match="token_limit=8000; condensed_token_limit=50000 and facts_token_limit=1000 make 51000"
     ):
-        CondensedMemory.from_defaults(token_limit=8_000)
+        CondensedMemory.from_defaults(token_limit=8_000, condensed_token_limit=50_000)
     with pytest.raises(LimitError, match="condensed_token_limit=0"):
         CondensedMemory.from_defaults(condensed_token_limit=0)
 

@@ -1,0 +1,192 @@
+"""What limits a memory takes where none are given, and which ones it refuses."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llama_index.core.base.llms.types import LLMMetadata
+from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
+from llama_index.core.llms import MockLLM
+from llama_index.core.settings import Settings
+from llama_index.llms.openai import OpenAI
+
+from llama_index_memory_ext import CondensedMemory, LimitError
+from llama_index_memory_ext.memory.limits import ModelWindow, TokenLimits, limits_for
+
+UNKNOWN = ModelWindow()
+
+
+class ModelWithWindow(MockLLM):
+    """Says what it is told to say about itself."""
+
+    def __init__(self, window: int, name: str = "small-model") -> None:
+        super().__init__()
+        self._metadata = LLMMetadata(context_window=window, model_name=name)
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        return self._metadata
+
+
+class ModelWithoutMetadata(MockLLM):
+    def __init__(self) -> None:
+        super().__init__()
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        raise ValueError("Unknown model. Please provide a valid OpenAI model name.")
+
+
+def limits_of(**options: Any) -> tuple[int, int, int]:
+    """Those of the memory, of its record and of its facts."""
+    memory = CondensedMemory.from_defaults(**options)
+    return memory.token_limit, memory.condensed_block.token_limit, memory.facts_block.token_limit
+
+
+@pytest.fixture
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Settings, "_llm", None)
+
+
+# ---- what follows -------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_settings")
+@pytest.mark.parametrize(
+    ("options", "limits"),
+    [
+        ({}, (60_000, 50_000, 2_000)),
+        ({"context_window": 128_000}, (60_000, 50_000, 2_000)),
+        ({"context_window": 8_192}, (6_144, 3_840, 768)),
+        ({"context_window": 3_900}, (2_925, 1_829, 365)),
+        ({"llm": OpenAI(model="gpt-4", api_key="x")}, (6_144, 3_840, 768)),
+        ({"llm": OpenAI(model="gpt-4", api_key="x"), "context_window": 128_000}, (60_000, 50_000, 2_000)),
+        ({"llm": ModelWithoutMetadata()}, (60_000, 50_000, 2_000)),
+        ({"llm": ModelWithWindow(window=DEFAULT_CONTEXT_WINDOW)}, (60_000, 50_000, 2_000)),
+        ({"llm": ModelWithWindow(window=-1)}, (60_000, 50_000, 2_000)),
+        ({"token_limit": 40_000}, (40_000, 30_000, 2_000)),
+        ({"token_limit": 200_000}, (200_000, 50_000, 2_000)),
+        ({"condensed_token_limit": 59_000}, (60_000, 59_000, 1_000)),
+        ({"context_window": 8_192, "facts_token_limit": 0}, (6_144, 4_608, 0)),
+        ({"context_window": 8_192, "condensed_token_limit": 1_000}, (6_144, 1_000, 768)),
+    ],
+)
+def test_limits_that_are_not_given_follow_the_window(options: dict[str, Any], limits: tuple[int, int, int]) -> None:
+    """A quarter is left for instructions, tools, the answer, and for tokens of another tokenizer."""
+    assert limits_of(**options) == limits
+
+
+def test_the_model_of_the_settings_counts_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none is made: LlamaIndex would build an OpenAI, which has no key."""
+    monkeypatch.setattr(Settings, "_llm", ModelWithWindow(window=8_192))
+    assert limits_of() == (6_144, 3_840, 768)
+    assert limits_of(llm=ModelWithWindow(window=16_384))[0] == 12_288
+    monkeypatch.setattr(Settings, "_llm", None)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert limits_of() == (60_000, 50_000, 2_000)
+    assert Settings._llm is None
+
+
+SIZES = st.integers(min_value=1, max_value=300_000)
+
+
+@given(window=st.none() | SIZES, token_limit=st.none() | SIZES, condensed=st.none() | SIZES, facts=st.none() | SIZES)
+def test_limits_fit_into_each_other_and_into_the_window_or_are_refused(
+    window: int | None, token_limit: int | None, condensed: int | None, facts: int | None
+) -> None:
+    """Those that are given stay as they are."""
+    asked = {"token_limit": token_limit, "condensed": condensed, "facts": facts}
+    try:
+        limits = limits_for(ModelWindow(window, "m"), **asked)
+    except LimitError:
+        assert any(limit is not None for limit in asked.values()) or (window is not None and window < 2)
+        return
+    assert all(getattr(limits, name) == limit for name, limit in asked.items() if limit is not None)
+    assert limits.condensed >= 1
+    assert limits.condensed + limits.facts <= limits.token_limit <= (window or limits.token_limit)
+    if token_limit is None and window is not None:
+        assert limits.token_limit <= window * 3 / 4
+    if condensed is None:
+        # A turn has a quarter of the limit for itself, up to 8,000 tokens.
+        left = limits.token_limit - limits.condensed - limits.facts
+        assert left >= min(8_000, limits.token_limit // 4)
+
+
+@given(window=SIZES.filter(lambda window: window > 1), other=SIZES.filter(lambda window: window > 1))
+def test_a_larger_window_never_has_smaller_limits(window: int, other: int) -> None:
+    small, large = (limits_for(ModelWindow(size)) for size in sorted((window, other)))
+    assert all(one <= two for one, two in zip(small[:3], large[:3], strict=True))
+
+
+def test_nothing_known_leaves_the_limits_as_they_were() -> None:
+    assert limits_for(UNKNOWN) == TokenLimits(60_000, 50_000, 2_000)
+
+
+# ---- what is refused ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"llm": OpenAI(model="gpt-4", api_key="x"), "token_limit": 60_000}, ["60000", "8192", "gpt-4", "6144"]),
+        ({"context_window": 4_096, "token_limit": 5_000}, ["5000", "4096", "context_window="]),
+        (
+            {"llm": OpenAI(model="gpt-4", api_key="x"), "condensed_token_limit": 50_000},
+            ["condensed_token_limit=50000", "token_limit=6144", "three quarters", "8192", "gpt-4"],
+        ),
+        ({"token_limit": 8_000, "condensed_token_limit": 50_000}, ["token_limit=8000", "condensed_token_limit=50000"]),
+        ({"condensed_token_limit": 60_000}, ["token_limit=60000", "facts_token_limit="]),
+        ({"token_limit": 100, "facts_token_limit": 100}, ["token_limit=100", "facts_token_limit=100"]),
+        ({"context_window": 0}, ["context_window", "0"]),
+        ({"context_window": 1}, ["context window", "1"]),
+        ({"token_limit": 0}, ["token_limit=0"]),
+    ],
+)
+def test_limits_that_cannot_fit_are_refused_with_the_numbers_and_the_model(
+    options: dict[str, Any], words: list[str]
+) -> None:
+    with pytest.raises(LimitError) as error:
+        CondensedMemory.from_defaults(**options)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+@pytest.mark.parametrize("options", [{"recall_token_limit": 4_000}, {"summarize": True, "summary_token_limit": 4_000}])
+def test_an_error_about_a_limit_that_follows_says_where_it_comes_from(options: dict[str, Any]) -> None:
+    with pytest.raises(LimitError, match=r"4000 tokens.*3840.*token_limit=6144.*window of gpt-4, 8192 tokens"):
+        CondensedMemory.from_defaults(llm=OpenAI(model="gpt-4", api_key="x"), **options)
+
+
+# ---- what is warned about -----------------------------------------------------------------------------
+
+
+def test_a_limit_close_to_the_window_is_warned_about_once_for_another_tokenizer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """4,000 tokens of ours were 4,531 of SmolLM2's."""
+    caplog.set_level(logging.WARNING)
+    tight: dict[str, Any] = {"llm": ModelWithWindow(window=8_192, name="smollm2-warned"), "token_limit": 8_000}
+    for _ in range(2):
+        CondensedMemory.from_defaults(**tight)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert all(word in line for word in ("smollm2-warned", "8000", "8192", "7249"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"token_limit": 7_249},
+        {"tokenizer_fn": str.split, "token_limit": 8_000},
+        {"llm": OpenAI(model="gpt-4", api_key="x"), "token_limit": 8_000},
+        {"llm": ModelWithWindow(window=128_000, name="gpt-4o-mini"), "token_limit": 120_000},
+    ],
+)
+def test_limits_that_any_tokenizer_can_keep_are_not_warned_about(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    CondensedMemory.from_defaults(**{"llm": ModelWithWindow(window=8_192, name="smollm2-quiet"), **options})
+    assert caplog.records == []

@@ -1,0 +1,219 @@
+"""A session goes on, however small the context window of its model and however much has piled up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.chat_engine import SimpleChatEngine
+from llama_index.core.llms import ChatMessage, TextBlock
+from llama_index.core.memory import BaseMemoryBlock, StaticMemoryBlock
+from llama_index.llms.openai import OpenAI
+from openai import BadRequestError
+from workflows.errors import WorkflowRuntimeError
+
+from llama_index_memory_ext import CondensedMemory
+from tests.conversation import assistant, calling, result, user
+from tests.memories import OpenMemory
+from tests.models import StartClient
+from tests.openai_server import Message, OpenAIServer, call, say
+from tests.openai_windows import tokens_in
+
+WINDOW = 8_192
+# Some 750 tokens.
+PAGE = "The committee read the report about bridges, tunnels and 47 other structures in the valley.\n" * 45
+Start = Callable[..., tuple[OpenAI, OpenAIServer]]
+
+
+def read_page(number: int) -> str:
+    """Read a page of the archive."""
+    return f"Page {number}\n{PAGE}"
+
+
+def reader(messages: list[Message], tools: list[str]) -> Message:
+    """Reads two pages for a question about pages, and answers at some length."""
+    question = next(message["content"] for message in reversed(messages) if message["role"] == "user")
+    results = [message for message in messages if message["role"] == "tool"]
+    if "read_page" in tools and question.endswith("pages?") and len(results) < 2:
+        return call((f"call_{len(results)}", "read_page", {"number": len(results)}))
+    return say(f"I was sent {len(messages)} messages. {PAGE[:1_500]}")
+
+
+@pytest.fixture
+def start(start_client: StartClient) -> Start:
+    """Starts a server whose model has a small window: of gpt-4 LlamaIndex knows it."""
+
+    def start_one(model: str = "gpt-4", window: int = WINDOW) -> tuple[OpenAI, OpenAIServer]:
+        llm, server = start_client(OpenAI, reader, model=model)
+        server.context_window = window
+        return llm, server
+
+    return start_one
+
+
+async def ask(llm: OpenAI, memory: CondensedMemory, question: str) -> str:
+    agent = FunctionAgent(llm=llm, tools=[read_page], system_prompt="You are an archivist. Be exact.")
+    return str(await agent.run(question, memory=memory))
+
+
+def refusal() -> AbstractContextManager[Any]:
+    """Expects that the server refuses a request for its length."""
+    return pytest.raises((BadRequestError, WorkflowRuntimeError), match="maximum context length")
+
+
+def question_of(turn: int) -> str:
+    if turn % 7 == 3:
+        return f"Question {turn}. Compare this with what we had: {PAGE} {PAGE}"
+    return f"Question {turn}: what is on the next two pages?" if turn % 3 == 0 else f"Question {turn}: what do I mean?"
+
+
+# ---- a window that is known ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "turns"),
+    [
+        ({}, 60),
+        ({"insert_method": "system"}, 12),
+        ({"recall_token_limit": 500}, 25),
+        ({"chat_history_token_ratio": 0.5}, 12),
+    ],
+)
+async def test_no_question_is_refused_with_a_model_whose_window_is_known(
+    open_memory: OpenMemory, start: Start, options: dict[str, Any], turns: int
+) -> None:
+    """With long messages, results of tools, and as many facts as are shown."""
+    llm, server = start()
+    memory = open_memory(llm=llm, extract_facts=False, **options)
+    for i in range(80):
+        await memory.facts.aadd(f"Knows bridge number {i}, which crosses the river {i} miles above the town")
+    for turn in range(turns):
+        assert "I was sent" in await ask(llm, memory, question_of(turn))
+    assert server.refusals == []
+    # The window is used, too.
+    assert max(tokens_in(request) for request in server.requests) > WINDOW * 0.6
+
+
+# ---- a window that was not known ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "smaller",
+    [
+        {"context_window": WINDOW},
+        {"token_limit": 6_000},
+        {"context_window": WINDOW, "insert_method": "system"},
+        {"context_window": WINDOW, "include_system": True, "summarize": True},
+        {"context_window": WINDOW, "allow_partial": True},
+        {"context_window": WINDOW, "chat_history_token_ratio": 0.6},
+    ],
+)
+async def test_a_session_that_has_outgrown_its_window_goes_on_when_it_is_opened_with_that_window(
+    open_memory: OpenMemory, start: Start, smaller: dict[str, Any]
+) -> None:
+    """Unanswered questions have piled up by then, and a message that is longer than the window."""
+    llm, server = start("gpt-4o-mini")
+    options = {"llm": llm, "extract_facts": False}
+    memory = open_memory(include_system=smaller.get("include_system", False), **options)
+    await memory.aput_messages([user(f"Long ago {i}. {PAGE}") for i in range(20)])
+    await memory.aput_messages([user("The whole archive: " + PAGE * 20), assistant("Thank you.")])
+    for turn in range(4):
+        with refusal():
+            await ask(llm, memory, question_of(turn))
+    assert len(server.refusals) == 4
+    memory = open_memory(**options, **smaller)
+    for turn in range(15):
+        assert "I was sent" in await ask(llm, memory, question_of(turn))
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_a_turn_that_is_too_long_by_itself_does_not_harm_the_next_one(
+    open_memory: OpenMemory, start: Start, streaming: bool
+) -> None:
+    """Be it the question, or what a tool has found for it."""
+    llm, server = start()
+    memory = open_memory(llm=llm, extract_facts=False)
+
+    def read_archive() -> str:
+        """Read the whole archive."""
+        return PAGE * 12
+
+    async def run(question: str) -> str:
+        agent = FunctionAgent(llm=llm, tools=[read_archive, read_page], streaming=streaming)
+        return str(await agent.run(question, memory=memory))
+
+    usual = server.model
+    server.model = lambda messages, tools: (
+        call(("all", "read_archive", {})) if str(messages[-1]["content"]).endswith("All?") else usual(messages, tools)
+    )
+    for too_long in (f"What of this? {PAGE * 12}", "All?"):
+        with refusal():
+            await run(too_long)
+        assert "I was sent" in await run("And now?")
+
+
+async def test_a_turn_with_long_results_that_was_put_by_hand_does_not_harm_the_next_one(
+    open_memory: OpenMemory, start: Start
+) -> None:
+    """The call, its results and an answer that never came."""
+    llm, server = start()
+    memory = open_memory(llm=llm, extract_facts=False)
+    await memory.aput_messages([user("Read."), calling(("a", "read_page", {"number": 1})), result("a", PAGE * 15)])
+    assert "I was sent" in await ask(llm, memory, "And now?")
+    assert server.refusals == []
+
+
+async def test_a_chat_engine_says_how_much_its_prefix_has(open_memory: OpenMemory, start: Start) -> None:
+    """It is left free, and so nothing is refused."""
+    llm, server = start()
+    memory = open_memory(llm=llm, extract_facts=False)
+    engine = SimpleChatEngine.from_defaults(llm=llm, memory=memory, system_prompt=PAGE * 3)
+    for turn in range(12):
+        assert "I was sent" in str(await engine.achat(question_of(turn)))
+    assert server.refusals == []
+
+
+# ---- blocks of others ---------------------------------------------------------------------------------
+
+
+class KeepsAll(BaseMemoryBlock[str]):
+    """Shows again whatever has left short-term memory, and cannot be shortened, as LlamaIndex's blocks cannot."""
+
+    _texts: list[str] = PrivateAttr(default_factory=list)
+
+    async def _aget(self, messages: list[ChatMessage] | None = None, **block_kwargs: Any) -> str:
+        return "\n".join(self._texts)
+
+    async def _aput(self, messages: list[ChatMessage]) -> None:
+        self._texts += [message.content or "" for message in messages]
+
+
+async def test_blocks_of_others_with_a_priority_are_left_out_where_they_do_not_fit(
+    open_memory: OpenMemory, start: Start
+) -> None:
+    """One that finds whole turns again finds the one that has filled the window, too."""
+    llm, server = start()
+    memory = open_memory(llm=llm, extract_facts=False, memory_blocks=[KeepsAll(name="all", priority=1)])
+    with refusal():
+        await ask(llm, memory, f"What of this? {PAGE * 12}")
+    for turn in range(12):
+        assert "I was sent" in await ask(llm, memory, question_of(turn))
+    assert len(server.refusals) == 1
+
+
+async def test_a_block_that_may_not_be_left_out_and_does_not_fit_is_warned_about(
+    open_memory: OpenMemory, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, with the numbers, and without its words."""
+    block = StaticMemoryBlock(name="archive", static_content=[TextBlock(text=PAGE * 12)])
+    memory = open_memory(context_window=WINDOW, memory_blocks=[block])
+    for _ in range(3):
+        await memory.aput(user("And now?"))
+        await memory.aget()
+    (line,) = [one.getMessage() for one in caplog.records if one.name.startswith("llama_index_memory_ext")]
+    assert all(word in line for word in ("archive", "priority", "6144"))
+    assert "bridges" not in line
