@@ -35,14 +35,14 @@ facts       backfill > block > extractor > learning > verification > cache expla
 grounding   sentences statement > names negation > dates > numbers quotes secrets > words numerals > language  # words
 .           log_block                                                     # what both blocks share: they read one log
 ---
-store       __init__ > facts log vectors > readers users > database > engine schema  # the tables, who has read how far
+store       __init__ > facts log vectors > deletions > readers users > database > engine schema  # tables, cursors
 search      concern embeddings > tfidf vectors > tokenization > days      # how similar two texts are
 formats     __init__ > openai                                             # messages of other programs, as JSON
 ---
 .           fact                                                          # a fact, with its dates and its source
 asking      options > failures window                                     # what a model can read and takes; failures
 ---
-text        trim responses > cutting loose_json > messages > times tokens tool_calls visible  # messages as text
+text        trim responses > cutting loose_json > messages > identity times > tokens tool_calls visible  # as text
 ---
 background  jobs > leftovers locks                                        # work that no answer waits for
 ---

@@ -14,6 +14,7 @@ from llama_index_memory_ext.asking.failures import (
     status_of,
 )
 from llama_index_memory_ext.errors import FactReplyError, TruncatedReplyError, VerificationError
+from llama_index_memory_ext.store.readers import ROWS
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.text.tool_calls import Json
@@ -71,11 +72,11 @@ class Progress:
 
     @property
     def state(self) -> Json:
-        """As JSON; None if there is nothing to know."""
+        """As JSON, about single rows (``Readers.move``); None if there is nothing to know."""
         if self == Progress():
             return None
         fields = {name: getattr(self, name) for name in ("most_turns", "tries", "unverified", "in_a_row", "halved")}
-        return {**fields, "set_aside": [list(turn) for turn in self.set_aside]}
+        return {**fields, ROWS: [list(turn) for turn in self.set_aside]}
 
     def succeeded(self) -> Progress:
         """After a batch was stored."""
@@ -105,12 +106,13 @@ class Step(NamedTuple):
 def progress_of(state: Json) -> Progress:
     """The progress that a cursor was stored with.
 
-    >>> progress_of({"tries": 1, "set_aside": [[4, 5, "FactReplyError"]]}).set_aside
+    >>> progress_of({"tries": 1, "rows": [[4, 5, "FactReplyError"]]}).set_aside
     (SetAside(first=4, last=5, error='FactReplyError'),)
     """
     if not state:
         return Progress()
-    return Progress(**{**state, "set_aside": tuple(SetAside(*turn) for turn in state.get("set_aside", ()))})
+    fields = {name: value for name, value in state.items() if name != ROWS}
+    return Progress(**fields, set_aside=tuple(SetAside(*turn) for turn in state.get(ROWS, ())))
 
 
 def after_failure(progress: Progress, blame: Blame, turns: int) -> Step:

@@ -133,6 +133,12 @@ class Window:
         entries, limits = self.kept.entries, self.selection.limits
         return len(entries) > limits.max_messages or tokens_of(entries) > limits.tokens
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether all that it has shown was taken back, so that what had left it has room again."""
+        seen = self.seen
+        return seen.position > 0 and not (seen.last_id or self.summary or self.kept.partial)
+
     def evicted(self) -> Window:
         """The window after a cut."""
         return replace(self, kept=self.selection.evict(self.kept))
@@ -166,6 +172,8 @@ class RecordReader:
     async def shown(self, session_id: str) -> Window:
         """The window within its limits. What is to be summarised is only left out until it is."""
         window = await self.read(session_id)
+        if window.is_behind and await self.move(session_id, window, 0):
+            window = await self.read(session_id)
         if window.is_over and not self.settings.summarize:
             return await self._cut(session_id, window)
         if window.is_over:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import ChatMessage
-from sqlalchemy import String, cast, delete, insert, select, update
+from sqlalchemy import insert, update
 
 from llama_index_memory_ext.store.database import UnchangedError, writes_session
-from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, vectors_namespace
+from llama_index_memory_ext.store.deletions import Deletions
+from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED
+from llama_index_memory_ext.text.identity import is_same
 from llama_index_memory_ext.text.messages import storable
-from llama_index_memory_ext.text.tool_calls import RESULT_ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,7 +22,11 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.store.database import Database
     from llama_index_memory_ext.store.readers import LogRow, Readers
-    from llama_index_memory_ext.store.schema import Row, Statement
+
+    # Says of messages, oldest first, how many of the oldest go into the log; None: none.
+    Plan = Callable[[Sequence[ChatMessage]], int] | None
+
+_PAGE_ROWS = 500
 
 
 class Log:
@@ -28,6 +34,7 @@ class Log:
 
     def __init__(self, database: Database, readers: Readers) -> None:
         self.database, self._readers, self._tables = database, readers, database.tables
+        self._deletions = Deletions(database)
 
     @writes_session
     async def append(
@@ -35,7 +42,7 @@ class Log:
         conn: AsyncConnection,
         key: str,
         messages: Sequence[ChatMessage],
-        plan_flush: Callable[[Sequence[ChatMessage]], int] | None,
+        plan_flush: Plan,
         *,
         replace: bool = False,
         owners: Sequence[str] = (),
@@ -44,22 +51,48 @@ class Log:
         """Write messages after the active ones, and move what leaves short-term memory into the log.
 
         ``plan_flush`` is given the active messages and then the new ones, oldest first. It returns how many of the
-        oldest go into the log; without it, none. With ``replace`` all messages of the session are deleted first.
+        oldest go into the log; without it, none. With ``replace`` these are all messages of the session then: the
+        first ones that it has already keep their rows, with ids and times, and the rest is deleted.
         ``owners`` are users whose session it is from now on, and ``readers`` those by which ``Users.pending`` finds it.
-        Returns copies of the messages that went into the log, oldest first.
+        Returns copies of the messages that went into the log, oldest first; those that were there are not among them.
         """
         if replace:
-            await self._delete(conn, key)
-        active = await self._readers.find_within(conn, key, [ACTIVE]) if plan_flush and not replace else []
-        if not (messages or active or replace):
+            flushed = await self._replace(conn, key, messages, plan_flush)
+            await self._readers.register_within(conn, key, owners, readers)
+            return flushed
+        active = await self._readers.find_within(conn, key, [ACTIVE]) if plan_flush else []
+        if not (messages or active):
             raise UnchangedError(result=[])
         await self._readers.register_within(conn, key, owners, readers)
         old = [row.message for row in active]
-        flushed = plan_flush([*old, *messages]) if plan_flush else 0
-        await self._take(conn, key, active[:flushed], archive=True)
-        new = max(flushed - len(old), 0)
-        rows = await self._insert(conn, key, messages, archived=new)
-        return [*old[:flushed], *(ChatMessage.model_validate(row["data"]) for row in rows[:new])]
+        flushed_count = plan_flush([*old, *messages]) if plan_flush else 0
+        await self._archive(conn, key, active[:flushed_count])
+        new = await self._insert(conn, key, messages, archived=flushed_count - len(old))
+        return [*old[:flushed_count], *new]
+
+    async def _replace(
+        self, conn: AsyncConnection, key: str, messages: Sequence[ChatMessage], plan_flush: Plan
+    ) -> list[ChatMessage]:
+        """Replace the messages of a session, as ``append``."""
+        kept, rows = await self._unchanged(conn, key, messages), self._tables.rows
+        await self._deletions.delete_within(conn, key, rows.c.id > (kept[-1].id if kept else 0))
+        flushed = plan_flush(messages) if plan_flush else 0
+        await self._archive(conn, key, kept[:flushed])
+        await self._activate(conn, key, kept[flushed:])
+        new = await self._insert(conn, key, messages[len(kept) :], archived=flushed - len(kept))
+        return [*(row.message for row in kept[:flushed] if row.is_active), *new]
+
+    async def _unchanged(self, conn: AsyncConnection, key: str, messages: Sequence[ChatMessage]) -> list[LogRow]:
+        """The oldest rows of a session, as far as they hold these messages."""
+        same: list[LogRow] = []
+        while True:
+            last = same[-1].id if same else 0
+            page = await self._readers.find_within(conn, key, [ARCHIVED, ACTIVE], last, limit=_PAGE_ROWS)
+            given = messages[len(same) : len(same) + len(page)]
+            pairs = zip(page, given, strict=False)
+            same += [row for row, _ in takewhile(lambda pair: is_same(pair[0].data, storable(pair[1])), pairs)]
+            if not page or same[-1:] != page[-1:]:
+                return same
 
     @writes_session
     async def delete_row(self, conn: AsyncConnection, key: str, row_id: int) -> ChatMessage | None:
@@ -67,40 +100,44 @@ class Log:
         found = await self._readers.rows_within(conn, key, [row_id])
         if not found:
             raise UnchangedError
-        rows, vectors = self._tables.rows, self._tables.embeddings
-        # A result has been embedded together with its call, which comes before it.
-        calls = select(rows.c.id).where(rows.c.key == key, rows.c.id <= row_id, rows.c.role.not_in(RESULT_ROLES))
-        first = (await conn.execute(calls.order_by(rows.c.id.desc()).limit(1))).scalar()
-        of_session = vectors.c.namespace == vectors_namespace(key)
-        await conn.execute(delete(vectors).where(of_session, vectors.c.id == str(first)))
-        await self._delete(conn, key, rows.c.id == row_id)
+        await self._deletions.delete_within(conn, key, self._tables.rows.c.id == row_id)
         return found[0].message
 
     @writes_session
     async def delete(self, conn: AsyncConnection, key: str, status: str | None = None) -> None:
         """Delete the messages of a session; None: of any status."""
-        await self._delete(conn, key, *([self._tables.rows.c.status == status] if status else []))
+        these = [self._tables.rows.c.status == status] if status else []
+        await self._deletions.delete_within(conn, key, *these)
 
     @writes_session
     async def take_oldest(self, conn: AsyncConnection, key: str, count: int, *, archive: bool) -> list[ChatMessage]:
         """Archive the oldest active messages of a session, or delete them, and return them."""
         oldest = await self._readers.find_within(conn, key, [ACTIVE], limit=count)
-        await self._take(conn, key, oldest, archive=archive)
+        if oldest and archive:
+            await self._archive(conn, key, oldest)
+        elif oldest:
+            rows = self._tables.rows
+            await self._deletions.delete_within(conn, key, rows.c.status == ACTIVE, rows.c.id <= oldest[-1].id)
         return [row.message for row in oldest]
 
-    async def _take(self, conn: AsyncConnection, key: str, oldest: Sequence[LogRow], *, archive: bool) -> None:
-        if oldest:
+    async def _archive(self, conn: AsyncConnection, key: str, oldest: Sequence[LogRow]) -> None:
+        """Move these rows into the log, and those before them."""
+        if any(row.is_active for row in oldest):
             rows = self._tables.rows
-            change = update(rows).values(status=ARCHIVED) if archive else delete(rows)
             these = (rows.c.key == key, rows.c.status == ACTIVE, rows.c.id <= oldest[-1].id)
-            await conn.execute(change.where(*these))
-            if not archive:
-                await self._delete_vectors(conn, key)
+            await conn.execute(update(rows).where(*these).values(status=ARCHIVED))
+
+    async def _activate(self, conn: AsyncConnection, key: str, newest: Sequence[LogRow]) -> None:
+        """Move these rows, which are the last ones, out of the log."""
+        if any(not row.is_active for row in newest):
+            rows = self._tables.rows
+            these = (rows.c.key == key, rows.c.status == ARCHIVED, rows.c.id >= newest[0].id)
+            await conn.execute(update(rows).where(*these).values(status=ACTIVE))
 
     async def _insert(
         self, conn: AsyncConnection, key: str, messages: Sequence[ChatMessage], *, archived: int
-    ) -> list[Row]:
-        """Write messages, the first ones into the log; returns the rows."""
+    ) -> list[ChatMessage]:
+        """Write messages, the first ones into the log; returns copies of those."""
         now = time.time_ns()
         rows = [
             {
@@ -114,22 +151,6 @@ class Log:
         ]
         if rows:
             await conn.execute(insert(self._tables.rows), rows)
-        return rows
+        return [ChatMessage.model_validate(row["data"]) for row in rows if row["status"] == ARCHIVED]
 
     add = writes_session(_insert)
-
-    async def _delete(self, conn: AsyncConnection, key: str, *conditions: Statement) -> None:
-        """Delete rows of a session, and tell its readers, which begin again."""
-        rows = self._tables.rows
-        await conn.execute(delete(rows).where(rows.c.key == key, *conditions))
-        await self._delete_vectors(conn, key)
-        sessions, cursors = self._tables.sessions, self._tables.cursors
-        await conn.execute(delete(cursors).where(cursors.c.key == key))
-        await conn.execute(update(sessions).where(sessions.c.key == key).values(epoch=time.time_ns()))
-
-    async def _delete_vectors(self, conn: AsyncConnection, key: str) -> None:
-        """Delete the vectors of messages that are gone."""
-        rows, vectors = self._tables.rows, self._tables.embeddings
-        left = select(cast(rows.c.id, String)).where(rows.c.key == key)
-        of_session = vectors.c.namespace == vectors_namespace(key)
-        await conn.execute(delete(vectors).where(of_session, vectors.c.id.not_in(left)))

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Under this key the state of a cursor lists what it says of single rows.
+ROWS = "rows"
 _LOG_AND_ACTIVE = [ARCHIVED, ACTIVE]
 
 
@@ -243,8 +245,11 @@ class Readers:
         """Move a reader's cursor from ``old`` to ``new``, the last row that is left behind, for every process.
 
         ``epoch`` is the one in which the reader has read. ``state`` is what it has made of the rows before, as JSON; it
-        replaces the state before. False if another process has moved the cursor, rows were deleted meanwhile, or the
-        database is busy.
+        replaces the state before. If one of these rows is deleted, the reader begins again without a state. But a
+        state with ``ROWS``, a list of ``[first row, last row, ...]``, is of these rows alone: it stays, without the
+        rows that are gone. So does a cursor without a state.
+
+        False if another process has moved the cursor, rows were deleted meanwhile, or the database is busy.
         """
         try:
             return await self._move(key, reader, epoch=epoch, old=old, new=new, state=state)

@@ -1,0 +1,118 @@
+"""What was read for facts is not read again when a conversation is set anew, or its end is taken back."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.llms import ChatResponse, MockLLM
+from llama_index.core.storage.chat_store.base_db import MessageStatus
+
+from llama_index_memory_ext import CondensedMemory
+from tests.conversation import assistant, record, sent_text, user
+from tests.facts.test_backfill import likes, talk
+from tests.facts.test_block import contents, learner
+from tests.memories import OpenMemory
+from tests.models import StartModel
+
+
+async def test_regenerating_an_answer_reads_only_the_new_words(
+    any_database_uri: str | None, start_model: StartModel
+) -> None:
+    """Nor does setting the same history again; a backfill then finds nothing unread."""
+    llm, server = start_model(learner)
+    options: dict[str, Any] = {"user_id": "ann", "llm": llm, "async_database_uri": any_database_uri}
+    async with CondensedMemory.from_defaults("chat", **options) as memory:
+        await memory.aput_messages(talk("tea", "rain", "snow"))
+        await memory.aflush()
+        asked = len(server.requests)
+        await memory.aset(await memory.aget_all())
+        await memory.aflush()
+        await memory.aset((await memory.aget_all())[:-2])
+        await memory.aput_messages(talk("hail"))
+        await memory.aflush()
+        assert likes(server.requests[asked:]) == [["hail"]]
+        assert (await memory.abackfill()).messages == 0
+        assert len(await contents(memory)) == 4
+        assert server.refusals == []
+
+
+async def test_a_record_of_which_all_messages_were_taken_back_shows_those_before(open_memory: OpenMemory) -> None:
+    """They had left it, and have room again."""
+    memory = open_memory(max_messages=4, keep_messages=2)
+    await memory.aput_messages([message for i in range(10) for message in (user(f"q{i}"), assistant(f"a{i}"))])
+    await memory.aflush()
+    assert record(sent_text(await memory.aget())) == [("user", "q9"), ("assistant", "a9")]
+    await memory.aset((await memory.aget_all())[:-2])
+    await memory.aput(user("again"))
+    assert record(sent_text(await memory.aget())) == [("user", "q8"), ("assistant", "a8")]
+
+
+class Listener(MockLLM):
+    """Finds nothing, and counts how often it is asked about each of the user's words; may be disturbed meanwhile."""
+
+    _asked: Counter[str] = PrivateAttr(default_factory=Counter)
+    _disturb: Callable[[], Awaitable[object]] | None = PrivateAttr(default=None)
+
+    async def achat(self, messages: Any, **kwargs: Any) -> ChatResponse:
+        words = re.findall(r"I like (\w+)", str(messages[-1].content).split("<transcript>")[1])
+        disturb, self._disturb = self._disturb, None
+        if disturb is None:
+            self._asked.update(words)
+        else:
+            await disturb()
+        return ChatResponse(message=assistant('{"new_facts": []}'))
+
+
+NUMBERS = st.integers(min_value=0, max_value=9)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["put", "take back", "same", "delete", "reset", "read", "read and delete"]), NUMBERS),
+    max_size=12,
+)
+
+
+@settings(max_examples=30)
+@given(STEPS)
+def test_every_word_that_stands_is_read_once(steps: list[tuple[str, int]]) -> None:
+    """Whatever is deleted in between; a batch from which a row is deleted while it is read is read again."""
+
+    async def run() -> None:
+        llm = Listener(max_tokens=None)
+        async with CondensedMemory.from_defaults("chat", llm=llm, extract_every_turns=100) as memory:
+            for place, (step, number) in enumerate(steps):
+                await take(memory, llm, step, number, f"w{place}")
+            await memory.abackfill()
+            standing = re.findall(r"I like (\w+)", str([one.content for one in await memory.aget_all()]))
+            assert {word: llm._asked[word] for word in standing} == dict.fromkeys(standing, 1)
+            assert max(llm._asked.values(), default=0) <= 1
+
+    asyncio.run(run())
+
+
+async def take(memory: CondensedMemory, llm: Listener, step: str, number: int, word: str) -> None:
+    """One step of a conversation, of which something is taken back now and then."""
+    store, said = memory.sql_store, await memory.aget_all()
+
+    async def delete() -> None:
+        rows = (await store.readers.unread("chat", "", with_active=True)).rows
+        if rows:
+            await store.delete_message("chat", rows[number % len(rows)].id)
+
+    if step == "put":
+        await memory.aput_messages(talk(*(f"{word}x{i}" for i in range(number % 3 + 1))))
+    elif step in ("take back", "same"):
+        await memory.aset(said[: -number - 1] if step == "take back" else said)
+    elif step == "delete":
+        await delete()
+    elif step == "reset":
+        await memory.areset(MessageStatus.ACTIVE)
+    else:
+        llm._disturb = delete if step == "read and delete" else None
+        await memory.abackfill()
+        llm._disturb = None
