@@ -26,10 +26,10 @@ from llama_index_memory_ext.fact import (
 )
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.cache import FactCache, UserFacts
+from llama_index_memory_ext.facts.categories import check_categories, check_extraction_prompt
 from llama_index_memory_ext.facts.explanation import Explanation, explain
 from llama_index_memory_ext.facts.extractor import Extractor
 from llama_index_memory_ext.facts.learning import Learner
-from llama_index_memory_ext.facts.prompt import check_categories, check_extraction_prompt
 from llama_index_memory_ext.facts.scoring import Weights, fit_facts
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, LogBlock
 from llama_index_memory_ext.search.tfidf import TfidfRanker

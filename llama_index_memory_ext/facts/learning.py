@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from llama_index.core.llms import LLM
 
     from llama_index_memory_ext.facts.cache import FactCache, UserFacts
-    from llama_index_memory_ext.facts.prompt import Categories
+    from llama_index_memory_ext.facts.categories import Categories
     from llama_index_memory_ext.facts.reply import ExtractionReply
     from llama_index_memory_ext.facts.verification import Judgement
     from llama_index_memory_ext.log_block import LogBlock

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.llms.function_calling import FunctionCallingLLM
@@ -38,11 +38,10 @@ if TYPE_CHECKING:
     from llama_index.core.llms import LLM
 
     from llama_index_memory_ext.fact import Fact
+    from llama_index_memory_ext.facts.categories import Categories
     from llama_index_memory_ext.text.messages import Utterance
     from llama_index_memory_ext.text.tool_calls import Json
 
-# The names of the categories, or the names with what each is for.
-Categories: TypeAlias = Sequence[str] | Mapping[str, str]
 T = TypeVar("T")
 
 _WHAT_TO_FIND = "what the user says about themselves and their work that will still matter in another conversation."
@@ -89,8 +88,6 @@ Answer with one JSON object and nothing else, in this form:
  "retired": [{"number": number, "reason": text, "replaced_by": "n1" or "", "quote": text, \
 "valid_until": date or ""}, ...]}
 If there is nothing to report, the three lists have no entries."""
-
-_MOST_CATEGORIES, _NAME_CHARACTERS, _DESCRIPTION_CHARACTERS, _PROMPT_CHARACTERS = 50, 60, 300, 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +174,7 @@ async def ask(
     if answer is not None:
         # The raw arguments are read: the host turns those that it cannot parse into {}, which means "nothing new".
         calls, words = [call.arguments for call in calls_of(answer.message)], answer.message.content or ""
-        if calls or takes(llm, "tools") or was_refused(answer):
+        if _is_final(llm, answer, calls):
             return read(calls or [words], answer), answer
         if words.strip():
             with suppress(MemoryExtError):
@@ -187,6 +184,11 @@ async def ask(
     if by_tool:
         remember(llm, ["tools"], taken=False)
     return value, response
+
+
+def _is_final(llm: LLM, answer: ChatResponse, calls: Sequence[str]) -> bool:
+    """Whether nothing else can be expected: a call, or words of a model that has called before or was stopped."""
+    return bool(calls or takes(llm, "tools")) or was_refused(answer)
 
 
 async def ask_for_facts(
@@ -221,64 +223,6 @@ def form_texts(categories: Categories) -> tuple[str, str]:
     """Returns what a request says of the form of the answer, as text and as a tool; it has one of both."""
     tool = _tool(tuple(categories))
     return _FORM, f"{tool.metadata.description}{tool.metadata.fn_schema_str}"
-
-
-def check_categories(value: Any) -> Categories:
-    """Returns categories as they were given: names, or a dict of names with what each is for.
-
-    Raises a ValueError for anything else, no category at all, more than 50, and a name that is blank, longer than 60
-    characters, on several lines, or given twice.
-
-    >>> check_categories(["diet", "allergy"]), check_categories({"diet": "what they eat"})
-    (('diet', 'allergy'), {'diet': 'what they eat'})
-    """
-    if isinstance(value, Mapping):
-        _check_descriptions(value)
-    elif isinstance(value, str) or not isinstance(value, Sequence):
-        raise _unexpected("a list of names or a dict of names and descriptions", f"a {type(value).__name__}")
-    if not 0 < len(value) <= _MOST_CATEGORIES:
-        raise _unexpected(f"1 to {_MOST_CATEGORIES} names", str(len(value)))
-    seen = set[str]()
-    for name in value:
-        if not _is_name(name):
-            raise _unexpected(f"names of 1 to {_NAME_CHARACTERS} characters on one line", repr(name)[:100])
-        if name.strip().casefold() in seen:
-            raise _unexpected("each name once", f"{name!r} twice")
-        seen.add(name.strip().casefold())
-    return dict(value) if isinstance(value, Mapping) else tuple(value)
-
-
-def check_extraction_prompt(value: Any) -> str | None:
-    """Returns what a program wants a model to look for, as it was given; None stands for our own words.
-
-    Raises a ValueError for anything but a text, and one that is blank or has more than 20,000 characters.
-    """
-    if value is None or (isinstance(value, str) and value.strip() and len(value) <= _PROMPT_CHARACTERS):
-        return value
-    seen = f"{len(value):,} characters" if isinstance(value, str) else f"a {type(value).__name__}"
-    raise ValueError(
-        f"expected a text of 1 to {_PROMPT_CHARACTERS:,} characters that says what to look for, saw {seen}. "
-        "Pass None for the text of this package."
-    )
-
-
-def _is_name(value: Any) -> bool:
-    if not isinstance(value, str) or not value.strip():
-        return False
-    return len(value) <= _NAME_CHARACTERS and len(value.splitlines()) == 1
-
-
-def _check_descriptions(value: Mapping[Any, Any]) -> None:
-    for name, description in value.items():
-        if not isinstance(description, str) or len(description) > _DESCRIPTION_CHARACTERS:
-            raise _unexpected(f"descriptions of at most {_DESCRIPTION_CHARACTERS} characters", f"another for {name!r}")
-
-
-def _unexpected(expected: str, seen: str) -> ValueError:
-    return ValueError(
-        f"expected {expected}, saw {seen}. Name the categories that facts should have, as in "
-        f'["diet", "allergy"] or {{"diet": "what they eat"}}, or leave them out for {", ".join(CATEGORIES)}.'
-    )
 
 
 def _listed(categories: Categories) -> str:

@@ -75,10 +75,8 @@ def checked_summary(
     if share_kept("".join(pieces), "".join(taken)) < _FEWEST_LEFT:
         raise SummaryReplyError(reply, "it tells what nobody said")
     if not is_cut and _is_whole(pieces, taken):
-        is_full = counter.count(previous) > _FULL * token_limit > 0
-        text = "".join(taken)
-        is_kept = share_kept(previous, text) >= (_KEPT_WHEN_FULL if is_full else _KEPT)
-        if is_kept and (is_full or not source.loses(pieces_of(previous), text)):
+        is_full, text = counter.count(previous) > _FULL * token_limit > 0, "".join(taken)
+        if _keeps(text, previous, source, is_full=is_full):
             return text.strip()
     new = _new_in(taken, source, is_cut=is_cut)
     if not new and not previous:
@@ -110,6 +108,13 @@ def _is_whole(pieces: Sequence[str], taken: Sequence[str]) -> bool:
     """Returns whether all sentences were taken, and it is not so that of several ones only the last has no end."""
     ends_early = len(pieces) >= _FEWEST_SENTENCES and not is_finished(pieces[-1]) and all(map(is_finished, pieces[:-1]))
     return len(taken) == len(pieces) and not ends_early
+
+
+def _keeps(text: str, previous: str, source: Said, *, is_full: bool) -> bool:
+    """Returns whether a text has enough of the summary before, and its names and numbers if there is room for them."""
+    if is_full:
+        return share_kept(previous, text) >= _KEPT_WHEN_FULL
+    return share_kept(previous, text) >= _KEPT and not source.loses(pieces_of(previous), text)
 
 
 def _new_in(taken: Sequence[str], source: Said, *, is_cut: bool) -> str:

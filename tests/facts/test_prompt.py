@@ -28,10 +28,9 @@ from openai.types.chat import ChatCompletion
 
 from llama_index_memory_ext.errors import FactReplyError, VerificationError
 from llama_index_memory_ext.fact import Fact
+from llama_index_memory_ext.facts.categories import check_categories, check_extraction_prompt
 from llama_index_memory_ext.facts.prompt import (
     ask_for_facts,
-    check_categories,
-    check_extraction_prompt,
     extraction_prompt,
     form_texts,
 )

@@ -232,6 +232,12 @@ async def test_a_model_that_has_called_the_tool_before_is_not_asked_in_text(star
     assert ["tools" in body for body in server.bodies] == [True, True]
 
 
+async def test_no_words_where_a_call_was_asked_for_are_not_nothing(start_client: StartClient) -> None:
+    llm, server = start_client(Small, lambda messages, tools: say("" if tools else json.dumps(ARGUMENTS)))
+    assert (await ask_for_facts(llm, PROMPT)).reply.confirmed == [1]
+    assert len(server.requests) == 2
+
+
 async def test_verdicts_are_asked_for_in_text_too(open_memory: OpenMemory, start_client: StartClient) -> None:
     def model(messages: list[Message], tools: list[str]) -> Message:
         text = str(messages[-1]["content"])
