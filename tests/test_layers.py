@@ -40,7 +40,7 @@ search      concern embeddings > tfidf vectors > tokenization > days      # how 
 formats     __init__ > openai                                             # messages of other programs, as JSON
 ---
 .           fact                                                          # a fact, with its dates and its source
-asking      window                                                        # what a model can read
+asking      shield window                                                 # a model without its key, what it can read
 ---
 text        trim responses > cutting loose_json > messages > times tokens tool_calls visible  # messages as text
 ---

@@ -15,6 +15,7 @@ from llama_index.core.tools import FunctionTool
 from llama_index.core.types import PydanticProgramMode
 from pydantic import Field, create_model
 
+from llama_index_memory_ext.asking.shield import model_of
 from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.fact import CATEGORIES
 from llama_index_memory_ext.facts.fields import TAGS
@@ -291,8 +292,8 @@ _refusing: dict[int, weakref.ref[LLM]] = {}
 async def _asked_in_text(
     llm: LLM, messages: Sequence[ChatMessage], response_format: dict[str, Json] | None
 ) -> ChatResponse:
-    refused = _refusing.get(id(llm))
-    if response_format is None or not _is_openai_like(llm) or (refused is not None and refused() is llm):
+    refused = _refusing.get(id(model_of(llm)))
+    if response_format is None or not _is_openai_like(llm) or (refused is not None and refused() is model_of(llm)):
         return await llm.achat(messages)
     try:
         return await llm.achat(messages, response_format=response_format)
@@ -301,8 +302,8 @@ async def _asked_in_text(
         if getattr(error, "status_code", None) not in _REFUSED:
             raise
     response = await llm.achat(messages)
-    key = id(llm)
-    _refusing[key] = weakref.ref(llm, lambda _: _refusing.pop(key, None))
+    key = id(model_of(llm))
+    _refusing[key] = weakref.ref(model_of(llm), lambda _: _refusing.pop(key, None))
     return response
 
 
