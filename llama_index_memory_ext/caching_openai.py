@@ -17,7 +17,7 @@ from llama_index.llms.openai.utils import to_openai_message_dict, to_openai_resp
 from openai import APIStatusError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 
     from llama_index.core.base.llms.types import ChatResponse, ContentBlock
     from llama_index.core.prompts import PromptTemplate
@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 _MARK, _OPTIONS, _KEY = "prompt_cache_breakpoint", "prompt_cache_options", "prompt_cache_key"
 _KEY_CHARACTERS = 32
+# Fields that no repr shows.
+_SECRET = ("api_key", "default_headers")
 # OpenAI refuses a mark in an answer of the model.
 _MARKED_ROLES = (MessageRole.SYSTEM, MessageRole.DEVELOPER, MessageRole.USER, MessageRole.TOOL)
 # What servers say that do not know the fields, or that take no list of parts where a mark needs one.
@@ -156,6 +158,7 @@ if TYPE_CHECKING:
         model: str
         additional_kwargs: dict[str, Any]
 
+        def __repr_args__(self) -> Iterable[tuple[str | None, Any]]: ...
         def _get_model_kwargs(self, **kwargs: Any) -> dict[str, Any]: ...
         def _chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any: ...
         async def _achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any: ...
@@ -181,6 +184,10 @@ class _Caching(_Parent):
         fields = {} if self._refused else _cache_fields(messages, self._api())
         own = {name: value for name, value in self.additional_kwargs.items() if name in (_KEY, _OPTIONS)}
         return plain, {**fields, **own} if fields else {}
+
+    def __repr_args__(self) -> list[tuple[str | None, Any]]:
+        # Tracebacks with local variables show the model of each frame of this file.
+        return [(name, value) for name, value in super().__repr_args__() if name not in _SECRET]
 
     def _give_up(self) -> None:
         """Send no marks from now on: the request that was refused is answered without them."""

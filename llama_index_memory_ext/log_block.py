@@ -5,18 +5,24 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
+from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.bridge.pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr
 from llama_index.core.llms.llm import LLM
 from llama_index.core.llms.mock import MockLLM
 from llama_index.core.memory import BaseMemoryBlock
 from llama_index.core.settings import Settings
+from pydantic import AfterValidator
 
+from llama_index_memory_ext.asking.shield import model_of, shielded
 from llama_index_memory_ext.errors import NoModelError
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from llama_index.core.base.llms.types import ChatMessage
+    from typing_extensions import Self
 
     from llama_index_memory_ext.background.jobs import Failure, JobKey, Jobs
 
@@ -24,6 +30,10 @@ DEFAULT_SESSION_ID = "default"
 
 # A field that also takes a plain function from a text to its tokens.
 Counter: TypeAlias = Annotated[TokenCounter, BeforeValidator(as_counter)]
+# Fields whose values are shielded. Reading one gives the model itself.
+AnyLLM: TypeAlias = Annotated[LLM | None, AfterValidator(shielded)]
+AnyEmbedding: TypeAlias = Annotated[BaseEmbedding | None, AfterValidator(shielded)]
+_MODELS = frozenset({"llm", "embed_model"})
 
 
 class LogBlock(BaseMemoryBlock[str]):
@@ -41,7 +51,7 @@ class LogBlock(BaseMemoryBlock[str]):
     store: MemoryStore | None = Field(
         default=None, exclude=True, repr=False, description="The store whose log is read; None for a private one."
     )
-    llm: LLM | None = Field(default=None, exclude=True, repr=False, description="None: Settings.llm at first use.")
+    llm: AnyLLM = Field(default=None, exclude=True, repr=False, description="None: Settings.llm at first use.")
     retry_seconds: float = Field(
         default=2.0, gt=0, description="Pause after the model has failed; each further one is twice as long."
     )
@@ -54,25 +64,36 @@ class LogBlock(BaseMemoryBlock[str]):
         self._store = self.store if self.store is not None else MemoryStore()
 
     def chosen_llm(self) -> LLM:
-        """The model of this block, or else of ``Settings``; raises a NoModelError if there is none."""
-        if self.llm is not None:
-            return self.llm
+        """The model of this block, or else of ``Settings``, shielded; raises a NoModelError if there is none."""
+        given: LLM | None = self._shielded("llm")
+        if given is not None:
+            return given
         try:
-            llm = Settings.llm
+            llm = shielded(Settings.llm)
         except (ValueError, ImportError) as error:
             # LlamaIndex makes an OpenAI where nothing is set, and that has no key.
             raise NoModelError from error
-        if type(llm) is MockLLM:
+        if type(model_of(llm)) is MockLLM:
             # What LlamaIndex takes where somebody sets None.
             raise NoModelError
         return llm
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Models know their keys, which must not travel with a pickle.
-        state = super().__getstate__()
-        models = dict.fromkeys({"llm", "embed_model"} & state["__dict__"].keys())
-        state["__dict__"] = {**state["__dict__"], **models}
-        return state
+    if not TYPE_CHECKING:  # With this method, a type checker would accept any name.
+
+        def __getattribute__(self, name: str) -> Any:
+            return model_of(super().__getattribute__(name))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, shielded(value) if name in _MODELS else value)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with other values; the models are the same ones, also in a deep copy."""
+        values = {name: shielded(value) if name in _MODELS else value for name, value in (update or {}).items()}
+        return super().model_copy(update=values, deep=deep)
+
+    def _shielded(self, name: str) -> Any:
+        """A model as our own parts hold it; None if there is none."""
+        return self.__dict__.get(name)
 
     async def aput(
         self, messages: list[ChatMessage], from_short_term_memory: bool = False, session_id: str | None = None

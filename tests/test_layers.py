@@ -40,7 +40,7 @@ search      concern embeddings > tfidf vectors > tokenization > days      # how 
 formats     __init__ > openai                                             # messages of other programs, as JSON
 ---
 .           fact                                                          # a fact, with its dates and its source
-asking      options > failures window                                     # what a model can read and takes; failures
+asking      options > failures shield window                              # what a model can read and takes; failures
 ---
 text        trim responses > cutting loose_json > messages > identity times > tokens tool_calls visible  # as text
 ---

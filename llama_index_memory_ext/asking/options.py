@@ -8,6 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.asking.failures import is_about_words, status_of
+from llama_index_memory_ext.asking.shield import model_of
 from llama_index_memory_ext.text.responses import was_truncated
 
 if TYPE_CHECKING:
@@ -36,15 +37,17 @@ _known: dict[int, tuple[weakref.ref[LLM], dict[str, bool]]] = {}
 
 def takes(llm: LLM, option: str) -> bool | None:
     """Whether the server of a model has taken an option; None before it is known."""
-    found = _known.get(id(llm))
-    return found[1].get(option) if found is not None and found[0]() is llm else None
+    model = model_of(llm)
+    found = _known.get(id(model))
+    return found[1].get(option) if found is not None and found[0]() is model else None
 
 
 def remember(llm: LLM, options: Sequence[str], *, taken: bool) -> None:
     """Remember, as long as the model lives, that its server has taken options, or has refused them."""
-    key = id(llm)
-    if key not in _known or _known[key][0]() is not llm:
-        _known[key] = weakref.ref(llm, lambda _: _known.pop(key, None)), {}
+    model = model_of(llm)
+    key = id(model)
+    if key not in _known or _known[key][0]() is not model:
+        _known[key] = weakref.ref(model, lambda _: _known.pop(key, None)), {}
     _known[key][1].update(dict.fromkeys(options, taken))
 
 

@@ -9,7 +9,6 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.bridge.pydantic import BeforeValidator, Field, PrivateAttr
 
 from llama_index_memory_ext.background.jobs import JobKey
@@ -31,7 +30,7 @@ from llama_index_memory_ext.facts.explanation import Explanation, explain
 from llama_index_memory_ext.facts.extractor import Extractor
 from llama_index_memory_ext.facts.learning import Learner
 from llama_index_memory_ext.facts.scoring import Weights, fit_facts
-from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, LogBlock
+from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, AnyEmbedding, LogBlock
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 from llama_index_memory_ext.store.readers import Seen
 from llama_index_memory_ext.text.messages import question_in, spoken, turns_in
@@ -92,7 +91,7 @@ class RelevantFactsBlock(LogBlock):
     general_facts: int = Field(
         default=3, ge=0, description="With `min_similarity`: the preferences that are shown whatever is asked."
     )
-    embed_model: BaseEmbedding | None = Field(default=None, exclude=True, repr=False, description="None: words alone.")
+    embed_model: AnyEmbedding = Field(default=None, exclude=True, repr=False, description="None: words alone.")
     ranker_factory: Any = Field(default=TfidfRanker, exclude=True, repr=False, description="Makes a FactRanker.")
     max_facts: int | None = Field(default=None, ge=1, description="The least confident facts over it are retired.")
     min_confidence: float = Field(default=DEFAULT_MIN_CONFIDENCE, ge=0, le=1)
@@ -273,7 +272,8 @@ class RelevantFactsBlock(LogBlock):
     def _cache(self) -> FactCache:
         weights = Weights(self.similarity_weight, self.confidence_weight, self.recency_weight)
         least, clock = (self.min_similarity, self.general_facts), self._clock
-        return FactCache(self._store, self._users, self.ranker_factory, self.embed_model, weights, *least, clock)
+        model = self._shielded("embed_model")
+        return FactCache(self._store, self._users, self.ranker_factory, model, weights, *least, clock)
 
     @property
     def _room(self) -> int:

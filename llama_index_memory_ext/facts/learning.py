@@ -197,7 +197,7 @@ class Learner:
 
     @property
     def _llm(self) -> LLM:
-        return self.block.llm or self.block.chosen_llm()
+        return self.block.chosen_llm()
 
     async def _related(self, known: UserFacts, part: Part) -> list[Fact]:
         """The known facts that the model is shown, and no fact that was learned from later words.

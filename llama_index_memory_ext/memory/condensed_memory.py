@@ -12,6 +12,7 @@ from llama_index.core.memory import BaseMemoryBlock, InsertMethod, Memory
 from llama_index.core.prompts import RichPromptTemplate
 from typing_extensions import Self, Unpack
 
+from llama_index_memory_ext.asking.shield import shielded
 from llama_index_memory_ext.background.jobs import in_sync
 from llama_index_memory_ext.background.locks import SharedLock, lock_for
 from llama_index_memory_ext.errors import TurnError
@@ -160,6 +161,7 @@ class CondensedMemory(Memory):
             TypeError: There is no option of such a name.
             StoreError: The database cannot be used, or would outlive a session without a ``session_id``.
         """
+        llm, embed_model = shielded(llm), shielded(embed_model)
         preset.check_names(options)
         window = limits.model_window(llm, context_window)
         asked, counts_exactly = (token_limit, condensed_token_limit, facts_token_limit), tokenizer_fn is not None

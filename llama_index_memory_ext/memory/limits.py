@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.settings import Settings
 
+from llama_index_memory_ext.asking.shield import shielded
 from llama_index_memory_ext.asking.window import context_window as window_of
 from llama_index_memory_ext.errors import LimitError
 from llama_index_memory_ext.memory.prompt_caches import name_of
@@ -63,7 +64,7 @@ def model_window(llm: LLM | None, given: int | None) -> ModelWindow:
             "Leave it out if it is unknown."
         )
     # The property of the settings would make an OpenAI, which wants a key.
-    model = Settings._llm if llm is None else llm  # noqa: SLF001
+    model = shielded(Settings._llm) if llm is None else llm  # noqa: SLF001
     if model is None:
         return ModelWindow(given)
     return ModelWindow(window_of(model) if given is None else given, name_of(model))

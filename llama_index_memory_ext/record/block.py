@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import TextBlock
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 
 from llama_index_memory_ext.background.jobs import JobKey
 from llama_index_memory_ext.errors import LimitError, StoreError
 from llama_index_memory_ext.events import SummaryFailedEvent
-from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, LogBlock
+from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, AnyEmbedding, LogBlock
 from llama_index_memory_ext.record.entry import truncated
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS, FoundMessage, MessageSearch
 from llama_index_memory_ext.record.selection import RecordSettings
@@ -120,7 +119,7 @@ class CondensedMemoryBlock(LogBlock):
     summary_token_limit: int | None = Field(
         default=None, ge=1, description="Most tokens of the summary; default: a quarter of the limit, at most 1,000."
     )
-    embed_model: BaseEmbedding | None = Field(
+    embed_model: AnyEmbedding = Field(
         default=None,
         exclude=True,
         repr=False,
@@ -263,8 +262,7 @@ class CondensedMemoryBlock(LogBlock):
     @property
     def _parts(self) -> _Parts:
         """The parts, which remember what they have read. A changed field makes them anew."""
-        # A model knows its key, which must not travel with a pickle.
-        fields = {**self.__dict__, "llm": None, "embed_model": id(self.embed_model)}
+        fields = {**self.__dict__, "llm": None, "embed_model": id(self._shielded("embed_model"))}
         if self._made is None or self._made.fields != fields:
             tags = self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n")
             settings = RecordSettings(
@@ -278,7 +276,7 @@ class CondensedMemoryBlock(LogBlock):
                 summary_limit=_summary_limit(self.token_limit, self.summary_token_limit),
                 recall_limit=self.recall_token_limit,
             )
-            search = MessageSearch(self._store, settings, self.embed_model)
+            search = MessageSearch(self._store, settings, self._shielded("embed_model"))
             self._made = _Parts(RecordReader(self._store, settings), search, fields)
         return self._made
 

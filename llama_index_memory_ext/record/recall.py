@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import MessageRole
 
@@ -88,10 +88,6 @@ class MessageSearch:
     def embedding_jobs(self) -> Jobs:
         """The jobs that embed the messages of sessions."""
         return self.store.jobs.jobs("recall embeddings", "Earlier messages were not embedded")
-
-    def __getstate__(self) -> dict[str, Any]:
-        # The model knows its key, which must not travel with a pickle.
-        return {**self.__dict__, "embed_model": None}
 
     def embed(self, session_id: str) -> None:
         """Index and embed in the background what the log has gained."""

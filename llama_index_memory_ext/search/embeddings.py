@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 
+from llama_index_memory_ext.asking.shield import shielded
 from llama_index_memory_ext.background.jobs import BackOff
 from llama_index_memory_ext.background.locks import Recent, lock_for
 from llama_index_memory_ext.search.tfidf import Document, FactRanker, TfidfRanker, divided_by_best, values_of
@@ -104,7 +105,7 @@ class EmbeddingRanker:
         wait_seconds: float = 3.0,
         retry_seconds: float = 10.0,
     ) -> None:
-        self._model = embed_model
+        self._model = embed_model = shielded(embed_model)
         self._lexical: FactRanker = TfidfRanker() if lexical is None else lexical
         self._keeper = keeper
         self._wait_seconds = wait_seconds
@@ -234,7 +235,7 @@ class EmbeddingRanker:
 def _pause(model: BaseEmbedding, back_off: BackOff, reason: str) -> None:
     if not back_off.pausing:
         message = "%s did not embed (%s); words alone rank until it does, trying again in %g s."
-        logger.warning(message, type(model).__name__, reason, back_off.failed())
+        logger.warning(message, model.__class__.__name__, reason, back_off.failed())
 
 
 def _ends_of(text: str) -> str:
@@ -256,7 +257,7 @@ async def _embed(
     def compute() -> list[list[float]]:
         return [*map(model.get_query_embedding, clipped)] if as_queries else model.get_text_embedding_batch(clipped)
 
-    if type(model)._aget_text_embeddings is not BaseEmbedding._aget_text_embeddings:  # noqa: SLF001 - no public way
+    if model.__class__._aget_text_embeddings is not BaseEmbedding._aget_text_embeddings:  # noqa: SLF001 - no public way
         queries = asyncio.gather(*map(model.aget_query_embedding, clipped)) if as_queries else None
         found = await asyncio.wait_for(queries or model.aget_text_embedding_batch(clipped), _CALL_SECONDS)
     else:
