@@ -26,7 +26,7 @@ cli         chat > facts files forget > app > demo > __init__ offline_model   # 
 agents      tools > requests retriever                                    # memory as an agent's tools
 .           caching_openai                                                # OpenAI's models, with cache breakpoints
 ---
-memory      condensed_memory > flushing preset stats sync > prompt_caches template  # the preset: flushing, what is sent
+memory      condensed_memory > flushing preset stats > prompt_caches template       # the preset: flushing, what is sent
 ---
 record      block > summary > recall summary_checks window > message_index selection > entry  # within the limit
 facts       backfill > block > extractor > learning > verification > cache explanation prompt validation >
@@ -43,7 +43,7 @@ formats     __init__ > openai                                             # mess
 ---
 text        trim responses > cutting loose_json > messages > times tokens tool_calls visible  # messages as text
 ---
-background  jobs > leftovers locks                                        # work that no answer waits for
+background  jobs > leftovers locks loop                                   # work that no answer waits for
 ---
 .           errors events
 """
