@@ -29,6 +29,7 @@ _END_SECONDS = 5.0
 
 # An event loop keeps no task alive, and the memory of a web request may be deleted before its jobs have ended.
 _spawned: set[asyncio.Task[Any]] = set()
+_of_parent: list[object] = []
 
 
 def spawn(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -186,8 +187,9 @@ _shared = _Shared()
 
 def _forget_loop() -> None:
     """No thread of the parent process runs in its child."""
-    # Another thread of the parent may have held its guard.
+    # Another thread of the parent may have held its guard. Its loop must not be collected: they share its selector.
     global _shared  # noqa: PLW0603 - one for each process
+    _of_parent.extend([_shared, *_spawned])
     _shared = _Shared()
     _spawned.clear()
 

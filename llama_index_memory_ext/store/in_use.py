@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import socket
 import sqlite3
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -22,13 +24,17 @@ _LOOK_SECONDS = 0.05
 # Of all stores of this process: two may work on the same file.
 _in_use: dict[int, tuple[asyncio.AbstractEventLoop, AsyncConnection]] = {}
 
+_engines: WeakSet[AsyncEngine] = WeakSet()
+_of_parent: list[object] = []
+
 
 @asynccontextmanager
 async def connect(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
     """A connection; what a closed loop has left open is rolled back first, for its locks would stop this one."""
     for key, (loop, left) in list(_in_use.items()):
-        if loop.is_closed() and _in_use.pop(key, None):
+        if loop.is_closed() and _in_use.pop(key, None) is not None:
             await _end(left)
+    _engines.add(engine)
     here, conn = asyncio.get_running_loop(), engine.connect()
     _in_use[id(conn)] = here, conn
     try:
@@ -38,6 +44,18 @@ async def connect(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
         # The garbage collector comes here too, and cannot close anything.
         if not here.is_closed():
             del _in_use[id(conn)]
+
+
+def _open_anew() -> None:
+    """No connection works in a child process: threads and loops stay with the parent. Nor may any be closed there."""
+    _of_parent.extend([*_in_use.values(), *(engine.sync_engine.pool for engine in _engines)])
+    _in_use.clear()
+    for engine in _engines:
+        engine.sync_engine.dispose(close=False)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_open_anew)
 
 
 async def _end(conn: AsyncConnection) -> None:
@@ -83,7 +101,7 @@ def _close(raw: sqlite3.Connection) -> None:
 
 
 def _hang_up(transport: Any) -> None:
-    """Let the server see that nobody is there. Closing is for whoever has opened: the number may be another's by then."""
+    """Let the server see that nobody is there. The socket is closed by whoever has opened it."""
     # uvloop closes what is open itself, and gives no socket for this.
     with suppress(OSError, TypeError, AttributeError):
         transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
