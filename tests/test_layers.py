@@ -26,7 +26,7 @@ cli         chat > facts files forget > app > demo > __init__ offline_model othe
 agents      tools > requests retriever                                    # memory as an agent's tools
 .           caching_openai                                                # OpenAI's models, with cache breakpoints
 ---
-memory      condensed_memory > flushing limits preset stats sync > prompt_caches template  # the preset: what is sent
+memory      condensed_memory > flushing limits preset stats > prompt_caches template  # the preset: what is sent
 ---
 record      block > summary > recall summary_checks window > message_index selection > entry  # within the limit
 facts       backfill > block > extractor > learning > verification > cache explanation prompt validation >
@@ -35,7 +35,7 @@ facts       backfill > block > extractor > learning > verification > cache expla
 grounding   sentences statement > names negation > dates > numbers quotes secrets > words numerals > language  # words
 .           log_block                                                     # what both blocks share: they read one log
 ---
-store       __init__ > facts log vectors > deletions > readers users > database > engine schema  # tables, cursors
+store       __init__ > facts log vectors > deletions > readers users > database > engine in_use schema  # the tables
 search      concern embeddings > tfidf vectors > tokenization > days      # how similar two texts are
 formats     __init__ > openai                                             # messages of other programs, as JSON
 ---
@@ -44,7 +44,7 @@ asking      options > failures shield window                              # what
 ---
 text        trim responses > cutting loose_json > messages > identity times > tokens tool_calls visible  # as text
 ---
-background  jobs > leftovers locks                                        # work that no answer waits for
+background  jobs > leftovers locks loop                                   # work that no answer waits for
 ---
 .           errors events
 """

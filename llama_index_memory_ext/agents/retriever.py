@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from uuid import NAMESPACE_OID, uuid5
 
-from llama_index.core.async_utils import asyncio_run
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
 from pydantic import ValidationError
 
+from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.errors import LimitError, MemoryExtError, StoreError
 from llama_index_memory_ext.facts.scoring import Weights, days_of
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
@@ -125,7 +125,7 @@ class MemoryRetriever(BaseRetriever):
         self._facts, self._messages = facts, messages
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return list(asyncio_run(self._aretrieve(query_bundle)))
+        return run(self._aretrieve(query_bundle))
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         question = query_bundle.query_str

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from html import escape
 from operator import attrgetter
 
-from llama_index.core.async_utils import asyncio_run
 from llama_index.core.schema import NodeWithScore
 from llama_index.core.tools.tool_spec.base import BaseToolSpec
 
 from llama_index_memory_ext.agents.requests import asks_to_forget
 from llama_index_memory_ext.agents.retriever import MemoryRetriever, check_memory, store_errors
+from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.errors import FactError, LimitError
 from llama_index_memory_ext.fact import DEFAULT_CATEGORY, Fact, normalised, utc_now
 from llama_index_memory_ext.facts.reply import ExtractionReply
@@ -76,7 +76,7 @@ class MemoryToolSpec(BaseToolSpec):
         Args:
             query (str): The few words that what you look for would have in it.
         """
-        return str(asyncio_run(self.asearch_memory(query)))
+        return str(run(self.asearch_memory(query)))
 
     def remember(self, content: str, quote: str, category: str = DEFAULT_CATEGORY) -> str:
         """Remember one lasting fact about the user, when the user asks you to or it will matter in later conversations.
@@ -89,7 +89,7 @@ class MemoryToolSpec(BaseToolSpec):
             quote (str): The words of the user that say it, copied exactly from one message.
             category (str): What kind of fact it is.
         """
-        return str(asyncio_run(self.aremember(content, quote, category)))
+        return str(run(self.aremember(content, quote, category)))
 
     def forget(self, facts: list[str], quote: str) -> str:
         """Forget facts about the user, only when the user asks for it.
@@ -100,7 +100,7 @@ class MemoryToolSpec(BaseToolSpec):
             facts (list): The ids of facts that search_memory shows, or the words of a fact.
             quote (str): The words of the user that ask for it, copied exactly from one message.
         """
-        return str(asyncio_run(self.aforget(facts, quote)))
+        return str(run(self.aforget(facts, quote)))
 
     async def asearch_memory(self, query: str) -> str:
         """As ``search_memory``."""

@@ -5,23 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from asyncio import FIRST_COMPLETED
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
-from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 from weakref import WeakKeyDictionary, WeakSet
 
-from llama_index.core.async_utils import asyncio_run
-
 from llama_index_memory_ext.background.leftovers import tell_at_the_end
+from llama_index_memory_ext.background.loop import also_in_background, spawn
 from llama_index_memory_ext.errors import NoModelError
 from llama_index_memory_ext.events import JobFailedEvent, send, span
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Coroutine
+    from collections.abc import Collection
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +30,6 @@ _MOST_DOUBLINGS = 30
 # The number of keys whose failures are remembered.
 _MOST_FAILURES = 1_000
 
-P = ParamSpec("P")
-T = TypeVar("T")
 Work: TypeAlias = Callable[[], Awaitable[object]]
 
 
@@ -94,23 +91,26 @@ class Failure:
     retry_at: datetime | None = None
 
 
-# An event loop keeps no task alive, and the memory of a web request may be deleted before its jobs have ended.
-_under_way: set[asyncio.Task[None]] = set()
+def _new_future() -> asyncio.Future[None]:
+    return asyncio.get_running_loop().create_future()
 
 
 @dataclass
 class _Job:
     """A job under way, with the work of the last start: an earlier one may have had a model that fails.
 
-    ``again``: there was another start meanwhile. ``awaited``: a caller waits for the end.
+    ``again``: there was a start since the last attempt began. ``awaited``: a caller waits. ``attempt`` is done at the
+    end of the attempt under way, ``following`` at the end of the next one.
     """
 
     work: Work
     pause_seconds: float
     task: asyncio.Task[None]
-    again: bool = False
+    again: bool = True
     pausing: bool = False
     awaited: bool = False
+    attempt: asyncio.Future[None] = field(default_factory=_new_future)
+    following: asyncio.Future[None] = field(default_factory=_new_future)
 
 
 class Jobs:
@@ -138,9 +138,11 @@ class Jobs:
         if job is not None:
             job.work, job.pause_seconds, job.again = work, pause_seconds, True
             return
-        task = asyncio.ensure_future(self._run(key))
-        _under_way.add(task)
-        task.add_done_callback(_under_way.discard)
+        for reference in self._jobs.keyrefs():
+            loop = reference()
+            if loop is not None and loop.is_closed():
+                self._jobs.pop(loop, None)
+        task = spawn(self._run(key))
         job = self._jobs.setdefault(task.get_loop(), {})[key] = _Job(work, pause_seconds, task)
         task.add_done_callback(partial(self._remove, key, job))
 
@@ -155,12 +157,15 @@ class Jobs:
 
     async def wait(self, key: JobKey) -> None:
         """Wait until the job of a key has ended; a job that pauses after a failure is cancelled instead."""
-        job = self._running(key)
+        job = self._awaited(key)
         if job is not None:
-            job.awaited = True
-            if job.pausing:
-                job.task.cancel()
             await asyncio.wait([job.task])
+
+    async def wait_for_started(self, session_id: str) -> None:
+        """Wait until the jobs of a session have done, or failed to do, what was started so far; more may follow."""
+        jobs = [self._awaited(key) for key in list(self._here()) if key.session_id == session_id]
+        for job in filter(None, jobs):
+            await asyncio.wait([job.task, job.following if job.again else job.attempt], return_when=FIRST_COMPLETED)
 
     async def finish(self, key: JobKey, work: Work) -> None:
         """Run the work now, after the job that is under way; a failure is logged, and the next start tries again."""
@@ -175,10 +180,6 @@ class Jobs:
         if jobs:
             await asyncio.wait([job.task for job in jobs])
 
-    async def wait_for_all(self) -> None:
-        """Wait until all jobs of this event loop have ended; those that pause are cancelled."""
-        await asyncio.gather(*map(self.wait, self._here()))
-
     def _here(self) -> dict[JobKey, _Job]:
         """The jobs that are under way in this event loop: no other loop could wait for them."""
         return self._jobs.get(asyncio.get_running_loop(), {})
@@ -186,6 +187,15 @@ class Jobs:
     def _running(self, key: JobKey) -> _Job | None:
         job = self._here().get(key)
         return job if job is not None and not job.task.done() else None
+
+    def _awaited(self, key: JobKey) -> _Job | None:
+        """The job of a key, for which a caller is about to wait; None if none is under way."""
+        job = self._running(key)
+        if job is not None:
+            job.awaited = True
+            if job.pausing:
+                job.task.cancel()
+        return job
 
     def _remove(self, key: JobKey, job: _Job, _: asyncio.Task[None]) -> None:
         # A task keeps its event loop alive. Another job of the key may have begun before this callback.
@@ -203,7 +213,9 @@ class Jobs:
                 # The clock may have been set back.
                 await asyncio.sleep(min((failure.retry_at - now).total_seconds(), LONGEST_PAUSE_SECONDS))
             job.pausing = job.again = False
+            job.attempt, job.following = job.following, _new_future()
             succeeded = await self._attempt(key, job.work, job.pause_seconds)
+            job.attempt.set_result(None)
             if job.awaited and not succeeded:
                 return
             if succeeded and not job.again:
@@ -262,58 +274,17 @@ class JobRegistry:
         """Let ``stop`` cancel this too, as long as it exists."""
         self._watched.add(work)
 
-    def run(self, call: Coroutine[Any, Any, T], *, with_jobs: bool) -> T:
-        """Returns the result of a call from code without an event loop; no job is left in a loop that has ended.
-
-        ``with_jobs``: whether to wait for the jobs that the call has started; otherwise they are cancelled.
-        """
-        tasks: list[asyncio.Task[T] | None] = []
-
-        async def run() -> T:
-            tasks.append(asyncio.current_task())
-            try:
-                result = await call
-                if with_jobs:
-                    # Those of other sessions, too: without an event loop nothing else would wait for them.
-                    for jobs in list(self._jobs.values()):
-                        await jobs.wait_for_all()
-                return result
-            finally:
-                await self.stop()
-
-        try:
-            result: T = asyncio_run(run())
-        except KeyboardInterrupt:
-            # Ctrl+C leaves the task in an event loop that no longer runs, where it would keep its locks.
-            for task in tasks:
-                if task is not None and not task.done() and not task.get_loop().is_running():
-                    task.cancel()
-                    with suppress(asyncio.CancelledError):
-                        task.get_loop().run_until_complete(task)
-            raise
-        return result
+    async def wait_for_started(self, session_id: str) -> None:
+        """Wait until the jobs of a session in this event loop have done, or failed to do, what was started so far."""
+        await asyncio.gather(*(jobs.wait_for_started(session_id) for jobs in list(self._jobs.values())))
 
     async def stop(self, names: Collection[str] | None = None) -> None:
-        """Cancel what is under way in this event loop for these sessions and users; None: all of it."""
+        """Cancel what is under way for these sessions and users, here and in synchronous calls; None: all of it."""
+        await also_in_background(partial(self._stop_here, names))
+
+    async def _stop_here(self, names: Collection[str] | None) -> None:
         for work in [*self._jobs.values(), *self._watched]:
             await work.stop(names)
-
-
-def in_sync(
-    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
-    run: Callable[[Any, Coroutine[Any, Any, T]], T],
-    *,
-    note: str = "",
-) -> Callable[Concatenate[Any, P], T]:
-    """Returns the synchronous twin of a method, named without the ``a``, whose coroutine ``run`` runs."""
-
-    @wraps(method)
-    def twin(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return run(self, getattr(self, method.__name__)(*args, **kwargs))
-
-    twin.__name__ = method.__name__.removeprefix("a")
-    twin.__doc__ = f"As ``{method.__name__}``{note}."
-    return twin
 
 
 def log_failure(failed: str, session_id: str, error: Exception, outcome: str) -> None:

@@ -1,65 +1,64 @@
-"""Locks, caches and event loops that tasks and threads of this process share."""
+"""Locks and caches that tasks and threads of this process share."""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import os
 import threading
+import time
 from collections import OrderedDict, deque
-from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from contextlib import suppress
+from typing import TYPE_CHECKING, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Hashable
+    from collections.abc import Hashable
 
-    from typing_extensions import Self
-
-T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
 
-# On Windows Ctrl-C does not reach a thread that waits without a timeout.
-_WAIT_SECONDS = 0.2
+# How often a waiter looks whether the loop of another task was closed.
+_LOOK_SECONDS = 0.2
 
 
 class SharedLock:
     """A first-come, first-served lock for tasks of any event loop in any thread.
 
-    ``asyncio.Lock`` belongs to one event loop, and waiting for a ``threading.Lock`` blocks the whole loop. Here a
-    waiter is a future that the releasing thread completes.
+    ``asyncio.Lock`` belongs to one event loop, and waiting for a ``threading.Lock`` blocks the whole loop. A holder or
+    a waiter whose event loop is closed counts as gone. Each use needs an object of its own: ``lock_for`` makes them.
     """
 
-    def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        # The first is the holder's.
-        self._queue: deque[Future[None]] = deque()
-        self.holder: asyncio.Task[object] | None = None
+    def __init__(self, queue: _Queue | None = None) -> None:
+        self._queue = queue or _Queue()
+        self._ticket: _Ticket | None = None
+
+    @property
+    def holder(self) -> asyncio.Task[object] | None:
+        """The task that holds the lock now; None if none does."""
+        first = self._queue.first()
+        return first.task if first else None
 
     async def acquire(self, seconds: float | None = None) -> None:
         """Wait until it is this task's turn; raises an ``asyncio.TimeoutError`` after so many ``seconds``."""
-        waiter: Future[None] = Future()
-        with self._mutex:
-            self._queue.append(waiter)
-            must_wait = len(self._queue) > 1
-        if must_wait:
-            try:
-                await asyncio.wait_for(asyncio.wrap_future(waiter), seconds)
-            except (asyncio.CancelledError, asyncio.TimeoutError):
-                # If the lock was handed over in the moment of the cancellation, nobody else would release it.
-                if not waiter.cancel():
-                    self.release()
-                raise
-        self.holder = asyncio.current_task()
+        self._ticket = ticket = _Ticket()
+        self._queue.join(ticket)
+        give_up = math.inf if seconds is None else time.monotonic() + seconds
+        is_ours = False
+        try:
+            while not (is_ours := self._queue.first() is ticket) and (left := give_up - time.monotonic()) > 0:
+                # Nothing says that a loop was closed: its tasks stay as they are.
+                await asyncio.wait([ticket.called], timeout=min(left, _LOOK_SECONDS))
+        finally:
+            if not is_ours:
+                self._queue.leave(ticket)
+        if not is_ours:
+            raise asyncio.TimeoutError
 
     def release(self) -> None:
-        """Let the next task in."""
-        self.holder = None
-        with self._mutex:
-            self._queue.popleft()
-            while self._queue and not self._queue[0].set_running_or_notify_cancel():
-                self._queue.popleft()
-            if self._queue:
-                self._queue[0].set_result(None)
+        """Let the next task in; no more than that if this lock was taken from a loop that is closed."""
+        if self._ticket is not None:
+            self._queue.leave(self._ticket)
 
     async def __aenter__(self) -> None:
         await self.acquire()
@@ -68,14 +67,72 @@ class SharedLock:
         self.release()
 
 
-_locks: WeakValueDictionary[Hashable, SharedLock] = WeakValueDictionary()
-_locks_guard = threading.Lock()
+class _Ticket:
+    """The place of a task in a queue; ``called`` is done when its turn may have come."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.task: asyncio.Task[object] | None = asyncio.current_task()
+        self.called = self.loop.create_future()
+
+    def call(self) -> None:
+        """Let the task look whether it is its turn."""
+        # If the loop is closed in this moment, whoever looks next leaves the ticket out.
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self._call)
+
+    def _call(self) -> None:
+        if not self.called.done():
+            self.called.set_result(None)
+
+
+class _Queue:
+    """Tickets in the order of their coming; the first holds the lock."""
+
+    def __init__(self) -> None:
+        # Reentrant: the garbage collector may end a frame that holds the lock while this is held.
+        self._mutex = threading.RLock()
+        self._tickets: deque[_Ticket] = deque()
+
+    def join(self, ticket: _Ticket) -> None:
+        with self._mutex:
+            self._tickets.append(ticket)
+
+    def first(self) -> _Ticket | None:
+        """The holder's ticket, after those of closed loops are left out; None if there is none."""
+        with self._mutex:
+            while self._tickets and self._tickets[0].loop.is_closed():
+                self._tickets.popleft()
+            return self._tickets[0] if self._tickets else None
+
+    def leave(self, ticket: _Ticket) -> None:
+        with self._mutex:
+            if ticket in self._tickets:
+                self._tickets.remove(ticket)
+            first = self.first()
+        if first is not None:
+            first.call()
+
+
+_locks: WeakValueDictionary[Hashable, _Queue] = WeakValueDictionary()
+_locks_guard = threading.RLock()
 
 
 def lock_for(*name: Hashable) -> SharedLock:
-    """The lock of this name: the same object for all tasks that hold it or wait for it at this time."""
+    """The lock of this name, for one use: all tasks that name it wait for each other."""
     with _locks_guard:
-        return _locks.setdefault(name, SharedLock())
+        return SharedLock(_locks.setdefault(name, _Queue()))
+
+
+def _forget_locks() -> None:
+    """No task of the parent process runs in its child."""
+    # Another thread of the parent may have held the guard.
+    global _locks, _locks_guard
+    _locks, _locks_guard = WeakValueDictionary(), threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_locks)
 
 
 class Recent(Generic[K, V]):
@@ -111,53 +168,3 @@ class Recent(Generic[K, V]):
 
     def __reduce__(self) -> tuple[type[Recent[K, V]], tuple[int]]:
         return type(self), (self.size,)
-
-
-class BackgroundLoop:
-    """An event loop in a thread of its own; use it as a context manager.
-
-    Tasks in the loop go on while the main thread does something else. Ctrl-C reaches the main thread only: it ends the
-    call that the main thread waits for, and no other task. At the end of the block all tasks are cancelled.
-    """
-
-    def __init__(self) -> None:
-        self._started: Future[asyncio.AbstractEventLoop] = Future()
-        self._end = asyncio.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._started.result().call_soon_threadsafe(self._end.set)
-        self._thread.join()
-
-    def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine in the loop, and returns its result; after Ctrl-C it was cancelled, and has ended."""
-        loop = self._started.result()
-        started: Future[asyncio.Task[T]] = Future()
-        ended: Future[None] = Future()
-
-        def start() -> None:
-            task = loop.create_task(call)
-            task.add_done_callback(lambda _: ended.set_result(None))
-            started.set_result(task)
-
-        try:
-            loop.call_soon_threadsafe(start)
-            _wait_for(ended)
-        except KeyboardInterrupt:
-            loop.call_soon_threadsafe(started.result().cancel)
-            _wait_for(ended)
-            raise
-        return started.result().result()
-
-    async def _serve(self) -> None:
-        self._started.set_result(asyncio.get_running_loop())
-        await self._end.wait()
-
-
-def _wait_for(future: Future[Any]) -> None:
-    while not future.done():
-        wait([future], _WAIT_SECONDS)

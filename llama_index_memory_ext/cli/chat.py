@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import llama_index_memory_ext as ext
-from llama_index_memory_ext.background.locks import BackgroundLoop
+from llama_index_memory_ext.background.loop import BackgroundLoop
 from llama_index_memory_ext.cli import DEFAULT_TIMEOUT, TerminalError, describe_error, one_line, plain
 from llama_index_memory_ext.cli import app as cli
 from llama_index_memory_ext.cli.facts import explanation_table, facts_table, find_fact

@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from llama_index.core.async_utils import asyncio_run
-
-from llama_index_memory_ext.background.jobs import in_sync
+from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import Fact, restored, retire, utc_now
 from llama_index_memory_ext.facts.history import history_of
 from llama_index_memory_ext.text.visible import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Sequence
 
     from llama_index_memory_ext.fact import RetiredBy
     from llama_index_memory_ext.store import MemoryStore
 
-T = TypeVar("T")
-
 _SCHEMA_VERSION = 1
-
-
-def _run(_: FactBook, call: Coroutine[Any, Any, T]) -> T:
-    result: T = asyncio_run(call)
-    return result
 
 
 class FactBook:
@@ -146,15 +137,15 @@ class FactBook:
             raise FactError(f"There is no fact {fact_id!r} of {self.namespace!r} among {count}. List them first.")
         return fact
 
-    list = in_sync(alist, _run)
-    add = in_sync(aadd, _run)
-    update = in_sync(aupdate, _run)
-    retire = in_sync(aretire, _run)
-    restore = in_sync(arestore, _run)
-    history = in_sync(ahistory, _run)
-    forget = in_sync(aforget, _run)
-    export = in_sync(aexport, _run)
-    import_ = in_sync(aimport, _run)
+    list = in_sync(alist)
+    add = in_sync(aadd)
+    update = in_sync(aupdate)
+    retire = in_sync(aretire)
+    restore = in_sync(arestore)
+    history = in_sync(ahistory)
+    forget = in_sync(aforget)
+    export = in_sync(aexport)
+    import_ = in_sync(aimport)
 
 
 def _expiry(ttl: timedelta, now: datetime, fields: dict[str, Any]) -> datetime:

@@ -13,8 +13,8 @@ from llama_index.core.prompts import RichPromptTemplate
 from typing_extensions import Self, Unpack
 
 from llama_index_memory_ext.asking.shield import shielded
-from llama_index_memory_ext.background.jobs import in_sync
 from llama_index_memory_ext.background.locks import SharedLock, lock_for
+from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.errors import TurnError
 from llama_index_memory_ext.fact import CATEGORIES
 from llama_index_memory_ext.facts.backfill import Backfilled, backfill
@@ -23,7 +23,6 @@ from llama_index_memory_ext.formats import messages_from_json, messages_to_json
 from llama_index_memory_ext.log_block import Counter
 from llama_index_memory_ext.memory import flushing, limits, preset, template
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
-from llama_index_memory_ext.memory.sync import WAITS, run, run_with_jobs
 from llama_index_memory_ext.record.block import CondensedMemoryBlock
 from llama_index_memory_ext.record.window import CachePoints, cache_points_in
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
@@ -41,6 +40,8 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.facts.book import FactBook
     from llama_index_memory_ext.formats import Layout
     from llama_index_memory_ext.text.cutting import CondensedOptions
+
+_WAITS = ", then wait for extraction, summary and embeddings of this session"
 
 
 class CondensedMemory(Memory):
@@ -368,18 +369,23 @@ class CondensedMemory(Memory):
             store.jobs.unread.difference_update(sessions)
             return await store.forget_user(user_id, session_ids=[self.session_id], vacuum=vacuum)
 
+    async def _wait_for_jobs(self) -> None:
+        await self.sql_store.jobs.wait_for_started(self.session_id)
+
     # The same, without an event loop.
-    put = in_sync(aput, run_with_jobs, note=WAITS)
-    put_messages = in_sync(aput_messages, run_with_jobs, note=WAITS)
-    set = in_sync(aset, run)
-    flush = in_sync(aflush, run)
-    get = in_sync(aget, run)
-    stats = in_sync(astats, run)
-    close = in_sync(aclose, run)
-    import_ = in_sync(aimport, run_with_jobs, note=WAITS)
-    export = in_sync(aexport, run)
-    backfill = in_sync(abackfill, run)
-    forget = in_sync(aforget, run)
+    put = in_sync(aput, after=_wait_for_jobs, note=_WAITS)
+    put_messages = in_sync(aput_messages, after=_wait_for_jobs, note=_WAITS)
+    set = in_sync(aset)
+    reset = in_sync(areset)
+    flush = in_sync(aflush)
+    get = in_sync(aget)
+    get_all = in_sync(Memory.aget_all)
+    stats = in_sync(astats)
+    close = in_sync(aclose)
+    import_ = in_sync(aimport, after=_wait_for_jobs, note=_WAITS)
+    export = in_sync(aexport)
+    backfill = in_sync(abackfill)
+    forget = in_sync(aforget)
 
     async def __aenter__(self) -> Self:
         return self

@@ -13,6 +13,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index_memory_ext.asking.shield import shielded
 from llama_index_memory_ext.background.jobs import BackOff
 from llama_index_memory_ext.background.locks import Recent, lock_for
+from llama_index_memory_ext.background.loop import spawn
 from llama_index_memory_ext.search.tfidf import Document, FactRanker, TfidfRanker, divided_by_best, values_of
 from llama_index_memory_ext.search.tokenization import terms_of
 from llama_index_memory_ext.search.vectors import VectorIndex, digest_of, unit
@@ -201,7 +202,7 @@ class EmbeddingRanker:
 
     async def _run(self, work: Coroutine[None, None, None], back_off: BackOff) -> bool:
         """Works in the background, waits for it, and returns whether it ended in time."""
-        task = asyncio.ensure_future(work)
+        task = spawn(work)
         self._tasks[task] = back_off
         task.add_done_callback(self._ended)
         await asyncio.wait({task}, timeout=self._wait_seconds)

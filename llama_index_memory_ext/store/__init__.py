@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from llama_index.core.async_utils import asyncio_run
 from llama_index.core.bridge.pydantic import ConfigDict, Field, model_serializer
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI, SQLAlchemyChatStore
 from sqlalchemy.exc import SQLAlchemyError
 
 from llama_index_memory_ext.background.jobs import JobRegistry
+from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.store.database import Database
 from llama_index_memory_ext.store.facts import Facts
@@ -103,7 +103,7 @@ class MemoryStore(SQLAlchemyChatStore):
         names = ("table_name", "async_database_uri", "db_schema")
         dump: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.database.in_memory:
-            dump["db_data"] = asyncio_run(self._dump_db_data())
+            dump["db_data"] = run(self._dump_db_data())
         return dump
 
     async def read_schema_version(self) -> int | None:
@@ -117,8 +117,8 @@ class MemoryStore(SQLAlchemyChatStore):
     async def aclose(self) -> None:
         """Close the engine if this store has opened it; a later call opens it again. An in-memory database is gone.
 
-        Background work of memories on this store, in this event loop, is cancelled first; the next memory of that
-        session or user takes it up.
+        Background work of memories on this store, in this event loop and of synchronous calls, is cancelled first; the
+        next memory of that session or user takes it up.
         """
         await self.jobs.stop()
         # Whoever closes it knows that it is the end.

@@ -30,6 +30,7 @@ from llama_index_memory_ext.store.engine import (
     open_engine,
     without_password,
 )
+from llama_index_memory_ext.store.in_use import connect
 from llama_index_memory_ext.store.schema import (
     SCHEMA_VERSION,
     Tables,
@@ -161,7 +162,7 @@ class Database:
         engine = engine or await self.opened()
         # An in-memory database has one connection: its readers must not end a writer's transaction.
         alone = self.in_memory or (writes and self.backend == "sqlite")
-        async with self._alone() if alone else nullcontext(), engine.connect() as conn:
+        async with self._alone() if alone else nullcontext(), connect(engine) as conn:
             if self._lent is not None:
                 # The engine may have any isolation level, set in several ways; a connection's option overrides all.
                 await conn.execution_options(isolation_level=LEVELS[self.backend])

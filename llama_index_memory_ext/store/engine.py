@@ -16,6 +16,8 @@ from sqlalchemy.pool import AsyncAdaptedQueuePool, NullPool, StaticPool
 from llama_index_memory_ext.errors import StoreError
 
 BUSY_SECONDS = 30
+# Threads: what a closed event loop has left open is rolled back in another one.
+_SQLITE: dict[str, Any] = {"timeout": BUSY_SECONDS, "check_same_thread": False}
 
 _DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
 # In AUTOCOMMIT a failure would leave half of a change; a writer in an old snapshot would fail once it has its lock.
@@ -81,9 +83,7 @@ def open_engine(url: URL) -> AsyncEngine:
         # A connection of asyncpg works in one event loop only, and each synchronous call has its own.
         return create_async_engine(url, hide_parameters=True, poolclass=NullPool, isolation_level=LEVELS["postgresql"])
     if is_in_memory(url):
-        engine = create_async_engine(
-            url, hide_parameters=True, connect_args={"timeout": BUSY_SECONDS}, poolclass=StaticPool
-        )
+        engine = create_async_engine(url, hide_parameters=True, connect_args=_SQLITE, poolclass=StaticPool)
         event.listen(engine.sync_engine, "connect", _read_without_locks)
         return engine
     folder = Path(url.database or "").expanduser().parent
@@ -91,7 +91,7 @@ def open_engine(url: URL) -> AsyncEngine:
         raise StoreError(f"The database file {url.database!r} needs a folder {str(folder)!r}: create it first.")
     # A pool of limited size would have to wait in one event loop for a connection of another.
     pool: dict[str, Any] = {"poolclass": AsyncAdaptedQueuePool, "max_overflow": -1}
-    return create_async_engine(url, hide_parameters=True, connect_args={"timeout": BUSY_SECONDS}, **pool)
+    return create_async_engine(url, hide_parameters=True, connect_args=_SQLITE, **pool)
 
 
 def _read_without_locks(connection: Any, _record: Any) -> None:

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from llama_index_memory_ext.background.locks import BackgroundLoop
+from llama_index_memory_ext.background.loop import BackgroundLoop
 from tests.signals import interruptible
 
 

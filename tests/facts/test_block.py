@@ -20,7 +20,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_index.core.agent.workflow import FunctionAgent
-from llama_index.core.async_utils import asyncio_run
 from llama_index.core.llms import ChatMessage, ChatResponse, MockLLM
 from llama_index.core.settings import Settings
 from pydantic import ValidationError
@@ -33,6 +32,7 @@ from llama_index_memory_ext import (
     RelevantFactsBlock,
     TokenCounter,
 )
+from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.fact import retire
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.text.visible import visible
@@ -625,14 +625,15 @@ def test_synchronous_calls_extract_too(database_uri: str) -> None:
 
 
 def test_a_synchronous_call_picks_up_a_session_that_just_ended(database_uri: str) -> None:
-    """It waits for that, too: nobody would otherwise, and what has been paid for would be thrown away."""
+    """In the background, without waiting for it."""
     with serve(learner) as server:
         llm = client_without_connections(server)
         dead = CondensedMemory.from_defaults("monday", user_id="ann", llm=llm, async_database_uri=database_uri)
         dead.put_messages([user("I like tea."), assistant("Fine.")])
-        asyncio_run(dead.sql_store.aclose())
+        run(dead.sql_store.aclose())
         memory = CondensedMemory.from_defaults("friday", user_id="ann", llm=llm, async_database_uri=database_uri)
         memory.put(user("Hello."))
+        run(memory.facts_block.await_jobs("monday"))
         assert [fact.content for fact in memory.facts.list()] == ["Likes tea"]
         assert len(server.requests) == 1
         memory.close()

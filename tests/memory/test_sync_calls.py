@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import threading
+from functools import partial
 from typing import Any
 
+import httpx
 import pytest
 from llama_index.core.llms import ChatMessage
 
-from llama_index_memory_ext import CondensedMemory
+from llama_index_memory_ext import CondensedMemory, MemoryStore
+from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.cli.offline_model import OfflineModel
 from llama_index_memory_ext.facts.book import FactBook
 from tests.conversation import assistant, sent_text, user
+from tests.models import client_of, client_without_connections
+from tests.openai_server import Message, say, serve
 
 HISTORY: list[ChatMessage] = [message for i in range(6) for message in (user(f"question {i}"), assistant("yes"))]
 OPTIONS: list[dict[str, Any]] = [
@@ -59,6 +65,62 @@ def test_a_memory_without_a_database_outlives_the_loops_that_it_is_used_in(optio
         assert len(asyncio.run(memory.aget_all())) == 4 * (len(HISTORY) + 1)
         asyncio.run(memory.aclose())
     gc.collect()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_puts_of_many_threads_all_come_back(database_uri: str, shared: bool) -> None:
+    """With one memory, or one each on the same store; the model's client keeps its connections open."""
+    with serve(lambda messages, tools: say("")) as server, httpx.Client() as client:
+        async_client = httpx.AsyncClient()
+        llm, store = client_of(server, client, async_client), MemoryStore(database_uri)
+        opened = partial(CondensedMemory.from_defaults, llm=llm, chat_store=store)
+        first = opened("chat 0")
+        memories = [first if shared else opened(f"chat {i}") for i in range(8)]
+        done: list[int] = []
+
+        def talk(i: int) -> None:
+            for j in range(4):
+                memories[i].put(assistant(f"answer {i} {j}") if j % 2 else user(f"question {i} {j}"))
+            done.append(i)
+
+        threads = [threading.Thread(target=talk, args=(i,), daemon=True) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(100)
+        assert sorted(done) == list(range(8))
+        assert len(first.get_all()) == (32 if shared else 4)
+        assert server.requests
+        run(store.aclose())
+        run(async_client.aclose())
+
+
+def test_a_put_waits_for_its_own_session_and_cancels_nothing(database_uri: str) -> None:
+    """What another session has under way goes on meanwhile."""
+    asked, may_answer = threading.Event(), threading.Event()
+
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        if "slow" in str(messages):
+            asked.set()
+            may_answer.wait(60)
+        return say("")
+
+    with serve(model) as server:
+        llm, store = client_without_connections(server), MemoryStore(database_uri)
+        slow, quick = (CondensedMemory.from_defaults(name, llm=llm, chat_store=store) for name in ("slow", "quick"))
+        talk = [user("Is this slow?"), assistant("yes"), user("And now?")]
+        waiting = threading.Thread(target=slow.put_messages, args=(talk,))
+        waiting.start()
+        assert asked.wait(60)
+        quick.put_messages([user("Is this quick?"), assistant("yes"), user("And now?")])
+        # The question of the turn that goes on.
+        assert quick.stats().pending == 1
+        assert waiting.is_alive()
+        may_answer.set()
+        waiting.join(60)
+        assert slow.stats().pending == 1
+        assert slow.stats().failures == {}
+        run(store.aclose())
 
 
 @pytest.mark.parametrize("owner", [CondensedMemory, FactBook])

@@ -15,7 +15,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import BaseMemoryBlock
 
 from llama_index_memory_ext import CondensedMemory, StoreError, TurnError
-from llama_index_memory_ext.background.locks import SharedLock, lock_for
+from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.store import database
 from tests.conversation import assistant, record, sent_text, user
 from tests.memories import OpenMemory
@@ -193,14 +193,13 @@ async def test_a_turn_is_alone_in_every_thread() -> None:
 
 async def test_a_cancelled_waiter_leaves_the_lock_usable() -> None:
     """Cancelled while it waits, and in the moment in which the lock is handed to it."""
-    lock = SharedLock()
     order: list[int] = []
 
     async def wait(i: int) -> None:
-        async with lock:
+        async with lock_for("hall"):
             order.append(i)
 
-    async with lock:
+    async with lock_for("hall"):
         tasks = [asyncio.ensure_future(wait(i)) for i in range(3)]
         await asyncio.sleep(0)
         tasks[0].cancel()
@@ -208,7 +207,7 @@ async def test_a_cancelled_waiter_leaves_the_lock_usable() -> None:
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(result) for result in results] == [asyncio.CancelledError, asyncio.CancelledError, type(None)]
     assert order == [2]
-    async with lock:
+    async with lock_for("hall"):
         pass
 
 

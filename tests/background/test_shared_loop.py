@@ -1,0 +1,112 @@
+"""All synchronous calls of a process share one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from contextvars import ContextVar
+
+import pytest
+
+from llama_index_memory_ext.background.loop import run, spawn
+
+SHOWN: ContextVar[str] = ContextVar("SHOWN", default="nothing")
+
+
+async def here() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
+
+
+def test_calls_of_all_threads_run_in_the_same_loop() -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+    threads = [threading.Thread(target=lambda: loops.append(run(here()))) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert set(loops) == {run(here())}
+    assert len(loops) == 5
+
+
+async def test_a_call_in_a_running_loop_does_not_run_in_that_one() -> None:
+    assert run(here()) is not asyncio.get_running_loop()
+
+
+def test_what_a_call_has_started_goes_on_after_it() -> None:
+    async def start() -> asyncio.Task[int]:
+        return spawn(asyncio.sleep(0, 7))
+
+    async def end(task: asyncio.Task[int]) -> int:
+        return await task
+
+    assert run(end(run(start()))) == 7
+
+
+def test_a_call_sees_the_callers_context() -> None:
+    async def shown() -> str:
+        return SHOWN.get()
+
+    token = SHOWN.set("the caller's")
+    assert run(shown()) == "the caller's"
+    SHOWN.reset(token)
+    assert run(shown()) == "nothing"
+
+
+def test_a_call_within_a_call_does_not_wait_for_itself() -> None:
+    """Neither in the loop's own thread nor in one that the call waits for."""
+
+    async def outer() -> bool:
+        inner = [run(here()), await asyncio.to_thread(lambda: run(here()))]
+        return asyncio.get_running_loop() in inner
+
+    assert run(asyncio.wait_for(outer(), 30)) is False
+
+
+PROGRAM = """
+import asyncio, atexit, contextlib, os, sys, threading
+
+def at_the_end():
+    memory.put(ChatMessage(role="user", content="Goodbye."))
+    print(len(memory.get_all()), flush=True)
+
+atexit.register(at_the_end)
+from llama_index.core.llms import ChatMessage
+from llama_index_memory_ext import CondensedMemory
+from llama_index_memory_ext.background.loop import run, spawn
+
+async def wait():
+    spawn(asyncio.Event().wait())
+    spawn(asyncio.to_thread(print, "in a thread", flush=True))
+
+memory = CondensedMemory.from_defaults("chat", async_database_uri=sys.argv[1] or None, extract_facts=False)
+memory.put(ChatMessage(role="user", content="Hello."))
+run(wait())
+
+def wait_in_a_thread():
+    with contextlib.suppress(asyncio.CancelledError):
+        run(asyncio.Event().wait())
+
+threading.Thread(target=wait_in_a_thread, daemon=True).start()
+child = os.fork()
+if not child:
+    memory.put(ChatMessage(role="assistant", content="From the child."))
+    print([message.content for message in memory.get_all()], flush=True)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="processes do not fork there")
+def test_a_program_ends_with_calls_jobs_and_connections_open_and_so_does_its_child(
+    any_database_uri: str | None,
+) -> None:
+    """Nothing is said of it; what is put at the very end is stored."""
+    command = [sys.executable, "-c", PROGRAM, any_database_uri or ""]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.stderr == ""
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert "['Hello.', 'From the child.']" in lines
+    assert lines[-1] == ("2" if any_database_uri is None else "3")
