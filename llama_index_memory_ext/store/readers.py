@@ -11,6 +11,7 @@ from llama_index.core.bridge.pydantic import ValidationError
 from sqlalchemy import bindparam, case, func, null, select
 from sqlalchemy.exc import SQLAlchemyError
 
+from llama_index_memory_ext.errors import StoreTimeoutError
 from llama_index_memory_ext.store.database import UnchangedError, reads, writes_session, written_at
 from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, LAST_ID, upsert
 from llama_index_memory_ext.text.times import times_in
@@ -248,7 +249,7 @@ class Readers:
         """
         try:
             return await self._move(key, reader, epoch=epoch, old=old, new=new, state=state)
-        except SQLAlchemyError as error:
+        except (SQLAlchemyError, StoreTimeoutError) as error:
             logger.warning("The cursor of %s was not moved (%s); it is tried again.", reader, type(error).__name__)
             return False
 
