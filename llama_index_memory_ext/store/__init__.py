@@ -130,7 +130,7 @@ class MemoryStore(SQLAlchemyChatStore):
         A version that is too new to be opened comes back too. None if there is no database file, or none of the tables
         of this package, as in a database of the plain host.
         """
-        return await self.users.schema_version()
+        return await self.database.read_version()
 
     async def aclose(self) -> None:
         """Close the engine if this store has opened it; a later call opens it again. An in-memory database is gone.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from llama_index_memory_ext.errors import StoreTimeoutError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Iterator
 
 T = TypeVar("T")
 
@@ -23,14 +24,14 @@ class Calls:
     """The calls of a store that are under way. Each runs in a task of its own.
 
     A caller who is cancelled leaves at once. What it has called goes on until its end, or until its time is over:
-    SQLAlchemy discards a connection when a statement on it is cancelled, and with it a database in memory; with any
-    other it is unknown what was stored.
+    SQLAlchemy discards a connection when a statement on it is cancelled, and it is unknown what was stored.
     """
 
     seconds: float
     # An event loop keeps no task alive.
     _writes: set[asyncio.Task[Any]] = field(default_factory=set)
     _reads: set[asyncio.Task[Any]] = field(default_factory=set)
+    _unbroken: set[asyncio.Task[Any] | None] = field(default_factory=set)
 
     async def run(self, call: Coroutine[Any, Any, T], name: str, *, writes: bool, seconds: float | None = None) -> T:
         """Returns the result of a call; a StoreTimeoutError if it takes longer than ``seconds``, or else the usual."""
@@ -43,28 +44,43 @@ class Calls:
         try:
             ended, _ = await asyncio.wait([task], timeout=limit)
         except asyncio.CancelledError:
-            timer = task.get_loop().call_at(end, task.cancel)
+            timer = task.get_loop().call_at(end, self._stop, task)
             task.add_done_callback(lambda _: timer.cancel())
             task.add_done_callback(partial(_tell_write if writes else _ignore, name))
             raise
         if not ended:
-            task.cancel()
-            task.add_done_callback(partial(_ignore, name))
+            self._stop(task)
+            task.add_done_callback(partial(_tell_write if writes else _ignore, name))
             raise StoreTimeoutError(name, limit, writes=writes)
         return task.result()
+
+    @contextmanager
+    def unbroken(self) -> Iterator[None]:
+        """What this task does now is not cancelled when its time is over; it ends by itself.
+
+        A cancelled statement of SQLite goes on in its thread, and may take a lock for as long as its cursor exists.
+        """
+        task = asyncio.current_task()
+        self._unbroken.add(task)
+        try:
+            yield
+        finally:
+            self._unbroken.discard(task)
 
     async def finish(self) -> None:
         """Wait for the writes of this event loop, within the time for one call; reads are cancelled."""
         loop = asyncio.get_running_loop()
-        reads, writes = ([task for task in tasks.copy() if task.get_loop() is loop] for tasks in self._both)
+        reads, writes = (
+            [task for task in tasks.copy() if task.get_loop() is loop] for tasks in (self._reads, self._writes)
+        )
         for task in reads:
-            task.cancel()
+            self._stop(task)
         if reads or writes:
             await asyncio.wait([*reads, *writes], timeout=self.seconds)
 
-    @property
-    def _both(self) -> tuple[set[asyncio.Task[Any]], set[asyncio.Task[Any]]]:
-        return self._reads, self._writes
+    def _stop(self, task: asyncio.Task[Any]) -> None:
+        if task not in self._unbroken:
+            task.cancel()
 
 
 def _ignore(_: str, task: asyncio.Task[Any]) -> None:
@@ -75,8 +91,8 @@ def _ignore(_: str, task: asyncio.Task[Any]) -> None:
 
 def _tell_write(name: str, task: asyncio.Task[Any]) -> None:
     if task.cancelled():
-        logger.warning("%s did not end after its caller was cancelled: it is unknown whether it was stored.", name)
+        logger.warning("%s did not end after its caller had gone: it is unknown whether it was stored.", name)
     elif error := task.exception():
-        logger.warning("%s failed after its caller was cancelled (%s): nothing was stored.", name, type(error).__name__)
+        logger.warning("%s failed after its caller had gone (%s): nothing was stored.", name, type(error).__name__)
     else:
-        logger.info("%s was completed after its caller was cancelled: it was stored.", name)
+        logger.info("%s was completed after its caller had gone: it was stored.", name)

