@@ -18,7 +18,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from llama_index_memory_ext.background.locks import lock_for
-from llama_index_memory_ext.errors import StoreError
+from llama_index_memory_ext.errors import StoreError, StoreTimeoutError
 from llama_index_memory_ext.store.calls import Calls
 from llama_index_memory_ext.store.engine import (
     LEVELS,
@@ -233,6 +233,9 @@ class Database:
             if not self._is_ready:
                 try:
                     await self._make_ready(self._lent or await self._engines.open())
+                except StoreTimeoutError:
+                    # A connection is still in use.
+                    raise
                 except BaseException:
                     await self._close_engines()
                     raise
