@@ -8,6 +8,7 @@ import sqlite3
 import time
 import warnings
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
@@ -17,7 +18,7 @@ from sqlalchemy import func, insert, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from llama_index_memory_ext.background.locks import lock_for
+from llama_index_memory_ext.background.locks import Recent, lock_for
 from llama_index_memory_ext.errors import StoreError, StoreTimeoutError
 from llama_index_memory_ext.store.calls import Calls
 from llama_index_memory_ext.store.engine import (
@@ -40,7 +41,7 @@ from llama_index_memory_ext.store.schema import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Hashable
     from contextlib import AbstractAsyncContextManager
 
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -51,6 +52,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Part = TypeVar("Part")
 
+_LOCKED = "llama_index_memory_ext locked"
+_MOST_DONE = 10_000
 _RETRY_SECONDS = 0.01
 # Tables and indexes may be made for a table of the host's with many rows.
 _SETUP_SECONDS = 600.0
@@ -111,6 +114,19 @@ writes_session = connected(lambda part, key, *_, **__: part.database.writing(ses
 writes_user = connected(lambda part, namespace, *_, **__: part.database.writing(users=[namespace]))
 
 
+@dataclass
+class Locked:
+    """The epochs of the sessions that a transaction has locked, and what is done when it is committed."""
+
+    epochs: dict[str, int] = field(default_factory=dict)
+    done: list[Hashable] = field(default_factory=list)
+
+    @staticmethod
+    def begin_again(conn: AsyncConnection, key: str) -> None:
+        """Forget what was done for a session: its rows are deleted in this transaction."""
+        conn.info[_LOCKED].epochs.pop(key, None)
+
+
 class Database:
     """The database of a store: a SQLite file or one in memory by aiosqlite, or PostgreSQL by asyncpg.
 
@@ -143,10 +159,16 @@ class Database:
         self.calls = Calls(seconds)
         self._engines = Engines(self._open_engine, shared=self.backend == "sqlite")
         self._lent, self._rows, self._pool_size = lent, rows, pool_size
+        self._done: Recent[Hashable, bool] = Recent(_MOST_DONE)
         # Whether all tables exist.
         self._is_ready = False
         self._anchor: sqlite3.Connection | None = None
         self._lock_sessions = lock_rows(self.tables.sessions, self.backend)
+        if self.backend == "postgresql":
+            # Only the newest SQLite can.
+            self._lock_sessions = self._lock_sessions.returning(
+                self.tables.sessions.c.key, self.tables.sessions.c.epoch
+            )
         self._lock_users = lock_rows(self.tables.users, self.backend)
 
     @property
@@ -163,9 +185,25 @@ class Database:
         Their rows are locked, and made where they are missing: raise ``UnchangedError`` if nothing is written, or a
         session that was forgotten would be known again. On SQLite the first statement locks the whole file.
         """
-        async with self._in_order(sessions, users), self.connection(writes=True) as conn, conn.begin():
-            await self._lock(conn, sessions, users)
-            yield conn
+        async with self._in_order(sessions, users), self.connection(writes=True) as conn:
+            async with conn.begin():
+                conn.info[_LOCKED] = locked = Locked()
+                await self._lock(conn, sessions, users)
+                yield conn
+            for mark in locked.done:
+                self._done.put(mark, value=True)
+
+    async def once(self, conn: AsyncConnection, key: str, what: Hashable, do: Callable[[], Awaitable[None]]) -> None:
+        """Do something in the transaction unless this process has done it since rows of the session were deleted.
+
+        Only a server tells that with the lock; anywhere else it is done again.
+        """
+        locked: Locked = conn.info[_LOCKED]
+        epoch = locked.epochs.get(key)
+        if epoch is None or (key, epoch, what) not in self._done:
+            await do()
+            if epoch is not None:
+                locked.done.append((key, epoch, what))
 
     @asynccontextmanager
     async def connection(
@@ -214,7 +252,9 @@ class Database:
         for statement, rows in ((self._lock_sessions, of_sessions), (self._lock_users, of_users)):
             while rows:
                 try:
-                    await conn.execute(statement, rows)
+                    found = await conn.execute(statement, rows)
+                    if found.returns_rows:
+                        conn.info[_LOCKED].epochs.update((row[0], row[1]) for row in found)
                     break
                 except OperationalError:
                     # A connection in memory that was discarded in the middle of a statement is about to be closed.

@@ -338,11 +338,15 @@ class Readers:
         self, conn: AsyncConnection, key: str, owners: Sequence[str], readers: Sequence[str]
     ) -> None:
         """As ``register``, even if rows were deleted."""
-        if owners:
-            await conn.execute(self._add_owner, [{"key": key, "user_id": user_id} for user_id in owners])
-        if readers:
-            begin = [{"key": key, "reader": reader, "position": 0, "state": None} for reader in readers]
-            await conn.execute(self._add_reader, begin)
+
+        async def add() -> None:
+            if owners:
+                await conn.execute(self._add_owner, [{"key": key, "user_id": user_id} for user_id in owners])
+            if readers:
+                begin = [{"key": key, "reader": reader, "position": 0, "state": None} for reader in readers]
+                await conn.execute(self._add_reader, begin)
+
+        await self.database.once(conn, key, ("registered", *owners, "", *readers), add)
 
     async def is_current_within(self, conn: AsyncConnection, key: str, epoch: int) -> bool:
         """Whether no row of the session was deleted since ``epoch``."""

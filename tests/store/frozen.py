@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import warnings
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,40 +62,46 @@ class RoundTrips:
     connections: int = 0
 
 
+async def _pass_on(source: asyncio.StreamReader, target: asyncio.StreamWriter, note: Callable[[], None]) -> None:
+    try:
+        while data := await source.read(1 << 20):
+            note()
+            target.write(data)
+    finally:
+        target.close()
+
+
 @asynccontextmanager
 async def counting(uri: str) -> AsyncIterator[RoundTrips]:
     """Stand between a client and the server; what the client sends between two answers is one round trip."""
     url = make_url(uri)
-    server = Path(str(url.query["host"]), ".s.PGSQL.5432")
-    tasks = set()
+    server = str(Path(str(url.query["host"]), ".s.PGSQL.5432"))
+    tasks: list[asyncio.Task[None]] = []
     with TemporaryDirectory(prefix="px") as folder:
         trips = RoundTrips(url.update_query_dict({"host": folder}).render_as_string(hide_password=False))
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            answers, questions = await asyncio.open_unix_connection(str(server))
+            answers, questions = await asyncio.open_unix_connection(server)
             trips.connections += 1
-            asked = False
+            is_asked = False
 
-            async def pass_on() -> None:
-                nonlocal asked
-                while data := await answers.read(1 << 20):
-                    asked = False
-                    writer.write(data)
-                writer.close()
+            def ask() -> None:
+                nonlocal is_asked
+                trips.count += not is_asked
+                is_asked = True
 
-            back = asyncio.ensure_future(pass_on())
-            tasks.add(back)
-            while data := await reader.read(1 << 20):
-                trips.count += not asked
-                asked = True
-                questions.write(data)
-            questions.close()
-            await back
+            def answer() -> None:
+                nonlocal is_asked
+                is_asked = False
+
+            both = _pass_on(reader, questions, ask), _pass_on(answers, writer, answer)
+            tasks.extend(map(asyncio.ensure_future, both))
 
         proxy = await asyncio.start_unix_server(serve, str(Path(folder, ".s.PGSQL.5432")))
         try:
             yield trips
         finally:
             proxy.close()
-            await proxy.wait_closed()
-            await asyncio.gather(*tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

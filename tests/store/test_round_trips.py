@@ -50,6 +50,27 @@ async def test_a_turn_takes_few_round_trips(postgres_uri: str) -> None:
         await store.aclose()
 
 
+async def test_whose_a_session_is_stays_known_when_it_was_replaced_or_forgotten(postgres_uri: str) -> None:
+    """It is written again where another process has deleted it, though mostly it is only written once."""
+    store, other = MemoryStore(postgres_uri), MemoryStore(postgres_uri)
+    reader: dict[str, Any]
+    reader, said = {"owners": ["ann"], "readers": ["facts"]}, [user("hello")]
+    await store.log.append("chat", said, None, **reader)
+    with pytest.raises(ZeroDivisionError):
+        await store.log.append("new", said, lambda queue: 1 // 0, **reader)
+    await store.log.append("new", said, None, **reader)
+    await store.log.append("chat", said, None, replace=True, **reader)
+    assert sorted(await other.users.pending("facts")) == ["chat", "new"]
+    await other.forget_user("ann", vacuum=False)
+    await store.log.append("chat", said, None, **reader)
+    assert await other.users.pending("facts") == await other.users.keys("ann") == ["chat"]
+    await other.set_messages("chat", said)
+    await store.log.append("chat", said, None, **reader)
+    assert await other.users.pending("facts") == ["chat"]
+    for each in (store, other):
+        await each.aclose()
+
+
 async def test_what_others_have_changed_is_seen_in_the_next_prompt(any_database_uri: str | None) -> None:
     """Messages, facts, a cut and a deletion, though one glance tells what has changed."""
     store = MemoryStore(any_database_uri)
