@@ -14,6 +14,7 @@ from llama_index_memory_ext.errors import MessageError as MessageError
 from llama_index_memory_ext.errors import RoleError as RoleError
 from llama_index_memory_ext.errors import SplitterError as SplitterError
 from llama_index_memory_ext.errors import StoreError as StoreError
+from llama_index_memory_ext.errors import StoreTimeoutError as StoreTimeoutError
 from llama_index_memory_ext.errors import TurnError as TurnError
 
 if TYPE_CHECKING:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatResponse
@@ -18,6 +19,26 @@ class LimitError(MemoryExtError, ValueError):
 
 class StoreError(MemoryExtError, ValueError):
     """A database, a store or a session id that cannot keep the conversation."""
+
+
+class StoreTimeoutError(StoreError):
+    """A call of the store that has taken longer than its ``operation_timeout``; ``operation`` names it.
+
+    The connection that it has used is closed. Of a write it is unknown whether it was stored.
+    """
+
+    def __init__(self, operation: str, seconds: float, *, writes: bool = True) -> None:
+        outcome = " Whether it was stored is unknown: look before you repeat it." if writes else ""
+        super().__init__(
+            f"The database has not answered within {seconds:g} s ({operation}).{outcome} See whether it is reachable, "
+            "overloaded or locked by another program, or give it more time: MemoryStore(operation_timeout=...). A "
+            "synchronous call (put, get, ...) within a running event loop waits in vain for what a task of that loop "
+            "holds: await aput, aget, ... there."
+        )
+        self.operation, self.seconds, self.writes = operation, seconds, writes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(StoreTimeoutError, writes=self.writes), (self.operation, self.seconds)
 
 
 class MessageError(MemoryExtError, TypeError):

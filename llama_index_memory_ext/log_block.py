@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -19,12 +22,13 @@ from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from llama_index.core.base.llms.types import ChatMessage
     from typing_extensions import Self
 
     from llama_index_memory_ext.background.jobs import Failure, JobKey, Jobs
+    from llama_index_memory_ext.store.readers import Glance
 
 DEFAULT_SESSION_ID = "default"
 
@@ -34,6 +38,30 @@ Counter: TypeAlias = Annotated[TokenCounter, BeforeValidator(as_counter)]
 AnyLLM: TypeAlias = Annotated[LLM | None, AfterValidator(shielded)]
 AnyEmbedding: TypeAlias = Annotated[BaseEmbedding | None, AfterValidator(shielded)]
 _MODELS = frozenset({"llm", "embed_model"})
+
+
+@dataclass
+class _Glanced:
+    """What a memory has just seen of a session; tasks that outlive its call find nothing."""
+
+    store: MemoryStore
+    session_id: str
+    glance: Glance | None
+
+
+_glanced: ContextVar[_Glanced | None] = ContextVar("glanced", default=None)
+
+
+@contextmanager
+def glanced(store: MemoryStore, session_id: str, glance: Glance) -> Iterator[None]:
+    """Within, blocks on the store need not read again what this glance of the session shows."""
+    seen = _Glanced(store, session_id, glance)
+    token = _glanced.set(seen)
+    try:
+        yield
+    finally:
+        _glanced.reset(token)
+        seen.glance = None
 
 
 class LogBlock(BaseMemoryBlock[str]):
@@ -107,6 +135,12 @@ class LogBlock(BaseMemoryBlock[str]):
             if self.store is None:
                 await self._store.log.append(session_id, messages, len)
             await self.anotice(session_id)
+
+    def glance_of(self, session_id: str) -> Glance | None:
+        """What the memory that asks has just seen of a session; None if the block is asked alone."""
+        seen = _glanced.get()
+        is_ours = seen is not None and seen.store is self._store and seen.session_id == session_id
+        return seen.glance if seen and is_ours else None
 
     async def _aput(self, messages: list[ChatMessage]) -> None:
         await self.aput(messages)

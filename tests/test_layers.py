@@ -26,7 +26,7 @@ cli         chat > facts files forget > app > demo > __init__ offline_model othe
 agents      tools > requests retriever                                    # memory as an agent's tools
 .           caching_openai                                                # OpenAI's models, with cache breakpoints
 ---
-memory      condensed_memory > flushing limits preset stats > prompt_caches template  # the preset: what is sent
+memory      condensed_memory > flushing limits preset reading stats > prompt_caches template  # the preset, what is sent
 ---
 record      block > summary > recall summary_checks window > message_index selection > entry  # within the limit
 facts       backfill > block > extractor > learning > verification > cache explanation prompt validation >
@@ -35,7 +35,8 @@ facts       backfill > block > extractor > learning > verification > cache expla
 grounding   sentences statement > names negation > dates > numbers quotes secrets > words numerals > language  # words
 .           log_block                                                     # what both blocks share: they read one log
 ---
-store       __init__ > facts log vectors > deletions > readers users > database > engine in_use schema  # the tables
+store       __init__ > facts log vectors > deletions > readers users > database >
+            calls engine engines in_use schema                            # the tables, who has read how far, pools
 search      concern embeddings > tfidf vectors > tokenization > days      # how similar two texts are
 formats     __init__ > openai                                             # messages of other programs, as JSON
 ---

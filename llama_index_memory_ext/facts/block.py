@@ -291,12 +291,13 @@ class RelevantFactsBlock(LogBlock):
 
     async def _talk_before(self, session_id: str, namespace: str) -> tuple[_Talk, tuple[int, int] | None]:
         """The last messages in the log, and how far the changes of the facts have come."""
-        read = partial(self._store.readers.page, session_id, f"{self.name} context", limit=_CONTEXT_ROWS)
+        # No cursor of a reader: what was left behind was said all the same.
+        read = partial(self._store.readers.page, session_id, "", limit=_CONTEXT_ROWS, watch=namespace)
         talk = self._talks.get(session_id) or _Talk()
-        page = await read(talk.seen, watch=namespace)
+        page = await read(talk.seen, glance=self.glance_of(session_id))
         if not page.fresh:
             talk = _Talk()
-            page = await read(talk.seen, watch=namespace)
+            page = await read(talk.seen)
         if page.rows:
             new = [message for message in (row.message for row in page.rows) if spoken(message)]
             kept = (*talk.messages, *new)[-_CONTEXT_ROWS:]

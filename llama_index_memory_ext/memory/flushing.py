@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_ext.background.jobs import log_failure
+from llama_index_memory_ext.errors import StoreTimeoutError
 from llama_index_memory_ext.log_block import LogBlock
 from llama_index_memory_ext.text.cutting import plan_flush
 
@@ -35,10 +36,16 @@ def log_blocks(blocks: Sequence[BaseMemoryBlock[Any]]) -> list[LogBlock]:
 
 
 async def open_session(session_id: str, blocks: Sequence[BaseMemoryBlock[Any]]) -> bool:
-    """Lets the blocks begin with the session; returns False if that has failed, which is logged."""
+    """Lets the blocks begin with the session; returns False if that has failed, which is logged.
+
+    A StoreTimeoutError if the database does not answer.
+    """
     try:
         for block in log_blocks(blocks):
             await block.aopen(session_id)
+    except StoreTimeoutError:
+        # The message would wait as long again.
+        raise
     except Exception as error:  # noqa: BLE001 - the message that is put now must be stored, whatever has failed
         outcome = "the next message tries again"
         log_failure("Unread messages of other sessions were not looked for", session_id, error, outcome)

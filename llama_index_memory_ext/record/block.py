@@ -172,7 +172,7 @@ class CondensedMemoryBlock(LogBlock):
         It is empty if nothing was said yet.
         """
         session_id = session_id or DEFAULT_SESSION_ID
-        window = await self._parts.reader.shown(session_id)
+        window = await self._parts.reader.shown(session_id, self.glance_of(session_id))
         earlier = await self._earlier(session_id, window, messages or [])
         if not self._has_room(window):
             return ""
@@ -210,6 +210,11 @@ class CondensedMemoryBlock(LogBlock):
         """Wait until what has left the record is summarised; after a failure the next start tries again."""
         if self.summarize:
             await self.jobs.finish(self.job_key(session_id), self._summarizer(session_id).run)
+
+    def last_seen(self, session_id: str = DEFAULT_SESSION_ID) -> int:
+        """The id of the last row of the log that the record has taken; 0 if this process does not know the session."""
+        window = self._parts.reader.windows.get(session_id)
+        return window.seen.last_id if window else 0
 
     async def asummary(self, session_id: str = DEFAULT_SESSION_ID) -> str:
         """The running summary of what has left the record; "" if there is none."""

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from llama_index.core.base.llms.types import CacheControl, CachePoint, ContentBlock, MessageRole, TextBlock
 from typing_extensions import Self
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.record.selection import RecordSettings, Selection
     from llama_index_memory_ext.store import MemoryStore
-    from llama_index_memory_ext.store.readers import LogPage, LogRow
+    from llama_index_memory_ext.store.readers import Glance, LogPage, LogRow
     from llama_index_memory_ext.text.responses import Usage
 
 _PAGE_ROWS, _CHUNK_ROWS = 256, 16
@@ -169,9 +169,9 @@ class RecordReader:
         self.ended.put(session_id, tuple(sorted({*before, *(end.row_id for end in ends[-1:])})[-2:]))
         return RecordText(window.text + earlier, window.tokens + earlier.tokens, ends, marks)
 
-    async def shown(self, session_id: str) -> Window:
+    async def shown(self, session_id: str, glance: Glance | None = None) -> Window:
         """The window within its limits. What is to be summarised is only left out until it is."""
-        window = await self.read(session_id)
+        window = await self.read(session_id, glance)
         if window.is_behind and await self.move(session_id, window, 0):
             window = await self.read(session_id)
         if window.is_over and not self.settings.summarize:
@@ -181,9 +181,12 @@ class RecordReader:
             self.windows.put(session_id, window)
         return window
 
-    async def read(self, session_id: str) -> Window:
-        """The window with what the log has gained, and without what this or another process has cut."""
-        window, page = await self._known(session_id)
+    async def read(self, session_id: str, glance: Glance | None = None) -> Window:
+        """The window with what the log has gained, and without what this or another process has cut.
+
+        A ``glance`` of the session, just now, spares a query.
+        """
+        window, page = await self._known(session_id, glance)
         if page.rows or page.position != window.seen.position or self.settings.limits.allow_partial:
             moved = await self._moved(session_id, window, page)
             if moved is None:
@@ -242,16 +245,16 @@ class RecordReader:
         # Another process has cut, or the database is busy: show what there is, within the limit.
         return (await self.read(session_id)).evicted()
 
-    async def _known(self, session_id: str) -> tuple[Window, LogPage]:
+    async def _known(self, session_id: str, glance: Glance | None) -> tuple[Window, LogPage]:
         """The window that was read last, and what the log has gained; a new window if that cannot be continued."""
         window = self.windows.get(session_id)
         if window is not None and window.seen.last_id:
-            page = await self._page(session_id, window.seen)
+            page = await self._page(session_id, window.seen, glance=glance)
             if page.fresh and not _must_reread(window, page):
                 return window, page
         instructions = await self._first_instructions(session_id) if self.settings.include_system else ()
         window = Window(Seen(), self.settings.selection(instructions), instructions)
-        return window, await self._page(session_id, window.seen)
+        return window, await self._page(session_id, window.seen, glance=glance)
 
     async def _first_instructions(self, session_id: str) -> tuple[Entry, ...]:
         """The entry of the first message of the log if that instructs the assistant."""
@@ -296,9 +299,11 @@ class RecordReader:
         is_short = tokens_of(new) <= window.selection.message_limit
         return new if is_short else window.selection.within_shares(new), bool(rows) or page.more
 
-    async def _page(self, session_id: str, seen: Seen, before: int | None = None) -> LogPage:
-        readers = self.store.readers
-        return await readers.page(session_id, self.settings.name, seen, before=before, limit=_PAGE_ROWS)
+    async def _page(
+        self, session_id: str, seen: Seen, before: int | None = None, glance: Glance | None = None
+    ) -> LogPage:
+        limits: Any = {"before": before, "limit": _PAGE_ROWS, "glance": glance}
+        return await self.store.readers.page(session_id, self.settings.name, seen, **limits)
 
     async def _counted(self, rows: Sequence[LogRow]) -> list[Entry]:
         # Counting some megabytes takes a second, for which the event loop must not be blocked.

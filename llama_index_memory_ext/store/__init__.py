@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.bridge.pydantic import ConfigDict, Field, model_serializer
@@ -14,6 +15,7 @@ from llama_index_memory_ext.background.jobs import JobRegistry
 from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.store.database import Database
+from llama_index_memory_ext.store.engine import DEFAULT_POOL_SIZE, DEFAULT_TIMEOUT_SECONDS, check_limits
 from llama_index_memory_ext.store.facts import Facts
 from llama_index_memory_ext.store.log import Log
 from llama_index_memory_ext.store.readers import Readers
@@ -47,14 +49,21 @@ class MemoryStore(SQLAlchemyChatStore):
 
     Args:
         async_database_uri: A SQLAlchemy address with an async driver: SQLite by aiosqlite (the default is a private
-            in-memory database) or PostgreSQL by asyncpg, with a new connection per transaction.
+            in-memory database) or PostgreSQL by asyncpg, with a pool of connections for each event loop.
         table_name: The host's chat table; the names of all other tables begin with this.
         async_engine: An engine of your own instead of an address. It is used as it is and never closed.
         db_data: Rows of the chat table that a database in memory begins with, as ``model_dump`` gives them.
         db_schema: The schema of the tables, where the database has schemas.
+        operation_timeout: Most seconds that a call of the store takes, over 0, with its wait for locks and connections:
+            a ``StoreTimeoutError`` then. To make the tables may take ten minutes, and ``vacuum`` an hour.
+        pool_size: Most connections to PostgreSQL in each event loop, from 1; an engine of your own has its own pool.
+
+    A call that is cancelled returns at once. A write that has begun ends in the background, and the log says whether it
+    was stored; ``aclose`` waits for it.
 
     Raises:
-        StoreError: The address cannot be read, or names a database or a driver that cannot keep the log.
+        StoreError: The address cannot be read, names a database or a driver that cannot keep the log, or a number is
+            out of its range.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -65,6 +74,8 @@ class MemoryStore(SQLAlchemyChatStore):
     users: Users = Field(default=_UNSET, description="Whose the sessions are; counts and deletes them.")
     facts: Facts = Field(default=_UNSET, description="The facts of each user, and their embeddings.")
     jobs: JobRegistry = Field(default_factory=JobRegistry, description="What runs in the background of memories here.")
+    operation_timeout: float = Field(default=DEFAULT_TIMEOUT_SECONDS, description="Most seconds of a call.")
+    pool_size: int = Field(default=DEFAULT_POOL_SIZE, description="Most connections to PostgreSQL per event loop.")
     address: str = Field(default="", description="The database's address without its password and options.")
 
     def __init__(
@@ -74,10 +85,16 @@ class MemoryStore(SQLAlchemyChatStore):
         async_engine: AsyncEngine | None = None,
         db_data: list[Row] | None = None,
         db_schema: str | None = None,
+        *,
+        operation_timeout: float = DEFAULT_TIMEOUT_SECONDS,
+        pool_size: int = DEFAULT_POOL_SIZE,
     ) -> None:
-        database = Database(async_database_uri, table_name, db_schema, async_engine, db_data)
+        check_limits(operation_timeout, pool_size)
+        limits: Any = {"seconds": operation_timeout, "pool_size": pool_size}
+        database = Database(async_database_uri, table_name, db_schema, async_engine, db_data, **limits)
         # Only people and dumps read this address, and they need not see the password.
         super().__init__(table_name=table_name, async_database_uri=database.shown_uri, db_schema=db_schema)
+        self.operation_timeout, self.pool_size = operation_timeout, pool_size
         self.database, self.address = database, database.shown_uri.partition("?")[0]
         self.readers, self.users = Readers(database), Users(database)
         self.log, self.facts = Log(database, self.readers), Facts(database, self.readers)
@@ -95,12 +112,13 @@ class MemoryStore(SQLAlchemyChatStore):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # An engine cannot travel and a password must not: the copy opens its own connections.
-        return type(self), (self.async_database_uri, self.table_name, None, None, self.db_schema)
+        limited = partial(type(self), operation_timeout=self.operation_timeout, pool_size=self.pool_size)
+        return limited, (self.async_database_uri, self.table_name, None, None, self.db_schema)
 
     @model_serializer()
     def dump_store(self) -> dict[str, Any]:
         """The settings without the password, and the rows if they are kept in memory only."""
-        names = ("table_name", "async_database_uri", "db_schema")
+        names = ("table_name", "async_database_uri", "db_schema", "operation_timeout", "pool_size")
         dump: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.database.in_memory:
             dump["db_data"] = run(self._dump_db_data())
@@ -118,7 +136,8 @@ class MemoryStore(SQLAlchemyChatStore):
         """Close the engine if this store has opened it; a later call opens it again. An in-memory database is gone.
 
         Background work of memories on this store, in this event loop and of synchronous calls, is cancelled first; the
-        next memory of that session or user takes it up.
+        next memory of that session or user takes it up. Writes that are under way are waited for, at most
+        ``operation_timeout`` seconds.
         """
         await self.jobs.stop()
         # Whoever closes it knows that it is the end.
@@ -169,8 +188,16 @@ class MemoryStore(SQLAlchemyChatStore):
         """Move the oldest n active messages into the log and return them."""
         return await self.log.take_oldest(key, n, archive=True)
 
+    async def count_messages(self, key: str, status: MessageStatus | None = MessageStatus.ACTIVE) -> int:
+        """The number of messages of a session with a status; None: of any."""
+        return await self.users.count(key, status=status)
+
+    async def get_keys(self) -> list[str]:
+        """The sessions that have messages."""
+        return await self.users.all_keys()
+
     async def _initialize(self) -> tuple[Any, Table]:
-        """The host's own way to the table, for its methods that only read: to count, and to list keys and rows."""
+        """The host's own way to the table, by which it dumps the rows of a database in memory."""
         return self.database.connection, self.database.tables.rows
 
     async def sessions(self, user_id: str | None = None, *, session_ids: Collection[str] = ()) -> list[SessionInfo]:
@@ -226,7 +253,7 @@ class MemoryStore(SQLAlchemyChatStore):
 
         SQLite rewrites the whole file. It needs up to twice the size of the file on the disk, and nobody else may read
         or write. PostgreSQL frees the space of the rows for new ones; its write-ahead log, replicas and backups are its
-        operator's. Returns False if it failed; a warning in the log says why. Call it again then.
+        operator's. It may take an hour. Returns False if it failed; a warning in the log says why. Call it again then.
         """
         if self.database.in_memory:
             return True

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import String, cast, delete, func, or_, select, update
 
+from llama_index_memory_ext.store.database import Locked
 from llama_index_memory_ext.store.readers import ROWS
 from llama_index_memory_ext.store.schema import vectors_namespace
 from llama_index_memory_ext.text.tool_calls import RESULT_ROLES
@@ -41,6 +42,7 @@ class Deletions:
             await conn.execute(delete(rows).where(*these))
             await self._move_cursors(conn, key, first)
         await conn.execute(update(sessions).where(sessions.c.key == key).values(epoch=time.time_ns()))
+        Locked.begin_again(conn, key)
 
     async def _delete_vectors(self, conn: AsyncConnection, key: str, first: int, these: Sequence[Statement]) -> None:
         """Delete the vectors of rows, the ``first`` of them and all others.

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI
 from sqlalchemy import event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DisconnectionError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.pool import AsyncAdaptedQueuePool, NullPool, StaticPool
+from sqlalchemy.pool import AsyncAdaptedQueuePool, StaticPool
 
 from llama_index_memory_ext.errors import StoreError
 
-BUSY_SECONDS = 30
-# Threads: what a closed event loop has left open is rolled back in another one.
-_SQLITE: dict[str, Any] = {"timeout": BUSY_SECONDS, "check_same_thread": False}
+DEFAULT_TIMEOUT_SECONDS = 30.0
+DEFAULT_POOL_SIZE = 10
 
+# The server ends a statement so much later than we stop waiting for it.
+_SERVER_GRACE_SECONDS = 1.0
+# The server and SQLite count milliseconds in 32 bits.
+_MOST_SECONDS = 1_000_000
+_PING_AFTER_SECONDS = 10.0
+_IDLE_SINCE = "llama_index_memory_ext idle since"
 _DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
 # In AUTOCOMMIT a failure would leave half of a change; a writer in an old snapshot would fail once it has its lock.
 LEVELS = {"sqlite": "SERIALIZABLE", "postgresql": "READ COMMITTED"}
@@ -46,6 +53,25 @@ def checked_url(uri: str | None) -> URL:
             f"Write {wanted + '://'!r} instead of {url.drivername + '://'!r}."
         )
     return url
+
+
+def check_limits(operation_timeout: float, pool_size: int) -> None:
+    """Refuse, by a StoreError, limits with which no call could ever succeed."""
+    # Not a number is no number over 0, either.
+    if (
+        isinstance(operation_timeout, bool)
+        or not isinstance(operation_timeout, (int, float))
+        or not (0 < operation_timeout <= _MOST_SECONDS)
+    ):
+        raise StoreError(
+            f"operation_timeout must be a number of seconds over 0 and up to {_MOST_SECONDS:,}; it is "
+            f"{operation_timeout!r}. It bounds every call of the store."
+        )
+    if isinstance(pool_size, bool) or not isinstance(pool_size, int) or pool_size < 1:
+        raise StoreError(
+            f"pool_size must be a whole number of connections, 1 or more; it is {pool_size!r}. A server allows 100 of "
+            "all its clients together by default."
+        )
 
 
 def check_backend(url: URL) -> None:
@@ -77,21 +103,71 @@ def is_missing(url: URL) -> bool:
     return not Path(unquote(urlsplit(name).path) if name.startswith("file:") else name).is_file()
 
 
-def open_engine(url: URL) -> AsyncEngine:
-    """An engine for several event loops, whose errors quote no parameters; a StoreError if a folder is missing."""
+def open_engine(url: URL, seconds: float, pool_size: int) -> AsyncEngine:
+    """An engine whose errors quote no parameters; a StoreError if a folder is missing.
+
+    No statement takes longer than ``seconds``. On PostgreSQL the engine has ``pool_size`` connections at most, which
+    work in the event loop that has opened them.
+    """
     if url.get_backend_name() == "postgresql":
-        # A connection of asyncpg works in one event loop only, and each synchronous call has its own.
-        return create_async_engine(url, hide_parameters=True, poolclass=NullPool, isolation_level=LEVELS["postgresql"])
+        return _open_postgresql(url, seconds, pool_size)
+    # Of any thread: what a closed event loop has left open is rolled back in another one.
+    arguments = {"timeout": seconds, "check_same_thread": False}
+    options: dict[str, Any] = {"hide_parameters": True, "connect_args": arguments}
     if is_in_memory(url):
-        engine = create_async_engine(url, hide_parameters=True, connect_args=_SQLITE, poolclass=StaticPool)
+        engine = create_async_engine(url, poolclass=StaticPool, **options)
         event.listen(engine.sync_engine, "connect", _read_without_locks)
         return engine
     folder = Path(url.database or "").expanduser().parent
     if not folder.is_dir() and "uri" not in url.query:
         raise StoreError(f"The database file {url.database!r} needs a folder {str(folder)!r}: create it first.")
     # A pool of limited size would have to wait in one event loop for a connection of another.
-    pool: dict[str, Any] = {"poolclass": AsyncAdaptedQueuePool, "max_overflow": -1}
-    return create_async_engine(url, hide_parameters=True, connect_args=_SQLITE, **pool)
+    return create_async_engine(url, poolclass=AsyncAdaptedQueuePool, max_overflow=-1, **options)
+
+
+def _open_postgresql(url: URL, seconds: float, pool_size: int) -> AsyncEngine:
+    engine = create_async_engine(
+        url,
+        hide_parameters=True,
+        isolation_level=LEVELS["postgresql"],
+        pool_size=pool_size,
+        max_overflow=0,
+        # Whoever waits for a connection is stopped from outside.
+        pool_timeout=seconds + _SERVER_GRACE_SECONDS,
+        # The connections that are not needed grow old, and the server may end them.
+        pool_use_lifo=True,
+        connect_args={} if "timeout" in url.query else {"timeout": seconds},
+    )
+    event.listen(engine.sync_engine, "connect", partial(_bound_statements, seconds + _SERVER_GRACE_SECONDS))
+    event.listen(engine.sync_engine, "checkin", _note_time)
+    event.listen(engine.sync_engine, "checkout", partial(_check, engine.dialect))
+    return engine
+
+
+def _bound_statements(seconds: float, connection: Any, _record: Any) -> None:
+    """Let the server end what nobody waits for any more, and free its locks."""
+    limit = round(1000 * seconds)
+    settings = ("statement_timeout", "idle_in_transaction_session_timeout")
+    # By a statement and not at the start of the connection, which poolers refuse.
+    sets = "; ".join(f"SET {setting} = {limit}" for setting in settings)
+    connection.run_async(lambda driver: driver.execute(sets))
+
+
+def _note_time(_connection: Any, record: Any) -> None:
+    record.info[_IDLE_SINCE] = monotonic()
+
+
+def _check(dialect: Any, connection: Any, record: Any, _proxy: Any) -> None:
+    """Replace a connection that was lost while nobody used it. The server is asked only after a pause."""
+    idle = monotonic() - record.info.get(_IDLE_SINCE, monotonic())
+    lost = connection.driver_connection.is_closed()
+    if not lost and idle > _PING_AFTER_SECONDS:
+        try:
+            dialect.do_ping(connection)
+        except dialect.loaded_dbapi.Error:
+            lost = True
+    if lost:
+        raise DisconnectionError("The connection was lost while it was idle.")
 
 
 def _read_without_locks(connection: Any, _record: Any) -> None:

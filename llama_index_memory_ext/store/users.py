@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# As long as a large database may take.
+VACUUM_SECONDS = 3600.0
 # A server skips a table that one may not vacuum with no more than a notice, which drivers do not hand on.
 _MAY_VACUUM = text(
     "SELECT pg_has_role(relowner, 'USAGE') OR (SELECT pg_has_role(datdba, 'USAGE') FROM pg_database "
@@ -101,6 +103,11 @@ class Users:
         ]
 
     @reads
+    async def all_keys(self, conn: AsyncConnection) -> list[str]:
+        """The sessions that have messages."""
+        return list((await conn.execute(select(self._tables.rows.c.key).distinct())).scalars())
+
+    @reads
     async def keys(self, conn: AsyncConnection, user_id: str) -> list[str]:
         """The sessions of a user, also those without a message."""
         owners = self._tables.owners
@@ -147,12 +154,23 @@ class Users:
 
     @reads
     async def count(
-        self, conn: AsyncConnection, key: str, *, reader: str = "", after: int = 0, last: int = LAST_ID
+        self,
+        conn: AsyncConnection,
+        key: str,
+        *,
+        status: str | None = None,
+        reader: str = "",
+        after: int = 0,
+        last: int = LAST_ID,
     ) -> int:
-        """The number of messages of a session after the row ``after``, up to ``last``, that a reader has not read."""
+        """The number of messages of a session after the row ``after``, up to ``last``, that a reader has not read.
+
+        With any ``status`` if that is None.
+        """
         rows = self._tables.rows
         unread = (rows.c.key == key, rows.c.id > self._position(key, reader), rows.c.id > after, rows.c.id <= last)
-        return (await conn.execute(select(func.count()).where(*unread))).scalar_one()
+        counted = select(func.count()).where(*unread, *([rows.c.status == status] if status else []))
+        return (await conn.execute(counted)).scalar_one()
 
     @connected(lambda part, keys, namespaces=(): part.database.writing(sessions=keys, users=namespaces))
     async def delete(
@@ -172,12 +190,17 @@ class Users:
         del counts[""]
         return dict(counts)
 
-    @connected(lambda part: part.database.connection(writes=True))
+    @connected(lambda part: part.database.connection(writes=True), seconds=VACUUM_SECONDS)
     async def vacuum(self, conn: AsyncConnection) -> bool:
         """Vacuum the file or, on a server, the tables; False, and a warning in the log, if something is left."""
         await conn.execution_options(isolation_level="AUTOCOMMIT")
         if self.database.backend != "sqlite":
-            return await self._vacuum_on_server(conn)
+            await conn.exec_driver_sql("SET statement_timeout = 0")
+            try:
+                return await self._vacuum_on_server(conn)
+            finally:
+                # Nobody else may get a connection with this setting.
+                await conn.invalidate()
         await conn.exec_driver_sql("VACUUM")
         # What was deleted may still be in the write-ahead log, if there is one.
         busy = (await conn.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")).scalar()

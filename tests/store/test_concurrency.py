@@ -14,9 +14,8 @@ from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import BaseMemoryBlock
 
-from llama_index_memory_ext import CondensedMemory, StoreError, TurnError
+from llama_index_memory_ext import CondensedMemory, MemoryStore, StoreTimeoutError, TurnError
 from llama_index_memory_ext.background.locks import lock_for
-from llama_index_memory_ext.store import database
 from tests.conversation import assistant, record, sent_text, user
 from tests.memories import OpenMemory
 from tests.models import StartModel
@@ -212,17 +211,19 @@ async def test_a_cancelled_waiter_leaves_the_lock_usable() -> None:
 
 
 async def test_a_synchronous_call_that_blocks_the_writing_loop_is_told_so(
-    open_memory: OpenMemory, monkeypatch: pytest.MonkeyPatch
+    open_memory: OpenMemory, database_uri: str
 ) -> None:
     """It could wait for ever: the task that it waits for needs the loop that it blocks."""
-    monkeypatch.setattr(database, "BUSY_SECONDS", 0.2)
-    memory = open_memory()
+    store = MemoryStore(database_uri, operation_timeout=1)
+    memory = open_memory(chat_store=store)
+    await memory.aget()
     lock = lock_for("database", *memory.sql_store.database.identity)
     async with lock:
-        with pytest.raises(StoreError, match=r"await aput, aget, \.\.\. there"):
+        with pytest.raises(StoreTimeoutError, match=r"await aput, aget, \.\.\. there"):
             memory.put(user("one"))
     memory.put(user("two"))
     assert [message.content for message in await memory.aget_all()] == ["two"]
+    await store.aclose()
 
 
 async def test_a_cancelled_put_keeps_its_message_and_the_session(memory: CondensedMemory) -> None:

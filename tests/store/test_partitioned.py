@@ -108,7 +108,7 @@ async def test_the_documented_tables_have_the_columns_and_indexes_of_the_store(
 
 
 async def test_an_extraction_writes_to_the_partitions_of_one_session_and_one_user(store: MemoryStore) -> None:
-    await store.log.append("chat", [user("I like tea.")], len, owners=["ann"], readers=["facts"])
+    await store.log.append("chat", [user("I like tea.")], len)
     with watching_writes(store) as transactions:
         await store.log.append("chat", [user("I like tea."), user("And figs.")], len, owners=["ann"], readers=["facts"])
         assert await extract(store, "chat", "ann", fact("a", "Likes tea"))

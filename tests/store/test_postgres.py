@@ -264,7 +264,8 @@ async def test_nobody_can_log_in_with_what_an_error_says() -> None:
 @pytest.mark.parametrize("setting", ["lock_timeout", "statement_timeout"])
 async def test_an_impatient_server_costs_a_call_and_no_row(open_engine: OpenEngine, setting: str) -> None:
     """While somebody else holds the lock of the session; the call can be made again."""
-    holder = MemoryStore(async_engine=open_engine())
+    # By another name of the same table: within a process, writers of one store wait for each other without a server.
+    holder = MemoryStore(async_engine=open_engine(), db_schema="public")
     impatient = open_engine(connect_args={"server_settings": {setting: "200"}})
     memory = CondensedMemory.from_defaults("chat", async_engine=impatient, **NO_FACTS)
     await memory.aput(user("one"))

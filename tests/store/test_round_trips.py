@@ -1,0 +1,173 @@
+"""How often a call waits for an answer of the server, counted by a proxy in between."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
+from tests.conversation import assistant, record, sent_text, user
+from tests.store.frozen import RoundTrips, counting
+
+NO_FACTS: dict[str, Any] = {"extract_facts": False}
+
+
+async def connections_to(uri: str) -> int:
+    engine = create_async_engine(uri, poolclass=NullPool)
+    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    async with engine.connect() as connection:
+        count = (await connection.execute(text(query))).scalar_one()
+    await engine.dispose()
+    return int(count)
+
+
+async def taken(trips: RoundTrips, call: Any) -> int:
+    before = trips.count
+    await call
+    return trips.count - before
+
+
+async def test_a_turn_takes_few_round_trips(postgres_uri: str) -> None:
+    """With facts of the user, and no statement that is prepared for the first time."""
+    async with counting(postgres_uri) as trips:
+        store = MemoryStore(trips.uri, pool_size=1)
+        memory = CondensedMemory.from_defaults("chat", user_id="ann", chat_store=store, **NO_FACTS)
+        await memory.facts.aadd("Likes tea")
+        counts = []
+        for i in range(4):
+            question = await taken(trips, memory.aput(user(f"question {i}")))
+            first, again = [await taken(trips, memory.aget()) for _ in range(2)]
+            answer = await taken(trips, memory.aput(assistant(f"answer {i}")))
+            counts.append((question, first, again, answer))
+        assert counts[-1] == (6, 1, 1, 4)
+        assert record(sent_text(await memory.aget()))[-1] == ("assistant", "answer 2")
+        assert trips.connections == 1
+        await store.aclose()
+
+
+async def test_whose_a_session_is_stays_known_when_it_was_replaced_or_forgotten(postgres_uri: str) -> None:
+    """It is written again where another process has deleted it, though mostly it is only written once."""
+    store, other = MemoryStore(postgres_uri), MemoryStore(postgres_uri)
+    reader: dict[str, Any]
+    reader, said = {"owners": ["ann"], "readers": ["facts"]}, [user("hello")]
+    await store.log.append("chat", said, None, **reader)
+    with pytest.raises(ZeroDivisionError):
+        await store.log.append("new", said, lambda queue: 1 // 0, **reader)
+    await store.log.append("new", said, None, **reader)
+    await store.log.append("chat", said, None, replace=True, **reader)
+    assert sorted(await other.users.pending("facts")) == ["chat", "new"]
+    await other.forget_user("ann", vacuum=False)
+    await store.log.append("chat", said, None, **reader)
+    assert await other.users.pending("facts") == await other.users.keys("ann") == ["chat"]
+    await other.set_messages("chat", said)
+    await store.log.append("chat", said, None, **reader)
+    assert await other.users.pending("facts") == ["chat"]
+    for each in (store, other):
+        await each.aclose()
+
+
+async def test_what_others_have_changed_is_seen_in_the_next_prompt(any_database_uri: str | None) -> None:
+    """Messages, facts, a cut and a deletion, though one glance tells what has changed."""
+    store = MemoryStore(any_database_uri)
+    options: dict[str, Any] = {"user_id": "ann", "chat_store": store, "max_messages": 60, **NO_FACTS}
+    one, other = (CondensedMemory.from_defaults("chat", **options) for _ in range(2))
+    await one.aput_messages([user("first"), assistant("yes"), user("second")])
+    await one.aget()
+    await other.aput_messages([assistant("no"), user("third")])
+    await other.facts.aadd("Likes tea")
+    shown = sent_text(await one.aget())
+    assert [said for _, said in record(shown)] == ["first", "yes", "second", "no"]
+    assert "Likes tea" in shown
+    # More than a glance shows, and more than the record may have.
+    for i in range(50):
+        await other.aput_messages([assistant(f"answer {i}"), user(f"question {i}")])
+    await other.aget()
+    assert sent_text(await one.aget()) == sent_text(await other.aget())
+    fact = (await one.facts.alist())[0]
+    assert isinstance(fact, Fact)
+    await other.facts.aforget(fact.id)
+    await other.aset([user("begun anew"), assistant("yes"), user("and?")])
+    shown = sent_text(await one.aget())
+    assert [said for _, said in record(shown)] == ["begun anew", "yes"]
+    assert "Likes tea" not in shown
+    await store.aclose()
+
+
+async def test_many_sessions_share_a_few_connections(postgres_uri: str) -> None:
+    """150 at once, of which each would have had a connection of its own."""
+    async with counting(postgres_uri) as trips:
+        store = MemoryStore(trips.uri, pool_size=5)
+
+        async def talk(name: int) -> None:
+            memory = CondensedMemory.from_defaults(f"s{name}", chat_store=store, **NO_FACTS)
+            await memory.aput(user(f"question {name}"))
+            assert f"question {name}" in sent_text(await memory.aget())
+            await memory.aput(assistant("Fine."))
+
+        await asyncio.gather(*map(talk, range(150)))
+        assert trips.connections <= 5
+        await store.aclose()
+
+
+async def test_a_connection_that_the_server_has_ended_costs_no_call(postgres_uri: str) -> None:
+    store = MemoryStore(postgres_uri)
+    memory = CondensedMemory.from_defaults("chat", chat_store=store, **NO_FACTS)
+    await memory.aput(user("one"))
+    engine = create_async_engine(postgres_uri, poolclass=NullPool)
+    query = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
+    async with engine.connect() as connection:
+        await connection.execute(text(f"{query} AND datname = current_database()"))
+    await engine.dispose()
+    await memory.aput(user("two"))
+    assert [message.content for message in await memory.aget_all()] == ["one", "two"]
+    await store.aclose()
+
+
+@pytest.mark.parametrize("closes_generators", [True, False], ids=["asyncio.run", "a loop that is merely closed"])
+async def test_a_closed_loop_leaves_no_connection_and_no_warning(postgres_uri: str, closes_generators: bool) -> None:
+    store = MemoryStore(postgres_uri)
+
+    def run(text: str) -> None:
+        if closes_generators:
+            asyncio.run(store.add_message("chat", user(text)))
+            return
+        loop = asyncio.new_event_loop()
+        try:
+            loop.run_until_complete(store.add_message("chat", user(text)))
+        finally:
+            loop.close()
+
+    for i in range(3):
+        await asyncio.to_thread(run, f"message {i}")
+        if closes_generators:
+            assert await connections_to(postgres_uri) == 0
+    assert len(await store.get_messages("chat")) == 3
+    await store.aclose()
+    assert await connections_to(postgres_uri) == 0
+
+
+async def test_closing_closes_the_connections_of_other_loops_too(postgres_uri: str) -> None:
+    store = MemoryStore(postgres_uri)
+    here, is_done = asyncio.get_running_loop(), asyncio.Event()
+
+    async def work() -> None:
+        there = asyncio.Event()
+        await store.add_message("chat", user("from a thread"))
+        ends.append((asyncio.get_running_loop(), there))
+        here.call_soon_threadsafe(is_done.set)
+        await there.wait()
+
+    ends: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+    thread = asyncio.ensure_future(asyncio.to_thread(asyncio.run, work()))
+    await is_done.wait()
+    assert len(await store.get_messages("chat")) == 1
+    await store.aclose()
+    assert await connections_to(postgres_uri) == 0
+    loop, event = ends[0]
+    loop.call_soon_threadsafe(event.set)
+    await thread

@@ -1,0 +1,185 @@
+"""A database that does not answer: callers leave at once, calls are bounded, and writes that have begun end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import sqlite3
+from contextlib import closing
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+from llama_index_memory_ext import CondensedMemory, MemoryStore, StoreError, StoreTimeoutError
+from llama_index_memory_ext.cli.offline_model import OfflineModel
+from tests.conversation import assistant, user
+from tests.store.frozen import OwnServer, own_server
+
+__all__ = ["own_server"]
+
+NO_FACTS: dict[str, Any] = {"extract_facts": False, "facts_token_limit": 0}
+
+
+def memory_on(store: MemoryStore, session_id: str = "chat") -> CondensedMemory:
+    return CondensedMemory.from_defaults(session_id, chat_store=store, **NO_FACTS)
+
+
+async def contents(memory: CondensedMemory) -> list[str | None]:
+    return [message.content for message in await memory.aget_all()]
+
+
+async def settled(store: MemoryStore) -> None:
+    """Wait for the writes whose callers have gone."""
+    await store.database.calls.finish()
+
+
+async def test_a_caller_of_a_frozen_server_leaves_at_once_and_its_write_is_stored_later(
+    own_server: OwnServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "llama_index_memory_ext")
+    store = MemoryStore(own_server.uri)
+    memory = memory_on(store)
+    await memory.aput_messages([user("one"), assistant("two")])
+    loop = asyncio.get_running_loop()
+    with own_server.frozen():
+        for call in (memory.aget(), memory.aput(user("three")), memory.aput(user("four"))):
+            started = loop.time()
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(call, 0.3)
+            assert loop.time() - started < 5
+        assert "stored" not in caplog.text
+    await settled(store)
+    assert caplog.text.count("Log.append was completed after its caller had gone: it was stored.") == 2
+    assert await contents(memory) == ["one", "two", "three", "four"]
+    assert "three" not in caplog.text
+    await store.aclose()
+
+
+async def test_every_call_of_a_frozen_server_is_bounded_and_the_next_one_works(own_server: OwnServer) -> None:
+    """Also the first call of a store, which has to connect; the error says what to do."""
+    store, late = (MemoryStore(own_server.uri, operation_timeout=1) for _ in range(2))
+    memory, first = memory_on(store), memory_on(late)
+    await memory.aput(user("one"))
+    engine = create_async_engine(own_server.url, poolclass=NullPool)
+    lent = MemoryStore(async_engine=engine, operation_timeout=1)
+    await lent.get_messages("chat")
+    with own_server.frozen():
+        for call in (memory.aget(), memory.aput(user("lost")), first.aput(user("lost")), lent.count_messages("chat")):
+            with pytest.raises(StoreTimeoutError, match=r"within 1 s .*operation_timeout=") as error:
+                await asyncio.wait_for(call, 20)
+            assert "lost" not in str(error.value)
+        assert error.value.operation == "Users.count"
+    await memory.aput(user("two"))
+    await first.aput(user("three"))
+    assert [text for text in await contents(memory) if text != "lost"] == ["one", "two", "three"]
+    for each in (store, late, lent):
+        await each.aclose()
+    await engine.dispose()
+
+
+async def test_closing_does_not_wait_for_a_frozen_server_for_ever(own_server: OwnServer) -> None:
+    store = MemoryStore(own_server.uri, operation_timeout=1)
+    await asyncio.gather(*(store.get_messages(f"chat {i}") for i in range(3)))
+    with own_server.frozen():
+        await asyncio.wait_for(store.aclose(), 20)
+
+
+async def test_the_server_ends_what_nobody_waits_for_any_more(postgres_uri: str) -> None:
+    """And so frees its locks."""
+    store = MemoryStore(postgres_uri, operation_timeout=1)
+    async with store.database.connection() as conn:
+        shown = [(await conn.exec_driver_sql(f"SHOW {kind}_timeout")).scalar() for kind in ("statement", "lock")]
+    assert shown == ["2s", "0"]
+    await store.aclose()
+
+
+async def test_closing_waits_for_a_write_whose_caller_has_gone(postgres_uri: str) -> None:
+    store, other = MemoryStore(postgres_uri), MemoryStore(postgres_uri, db_schema="public")
+    memory = memory_on(store)
+    await memory.aput(user("one"))
+    async with other.database.writing(sessions=["chat"]):
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(memory.aput(user("two")), 0.2)
+        end = asyncio.ensure_future(store.aclose())
+        await asyncio.sleep(0)
+        assert not end.done()
+    await end
+    assert await other.count_messages("chat") == 1
+    assert await other.count_messages("chat", None) == 2
+    await other.aclose()
+
+
+async def test_a_write_that_fails_after_its_caller_has_gone_is_logged(
+    postgres_uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, other = MemoryStore(postgres_uri), MemoryStore(postgres_uri, db_schema="public")
+    memory = memory_on(store)
+    await memory.aput(user("one"))
+    admin = create_async_engine(postgres_uri, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+    ending = text("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+    async with other.database.writing(sessions=["chat"]), admin.connect() as connection:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(memory.aput(user("my secret")), 0.2)
+        while not (await connection.execute(ending)).scalar():
+            pass
+        await settled(store)
+    assert "Log.append failed after its caller had gone" in caplog.text
+    assert "my secret" not in caplog.text
+    for each in (store, other):
+        await each.aclose()
+    await admin.dispose()
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["a new process", "a session that is open"])
+async def test_a_locked_file_is_waited_for_as_long_as_said_and_others_go_on(database_uri: str, is_new: bool) -> None:
+    """With facts, too, for which a new memory looks for unread sessions first."""
+    store = MemoryStore(database_uri, operation_timeout=1)
+    memory = CondensedMemory.from_defaults("chat", chat_store=store, llm=OfflineModel())
+    if not is_new:
+        await memory.aput(user("one"))
+    loop, pauses = asyncio.get_running_loop(), [0.0]
+
+    async def beat() -> None:
+        while True:
+            started = loop.time()
+            await asyncio.sleep(0.01)
+            pauses.append(loop.time() - started)
+
+    with closing(sqlite3.connect(str(make_url(database_uri).database), isolation_level=None)) as locker:
+        locker.execute("BEGIN EXCLUSIVE")
+        beating = asyncio.ensure_future(beat())
+        for call in (memory.aput(user("two")), memory.aget()):
+            started = loop.time()
+            with pytest.raises(StoreTimeoutError, match="locked by another program"):
+                await call
+            assert 0.9 < loop.time() - started < 1.9
+        beating.cancel()
+        locker.execute("ROLLBACK")
+    # The bound of the whole wait would be passed if the loop stood still in it.
+    assert max(pauses) < 0.9
+    await settled(store)
+    await memory.aput(user("three"))
+    assert (await contents(memory))[-1] == "three"
+    await store.jobs.stop()
+    await store.aclose()
+
+
+@pytest.mark.parametrize(
+    "limits", [{"operation_timeout": 0}, {"operation_timeout": float("nan")}, {"pool_size": 0}, {"pool_size": True}]
+)
+def test_limits_with_which_nothing_could_be_stored_are_refused(limits: dict[str, Any]) -> None:
+    with pytest.raises(StoreError, match=f"{next(iter(limits))} must be"):
+        MemoryStore(**limits)
+
+
+def test_limits_and_the_error_travel_with_a_pickle() -> None:
+    store = MemoryStore("sqlite+aiosqlite:///memory.db", operation_timeout=5, pool_size=3)
+    copy = pickle.loads(pickle.dumps(store))
+    assert (copy.operation_timeout, copy.pool_size, copy.database.calls.seconds) == (5, 3, 5)
+    error = pickle.loads(pickle.dumps(StoreTimeoutError("Log.append", 5, writes=False)))
+    assert str(error) == str(StoreTimeoutError("Log.append", 5, writes=False))
