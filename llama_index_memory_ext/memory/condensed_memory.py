@@ -25,7 +25,7 @@ from llama_index_memory_ext.memory import flushing, limits, preset, template
 from llama_index_memory_ext.memory.reading import looking
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
 from llama_index_memory_ext.record.block import CondensedMemoryBlock
-from llama_index_memory_ext.record.window import CachePoints, cache_points_in
+from llama_index_memory_ext.record.window import CachePoints
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.text.messages import MEDIA_TOKENS, body_of, checked_messages, is_answer, message_tokens
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
@@ -420,16 +420,14 @@ class CondensedMemory(Memory):
         ``contents`` is what each block gave, by its name; truncated contents replace it there. The ``turn`` may have
         cache points of its own.
         """
-        marks, record = cache_points_in(turn), self.condensed_block.name
+        shape = self.memory_blocks_template
         while True:
             parts, messages = await self._format_memory_blocks(contents)
-            hint = template.hint_for(turn, contents.get(record), self.insert_method)
-            content = template.formatted(
-                self.memory_blocks_template, parts, contents, self.cache_points, marks, hint=hint
-            )
+            hint = template.hint_for(turn, contents.get(self.condensed_block.name), self.insert_method)
+            content = template.formatted(shape, parts, contents, self.cache_points, turn, hint=hint)
             excess = 0
             # The bound is never too low; only where it is over the room the exact count decides.
-            if template.max_tokens(self.memory_blocks_template, contents, self.tokenizer_fn) > room:
+            if template.max_tokens(shape, contents, self.tokenizer_fn) > room:
                 excess = sum(map(self._tokens, [*messages, ChatMessage(blocks=content)])) - room
             block = template.least_important(self.memory_blocks, contents)
             if excess <= 0 or block is None:

@@ -74,20 +74,20 @@ def formatted(
     memory_blocks: Sequence[tuple[str, list[ContentBlock]]],
     contents: Mapping[str, object],
     cache_points: CachePoints = False,
-    others: int = 0,
+    turn: Sequence[ChatMessage] = (),
     *,
     hint: str = "",
 ) -> list[ContentBlock]:
     """Returns the blocks of the message that a template makes of memory blocks; [] for none.
 
     Our template gets the record among ``contents`` in its text blocks, with cache points as long as there are at most
-    four together with the ``others`` of the prompt, and the ``hint``. A text at the end of the message ends with a
+    four together with those of the ``turn``, and the ``hint``. A text at the end of the message ends with a
     blank line, because some APIs join texts without anything between them.
     """
     if not memory_blocks:
         return []
     if isinstance(template, MemoryBlocksTemplate):
-        memory_blocks = _in_blocks(memory_blocks, contents, cache_points, others)
+        memory_blocks = _in_blocks(memory_blocks, contents, cache_points, cache_points_in(turn))
     if type(template) is MemoryBlocksTemplate:
         # Without a message, which would check each of the blocks.
         return _tagged(memory_blocks, hint)

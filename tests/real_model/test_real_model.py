@@ -122,10 +122,11 @@ async def test_what_a_small_model_gets_wrong_loses_no_message_and_stores_no_fact
     open_memory: OpenMemory, llm: OpenAI
 ) -> None:
     """It cannot extract facts, nor write a summary that is one."""
-    memory = open_memory(llm=llm, token_limit=1_800, condensed_token_limit=60, facts_token_limit=200, summarize=True)
+    memory = open_memory(llm=llm, token_limit=1_800, condensed_token_limit=120, facts_token_limit=200, summarize=True)
     said: list[ChatMessage] = []
-    for i in range(2):
-        said += [user(f"My friend number {i} keeps {i + 2} goats near Ghent, in an old barn."), assistant("How nice!")]
+    for i in range(4):
+        text = f"My friend number {i} keeps {i + 2} goats near Ghent, in an old barn. "
+        said += [user(text), assistant("How nice!")]
     await memory.aput_messages([*said, user("Who keeps two goats?")])
     await memory.aflush()
     stats = await memory.astats()
