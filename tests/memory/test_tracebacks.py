@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import sys
 import traceback
@@ -40,6 +41,7 @@ from tests.openai_server import Message, call, fail, say
 KEY = "sk-test-key"
 OURS = str(Path(llama_index_memory_ext.__file__).parent)
 NEW_FACT = {"label": "n1", "content": "Lives in Paris", "category": "knowledge", "confidence": 0.9}
+NOTHING_NEW = '{"new_facts": [], "confirmed": [], "retired": []}'
 REPORT = {"new_facts": [{**NEW_FACT, "quote": "I live in Paris"}], "confirmed": [], "retired": []}
 
 
@@ -242,3 +244,15 @@ def test_a_block_gives_back_the_models_that_it_was_given(block_type: Any) -> Non
     assert "OpenAI" in str(vars(block)["llm"])
     with pytest.raises(ValueError, match="llm"):
         block_type(llm="gpt-4o")
+
+
+async def test_what_a_server_refuses_is_remembered_beyond_the_memory(start_client: StartClient) -> None:
+    """A web application makes a memory for each request."""
+    llm, server = start_client(OpenAI, lambda messages, tools: say(NOTHING_NEW), pydantic_program_mode="llm")
+    server.without_schemas = True
+    for session_id in ("one", "two"):
+        async with CondensedMemory.from_defaults(session_id, llm=llm) as memory:
+            await memory.aput_messages([user("I live in Paris."), assistant("Noted.")])
+        del memory
+        gc.collect()
+    assert (len(server.requests), len(server.refusals)) == (2, 1)
