@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 DEFAULT_TOKEN_LIMIT = 60_000
 # At this share of the token limit or less, every turn but the newest leaves short-term memory, however short it is.
 FLUSH_EVERY_TURN = 0.0001
-_WAITS = ", then wait for extraction, summary and embeddings of this session"
 
 
 class CondensedMemory(Memory):
@@ -364,12 +363,9 @@ class CondensedMemory(Memory):
             store.jobs.unread.difference_update(sessions)
             return await store.forget_user(user_id, session_ids=[self.session_id], vacuum=vacuum)
 
-    async def _wait_for_jobs(self) -> None:
-        await self.sql_store.jobs.wait_for_started(self.session_id)
-
     # The same, without an event loop.
-    put = in_sync(aput, after=_wait_for_jobs, note=_WAITS)
-    put_messages = in_sync(aput_messages, after=_wait_for_jobs, note=_WAITS)
+    put = in_sync(aput, after=flushing.wait_for_jobs, note=flushing.WAITS)
+    put_messages = in_sync(aput_messages, after=flushing.wait_for_jobs, note=flushing.WAITS)
     set = in_sync(aset)
     reset = in_sync(areset)
     flush = in_sync(aflush)
@@ -377,7 +373,7 @@ class CondensedMemory(Memory):
     get_all = in_sync(Memory.aget_all)
     stats = in_sync(astats)
     close = in_sync(aclose)
-    import_ = in_sync(aimport, after=_wait_for_jobs, note=_WAITS)
+    import_ = in_sync(aimport, after=flushing.wait_for_jobs, note=flushing.WAITS)
     export = in_sync(aexport)
     backfill = in_sync(abackfill)
     forget = in_sync(aforget)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from llama_index_memory_ext.background.jobs import log_failure
 from llama_index_memory_ext.log_block import LogBlock
@@ -20,7 +20,17 @@ if TYPE_CHECKING:
 # Says of messages how many of the oldest leave short-term memory.
 Plan: TypeAlias = "Callable[[Sequence[ChatMessage]], int]"
 
+# Of a synchronous call.
+WAITS = ", then wait for extraction, summary and embeddings of this session"
+
 logger = logging.getLogger(__name__)
+
+
+class HasSession(Protocol):
+    """A memory."""
+
+    session_id: str
+    sql_store: MemoryStore
 
 
 def log_blocks(blocks: Sequence[BaseMemoryBlock[Any]]) -> list[LogBlock]:
@@ -38,6 +48,11 @@ async def open_session(session_id: str, blocks: Sequence[BaseMemoryBlock[Any]]) 
         log_failure("Unread messages of other sessions were not looked for", session_id, error, outcome)
         return False
     return True
+
+
+async def wait_for_jobs(memory: HasSession) -> None:
+    """Waits until what was started for the session so far is done, or has failed."""
+    await memory.sql_store.jobs.wait_for_started(memory.session_id)
 
 
 async def append(
