@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.formats import Layout
     from llama_index_memory_ext.text.cutting import CondensedOptions
 
-_WAITS = ", then wait for extraction, summary and embeddings of this session"
-
 
 class CondensedMemory(Memory):
     """A LlamaIndex ``Memory`` that shows the model one message: the earlier conversation, and the question.
@@ -370,12 +368,9 @@ class CondensedMemory(Memory):
             store.jobs.unread.difference_update(sessions)
             return await store.forget_user(user_id, session_ids=[self.session_id], vacuum=vacuum)
 
-    async def _wait_for_jobs(self) -> None:
-        await self.sql_store.jobs.wait_for_started(self.session_id)
-
     # The same, without an event loop.
-    put = in_sync(aput, after=_wait_for_jobs, note=_WAITS)
-    put_messages = in_sync(aput_messages, after=_wait_for_jobs, note=_WAITS)
+    put = in_sync(aput, after=flushing.wait_for_jobs, note=flushing.WAITS)
+    put_messages = in_sync(aput_messages, after=flushing.wait_for_jobs, note=flushing.WAITS)
     set = in_sync(aset)
     reset = in_sync(areset)
     flush = in_sync(aflush)
@@ -383,7 +378,7 @@ class CondensedMemory(Memory):
     get_all = in_sync(Memory.aget_all)
     stats = in_sync(astats)
     close = in_sync(aclose)
-    import_ = in_sync(aimport, after=_wait_for_jobs, note=_WAITS)
+    import_ = in_sync(aimport, after=flushing.wait_for_jobs, note=flushing.WAITS)
     export = in_sync(aexport)
     backfill = in_sync(abackfill)
     forget = in_sync(aforget)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from llama_index.core.base.llms.types import MessageRole
 
@@ -24,10 +24,20 @@ if TYPE_CHECKING:
 # Says of messages how many of the oldest leave short-term memory.
 Plan: TypeAlias = "Callable[[Sequence[ChatMessage]], int]"
 
+# Of a synchronous call.
+WAITS = ", then wait for extraction, summary and embeddings of this session"
+
 logger = logging.getLogger(__name__)
 
 # At this share of the token limit or less, every turn but the newest leaves short-term memory, however short it is.
 FLUSH_EVERY_TURN = 0.0001
+
+
+class HasSession(Protocol):
+    """A memory."""
+
+    session_id: str
+    sql_store: MemoryStore
 
 
 def log_blocks(blocks: Sequence[BaseMemoryBlock[Any]]) -> list[LogBlock]:
@@ -64,6 +74,11 @@ def leaving(
     if ratio <= FLUSH_EVERY_TURN:
         return plan_flush([1] * len(messages), turn_starts=starts, limit=0)
     return plan_flush([tokens(message) for message in messages], turn_starts=starts, limit=int(token_limit * ratio))
+
+
+async def wait_for_jobs(memory: HasSession) -> None:
+    """Waits until what was started for the session so far is done, or has failed."""
+    await memory.sql_store.jobs.wait_for_started(memory.session_id)
 
 
 async def append(
