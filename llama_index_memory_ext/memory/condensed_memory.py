@@ -420,10 +420,9 @@ class CondensedMemory(Memory):
             parts, messages = await self._format_memory_blocks(contents)
             hint = template.hint_for(turn, contents.get(self.condensed_block.name), self.insert_method)
             content = template.formatted(shape, parts, contents, self.cache_points, turn, hint=hint)
-            excess = 0
             # The bound is never too low; only where it is over the room the exact count decides.
-            if template.max_tokens(shape, contents, self.tokenizer_fn) > room:
-                excess = sum(map(self._tokens, [*messages, ChatMessage(blocks=content)])) - room
+            is_over = template.max_tokens(shape, contents, self.tokenizer_fn) > room
+            excess = sum(map(self._tokens, [*messages, ChatMessage(blocks=content)])) - room if is_over else 0
             block = template.least_important(self.memory_blocks, contents)
             if excess <= 0 or block is None:
                 template.warn_of_excess(self.memory_blocks, contents, excess, self.token_limit)
