@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.cli import describe_error, plain
+from llama_index_memory_ext.cli import DEFAULT_TIMEOUT, check_timeout, describe_error, plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,11 +90,12 @@ def _run_without_extra(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m llama_index_memory_ext", epilog=_NOT_INSTALLED)
     parser.add_argument("command", choices=["demo"])
     parser.add_argument("--database", type=Path, metavar="PATH")
-    database = parser.parse_args(arguments).database
+    parser.add_argument("--timeout", metavar="SECONDS", default=os.environ.get("OPENAI_TIMEOUT") or DEFAULT_TIMEOUT)
+    options = parser.parse_args(arguments)
     # Imported here: LlamaIndex takes seconds to start, and a wrong option is reported without it.
     from llama_index_memory_ext.cli.demo import run
 
-    return run(database)
+    return run(options.database, check_timeout(options.timeout))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,7 +17,7 @@ _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u206
 
 
 # Seconds that a model has for an answer.
-DEFAULT_TIMEOUT = 30.0
+DEFAULT_TIMEOUT, _LONGEST_TIMEOUT = 30.0, 86_400.0
 
 
 class TerminalError(Exception):
@@ -63,6 +64,15 @@ def _seconds_of(error: BaseException) -> str:
     limits: Any = getattr(getattr(error, "request", None), "extensions", {}).get("timeout", {})
     seconds = limits.get("read")
     return f" within {_time(seconds)}" if seconds else " in time"
+
+
+def check_timeout(value: str | float) -> float:
+    """Returns a number of seconds; a TerminalError says which ones can be used."""
+    with suppress(ValueError):
+        if 0 < float(value) <= _LONGEST_TIMEOUT:
+            return float(value)
+    expected = f"a number of seconds above 0, at most {_LONGEST_TIMEOUT:g}"
+    raise TerminalError(f"the time-out is {expected}, and not {one_line(str(value), 40)!r}.")
 
 
 def model_host() -> str:

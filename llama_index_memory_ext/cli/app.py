@@ -18,15 +18,13 @@ from rich.table import Table
 from rich.text import Text
 
 import llama_index_memory_ext as ext
-from llama_index_memory_ext.cli import DEFAULT_TIMEOUT, TerminalError, describe_error, one_line, plain
+from llama_index_memory_ext.cli import DEFAULT_TIMEOUT, TerminalError, check_timeout, describe_error, one_line, plain
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from contextlib import AbstractContextManager
 
 T = TypeVar("T")
-
-_LONGEST_TIMEOUT = 86_400.0
 
 # The chat table and the schema, from the options before the command.
 _tables: ContextVar[tuple[str, str | None]] = ContextVar("_tables")
@@ -57,9 +55,10 @@ _DemoFile = Annotated[Path | None, typer.Option(metavar="PATH", help="The SQLite
 
 
 def _check_timeout(value: float) -> float:
-    if 0 < value <= _LONGEST_TIMEOUT:
-        return value
-    raise typer.BadParameter(f"it is a number of seconds above 0, at most {_LONGEST_TIMEOUT:g}, and not {value:g}.")
+    try:
+        return check_timeout(value)
+    except TerminalError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 _TIMEOUT_HELP = "Seconds that the model has for an answer. Default: 30; a local model may need some hundred."

@@ -45,7 +45,7 @@ def run(*options: str, stdin: str | None = None, **environment: str) -> subproce
 def path_without_extra(folder: Path) -> str:
     """A PYTHONPATH with which Typer and Rich cannot be imported."""
     for library in ("typer", "rich"):
-        (folder / library).mkdir()
+        (folder / library).mkdir(parents=True)
         (folder / library / "__init__.py").write_text(f"raise ModuleNotFoundError('No', name={library!r})")
     return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
 

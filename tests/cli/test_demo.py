@@ -26,6 +26,8 @@ def test_it_shows_a_conversation_over_two_processes(tmp_path: Path) -> None:
     """Without the extra, too; and it says that no real model answers."""
     done = run("demo", "--database", str(tmp_path / "memory.db"), PYTHONPATH=path_without_extra(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
+    wrong = run("demo", "--timeout", "soon", PYTHONPATH=path_without_extra(tmp_path / "again"))
+    assert (wrong.returncode, "a number of seconds above 0" in wrong.stderr) == (1, True)
     assert "OPENAI_API_KEY is not set" in done.stdout
     first, second = done.stdout.split("SECOND PROCESS")
     assert first.count("I called multiply with a=3214, b=322 and got 1034908") >= 2  # the answer, and the record
@@ -70,8 +72,8 @@ def test_it_talks_to_a_server_that_speaks_the_protocol(tmp_path: Path) -> None:
             1,
             "OPENAI_CONTEXT_WINDOW must be a whole number of tokens above 0, and is '8k'",
         ),
-        (["demo", "--timeout", "-1"], {}, 2, "it is a number of seconds above 0"),
-        (["demo"], {"OPENAI_TIMEOUT": "nan"}, 2, "it is a number of seconds above 0"),
+        (["demo", "--timeout", "-1"], {}, 2, "is a number of seconds above 0"),
+        (["demo"], {"OPENAI_TIMEOUT": "nan"}, 2, "is a number of seconds above 0"),
         (["demo"], {"OPENAI_TIMEOUT": "soon"}, 2, "Invalid value for '--timeout' (env var: 'OPENAI_TIMEOUT')"),
     ],
 )
