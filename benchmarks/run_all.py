@@ -28,6 +28,7 @@ NAMES = (
     "ranking_speed",
     "recall",
     "growing",
+    "many_sessions",
 )
 
 
