@@ -29,6 +29,7 @@ NAMES = (
     "ranking_speed",
     "recall",
     "growing",
+    "many_sessions",
 )
 
 
