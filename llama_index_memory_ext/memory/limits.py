@@ -84,20 +84,9 @@ def limits_for(
         >>> limits_for(ModelWindow())[:3]
         (60000, 50000, 2000)
     """
-    most = (
-        DEFAULT_TOKEN_LIMIT if window.tokens is None else min(DEFAULT_TOKEN_LIMIT, int(window.tokens * _WINDOW_SHARE))
-    )
-    if token_limit is not None and window.tokens is not None and token_limit > window.tokens:
-        raise LimitError(
-            f"token_limit={token_limit} does not fit into {window}: a model refuses such prompts. Leave token_limit "
-            f"out, which gives {most}, or say context_window=... if the model has a larger one."
-        )
-    total = most if token_limit is None else token_limit
-    source = f" (three quarters of {window})" if token_limit is None and total < DEFAULT_TOKEN_LIMIT else ""
+    total, source = _token_limit(window, token_limit)
     if facts is None:
-        facts = min(_FACTS_LIMIT, total // 8)
-        if condensed is not None and condensed < total:
-            facts = min(facts, total - condensed)
+        facts = _facts_limit(total, condensed)
     if condensed is None:
         condensed = min(_CONDENSED_LIMIT, total - facts - min(_TURN_TOKENS, total // 4))
     if condensed < 1 or facts < 0 or condensed + facts > total:
@@ -107,6 +96,26 @@ def limits_for(
             f"Lower them, or raise {'context_window' if source else 'token_limit'}."
         )
     return TokenLimits(total, condensed, facts, source)
+
+
+def _token_limit(window: ModelWindow, given: int | None) -> tuple[int, str]:
+    """Returns the limit of the memory, and where it comes from if that is the window."""
+    size = window.tokens
+    most = DEFAULT_TOKEN_LIMIT if size is None else min(DEFAULT_TOKEN_LIMIT, int(size * _WINDOW_SHARE))
+    if given is None:
+        return most, f" (three quarters of {window})" if most < DEFAULT_TOKEN_LIMIT else ""
+    if size is not None and given > size:
+        raise LimitError(
+            f"token_limit={given} does not fit into {window}: a model refuses such prompts. Leave token_limit "
+            f"out, which gives {most}, or say context_window=... if the model has a larger one."
+        )
+    return given, ""
+
+
+def _facts_limit(total: int, condensed: int | None) -> int:
+    """Returns the limit of the facts; a given one of the record may leave them less."""
+    usual = min(_FACTS_LIMIT, total // 8)
+    return min(usual, total - condensed) if condensed is not None and condensed < total else usual
 
 
 def checked_limits(
