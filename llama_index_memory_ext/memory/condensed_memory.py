@@ -204,7 +204,10 @@ class CondensedMemory(Memory):
         await self.aput_messages([message])
 
     async def aput_messages(self, messages: list[ChatMessage]) -> None:
-        """Add messages in one step; none is fine. A MessageError for anything else; nothing is written then."""
+        """Add messages in one step; none is fine. A MessageError for anything else; nothing is written then.
+
+        One with an id, ``additional_kwargs["message_id"]``, is stored once: see ``MemoryStore.add_messages``.
+        """
         messages = checked_messages(messages)
         if messages:
             # Only a new question ends the turn before it.
