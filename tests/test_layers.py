@@ -29,7 +29,7 @@ agents      tools > requests retriever                                    # memo
 memory      condensed_memory > flushing preset stats sync > prompt_caches template  # the preset: flushing, what is sent
 ---
 record      block > summary > recall summary_checks window > message_index selection > entry  # within the limit
-facts       backfill > block > extractor > learning > verification > cache explanation prompt validation >
+facts       backfill > block > extractor > learning > sources verification > cache explanation prompt validation >
             book checks offering recovery > evidence ranking reply > fields history > period  # learned, checked, shown
 ---
 grounding   sentences statement > names negation > dates > numbers quotes secrets > words numerals > language  # words

@@ -44,22 +44,20 @@ class MessageIds:
         named = [message_id_of({ID_KEY: cleaned(message.additional_kwargs.get(ID_KEY))}) for message in messages]
         if not any(named):
             return messages
-        known = await self._rows(conn, key, [name for name in named if name])
-        new: dict[str, ChatMessage] = {}
-        kept = []
+        known = {name: row.data for name, row in (await self._rows(conn, key, list(filter(None, named)))).items()}
+        new = []
         for name, message in zip(named, messages, strict=True):
-            if name is None or not (name in known or name in new):
-                kept.append(message)
-                new |= {name: message} if name else {}
-            elif not is_same(known[name].data if name in known else storable(new[name]), storable(message)):
-                place = f"row {known[name].id}" if name in known else "the same call"
+            data = storable(message)
+            first = known.setdefault(name, data) if name else data
+            if first is data:
+                new.append(message)
+            elif not is_same(first, data):
                 logger.warning(
-                    "A message of session %r was not stored: one in %s has the same message_id and other words, and "
-                    "stays. Put what is new with an id of its own.",
+                    "A message of session %r was not stored: the first one with the same message_id, which has other "
+                    "words, stays. Put what is new with an id of its own.",
                     key,
-                    place,
                 )
-        return kept
+        return new
 
     async def add_within(self, conn: AsyncConnection, key: str, rows: Sequence[Row]) -> None:
         """Note the ids of rows that were written just now."""

@@ -87,7 +87,7 @@ async def test_with_other_words_the_first_stays_and_the_log_says_so(
     assert not caplog.records
     await store.add_message("chat", known("a", "secret"))
     assert await said(store) == ["one"]
-    assert "has the same message_id" in caplog.text
+    assert "with the same message_id" in caplog.text
     assert "secret" not in caplog.text
 
 
