@@ -29,13 +29,13 @@ agents      tools > requests retriever                                    # memo
 memory      condensed_memory > flushing limits preset reading stats > prompt_caches template  # the preset, what is sent
 ---
 record      block > summary > recall summary_checks window > message_index selection > entry  # within the limit
-facts       backfill > block > extractor > learning > verification > cache explanation prompt validation >
+facts       backfill > block > extractor > learning > sources verification > cache explanation prompt validation >
             batches book categories checks offering recovery > evidence ranking reply > scoring fields history > period
 ---
 grounding   sentences statement > names negation > dates > numbers quotes secrets > words numerals > language  # words
 .           log_block                                                     # what both blocks share: they read one log
 ---
-store       __init__ > facts log vectors > deletions > readers users > database >
+store       __init__ > facts log vectors > deletions message_ids > readers users > database >
             calls engine engines in_use schema                            # the tables, who has read how far, pools
 search      concern embeddings > tfidf vectors > tokenization > days      # how similar two texts are
 formats     __init__ > openai                                             # messages of other programs, as JSON

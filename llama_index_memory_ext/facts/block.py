@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from time import perf_counter
@@ -30,6 +31,7 @@ from llama_index_memory_ext.facts.explanation import Explanation, explain
 from llama_index_memory_ext.facts.extractor import Extractor
 from llama_index_memory_ext.facts.learning import Learner
 from llama_index_memory_ext.facts.scoring import Weights, fit_facts
+from llama_index_memory_ext.facts.sources import retire_deleted
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, AnyEmbedding, LogBlock
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 from llama_index_memory_ext.store.readers import Seen
@@ -97,6 +99,9 @@ class RelevantFactsBlock(LogBlock):
     min_confidence: float = Field(default=DEFAULT_MIN_CONFIDENCE, ge=0, le=1)
     extract_facts: bool = Field(default=True, description="Whether new facts are extracted.")
     extract_every_turns: int = Field(default=1, ge=1, description="Finished turns that wait for one extraction.")
+    retire_with_messages: bool = Field(
+        default=False, description="Whether a fact is retired when the message was deleted in which it was said."
+    )
     verify: bool = Field(default=False, description="Whether a second call checks what the first one has extracted.")
     categories: Annotated[Any, BeforeValidator(check_categories)] = Field(
         default=CATEGORIES, description="The kinds of facts; with a dict, what each of them is."
@@ -107,6 +112,8 @@ class RelevantFactsBlock(LogBlock):
 
     _users: Recent[str, UserFacts] = PrivateAttr(default_factory=Recent)
     _talks: Recent[str, _Talk] = PrivateAttr(default_factory=Recent)
+    # The epoch of each session in which no more facts were to retire.
+    _retired_in: Recent[str, int] = PrivateAttr(default_factory=Recent)
     _shown: Recent[tuple[object, ...], tuple[CountedText, list[Fact]]] = PrivateAttr(default_factory=Recent)
     _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
     _clock: Callable[[], datetime] = PrivateAttr(default_factory=lambda: utc_now)
@@ -263,6 +270,15 @@ class RelevantFactsBlock(LogBlock):
         """
         return await self.extractor(session_id).set_aside()
 
+    async def anotice_deletion(self, session_id: str = DEFAULT_SESSION_ID) -> None:
+        """Messages of the session may have been deleted: with ``retire_with_messages``, retire the facts in them.
+
+        The next question in the session does so, too. A fact stays if it is pinned, if its quote stands in another
+        message of the user's in this session, or if somebody has restored it.
+        """
+        if self.retire_with_messages:
+            await retire_deleted(self._cache, self.namespace_of(session_id), session_id)
+
     async def aclose(self) -> None:
         """Close a private store, and cancel what is being embedded; what was not extracted stays unread."""
         await self._cache.stop()
@@ -298,6 +314,10 @@ class RelevantFactsBlock(LogBlock):
         if not page.fresh:
             talk = _Talk()
             page = await read(talk.seen)
+        if self.retire_with_messages and self._retired_in.get(session_id) != page.epoch:
+            await self.anotice_deletion(session_id)
+            self._retired_in.put(session_id, page.epoch)
+            page = replace(page, facts=None)
         if page.rows:
             new = [message for message in (row.message for row in page.rows) if spoken(message)]
             kept = (*talk.messages, *new)[-_CONTEXT_ROWS:]

@@ -94,6 +94,7 @@ class CondensedMemory(Memory):
         embed_model: BaseEmbedding | None = None,
         extract_facts: bool = True,
         extract_every_turns: int = 1,
+        retire_with_messages: bool = False,
         verify: bool = False,
         categories: Sequence[str] | Mapping[str, str] = CATEGORIES,
         extraction_prompt: str | None = None,
@@ -132,6 +133,7 @@ class CondensedMemory(Memory):
                 words alone.
             extract_facts: Whether facts are extracted. Known facts are shown in any case.
             extract_every_turns: Finished turns that wait for one extraction.
+            retire_with_messages: Whether a fact is retired when the message was deleted in which it was said.
             verify: Whether a second call checks what the first one has extracted, and rejects what was not said.
             categories: The kinds of facts, or a dict with what each of them is.
             extraction_prompt: What to look for, in your own words.
@@ -174,14 +176,13 @@ class CondensedMemory(Memory):
         counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
         shared: Any = {"llm": llm, "embed_model": embed_model, "tokenizer_fn": counter, "store": store}
         record = CondensedMemoryBlock(token_limit=allowed.condensed, **shared, **options)
+        wanted: Any = {"categories": categories, "extraction_prompt": extraction_prompt, "verify": verify}
+        learned: Any = {"extract_facts": extract_facts, "extract_every_turns": extract_every_turns, **wanted}
         facts = RelevantFactsBlock(
             token_limit=allowed.facts,
             user_id=session_id if user_id is None else user_id,
-            extract_facts=extract_facts,
-            extract_every_turns=extract_every_turns,
-            verify=verify,
-            categories=categories,
-            extraction_prompt=extraction_prompt,
+            retire_with_messages=retire_with_messages,
+            **learned,
             **shared,
         )
         memory = cls(
@@ -208,7 +209,10 @@ class CondensedMemory(Memory):
         await self.aput_messages([message])
 
     async def aput_messages(self, messages: list[ChatMessage]) -> None:
-        """Add messages in one step; none is fine. A MessageError for anything else; nothing is written then."""
+        """Add messages in one step; none is fine. A MessageError for anything else; nothing is written then.
+
+        One with an id, ``additional_kwargs["message_id"]``, is stored once: see ``MemoryStore.add_messages``.
+        """
         messages = checked_messages(messages)
         if messages:
             # Only a new question ends the turn before it.
@@ -218,14 +222,19 @@ class CondensedMemory(Memory):
                 await self.facts_block.anotice(self.session_id, answered=True)
 
     async def aset(self, messages: list[ChatMessage]) -> None:
-        """Replace the whole conversation, the record included."""
+        """Replace the whole conversation, the record included.
+
+        Messages at its beginning that are there already stay, and what was read of them is not read again.
+        """
         await self._append(checked_messages(messages), self._plan_flush, replace=True)
+        await self.facts_block.anotice_deletion(self.session_id)
 
     async def areset(self, status: MessageStatus | None = None) -> None:
         """Delete the messages of the session, or those with a status, after the calls that are under way."""
         async with self._calls():
             await super().areset(status)
         self.sql_store.jobs.unread.discard(self.session_id)
+        await self.facts_block.anotice_deletion(self.session_id)
 
     async def aflush(self) -> None:
         """Move the last turn into the record too, as the next question would; wait for facts and summary."""

@@ -19,6 +19,7 @@ from llama_index_memory_ext.record.window import (
     cache_point,
     cache_points_in,
 )
+from llama_index_memory_ext.text.identity import ID_KEY
 from llama_index_memory_ext.text.messages import body_of, escape_tags
 from llama_index_memory_ext.text.tokens import CountedText
 
@@ -148,13 +149,17 @@ def with_question(turn: list[ChatMessage], question: str | ChatMessage | None) -
 
 
 def without_our_tags(message: ChatMessage) -> ChatMessage:
-    """Returns the message with our tags escaped in a user's text, which is sent in one message with the record."""
-    if message.role != MessageRole.USER:
+    """Returns the message with our tags escaped in a user's text, which is sent in one message with the record.
+
+    It has no ``message_id``, which some integrations would send.
+    """
+    kwargs, blocks = message.additional_kwargs, message.blocks
+    if message.role == MessageRole.USER:
+        blocks = [TextBlock(text=escape_tags(one.text)) if isinstance(one, TextBlock) else one for one in blocks]
+    elif ID_KEY not in kwargs:
         return message
-    blocks = [
-        TextBlock(text=escape_tags(block.text)) if isinstance(block, TextBlock) else block for block in message.blocks
-    ]
-    return ChatMessage(role=message.role, blocks=blocks, additional_kwargs=message.additional_kwargs)
+    kwargs = {key: value for key, value in kwargs.items() if key != ID_KEY}
+    return ChatMessage(role=message.role, blocks=blocks, additional_kwargs=kwargs)
 
 
 def with_cache_points(

@@ -155,15 +155,21 @@ class MemoryStore(SQLAlchemyChatStore):
         return await self.readers.messages(key, status, LAST_ID if limit is None else limit, offset or 0)
 
     async def add_message(self, key: str, message: ChatMessage, status: MessageStatus = MessageStatus.ACTIVE) -> None:
-        """Write one message."""
+        """Write one message, as ``add_messages``."""
         await self.add_messages(key, [message], status)
 
     async def add_messages(
         self, key: str, messages: Sequence[ChatMessage], status: MessageStatus = MessageStatus.ACTIVE
     ) -> None:
-        """Write messages in one transaction; none is fine."""
+        """Write messages in one transaction; none is fine.
+
+        A message with an id, ``additional_kwargs["message_id"]``, is stored once in its session: one whose id is known
+        is not written again, even if it has other words, which a warning in the log says. So a put that was cancelled
+        can be repeated. Once the message is deleted, its id is free again. A MessageError for an id that is neither a
+        text of at most 255 characters nor a number.
+        """
         if messages:
-            await self.log.add(key, messages, archived=len(messages) if status == MessageStatus.ARCHIVED else 0)
+            await self.log.add(key, messages, archive=status == MessageStatus.ARCHIVED)
 
     async def set_messages(
         self, key: str, messages: Sequence[ChatMessage], status: MessageStatus = MessageStatus.ACTIVE

@@ -34,11 +34,12 @@ class Deletions:
         A cursor moves back to the last row at or before it that is left, so that no row that comes later, which may
         have the id of a deleted one, stands behind it. ``Readers.move`` says what becomes of its state.
         """
-        rows, sessions = self._tables.rows, self._tables.sessions
+        rows, sessions, ids = self._tables.rows, self._tables.sessions, self._tables.message_ids
         these = (rows.c.key == key, *conditions)
         first = (await conn.execute(select(func.min(rows.c.id)).where(*these))).scalar()
         if first is not None:
             await self._delete_vectors(conn, key, first, these)
+            await conn.execute(delete(ids).where(ids.c.key == key, ids.c.row_id.in_(select(rows.c.id).where(*these))))
             await conn.execute(delete(rows).where(*these))
             await self._move_cursors(conn, key, first)
         await conn.execute(update(sessions).where(sessions.c.key == key).values(epoch=time.time_ns()))

@@ -11,6 +11,7 @@ from sqlalchemy import insert, update
 
 from llama_index_memory_ext.store.database import UnchangedError, writes_session
 from llama_index_memory_ext.store.deletions import Deletions
+from llama_index_memory_ext.store.message_ids import MessageIds
 from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED
 from llama_index_memory_ext.text.identity import is_same
 from llama_index_memory_ext.text.messages import storable
@@ -34,7 +35,7 @@ class Log:
 
     def __init__(self, database: Database, readers: Readers) -> None:
         self.database, self._readers, self._tables = database, readers, database.tables
-        self._deletions = Deletions(database)
+        self._deletions, self._ids = Deletions(database), MessageIds(database, readers)
 
     @writes_session
     async def append(
@@ -53,6 +54,7 @@ class Log:
         ``plan_flush`` is given the active messages and then the new ones, oldest first. It returns how many of the
         oldest go into the log; without it, none. With ``replace`` these are all messages of the session then: the
         first ones that it has already keep their rows, with ids and times, and the rest is deleted.
+        Of messages with the same ``message_id``, only the first one is written.
         ``owners`` are users whose session it is from now on, and ``readers`` those by which ``Users.pending`` finds it.
         Returns copies of the messages that went into the log, oldest first; those that were there are not among them.
         """
@@ -60,6 +62,7 @@ class Log:
             flushed = await self._replace(conn, key, messages, plan_flush)
             await self._readers.register_within(conn, key, owners, readers)
             return flushed
+        messages = await self._ids.unknown_within(conn, key, messages)
         active = await self._readers.find_within(conn, key, [ACTIVE]) if plan_flush else []
         if not (messages or active):
             raise UnchangedError(result=[])
@@ -76,11 +79,12 @@ class Log:
         """Replace the messages of a session, as ``append``."""
         kept, rows = await self._unchanged(conn, key, messages), self._tables.rows
         await self._deletions.delete_within(conn, key, rows.c.id > (kept[-1].id if kept else 0))
-        flushed = plan_flush(messages) if plan_flush else 0
+        new = await self._ids.unknown_within(conn, key, messages[len(kept) :])
+        flushed = plan_flush([*messages[: len(kept)], *new]) if plan_flush else 0
         await self._archive(conn, key, kept[:flushed])
         await self._activate(conn, key, kept[flushed:])
-        new = await self._insert(conn, key, messages[len(kept) :], archived=flushed - len(kept))
-        return [*(row.message for row in kept[:flushed] if row.is_active), *new]
+        written = await self._insert(conn, key, new, archived=flushed - len(kept))
+        return [*(row.message for row in kept[:flushed] if row.is_active), *written]
 
     async def _unchanged(self, conn: AsyncConnection, key: str, messages: Sequence[ChatMessage]) -> list[LogRow]:
         """The oldest rows of a session, as far as they hold these messages."""
@@ -151,6 +155,11 @@ class Log:
         ]
         if rows:
             await conn.execute(insert(self._tables.rows), rows)
+            await self._ids.add_within(conn, key, rows)
         return [ChatMessage.model_validate(row["data"]) for row in rows if row["status"] == ARCHIVED]
 
-    add = writes_session(_insert)
+    @writes_session
+    async def add(self, conn: AsyncConnection, key: str, messages: Sequence[ChatMessage], *, archive: bool) -> None:
+        """Write messages, to the active ones or into the log."""
+        new = await self._ids.unknown_within(conn, key, messages)
+        await self._insert(conn, key, new, archived=len(new) if archive else 0)

@@ -118,7 +118,7 @@ class LogPage:
     fresh: bool = True
     more: bool = False
     registered: bool = False
-    facts: tuple[int, int] = (0, 0)
+    facts: tuple[int, int] | None = (0, 0)
     state: Json = None
 
 

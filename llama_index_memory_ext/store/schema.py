@@ -19,7 +19,7 @@ Statement: TypeAlias = Any
 # A new row by the names of its columns.
 Row: TypeAlias = dict[str, Any]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 ACTIVE, ARCHIVED = MessageStatus.ACTIVE.value, MessageStatus.ARCHIVED.value
 # The largest id that a 64-bit column can hold.
@@ -50,6 +50,9 @@ class Tables:
             sa.Column("data", sa.JSON, nullable=False),
             sa.Index(f"ix_{name}_log", "key", "status", "id"),
         )
+        # The ids that programs have given their messages, each with its row.
+        by_row = sa.Index(f"ix_{name}_message_ids_row", "key", "row_id")
+        self.message_ids = table("_message_ids", _key("key"), _key("message_id"), _number("row_id"), by_row)
         # A writer of a session locks its row. The epoch tells readers that rows were deleted.
         self.sessions = table("_sessions", _key("key"), _number("epoch"))
         # The users who have written to a session.

@@ -61,11 +61,12 @@ class Users:
         elsewhere = exists().where(other.c.user_id == owners.c.key, other.c.key != owners.c.key)
         own = select(owners.c.key).where(owners.c.user_id == owners.c.key, ~elsewhere)
         self._own_users = own.where(one_of(owners.c.key, database.backend))
-        # A session's row, and a user's, is no row that the result counts.
+        # A session's row, a user's, and the id of a message are no rows that the result counts.
         kinds = (
             ("messages", tables.rows.c.key),
             ("cursors", tables.cursors.c.key),
             ("cursors", owners.c.key),
+            ("", tables.message_ids.c.key),
             ("", tables.sessions.c.key),
             ("facts", tables.facts.c.namespace),
             ("embeddings", tables.embeddings.c.namespace),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
 
 from llama_index_memory_ext.errors import MessageError
+from llama_index_memory_ext.text.identity import ID_KEY, message_id_of
 from llama_index_memory_ext.text.times import times_in
 from llama_index_memory_ext.text.tokens import CountedText
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, CALL_KEYS, HIDDEN, RESULT_ROLES, calls_of, to_json
@@ -32,7 +33,7 @@ MEDIA_TOKENS = {"image": 256, "audio": 256, "video": 256, "document": 2048}
 
 # Shown by a block or by the tags of an entry, or added by LlamaIndex for its own use, as its Anthropic class does.
 _SHOWN_ELSEWHERE = frozenset(
-    {*CALL_KEYS, "session_id", "tool_call_id", "name", "images", "usage", "stop_reason", "thinking_delta"}
+    {*CALL_KEYS, ID_KEY, "session_id", "tool_call_id", "name", "images", "usage", "stop_reason", "thinking_delta"}
 )
 _ROLE = "<message role="
 _SHOWN_ROLE = re.compile(r'<message (?:role=")?(\w+)')
@@ -181,7 +182,7 @@ def has_calls(message: ChatMessage) -> bool:
 
 
 def checked_messages(messages: Json) -> list[ChatMessage]:
-    """Returns the messages of any iterable as a list; raises a MessageError if it is none of chat messages."""
+    """Returns the messages of any iterable as a list; a MessageError if it is none, or one has a wrong id."""
     is_list = isinstance(messages, Iterable) and not isinstance(messages, ChatMessage | str | dict)
     found = list(messages) if is_list else []
     wrong = [message for message in found if not isinstance(message, ChatMessage)] if is_list else [messages]
@@ -190,6 +191,8 @@ def checked_messages(messages: Json) -> list[ChatMessage]:
             f"Expected a list of ChatMessage objects; this is a {type(wrong[0]).__name__}. "
             'Wrap a text as ChatMessage(role="user", content=text).'
         )
+    for message in found:
+        message_id_of(message.additional_kwargs)
     return found
 
 

@@ -20,7 +20,7 @@ from llama_index_memory_ext.store.vectors import KeptVectors
 from tests.conversation import user
 from tests.store.conftest import WIDEN_IDS, run_script
 
-ENDINGS = {"", "_sessions", "_owners", "_cursors", "_users", "_facts", "_embeddings"}
+ENDINGS = {"", "_sessions", "_owners", "_cursors", "_users", "_facts", "_embeddings", "_message_ids"}
 PARTITIONED = {f"llama_index_memory{ending}" for ending in ENDINGS}
 BEYOND_32_BITS = 2**31
 

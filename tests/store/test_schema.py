@@ -27,7 +27,7 @@ from tests.conversation import assistant, record, sent_text, user
 from tests.databases import ENGINES_AT, engine_at
 from tests.memories import close_plain_memory
 
-ENDINGS = ("", "_sessions", "_owners", "_cursors", "_users", "_facts", "_embeddings", "_schema")
+ENDINGS = ("", "_sessions", "_owners", "_cursors", "_users", "_facts", "_embeddings", "_message_ids", "_schema")
 TABLES = {f"llama_index_memory{ending}" for ending in ENDINGS}
 LIMITS: dict[str, Any] = {"condensed_token_limit": 200, "extract_facts": False}
 
@@ -126,6 +126,14 @@ async def test_a_database_of_the_plain_host_gets_what_is_missing(uri: str, engin
     assert await tables_of(engine) == TABLES
     indexes = (await structure(engine))["llama_index_memory"][1]
     assert ("ix_llama_index_memory_log", ["key", "status", "id"]) in indexes
+
+
+async def test_a_database_of_the_version_before_gets_what_is_missing(uri: str, engine: AsyncEngine) -> None:
+    await open_and_close(uri)
+    await run(engine, "DROP TABLE llama_index_memory_message_ids;\nUPDATE llama_index_memory_schema SET version = 1")
+    await open_and_close(uri)
+    assert await tables_of(engine) == TABLES
+    assert await version_in(engine) == [SCHEMA_VERSION]
 
 
 async def test_a_newer_database_is_refused_and_left_as_it_is(uri: str, engine: AsyncEngine, tmp_path: Path) -> None:

@@ -1,0 +1,148 @@
+"""A message with an id is stored once in its session, however often it is put."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from llama_index.core.llms import ChatMessage
+
+from llama_index_memory_ext import CondensedMemory, MemoryStore, MessageError
+from tests.conversation import assistant, record, result, sent_text, user
+from tests.models import StartModel
+from tests.openai_server import say
+
+
+@pytest.fixture
+async def store(any_database_uri: str | None) -> AsyncIterator[MemoryStore]:
+    store = MemoryStore(any_database_uri)
+    yield store
+    await store.aclose()
+
+
+def known(message_id: Any, text: str = "Hello.") -> ChatMessage:
+    return ChatMessage(role="user", content=text, additional_kwargs={"message_id": message_id})
+
+
+async def said(store: MemoryStore, session_id: str = "chat") -> list[str | None]:
+    return [message.content for message in await store.get_messages(session_id, status=None)]
+
+
+async def test_a_message_that_is_put_again_is_passed_over(store: MemoryStore) -> None:
+    """Also once it is archived, within one call, and by the calls of the host; the others of a call are written."""
+    await store.log.append("chat", [known("a", "one"), assistant("two")], len)
+    again = [known("a", "one"), known("b", "three"), known("b", "three"), assistant("two")]
+    await store.log.append("chat", again, len)
+    await store.add_message("chat", known("b", "three"))
+    assert await store.log.append("chat", [known("a", "one")], len) == []
+    await store.add_message("other", known("a", "elsewhere"))
+    assert await said(store) == ["one", "two", "three", "two"]
+    assert await said(store, "other") == ["elsewhere"]
+
+
+async def test_of_many_that_put_it_at_once_one_writes_it(database_uri: str, postgres_uri: str) -> None:
+    """Through stores of their own, as several processes have."""
+    for uri in (database_uri, postgres_uri):
+        stores = [MemoryStore(uri) for _ in range(4)]
+        await asyncio.gather(*(store.add_message("chat", known(7)) for store in stores))
+        assert await said(stores[0]) == ["Hello."]
+        for store in stores:
+            await store.aclose()
+
+
+async def test_with_a_message_its_id_is_free_again(store: MemoryStore) -> None:
+    """However it was deleted; the ids of those that are left are still known."""
+    talk = [known("a", "one"), known("b", "two"), known("c", "three")]
+    await store.add_messages("chat", talk)
+    rows = (await store.readers.unread("chat", "", with_active=True)).rows
+    await store.delete_message("chat", rows[1].id)
+    await store.add_messages("chat", talk)
+    assert await said(store) == ["one", "three", "two"]
+    for delete in (store.delete_messages, store.forget, store.forget_user):
+        await delete("chat")
+        await store.add_messages("chat", talk)
+        assert await said(store) == ["one", "two", "three"]
+
+
+async def test_a_history_with_ids_can_be_set_anew(store: MemoryStore) -> None:
+    """Also by a program that leaves them out; what was changed counts then."""
+    talk = [known("a", "one"), known("b", "two"), known("c", "three")]
+    await store.set_messages("chat", talk)
+    ids = [row.id for row in (await store.readers.unread("chat", "", with_active=True)).rows]
+    await store.set_messages("chat", [user("one"), known("b", "2"), known("a", "one"), known("c", "three")])
+    assert await said(store) == ["one", "2", "three"]
+    await store.add_messages("chat", talk)
+    assert await said(store) == ["one", "2", "three"]
+    assert (await store.readers.unread("chat", "", with_active=True)).rows[0].id == ids[0]
+
+
+async def test_with_other_words_the_first_stays_and_the_log_says_so(
+    store: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    await store.add_message("chat", known("a", "one"))
+    await store.add_message("chat", known("a", "one"))
+    assert not caplog.records
+    await store.add_message("chat", known("a", "secret"))
+    assert await said(store) == ["one"]
+    assert "with the same message_id" in caplog.text
+    assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize("wrong", ["", " ", True, ["a"], {}, float("nan"), "x" * 256, 10**400])
+async def test_an_id_that_is_none_is_refused(database_uri: str, wrong: Any) -> None:
+    store = MemoryStore(database_uri)
+    with pytest.raises(MessageError, match="message_id"):
+        await store.add_messages("chat", [user("one"), known(wrong)])
+    assert await said(store) == []
+    await store.aclose()
+
+
+async def test_a_message_without_an_id_may_say_so(store: MemoryStore) -> None:
+    await store.add_messages("chat", [known(None), known(None)])
+    assert len(await said(store)) == 2
+
+
+async def test_a_put_that_was_cancelled_can_be_repeated(any_database_uri: str | None) -> None:
+    """Whether it was stored or not, the message is there once; a put that succeeds is enough."""
+    async with CondensedMemory.from_defaults(
+        "chat", async_database_uri=any_database_uri, extract_facts=False
+    ) as memory:
+        for i in range(12):
+            put = asyncio.ensure_future(memory.aput(known(f"id {i}", f"message {i}")))
+            for _ in range(random.Random(i).randrange(12)):  # noqa: S311 - any places will do
+                await asyncio.sleep(0)
+            put.cancel()
+            await asyncio.gather(put, return_exceptions=True)
+            await memory.aput(known(f"id {i}", f"message {i}"))
+        assert [message.content for message in await memory.aget_all()] == [f"message {i}" for i in range(12)]
+
+
+async def test_an_id_is_neither_shown_nor_sent(database_uri: str, start_model: StartModel) -> None:
+    """LlamaIndex sends all ``additional_kwargs`` of a message with calls in them; a refusal would say so."""
+    llm, server = start_model(lambda messages, tools: say("Fine."))
+    async with CondensedMemory.from_defaults("chat", async_database_uri=database_uri, extract_facts=False) as memory:
+        called = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        question, answer = known("id 1"), result("c1", "Nothing.")
+        asking = ChatMessage(role="assistant", additional_kwargs={"tool_calls": [called], "message_id": "id 2"})
+        answer.additional_kwargs["message_id"] = "id 3"
+        for _ in range(2):
+            await memory.aput_messages([question, asking, answer])
+        sent = await memory.aget()
+        assert [message.role for message in sent] == ["user", "assistant", "tool"]
+        assert (await llm.achat(sent)).message.content == "Fine."
+        assert "id 1" not in str(server.bodies)
+        await memory.aput(user("And now?"))
+        shown = sent_text(await memory.aget())
+        assert len(record(shown)) == 3
+        assert "id " not in shown
+        assert question.additional_kwargs == {"message_id": "id 1"}
+        assert [one.additional_kwargs.get("message_id") for one in await memory.aget_all()][:3] == [
+            "id 1",
+            "id 2",
+            "id 3",
+        ]
+        with pytest.raises(MessageError, match="message_id"):
+            await memory.aput(known(""))
