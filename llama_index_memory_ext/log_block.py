@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from llama_index_memory_ext.background.jobs import Failure, JobKey, Jobs
-    from llama_index_memory_ext.store.readers import Glance
+    from llama_index_memory_ext.store.rows import Glance
 
 DEFAULT_SESSION_ID = "default"
 

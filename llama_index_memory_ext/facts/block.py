@@ -34,7 +34,7 @@ from llama_index_memory_ext.facts.scoring import Weights, fit_facts
 from llama_index_memory_ext.facts.sources import retire_deleted
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, AnyEmbedding, LogBlock
 from llama_index_memory_ext.search.tfidf import TfidfRanker
-from llama_index_memory_ext.store.readers import Seen
+from llama_index_memory_ext.store.rows import Seen
 from llama_index_memory_ext.text.messages import question_in, spoken, turns_in
 from llama_index_memory_ext.text.responses import Usage
 from llama_index_memory_ext.text.tokens import CountedText

@@ -13,7 +13,7 @@ from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.facts.batches import Room, answered_end, batch_end, said_at
 from llama_index_memory_ext.facts.learning import Extracted, Part
 from llama_index_memory_ext.facts.recovery import Action, Progress, SetAside, after_failure, blame_of, progress_of
-from llama_index_memory_ext.store.readers import Seen
+from llama_index_memory_ext.store.rows import Seen
 from llama_index_memory_ext.text.messages import Utterance, spoken
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.facts.reply import ExtractionReply
     from llama_index_memory_ext.facts.validation import ValidatedReply
     from llama_index_memory_ext.store import MemoryStore
-    from llama_index_memory_ext.store.readers import LogPage, LogRow
+    from llama_index_memory_ext.store.rows import LogPage, LogRow
 
 logger = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from llama_index_memory_ext.text.messages import spoken
 from llama_index_memory_ext.text.visible import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.facts.cache import FactCache
     from llama_index_memory_ext.store import MemoryStore
-    from llama_index_memory_ext.store.readers import LogRow
+    from llama_index_memory_ext.store.rows import LogRow
 
 _REASON = "its message was deleted"
 _PAGE_ROWS = 500
@@ -28,19 +28,21 @@ async def retire_deleted(cache: FactCache, namespace: str, session_id: str) -> i
     """
     known = await cache.read(namespace)
     facts = [fact for fact in known.facts.values() if fact.session_id == session_id and _may_go(fact)]
-    if not facts:
-        return 0
-    stored = await cache.store.readers.rows(session_id, sorted({one for fact in facts for one in fact.message_ids}))
-    # A database may give the id of a deleted row to another message.
-    texts = {row.id: _text_of(row) for row in stored}
-    facts = [fact for fact in facts if not any(_states(texts.get(one, ""), fact) for one in fact.message_ids)]
-    facts = await _unsaid(cache.store, session_id, facts) if facts else []
+    facts = await _unsaid(cache.store, session_id, await _without_message(cache.store, session_id, facts))
     if facts:
         now = utc_now()
         gone = [retire(fact, _REASON, max(now, fact.updated_at), by="hand") for fact in facts]
         await cache.store.facts.write(namespace, gone, known.changes)
         await cache.refresh(namespace)
     return len(facts)
+
+
+async def _without_message(store: MemoryStore, session_id: str, facts: Sequence[Fact]) -> list[Fact]:
+    """The facts that none of their own messages states any more."""
+    ids = sorted({row_id for fact in facts for row_id in fact.message_ids})
+    # A database may give the id of a deleted row to another message.
+    texts = {row.id: _text_of(row) for row in (await store.readers.rows(session_id, ids) if ids else ())}
+    return [fact for fact in facts if not any(_states(texts.get(row_id, ""), fact) for row_id in fact.message_ids)]
 
 
 async def _unsaid(store: MemoryStore, session_id: str, facts: Iterable[Fact]) -> list[Fact]:

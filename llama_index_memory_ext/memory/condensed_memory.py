@@ -176,15 +176,11 @@ class CondensedMemory(Memory):
         counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
         shared: Any = {"llm": llm, "embed_model": embed_model, "tokenizer_fn": counter, "store": store}
         record = CondensedMemoryBlock(token_limit=allowed.condensed, **shared, **options)
-        wanted: Any = {"categories": categories, "extraction_prompt": extraction_prompt, "verify": verify}
-        learned: Any = {"extract_facts": extract_facts, "extract_every_turns": extract_every_turns, **wanted}
-        facts = RelevantFactsBlock(
-            token_limit=allowed.facts,
-            user_id=session_id if user_id is None else user_id,
-            retire_with_messages=retire_with_messages,
-            **learned,
-            **shared,
-        )
+        learned: Any = {"extract_facts": extract_facts, "extract_every_turns": extract_every_turns, "verify": verify}
+        learned |= {"categories": categories, "extraction_prompt": extraction_prompt}
+        learned |= {"retire_with_messages": retire_with_messages}
+        whose = session_id if user_id is None else user_id
+        facts = RelevantFactsBlock(token_limit=allowed.facts, user_id=whose, **learned, **shared)
         memory = cls(
             session_id=session_id,
             token_limit=allowed.token_limit,

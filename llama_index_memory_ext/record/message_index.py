@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llama_index.core.base.embeddings.base import BaseEmbedding
 
     from llama_index_memory_ext.search.embeddings import VectorKeeper
-    from llama_index_memory_ext.store.readers import LogRow
+    from llama_index_memory_ext.store.rows import LogRow
     from llama_index_memory_ext.text.messages import Entry
     from llama_index_memory_ext.text.tokens import TokenCounter
 

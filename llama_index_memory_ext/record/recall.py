@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.background.jobs import Jobs
     from llama_index_memory_ext.record.selection import RecordSettings
     from llama_index_memory_ext.store import MemoryStore
-    from llama_index_memory_ext.store.readers import LogRow, Seen
+    from llama_index_memory_ext.store.rows import LogRow, Seen
     from llama_index_memory_ext.text.messages import Entry
     from llama_index_memory_ext.text.tokens import CountedText
 

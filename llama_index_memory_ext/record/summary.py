@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.background.jobs import JobKey, Jobs
     from llama_index_memory_ext.record.window import RecordReader, Window
-    from llama_index_memory_ext.store.readers import LogRow
+    from llama_index_memory_ext.store.rows import LogRow
     from llama_index_memory_ext.text.messages import Entry
     from llama_index_memory_ext.text.tokens import TokenCounter
 

@@ -15,7 +15,7 @@ from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.events import HistoryCondensedEvent, is_heard, send
 from llama_index_memory_ext.record.entry import NO_TEXT, summary_element
 from llama_index_memory_ext.record.selection import Kept
-from llama_index_memory_ext.store.readers import Seen
+from llama_index_memory_ext.store.rows import Seen
 from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, Entry, clip_entry, entry_of, tokens_of
 from llama_index_memory_ext.text.tokens import CountedText
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.record.selection import RecordSettings, Selection
     from llama_index_memory_ext.store import MemoryStore
-    from llama_index_memory_ext.store.readers import Glance, LogPage, LogRow
+    from llama_index_memory_ext.store.rows import Glance, LogPage, LogRow
     from llama_index_memory_ext.text.responses import Usage
 
 _PAGE_ROWS, _CHUNK_ROWS = 256, 16

@@ -9,9 +9,7 @@ import time
 import warnings
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
-from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from uuid import uuid4
 
 from sqlalchemy import func, insert, select
@@ -42,8 +40,7 @@ from llama_index_memory_ext.store.schema import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Hashable
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Hashable
 
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -61,58 +58,6 @@ _SETUP_SECONDS = 600.0
 # Any number that no other program takes for its own lock.
 _SETUP_LOCK = 7_453_010_323_281_277_817
 _INSUFFICIENT_PRIVILEGE = "42501"
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-
-
-class UnchangedError(Exception):
-    """Raised in a method that writes: its transaction is rolled back, and it returns the ``result``."""
-
-    def __init__(self, result: object = None) -> None:
-        self.result = result
-
-
-def connected(
-    connect: Callable[..., AbstractAsyncContextManager[AsyncConnection]],
-    *,
-    writes: bool = True,
-    seconds: float | None = None,
-) -> Callable[
-    [Callable[Concatenate[Part, AsyncConnection, P], Awaitable[T]]],
-    Callable[Concatenate[Part, P], Coroutine[None, None, T]],
-]:
-    """Call a method with the connection that ``connect`` opens for its arguments.
-
-    The call is bounded by the ``operation_timeout`` of the store, or else by ``seconds``. If its caller is cancelled,
-    it goes on; see ``Calls``.
-    """
-
-    def decorate(
-        method: Callable[Concatenate[Part, AsyncConnection, P], Awaitable[T]],
-    ) -> Callable[Concatenate[Part, P], Coroutine[None, None, T]]:
-        async def call(part: Part, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            try:
-                async with connect(part, *args, **kwargs) as conn:
-                    return await method(part, conn, *args, **kwargs)
-            except UnchangedError as unchanged:
-                return cast("T", unchanged.result)
-
-        @wraps(method)
-        async def run(part: Part, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            database: Database = cast("Any", part).database
-            # Making the tables may take longer.
-            await database.opened()
-            name = f"{type(part).__name__}.{run.__name__}"
-            return await database.calls.run(call(part, *args, **kwargs), name, writes=writes, seconds=seconds)
-
-        return run
-
-    return decorate
-
-
-# A method that reads, and methods that write to the session or the user that is their first argument.
-reads = connected(lambda part, *_, **__: part.database.connection(), writes=False)
-writes_session = connected(lambda part, key, *_, **__: part.database.writing(sessions=[key]))
-writes_user = connected(lambda part, namespace, *_, **__: part.database.writing(users=[namespace]))
 
 
 @dataclass
@@ -372,17 +317,3 @@ class Database:
         # The driver begins a transaction before it changes rows, but not before it changes tables.
         if driver is not None and not driver.in_transaction:
             await conn.exec_driver_sql("BEGIN IMMEDIATE")
-
-
-def written_at(timestamp: int | None) -> datetime | None:
-    """When a row was written (UTC), from nanoseconds since 1970; None if that is no time of a clock.
-
-    >>> written_at(1_700_000_000_000_000_000).isoformat(), written_at(0)
-    ('2023-11-14T22:13:20+00:00', None)
-    """
-    if not timestamp or timestamp < 0:
-        return None
-    try:
-        return _EPOCH + timedelta(microseconds=timestamp // 1_000)
-    except OverflowError:
-        return None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import bindparam, delete, select, update
 
 from llama_index_memory_ext.fact import Fact, normalised, retire
-from llama_index_memory_ext.store.database import UnchangedError, connected, reads, writes_user
+from llama_index_memory_ext.store.operations import UnchangedError, connected, reads, writes_user
 from llama_index_memory_ext.store.schema import upsert
 
 if TYPE_CHECKING:
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from llama_index_memory_ext.store.database import Database
-    from llama_index_memory_ext.store.readers import LogPage, Readers
+    from llama_index_memory_ext.store.readers import Readers
+    from llama_index_memory_ext.store.rows import LogPage
     from llama_index_memory_ext.text.tool_calls import Json
 
 

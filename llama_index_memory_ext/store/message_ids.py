@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from llama_index_memory_ext.store.database import Database
-    from llama_index_memory_ext.store.readers import LogRow, Readers
+    from llama_index_memory_ext.store.readers import Readers
+    from llama_index_memory_ext.store.rows import LogRow
     from llama_index_memory_ext.store.schema import Row, Statement
 
 logger = logging.getLogger(__name__)

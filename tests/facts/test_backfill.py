@@ -22,7 +22,7 @@ from llama_index.core.settings import Settings
 
 from llama_index_memory_ext import Backfilled, CondensedMemory, MemoryStore, RelevantFactsBlock, StoreError
 from llama_index_memory_ext.facts.batches import batch_end, said_at
-from llama_index_memory_ext.store.database import written_at
+from llama_index_memory_ext.store.rows import written_at
 from tests.conversation import assistant, user
 from tests.facts.test_block import contents, extractions, learner
 from tests.memories import OpenMemory, OpenPlainMemory

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, RelevantFactsBlock, StoreError
 from llama_index_memory_ext.facts.book import FactBook
-from llama_index_memory_ext.store.readers import Seen
+from llama_index_memory_ext.store.rows import Seen
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.facts.test_block import learner, shown
 from tests.memories import OpenMemory, OpenPlainMemory

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
-from llama_index_memory_ext.store.readers import Seen
+from llama_index_memory_ext.store.rows import Seen
 from tests.conversation import assistant, calling, record, result, sent_text, user
 from tests.memories import OpenMemory
 

@@ -16,7 +16,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index_memory_ext import MemoryStore, TokenCounter
 from llama_index_memory_ext.record.entry import day_heading, earlier_element
 from llama_index_memory_ext.record.message_index import MessageIndex, Room, shown_day
-from llama_index_memory_ext.store.readers import LogRow
+from llama_index_memory_ext.store.rows import LogRow
 from tests.conversation import assistant, calling, result, user
 
 COUNTER = TokenCounter()

@@ -20,7 +20,7 @@ from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.errors import SummaryReplyError
 from llama_index_memory_ext.record.summary import ask_for_summary, batch_of, summary_prompt
 from llama_index_memory_ext.record.summary_checks import PROMPT_TAGS, checked_summary
-from llama_index_memory_ext.store.readers import LogRow
+from llama_index_memory_ext.store.rows import LogRow
 from llama_index_memory_ext.text.messages import Entry, entry_of, escape_tags, storable
 from llama_index_memory_ext.text.tokens import as_counter
 from tests.conversation import assistant, calling, result, user

@@ -10,7 +10,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import MemoryStore
-from llama_index_memory_ext.store.readers import LogRow
+from llama_index_memory_ext.store.rows import LogRow
 from llama_index_memory_ext.store.vectors import MessageVectors
 from tests.conversation import assistant, calling, result, user
 

@@ -19,7 +19,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import MemoryStore, StoreError
-from llama_index_memory_ext.store.readers import Seen
+from llama_index_memory_ext.store.rows import Seen
 from tests.conversation import assistant, user
 from tests.databases import ENGINES_AT, engine_at
 
