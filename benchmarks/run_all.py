@@ -30,6 +30,7 @@ NAMES = (
     "recall",
     "growing",
     "many_sessions",
+    "hard_days",
 )
 
 
