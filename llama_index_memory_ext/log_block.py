@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatMessage
 
     from llama_index_memory_ext.background.jobs import Failure, JobKey, Jobs
-    from llama_index_memory_ext.store.readers import Glance
+    from llama_index_memory_ext.store.glance import Glance
 
 DEFAULT_SESSION_ID = "default"
 

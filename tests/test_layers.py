@@ -35,8 +35,8 @@ facts       backfill > block > extractor > learning > verification > cache expla
 grounding   sentences statement > names negation > dates > numbers quotes secrets > words numerals > language  # words
 .           log_block                                                     # what both blocks share: they read one log
 ---
-store       __init__ > facts log vectors > readers users > database >
-            calls engine engines schema                                   # the tables, who has read how far, pools
+store       __init__ > facts glance log vectors > readers users > database >
+            calls engine engines row_locks > schema                       # the tables, who has read how far, pools
 search      concern embeddings > tfidf vectors > tokenization > days      # how similar two texts are
 formats     __init__ > openai                                             # messages of other programs, as JSON
 ---

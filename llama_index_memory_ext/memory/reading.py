@@ -23,6 +23,6 @@ async def looking(
 ) -> AsyncIterator[list[ChatMessage]]:
     """Gives the messages of the current turn; what the blocks read within is as old as these, and mostly no query."""
     last_id, namespace = record.last_seen(session_id), facts.namespace_of(session_id)
-    glance = await store.readers.glance(session_id, record.name, last_id, namespace)
+    glance = await store.glances.take(session_id, record.name, last_id=last_id, watch=namespace)
     with glanced(store, session_id, glance):
         yield [row.message for row in glance.active]

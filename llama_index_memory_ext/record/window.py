@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from llama_index.core.base.llms.types import CacheControl, CachePoint, ContentBlock, MessageRole, TextBlock
 from typing_extensions import Self
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.record.selection import RecordSettings, Selection
     from llama_index_memory_ext.store import MemoryStore
-    from llama_index_memory_ext.store.readers import Glance, LogPage, LogRow
+    from llama_index_memory_ext.store.glance import Glance
+    from llama_index_memory_ext.store.readers import LogPage, LogRow
     from llama_index_memory_ext.text.responses import Usage
 
 _PAGE_ROWS, _CHUNK_ROWS = 256, 16
@@ -241,12 +242,16 @@ class RecordReader:
         """The window that was read last, and what the log has gained; a new window if that cannot be continued."""
         window = self.windows.get(session_id)
         if window is not None and window.seen.last_id:
-            page = await self._page(session_id, window.seen, glance=glance)
+            page = await self._next(session_id, window.seen, glance)
             if page.fresh and not _must_reread(window, page):
                 return window, page
         instructions = await self._first_instructions(session_id) if self.settings.include_system else ()
         window = Window(Seen(), self.settings.selection(instructions), instructions)
-        return window, await self._page(session_id, window.seen, glance=glance)
+        return window, await self._next(session_id, window.seen, glance)
+
+    async def _next(self, session_id: str, seen: Seen, glance: Glance | None) -> LogPage:
+        page = glance.page(self.settings.name, seen, limit=_PAGE_ROWS) if glance else None
+        return page or await self._page(session_id, seen)
 
     async def _first_instructions(self, session_id: str) -> tuple[Entry, ...]:
         """The entry of the first message of the log if that instructs the assistant."""
@@ -291,11 +296,9 @@ class RecordReader:
         is_short = tokens_of(new) <= window.selection.message_limit
         return new if is_short else window.selection.within_shares(new), bool(rows) or page.more
 
-    async def _page(
-        self, session_id: str, seen: Seen, before: int | None = None, glance: Glance | None = None
-    ) -> LogPage:
-        limits: Any = {"before": before, "limit": _PAGE_ROWS, "glance": glance}
-        return await self.store.readers.page(session_id, self.settings.name, seen, **limits)
+    async def _page(self, session_id: str, seen: Seen, before: int | None = None) -> LogPage:
+        readers = self.store.readers
+        return await readers.page(session_id, self.settings.name, seen, before=before, limit=_PAGE_ROWS)
 
     async def _counted(self, rows: Sequence[LogRow]) -> list[Entry]:
         # Counting some megabytes takes a second, for which the event loop must not be blocked.

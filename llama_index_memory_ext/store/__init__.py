@@ -17,6 +17,7 @@ from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.store.database import Database
 from llama_index_memory_ext.store.engine import DEFAULT_POOL_SIZE, DEFAULT_TIMEOUT_SECONDS, check_limits
 from llama_index_memory_ext.store.facts import Facts
+from llama_index_memory_ext.store.glance import Glances
 from llama_index_memory_ext.store.log import Log
 from llama_index_memory_ext.store.readers import Readers
 from llama_index_memory_ext.store.schema import LAST_ID
@@ -71,6 +72,7 @@ class MemoryStore(SQLAlchemyChatStore):
     database: Database = Field(default=_UNSET, description="Connections and transactions.")
     log: Log = Field(default=_UNSET, description="Writes the messages of each session.")
     readers: Readers = Field(default=_UNSET, description="Reads them for readers with cursors.")
+    glances: Glances = Field(default=_UNSET, description="What a prompt needs of a session, in one query.")
     users: Users = Field(default=_UNSET, description="Whose the sessions are; counts and deletes them.")
     facts: Facts = Field(default=_UNSET, description="The facts of each user, and their embeddings.")
     jobs: JobRegistry = Field(default_factory=JobRegistry, description="What runs in the background of memories here.")
@@ -97,6 +99,7 @@ class MemoryStore(SQLAlchemyChatStore):
         self.operation_timeout, self.pool_size = operation_timeout, pool_size
         self.database, self.address = database, database.shown_uri.partition("?")[0]
         self.readers, self.users = Readers(database), Users(database)
+        self.glances = Glances(database, self.readers)
         self.log, self.facts = Log(database, self.readers), Facts(database, self.readers)
 
     @classmethod

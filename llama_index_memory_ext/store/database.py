@@ -8,7 +8,6 @@ import sqlite3
 import time
 import warnings
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
@@ -18,7 +17,7 @@ from sqlalchemy import func, insert, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from llama_index_memory_ext.background.locks import Recent, lock_for
+from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.errors import StoreError, StoreTimeoutError
 from llama_index_memory_ext.store.calls import Calls
 from llama_index_memory_ext.store.engine import (
@@ -31,17 +30,17 @@ from llama_index_memory_ext.store.engine import (
     without_password,
 )
 from llama_index_memory_ext.store.engines import Engines
+from llama_index_memory_ext.store.row_locks import RowLocks
 from llama_index_memory_ext.store.schema import (
     SCHEMA_VERSION,
     Tables,
     create_missing,
     known_version,
-    lock_rows,
     version_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Hashable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
     from contextlib import AbstractAsyncContextManager
 
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -52,8 +51,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Part = TypeVar("Part")
 
-_LOCKED = "llama_index_memory_ext locked"
-_MOST_DONE = 10_000
 _RETRY_SECONDS = 0.01
 # Tables and indexes may be made for a table of the host's with many rows.
 _SETUP_SECONDS = 600.0
@@ -114,19 +111,6 @@ writes_session = connected(lambda part, key, *_, **__: part.database.writing(ses
 writes_user = connected(lambda part, namespace, *_, **__: part.database.writing(users=[namespace]))
 
 
-@dataclass
-class Locked:
-    """The epochs of the sessions that a transaction has locked, and what is done when it is committed."""
-
-    epochs: dict[str, int] = field(default_factory=dict)
-    done: list[Hashable] = field(default_factory=list)
-
-    @staticmethod
-    def begin_again(conn: AsyncConnection, key: str) -> None:
-        """Forget what was done for a session: its rows are deleted in this transaction."""
-        conn.info[_LOCKED].epochs.pop(key, None)
-
-
 class Database:
     """The database of a store: a SQLite file or one in memory by aiosqlite, or PostgreSQL by asyncpg.
 
@@ -159,17 +143,10 @@ class Database:
         self.calls = Calls(seconds)
         self._engines = Engines(self._open_engine, shared=self.backend == "sqlite")
         self._lent, self._rows, self._pool_size = lent, rows, pool_size
-        self._done: Recent[Hashable, bool] = Recent(_MOST_DONE)
         # Whether all tables exist.
         self._is_ready = False
         self._anchor: sqlite3.Connection | None = None
-        self._lock_sessions = lock_rows(self.tables.sessions, self.backend)
-        if self.backend == "postgresql":
-            # Only the newest SQLite can.
-            self._lock_sessions = self._lock_sessions.returning(
-                self.tables.sessions.c.key, self.tables.sessions.c.epoch
-            )
-        self._lock_users = lock_rows(self.tables.users, self.backend)
+        self.row_locks = RowLocks(self.tables, self.backend)
 
     @property
     def engine(self) -> AsyncEngine | None:
@@ -187,23 +164,9 @@ class Database:
         """
         async with self._in_order(sessions, users), self.connection(writes=True) as conn:
             async with conn.begin():
-                conn.info[_LOCKED] = locked = Locked()
                 await self._lock(conn, sessions, users)
                 yield conn
-            for mark in locked.done:
-                self._done.put(mark, value=True)
-
-    async def once(self, conn: AsyncConnection, key: str, what: Hashable, do: Callable[[], Awaitable[None]]) -> None:
-        """Do something in the transaction unless this process has done it since rows of the session were deleted.
-
-        Only a server tells that with the lock; anywhere else it is done again.
-        """
-        locked: Locked = conn.info[_LOCKED]
-        epoch = locked.epochs.get(key)
-        if epoch is None or (key, epoch, what) not in self._done:
-            await do()
-            if epoch is not None:
-                locked.done.append((key, epoch, what))
+            self.row_locks.committed(conn)
 
     @asynccontextmanager
     async def connection(
@@ -245,22 +208,16 @@ class Database:
             yield
 
     async def _lock(self, conn: AsyncConnection, sessions: Collection[str], users: Collection[str]) -> None:
-        """Lock sessions before users, each in order, so that no two writers wait for each other."""
-        give_up, now = time.monotonic() + self.calls.seconds, time.time_ns()
-        of_sessions = [{"key": key, "epoch": now} for key in sorted(sessions)]
-        of_users = [{"namespace": namespace, "epoch": now, "change": 0} for namespace in sorted(users)]
-        for statement, rows in ((self._lock_sessions, of_sessions), (self._lock_users, of_users)):
-            while rows:
-                try:
-                    found = await conn.execute(statement, rows)
-                    if found.returns_rows:
-                        conn.info[_LOCKED].epochs.update((row[0], row[1]) for row in found)
-                    break
-                except OperationalError:
-                    # A connection in memory that was discarded in the middle of a statement is about to be closed.
-                    if self._anchor is None or time.monotonic() > give_up:
-                        raise
-                    await asyncio.sleep(_RETRY_SECONDS)
+        give_up = time.monotonic() + self.calls.seconds
+        while True:
+            try:
+                await self.row_locks.lock(conn, sessions, users)
+                break
+            except OperationalError:
+                # A connection in memory that was discarded in the middle of a statement is about to be closed.
+                if self._anchor is None or time.monotonic() > give_up:
+                    raise
+                await asyncio.sleep(_RETRY_SECONDS)
 
     async def opened(self) -> AsyncEngine:
         """The engine, with all tables made; a StoreError if the tables are newer, or cannot be made."""

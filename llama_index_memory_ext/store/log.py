@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from llama_index.core.base.llms.types import ChatMessage
 from sqlalchemy import String, cast, delete, insert, select, update
 
-from llama_index_memory_ext.store.database import Locked, UnchangedError, writes_session
+from llama_index_memory_ext.store.database import UnchangedError, writes_session
 from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, vectors_namespace
 from llama_index_memory_ext.text.messages import storable
 from llama_index_memory_ext.text.tool_calls import RESULT_ROLES
@@ -126,7 +126,7 @@ class Log:
         sessions, cursors = self._tables.sessions, self._tables.cursors
         await conn.execute(delete(cursors).where(cursors.c.key == key))
         await conn.execute(update(sessions).where(sessions.c.key == key).values(epoch=time.time_ns()))
-        Locked.begin_again(conn, key)
+        self.database.row_locks.begin_again(conn, key)
 
     async def _delete_vectors(self, conn: AsyncConnection, key: str) -> None:
         """Delete the vectors of messages that are gone."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.bridge.pydantic import ValidationError
-from sqlalchemy import and_, bindparam, case, func, literal, null, or_, select
+from sqlalchemy import bindparam, case, func, null, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from llama_index_memory_ext.errors import StoreTimeoutError
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LOG_AND_ACTIVE = [ARCHIVED, ACTIVE]
-_GLANCE_ROWS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,35 +119,6 @@ class LogPage:
     state: Json = None
 
 
-@dataclass(frozen=True, slots=True)
-class Glance:
-    """What a session holds at one moment, in one query.
-
-    ``active`` are its active rows, and ``log`` the newest rows of its log from a known row on, both oldest first.
-    ``position`` is the cursor of the reader of this name, ``facts`` as in ``LogPage`` of the namespace ``watch``.
-    """
-
-    reader: str
-    watch: str
-    epoch: int
-    position: int
-    facts: tuple[int, int]
-    is_empty: bool
-    active: tuple[LogRow, ...]
-    log: tuple[LogRow, ...]
-
-    def page(self, reader: str, seen: Seen, limit: int, watch: str) -> LogPage | None:
-        """What ``Readers.page`` would return; None if that takes a query, as behind a row that is not in ``log``."""
-        if reader not in ("", self.reader) or watch not in ("", self.watch):
-            return None
-        known = seen.epoch == self.epoch and any(row.id == seen.last_id for row in self.log)
-        if not (known if seen.last_id else self.is_empty):
-            return None
-        position = self.position if reader else 0
-        rows = [row for row in self.log if row.id > max(seen.last_id, position)]
-        return LogPage(position, self.epoch, rows[-limit:], more=len(rows) > limit, facts=self.facts)
-
-
 class Readers:
     """The rows and the cursors of a store.
 
@@ -170,6 +140,7 @@ class Readers:
             position.label("position"),
             *(_or_zero(select(users.c[name]).where(of_user)).label(f"facts_{name}") for name in ("epoch", "change")),
         )
+        self.now: Sequence[Statement] = state
         # Statements of every turn are built once: building one costs as much as running it.
         made = select(cursors.c.state).where(*of_reader).scalar_subquery().label("state")
         self._cursor = select(null().label("id"), *state, made)
@@ -183,7 +154,6 @@ class Readers:
             .limit(bindparam("most"))
         )
         columns = rows.c.id, rows.c.role, rows.c.data, rows.c.timestamp, rows.c.status
-        self._glance = _glance_of(rows, columns, state)
         some = select(*columns).order_by(rows.c.id)
         some = some.where(rows.c.key == session, rows.c.status.in_(bindparam("statuses", expanding=True)))
         self._rows = some.where(rows.c.id.in_(bindparam("ids", expanding=True)))
@@ -215,21 +185,9 @@ class Readers:
         return [row.message for row in await self.find_within(conn, key, statuses, limit=limit, offset=offset)]
 
     @reads
-    async def glance(self, conn: AsyncConnection, key: str, reader: str, last_id: int, watch: str) -> Glance:
-        """What is active, and what the log has gained since the row ``last_id``, at most 40 rows; 0: not known.
-
-        All that a prompt needs of a session of which the rows before are known.
-        """
-        given = {"session": key, "reader": reader, "watch": watch, "last_id": last_id or LAST_ID}
-        found = (await conn.execute(self._glance, given)).all()
-        now = found[0]
-        rows = [LogRow(row.id, row.role, row.data, row.timestamp, row.status) for row in found if row.id is not None]
-        active, log = (tuple(row for row in rows if row.is_active is wanted) for wanted in (True, False))
-        facts = (now.facts_epoch, now.facts_change)
-        return Glance(reader, watch, now.epoch, now.position or 0, facts, now.newest is None, active, log)
-
     async def page(
         self,
+        conn: AsyncConnection,
         key: str,
         reader: str,
         seen: Seen,
@@ -237,30 +195,12 @@ class Readers:
         before: int | None = None,
         limit: int,
         watch: str = "",
-        glance: Glance | None = None,
     ) -> LogPage:
         """The newest rows of the log that this reader has neither left behind nor seen, at most ``limit``.
 
         With ``before`` only rows with a smaller id, to turn the page. ``watch`` is a namespace of facts: the page says
-        how far its changes have come, which saves a query. A ``glance`` of the session just now saves this one, too.
+        how far its changes have come, which saves a query.
         """
-        page = glance.page(reader, seen, limit, watch) if glance and before is None else None
-        if page is None:
-            page = await self._read_page(key, reader, seen, before=before, limit=limit, watch=watch)
-        return page
-
-    @reads
-    async def _read_page(
-        self,
-        conn: AsyncConnection,
-        key: str,
-        reader: str,
-        seen: Seen,
-        *,
-        before: int | None,
-        limit: int,
-        watch: str,
-    ) -> LogPage:
         cursor = {"session": key, "reader": reader, "watch": watch}
         page = {"last_id": seen.last_id, "newest": LAST_ID if before is None else before - 1, "most": limit + 1}
         found = (await conn.execute(self._page, cursor | page)).all()
@@ -346,7 +286,7 @@ class Readers:
                 begin = [{"key": key, "reader": reader, "position": 0, "state": None} for reader in readers]
                 await conn.execute(self._add_reader, begin)
 
-        await self.database.once(conn, key, ("registered", *owners, "", *readers), add)
+        await self.database.row_locks.once(conn, key, ("registered", *owners, "", *readers), add)
 
     async def is_current_within(self, conn: AsyncConnection, key: str, epoch: int) -> bool:
         """Whether no row of the session was deleted since ``epoch``."""
@@ -375,25 +315,6 @@ def _page_of(found: Statement, seen: Seen, limit: int) -> LogPage:
         return LogPage(position, newest.epoch, [], fresh=False, facts=facts)
     shown = [LogRow(row.id, row.role, row.data) for row in reversed(rows[:limit])]
     return LogPage(position, newest.epoch, shown, more=len(rows) > limit, facts=facts)
-
-
-def _glance_of(rows: Statement, columns: Sequence[Statement], state: Sequence[Statement]) -> Statement:
-    """The query of ``Readers.glance``: a row for each message, or one without a message."""
-    session: Statement = bindparam("session")
-    archived = (rows.c.key == session, rows.c.status == ARCHIVED)
-    ids = select(rows.c.id).where(*archived).order_by(rows.c.id.desc())
-    newest = ids.limit(1).scalar_subquery()
-    # Of more rows than these, readers ask for as many as they have room for.
-    before = _or_zero(ids.limit(1).offset(_GLANCE_ROWS))
-    last_id: Statement = bindparam("last_id")
-    gained = and_(rows.c.status == ARCHIVED, rows.c.id >= last_id, rows.c.id > before)
-    wanted = and_(rows.c.key == session, or_(rows.c.status == ACTIVE, gained))
-    # The row that is known already says that it still exists.
-    row_id, role, data, *others = columns
-    shown = (row_id, role, case((rows.c.id == last_id, null()), else_=data).label("data"), *others)
-    one = select(literal(1).label("one")).subquery()
-    query = select(*shown, newest.label("newest"), *state)
-    return query.select_from(one.outerjoin(rows, wanted)).order_by(rows.c.id)
 
 
 def _or_zero(query: Statement) -> Statement:
