@@ -24,6 +24,7 @@ NAMES = (
     "turn_cost",
     "history_cost",
     "bulk_put",
+    "long_session",
     "restore",
     "facts_cost",
     "ranking_speed",

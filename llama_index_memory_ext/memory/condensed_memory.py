@@ -169,9 +169,7 @@ class CondensedMemory(Memory):
         asked, counts_exactly = (token_limit, condensed_token_limit, facts_token_limit), tokenizer_fn is not None
         allowed = limits.checked_limits(window, asked, options, counts_exactly=counts_exactly)
         preset.check_cache_points(cache_points, memory_blocks_template, llm)
-        store = chat_store or MemoryStore(
-            async_database_uri, table_name=table_name, async_engine=async_engine, db_schema=db_schema
-        )
+        store = chat_store or MemoryStore(async_database_uri, table_name, async_engine, db_schema=db_schema)
         session_id = preset.session_of(store, session_id)
         counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
         shared: Any = {"llm": llm, "embed_model": embed_model, "tokenizer_fn": counter, "store": store}
@@ -258,6 +256,13 @@ class CondensedMemory(Memory):
         shown = self._insert_memory_content([template.without_our_tags(one) for one in turn], content, messages)
         return template.with_cache_points(shown, self.session_id, self.cache_points, goes_on=goes_on)
 
+    def aiter_all(self, status: MessageStatus | None = None) -> AsyncIterator[ChatMessage]:
+        """Returns an iterator (``async for``) over the messages of the session, or those with a status, oldest first.
+
+        It reads them in pages, and not all at once: what is written meanwhile comes, too, and what is deleted does not.
+        """
+        return self.sql_store.iter_messages(self.session_id, status)
+
     async def astats(self) -> MemoryStats:
         """Returns how much the session holds and shows, and what has failed; all zero before the first message.
 
@@ -323,7 +328,8 @@ class CondensedMemory(Memory):
 
         ``layout="openai"`` is the format of OpenAI's Chat Completions; see ``messages_to_json`` for what it leaves out.
         """
-        return messages_to_json(await self.aget_all(), layout=layout)
+        # A long history takes seconds to write, for which the event loop must not be blocked.
+        return await asyncio.to_thread(messages_to_json, await self.aget_all(), layout=layout)
 
     async def abackfill(
         self, session_ids: Sequence[str] | None = None, *, show_progress: bool = False, failed: bool = False

@@ -17,13 +17,14 @@ from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.store.database import Database
 from llama_index_memory_ext.store.engine import DEFAULT_POOL_SIZE, DEFAULT_TIMEOUT_SECONDS, check_limits
 from llama_index_memory_ext.store.facts import Facts
+from llama_index_memory_ext.store.history import each_message
 from llama_index_memory_ext.store.log import Log
 from llama_index_memory_ext.store.readers import Readers
 from llama_index_memory_ext.store.schema import LAST_ID
 from llama_index_memory_ext.store.users import SessionInfo, Users
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import AsyncIterator, Collection, Sequence
 
     from llama_index.core.base.llms.types import ChatMessage
     from sqlalchemy import Table
@@ -152,7 +153,15 @@ class MemoryStore(SQLAlchemyChatStore):
         offset: int | None = None,
     ) -> list[ChatMessage]:
         """The messages of a session, in the order in which they were written."""
-        return await self.readers.messages(key, status, LAST_ID if limit is None else limit, offset or 0)
+        most = LAST_ID if limit is None else limit
+        return [message async for message in each_message(self.readers, key, status, most, offset or 0)]
+
+    def iter_messages(self, key: str, status: MessageStatus | None = None) -> AsyncIterator[ChatMessage]:
+        """The same one after the other (``async for``), read in pages as the loop goes on; all, or with a status.
+
+        What is written meanwhile comes, too, and what is deleted does not.
+        """
+        return each_message(self.readers, key, status)
 
     async def add_message(self, key: str, message: ChatMessage, status: MessageStatus = MessageStatus.ACTIVE) -> None:
         """Write one message, as ``add_messages``."""

@@ -88,13 +88,13 @@ class Readers:
         page = {"session": key, "statuses": statuses, "last_id": after, "most": limit, "skipped": offset}
         return [LogRow(*row) for row in await conn.execute(self._after, page)]
 
+    find = reads(find_within)
+
     @reads
-    async def messages(
-        self, conn: AsyncConnection, key: str, status: str | None = ACTIVE, limit: int = LAST_ID, offset: int = 0
-    ) -> list[ChatMessage]:
+    async def messages(self, conn: AsyncConnection, key: str, status: str | None = ACTIVE) -> list[ChatMessage]:
         """The messages of a session, oldest first; None: of any status."""
         statuses = [status] if status else _LOG_AND_ACTIVE
-        return [row.message for row in await self.find_within(conn, key, statuses, limit=limit, offset=offset)]
+        return [row.message for row in await self.find_within(conn, key, statuses)]
 
     @reads
     async def glance(self, conn: AsyncConnection, key: str, reader: str, last_id: int, watch: str) -> Glance:
