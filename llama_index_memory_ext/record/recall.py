@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.messages import Entry
     from llama_index_memory_ext.text.tokens import CountedText
 
+    # The rows of a message, or of a call with its results, and their entries.
+    _Shown = tuple[list[LogRow], list[Entry]]
+
 LONGEST_MESSAGE_TOKENS = 500
 
 # The shares of the limit that one recalled message may have, and all of them for a text that asks something, where the
@@ -119,7 +122,11 @@ class MessageSearch:
         # The search in a long log takes longer than an event loop should be blocked.
         found = await asyncio.to_thread(index.search, question, context, room, before=before)
         shown = await self._shown(session_id, index, question, sorted(found), room.message_limit)
-        element = earlier_element([(shown_day(unit[0]), entries) for unit, entries in shown if entries], counter)
+        if shown is None:
+            # Rows were deleted meanwhile, and the record was read before.
+            return NO_TEXT
+        parts = in_order([(unit, entries) for unit, entries in shown if entries])
+        element = earlier_element([(shown_day(unit[0]), entries) for unit, entries in parts], counter)
         self.found.put(key, element)
         return element
 
@@ -130,15 +137,18 @@ class MessageSearch:
         """
         index = await self._index_log(session_id)
         page = await self.store.readers.unread(session_id, "", with_active=True, after=index.newest)
+        again = partial(self.search, session_id, question, most=most, message_limit=message_limit)
         if page.epoch != index.epoch:
             # Rows were deleted meanwhile.
-            return await self.search(session_id, question, most=most, message_limit=message_limit)
+            return await again()
         await asyncio.to_thread(index.take, without_open_turn(page.rows))
         await self._prepare(session_id, index, [question])
         ranked = (await asyncio.to_thread(index.ranked, question))[:most]
         limit = min(message_limit, LONGEST_MESSAGE_TOKENS)
         found = [place.row_ids for place, _ in ranked]
         shown = await self._shown(session_id, index, question, found, limit, brief=False)
+        if shown is None:
+            return await again()
         return [
             FoundMessage(
                 similarity, place.row_ids, unit[0].role, shown_day(unit[0]), "\n".join(one.body for one in entries)
@@ -156,9 +166,11 @@ class MessageSearch:
         limit: int,
         *,
         brief: bool = True,
-    ) -> list[tuple[list[LogRow], list[Entry]]]:
-        """Returns the rows and the entries of each message; rows that were deleted meanwhile are left out."""
-        stored = await self.store.readers.rows(session_id, list(chain.from_iterable(found)))
+    ) -> list[_Shown] | None:
+        """Returns the rows and the entries of each message; None if rows were deleted since they were indexed."""
+        stored = await self.store.readers.rows_in(session_id, list(chain.from_iterable(found)), index.epoch)
+        if stored is None:
+            return None
         rows = {row.id: row for row in stored}
         units = [[rows[row_id] for row_id in row_ids if row_id in rows] for row_ids in found]
         shown = partial(index.entries, question=question, limit=limit, brief=brief)
@@ -216,6 +228,26 @@ class MessageSearch:
         index = await self._index_log(session_id)
         if index.embeddings is not None:
             await index.embeddings.embed_documents()
+
+
+def in_order(shown: Sequence[_Shown]) -> list[_Shown]:
+    """Returns messages, which are in the order of their rows, in the order in which they were said, by days.
+
+    Where all messages of a day tell their time they go by that: of two that were put at once, the later may have been
+    written first.
+    """
+    days: dict[str, list[_Shown]] = {}
+    for one in shown:
+        days.setdefault(shown_day(one[0][0]), []).append(one)
+    return [one for _, said in sorted(days.items()) for one in _by_time(said)]
+
+
+def _by_time(said: list[_Shown]) -> list[_Shown]:
+    times = [unit[0].told_at for unit, _ in said]
+    known = [time for time in times if time is not None]
+    if len(known) < len(said):
+        return said
+    return [said[i] for i in sorted(range(len(said)), key=known.__getitem__)]
 
 
 def room_for(text: str, limit: int, free: int, tags: int) -> Room:

@@ -178,6 +178,12 @@ class Readers:
     rows = reads(rows_within)
 
     @reads
+    async def rows_in(self, conn: AsyncConnection, key: str, ids: Sequence[int], epoch: int) -> list[LogRow] | None:
+        """As ``rows``; None if rows of the session were deleted since ``epoch``, so that ids may be those of others."""
+        rows = await self.rows_within(conn, key, ids)
+        return rows if await self.is_current_within(conn, key, epoch) else None
+
+    @reads
     async def state(self, conn: AsyncConnection, key: str, reader: str) -> tuple[int, Json]:
         """The position of a cursor, and the state that it was moved with."""
         row = (await conn.execute(self._state, {"session": key, "reader": reader})).first()

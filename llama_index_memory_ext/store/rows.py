@@ -42,15 +42,17 @@ class LogRow:
         return written_at(self.timestamp)
 
     @property
-    def said_at(self) -> datetime | None:
-        """When it was said (UTC), as its ``additional_kwargs`` tell; else when it was written, which is never before.
-
-        None where neither is known.
-        """
+    def told_at(self) -> datetime | None:
+        """When it was said (UTC), as its ``additional_kwargs`` tell; None if they do not, or tell a later time."""
         kwargs = self.data.get("additional_kwargs") if isinstance(self.data, dict) else None
         told = next(iter(times_in(kwargs).values()), None) if kwargs and isinstance(kwargs, dict) else None
         written = self.written_at
-        return told if told and (written is None or told <= written) else written
+        return told if told and (written is None or told <= written) else None
+
+    @property
+    def said_at(self) -> datetime | None:
+        """When it was said (UTC), as far as it tells; else when it was written. None where neither is known."""
+        return self.told_at or self.written_at
 
     @property
     def is_active(self) -> bool:

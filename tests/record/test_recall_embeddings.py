@@ -247,3 +247,39 @@ async def test_the_model_does_not_travel_with_a_pickle_or_a_dump() -> None:
     assert b"secret" not in pickle.dumps(block)
     assert pickle.loads(pickle.dumps(block)).embed_model is None
     await block.aclose()
+
+
+class Disturbed(DocumentsWait):
+    """Something happens while a question is embedded."""
+
+    happens: Any = None
+
+    async def _aget_query_embedding(self, query: str) -> list[float]:
+        if self.happens is not None:
+            happens, self.happens = self.happens, None
+            await happens()
+        return self._get_query_embedding(query)
+
+
+@pytest.mark.parametrize("call", ["recall", "search"])
+async def test_rows_that_have_the_ids_of_deleted_ones_are_not_taken_for_them(
+    open_memory: OpenMemory, call: str
+) -> None:
+    """What is found for a question is read later; by then SQLite may have given its rows to other messages."""
+    memory = open_memory(**SMALL, embed_model=(model := Disturbed(gate=asyncio.Event())))
+    model.gate.set()
+    await begin(memory)
+    await ask(memory)
+    talk = [user(f"Another puppy, {i}." if i == 50 else f"Another talk, {i}.") for i in range(60)]
+
+    async def replace() -> None:
+        await memory.sql_store.log.append("chat", talk, len, replace=True)
+
+    model.happens = replace
+    if call == "recall":
+        assert recalled(sent_text(await memory.aget("puppy?"))) == []
+    else:
+        found = await memory.condensed_block.asearch("puppy?", session_id="chat", most=100)
+        said = {row.id: row.message.content for row in (await memory.sql_store.readers.unread("chat", "")).rows}
+        assert [said[one.row_ids[0]] for one in found] == [one.text for one in found]
+        assert HOUND not in said.values()
