@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from contextlib import contextmanager
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -22,7 +22,7 @@ from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import AsyncIterator, Mapping
 
     from llama_index.core.base.llms.types import ChatMessage
     from typing_extensions import Self
@@ -52,13 +52,18 @@ class _Glanced:
 _glanced: ContextVar[_Glanced | None] = ContextVar("glanced", default=None)
 
 
-@contextmanager
-def glanced(store: MemoryStore, session_id: str, glance: Glance) -> Iterator[None]:
-    """Within, blocks on the store need not read again what this glance of the session shows."""
-    seen = _Glanced(store, session_id, glance)
+@asynccontextmanager
+async def looking(
+    store: MemoryStore, session_id: str, reader: str, *, last_id: int, watch: str
+) -> AsyncIterator[list[ChatMessage]]:
+    """Gives the messages of the current turn; what blocks on the store read within is as old, and mostly no query.
+
+    The record, the ``reader``, has seen the log up to the row ``last_id``; ``watch`` is the namespace of the facts.
+    """
+    seen = _Glanced(store, session_id, await store.readers.glance(session_id, reader, last_id, watch))
     token = _glanced.set(seen)
     try:
-        yield
+        yield [row.message for row in seen.glance.active] if seen.glance else []
     finally:
         _glanced.reset(token)
         seen.glance = None
@@ -109,7 +114,8 @@ class LogBlock(BaseMemoryBlock[str]):
     if not TYPE_CHECKING:  # With this method, a type checker would accept any name.
 
         def __getattribute__(self, name: str) -> Any:
-            return model_of(super().__getattribute__(name))
+            value = super().__getattribute__(name)
+            return model_of(value) if name in _MODELS else value
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, shielded(value) if name in _MODELS else value)

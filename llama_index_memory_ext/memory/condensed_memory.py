@@ -20,9 +20,8 @@ from llama_index_memory_ext.fact import CATEGORIES
 from llama_index_memory_ext.facts.backfill import Backfilled, backfill
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.formats import messages_from_json, messages_to_json
-from llama_index_memory_ext.log_block import Counter
+from llama_index_memory_ext.log_block import Counter, looking
 from llama_index_memory_ext.memory import flushing, limits, preset, template
-from llama_index_memory_ext.memory.reading import looking
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
 from llama_index_memory_ext.record.block import CondensedMemoryBlock
 from llama_index_memory_ext.record.window import CachePoints
@@ -245,8 +244,9 @@ class CondensedMemory(Memory):
         ``input`` is the question for the blocks if it is not among the messages; ``initial_token_count`` tokens of the
         limit are left free; ``block_kwargs`` are passed on to each block.
         """
-        own = (self.sql_store, self.session_id, self.condensed_block, self.facts_block)
-        async with self._calls(), looking(*own) as turn:
+        record, session_id = self.condensed_block, self.session_id
+        known: Any = {"last_id": record.last_seen(session_id), "watch": self.facts_block.namespace_of(session_id)}
+        async with self._calls(), looking(self.sql_store, session_id, record.name, **known) as turn:
             contents = await self._get_memory_blocks_content(template.with_question(turn, input), **block_kwargs)
             room = self.token_limit - initial_token_count - sum(map(self._tokens, turn))
             content, messages = await self._fit(contents, room, turn)

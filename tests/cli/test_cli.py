@@ -22,6 +22,7 @@ from llama_index_memory_ext import CondensedMemory, MemoryStore
 from llama_index_memory_ext.cli import files, plain
 from llama_index_memory_ext.cli.facts import short_ids
 from llama_index_memory_ext.cli.forget import find_pieces, search_file
+from llama_index_memory_ext.store.schema import SCHEMA_VERSION
 from tests.cli.terminal import COMMAND, Here, at_terminal, clean_environment, path_without_extra, run
 
 ANN = ("--user", "ann")
@@ -430,7 +431,7 @@ def test_the_doctor_says_which_schema_there_is_and_whether_rows_can_be_written(c
     add(cli, "Likes tea")
     before = database.read_bytes()
     found = checks(cli("doctor", "--json"))
-    assert found["schema"] == ("ok", "version 1")
+    assert found["schema"] == ("ok", f"version {SCHEMA_VERSION}")
     assert found["writing"] == ("ok", "rows can be written")
     assert found["OPENAI_API_KEY"][0] == "warning"
     assert database.read_bytes() == before

@@ -365,13 +365,13 @@ async def test_two_workers_store_nothing_twice(open_memory: OpenMemory, any_data
     llm = OfflineModel(max_tokens=None)
     llm._together = threading.Barrier(2, timeout=20)
 
-    def work() -> Backfilled:
-        own = CondensedMemory.from_defaults("chat", user_id="ann", llm=llm, async_database_uri=any_database_uri)
-        done = own.backfill()
-        own.close()
-        return done
+    async def work() -> Backfilled:
+        async with CondensedMemory.from_defaults(
+            "chat", user_id="ann", llm=llm, async_database_uri=any_database_uri
+        ) as own:
+            return await own.abackfill()
 
-    done = await asyncio.gather(asyncio.to_thread(work), asyncio.to_thread(work))
+    done = await asyncio.gather(*(asyncio.to_thread(lambda: asyncio.run(work())) for _ in range(2)))
     assert sorted((one.messages, one.new) for one in done) == [(0, 0), (2, 1)]
     assert await contents(memory) == ["Likes tea"]
 
