@@ -35,8 +35,8 @@ facts       backfill > block > extractor > learning > sources verification > cac
 grounding   sentences statement > names negation > dates > numbers quotes secrets > words numerals > language  # words
 .           log_block                                                     # what both blocks share: they read one log
 ---
-store       __init__ > facts log vectors > deletions history message_ids > readers users > operations > database >
-            calls engine engines in_use rows > schema                     # the tables, who has read how far, pools
+store       __init__ > facts log vectors > deletions history message_ids > readers users > database >
+            calls engine engines rows > in_use schema                     # the tables, who has read how far, pools
 search      concern embeddings > tfidf vectors > tokenization > days      # how similar two texts are
 formats     __init__ > openai                                             # messages of other programs, as JSON
 ---

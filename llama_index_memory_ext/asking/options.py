@@ -70,7 +70,7 @@ def token_bound(llm: Any, tokens: int) -> dict[str, Any]:
 async def ask_with(
     llm: LLM,
     options: Mapping[str, Any],
-    ask: Callable[[dict[str, Any]], Awaitable[ChatResponse]],
+    ask: Callable[..., Awaitable[ChatResponse]],
     heard: list[ChatResponse],
 ) -> ChatResponse:
     """The answer to a request with these options, but for those that the server refuses, now or before.
@@ -81,7 +81,7 @@ async def ask_with(
     refused = list[str]()
     while True:
         try:
-            response = await ask(left)
+            response = await ask(**left)
         except Exception as error:
             name = _refused_option(llm, error, left)
             if name is None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 from weakref import WeakKeyDictionary, WeakSet
 
 from llama_index_memory_ext.background.leftovers import tell_at_the_end
-from llama_index_memory_ext.background.loop import also_in_background, spawn
+from llama_index_memory_ext.background.loop import other_loop, spawn
 from llama_index_memory_ext.errors import NoModelError
 from llama_index_memory_ext.events import JobFailedEvent, send, span
 
@@ -280,7 +280,10 @@ class JobRegistry:
 
     async def stop(self, names: Collection[str] | None = None) -> None:
         """Cancel what is under way for these sessions and users, here and in synchronous calls; None: all of it."""
-        await also_in_background(partial(self._stop_here, names))
+        await self._stop_here(names)
+        other = other_loop()
+        if other is not None:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._stop_here(names), other))
 
     async def _stop_here(self, names: Collection[str] | None) -> None:
         for work in [*self._jobs.values(), *self._watched]:

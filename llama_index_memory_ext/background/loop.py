@@ -226,12 +226,9 @@ def run(call: Coroutine[Any, Any, T]) -> T:
     return shared.run(call, context)
 
 
-async def also_in_background(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Do some work in this event loop, and in that of the synchronous calls, if there is one."""
-    await work()
-    other = _shared.other_than_running()
-    if other is not None:
-        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), other))
+def other_loop() -> asyncio.AbstractEventLoop | None:
+    """The loop of the synchronous calls, if there is one and it is not this one: a task here may wait for it."""
+    return _shared.other_than_running()
 
 
 def in_sync(

@@ -312,7 +312,8 @@ class RelevantFactsBlock(LogBlock):
         # No cursor of a reader: what was left behind was said all the same.
         read = partial(self._store.readers.page, session_id, "", limit=_CONTEXT_ROWS, watch=namespace)
         talk = self._talks.get(session_id) or _Talk()
-        page = await read(talk.seen, glance=self.glance_of(session_id))
+        glance = self.glance_of(session_id)
+        page = (glance and glance.page("", talk.seen, _CONTEXT_ROWS, namespace)) or await read(talk.seen)
         if not page.fresh:
             talk = _Talk()
             page = await read(talk.seen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
@@ -271,15 +271,10 @@ async def _asked_by_tool(
     llm: Any, messages: Sequence[ChatMessage], tool: FunctionTool, options: Mapping[str, Any], heard: list[ChatResponse]
 ) -> ChatResponse | None:
     """Returns the answer; None if the server refuses tools."""
-
-    async def call(taken: dict[str, Any]) -> ChatResponse:
-        # Of several calls the host drops all but the first, unless parallel calls are allowed.
-        wanted: Any = {"tool_required": True, "allow_parallel_tool_calls": True, **taken}
-        response: ChatResponse = await llm.achat_with_tools([tool], chat_history=list(messages), **wanted)
-        return response
-
+    # Of several calls the host drops all but the first, unless parallel calls are allowed.
+    wanted: Any = {"tool_required": True, "allow_parallel_tool_calls": True, "chat_history": list(messages)}
     try:
-        response = await ask_with(llm, options, call, heard)
+        response = await ask_with(llm, options, partial(llm.achat_with_tools, [tool], **wanted), heard)
     except Exception as error:
         if not refuses_tools(llm, error):
             raise
@@ -304,7 +299,7 @@ async def _asked_in_text(
     question = ChatMessage(role=messages[-1].role, content=content)
     if response_format is not None and is_openai_like(llm):
         options = {"response_format": response_format, **options}
-    return await ask_with(llm, options, lambda taken: llm.achat([*messages[:-1], question], **taken), heard)
+    return await ask_with(llm, options, partial(llm.achat, [*messages[:-1], question]), heard)
 
 
 def _readable(texts: Sequence[str], response: ChatResponse, names: tuple[str, ...]) -> ExtractionReply:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -221,7 +222,7 @@ async def ask_for_summary(
     """
     prompt, heard = summary_prompt(previous, entries, token_limit=token_limit), list[ChatResponse]()
     bound = token_bound(llm, answer_tokens)
-    response = await ask_with(llm, bound, lambda taken: llm.achat(prompt, **taken), heard)
+    response = await ask_with(llm, bound, partial(llm.achat, prompt), heard)
     if spent is not None:
         spent += [usage_of(prompt, one, counter) for one in heard]
     reply = response.message.content or ""

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from llama_index.core.base.llms.types import CacheControl, CachePoint, ContentBlock, MessageRole, TextBlock
 from typing_extensions import Self
@@ -302,8 +302,9 @@ class RecordReader:
     async def _page(
         self, session_id: str, seen: Seen, before: int | None = None, glance: Glance | None = None
     ) -> LogPage:
-        limits: Any = {"before": before, "limit": _PAGE_ROWS, "glance": glance}
-        return await self.store.readers.page(session_id, self.settings.name, seen, **limits)
+        name, readers = self.settings.name, self.store.readers
+        page = glance.page(name, seen, _PAGE_ROWS) if glance and before is None else None
+        return page or await readers.page(session_id, name, seen, before=before, limit=_PAGE_ROWS)
 
     async def _counted(self, rows: Sequence[LogRow]) -> list[Entry]:
         # Counting some megabytes takes a second, for which the event loop must not be blocked.

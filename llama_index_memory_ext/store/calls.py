@@ -1,20 +1,25 @@
-"""Bounds how long a call of the store may take, and lets a write end whose caller has gone."""
+"""Turns methods into calls of the store, which are bounded in time; a write goes on when its caller has gone."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from llama_index_memory_ext.errors import StoreTimeoutError
+from llama_index_memory_ext.store.in_use import is_unbroken
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
+    from collections.abc import Awaitable, Callable, Coroutine
+    from contextlib import AbstractAsyncContextManager
 
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+P = ParamSpec("P")
 T = TypeVar("T")
+Part = TypeVar("Part")
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +36,6 @@ class Calls:
     # An event loop keeps no task alive.
     _writes: set[asyncio.Task[Any]] = field(default_factory=set)
     _reads: set[asyncio.Task[Any]] = field(default_factory=set)
-    _unbroken: set[asyncio.Task[Any] | None] = field(default_factory=set)
 
     async def run(self, call: Coroutine[Any, Any, T], name: str, *, writes: bool, seconds: float | None = None) -> T:
         """Returns the result of a call; a StoreTimeoutError if it takes longer than ``seconds``, or else the usual."""
@@ -54,19 +58,6 @@ class Calls:
             raise StoreTimeoutError(name, limit, writes=writes)
         return task.result()
 
-    @contextmanager
-    def unbroken(self) -> Iterator[None]:
-        """What this task does now is not cancelled when its time is over; it ends by itself.
-
-        A cancelled statement of SQLite goes on in its thread, and may take a lock for as long as its cursor exists.
-        """
-        task = asyncio.current_task()
-        self._unbroken.add(task)
-        try:
-            yield
-        finally:
-            self._unbroken.discard(task)
-
     async def finish(self) -> None:
         """Wait for the writes of this event loop, within the time for one call; reads are cancelled."""
         loop = asyncio.get_running_loop()
@@ -78,8 +69,9 @@ class Calls:
         if reads or writes:
             await asyncio.wait([*reads, *writes], timeout=self.seconds)
 
-    def _stop(self, task: asyncio.Task[Any]) -> None:
-        if task not in self._unbroken:
+    @staticmethod
+    def _stop(task: asyncio.Task[Any]) -> None:
+        if not is_unbroken(task):
             task.cancel()
 
 
@@ -96,3 +88,55 @@ def _tell_write(name: str, task: asyncio.Task[Any]) -> None:
         logger.warning("%s failed after its caller had gone (%s): nothing was stored.", name, type(error).__name__)
     else:
         logger.info("%s was completed after its caller had gone: it was stored.", name)
+
+
+class UnchangedError(Exception):
+    """Raised in a method that writes: its transaction is rolled back, and it returns the ``result``."""
+
+    def __init__(self, result: object = None) -> None:
+        self.result = result
+
+
+def connected(
+    connect: Callable[..., AbstractAsyncContextManager[AsyncConnection]],
+    *,
+    writes: bool = True,
+    seconds: float | None = None,
+) -> Callable[
+    [Callable[Concatenate[Part, AsyncConnection, P], Awaitable[T]]],
+    Callable[Concatenate[Part, P], Coroutine[None, None, T]],
+]:
+    """Call a method with the connection that ``connect`` opens for its arguments.
+
+    The call is bounded by the ``operation_timeout`` of the store, or else by ``seconds``. If its caller is cancelled,
+    it goes on; see ``Calls``.
+    """
+
+    def decorate(
+        method: Callable[Concatenate[Part, AsyncConnection, P], Awaitable[T]],
+    ) -> Callable[Concatenate[Part, P], Coroutine[None, None, T]]:
+        async def call(part: Part, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                async with connect(part, *args, **kwargs) as conn:
+                    return await method(part, conn, *args, **kwargs)
+            except UnchangedError as unchanged:
+                return cast("T", unchanged.result)
+
+        @wraps(method)
+        async def run(part: Part, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            database = cast("Any", part).database
+            # Making the tables may take longer.
+            await database.opened()
+            name = f"{type(part).__name__}.{run.__name__}"
+            calls: Calls = database.calls
+            return await calls.run(call(part, *args, **kwargs), name, writes=writes, seconds=seconds)
+
+        return run
+
+    return decorate
+
+
+# A method that reads, and methods that write to the session or the user that is their first argument.
+reads = connected(lambda part, *_, **__: part.database.connection(), writes=False)
+writes_session = connected(lambda part, key, *_, **__: part.database.writing(sessions=[key]))
+writes_user = connected(lambda part, namespace, *_, **__: part.database.writing(users=[namespace]))

@@ -40,7 +40,7 @@ from llama_index_memory_ext.store.schema import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Hashable
+    from collections.abc import AsyncIterator, Collection, Hashable
 
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -139,17 +139,18 @@ class Database:
             for mark in locked.done:
                 self._done.put(mark, value=True)
 
-    async def once(self, conn: AsyncConnection, key: str, what: Hashable, do: Callable[[], Awaitable[None]]) -> None:
-        """Do something in the transaction unless this process has done it since rows of the session were deleted.
+    def is_new(self, conn: AsyncConnection, key: str, what: Hashable) -> bool:
+        """Whether something is still to be done in this transaction; once it is committed, it is new no longer.
 
-        Only a server tells that with the lock; anywhere else it is done again.
+        It is new again where rows of the session were deleted. Only a server tells that with the lock; anywhere else it
+        is always new.
         """
         locked: Locked = conn.info[_LOCKED]
         epoch = locked.epochs.get(key)
-        if epoch is None or (key, epoch, what) not in self._done:
-            await do()
-            if epoch is not None:
-                locked.done.append((key, epoch, what))
+        if epoch is None:
+            return True
+        locked.done.append((key, epoch, what))
+        return (key, epoch, what) not in self._done
 
     @asynccontextmanager
     async def connection(
@@ -166,9 +167,7 @@ class Database:
         async with AsyncExitStack() as stack:
             if self.in_memory or (writes and is_sqlite):
                 await stack.enter_async_context(lock_for("database", *self.identity))
-            if is_sqlite:
-                stack.enter_context(self.calls.unbroken())
-            conn = await stack.enter_async_context(connect(engine))
+            conn = await stack.enter_async_context(connect(engine, unbroken=is_sqlite))
             if self._lent is not None:
                 # The engine may have any isolation level, set in several ways; a connection's option overrides all.
                 await conn.execution_options(isolation_level=LEVELS[self.backend])

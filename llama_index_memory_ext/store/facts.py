@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import bindparam, delete, select, update
 
 from llama_index_memory_ext.fact import Fact, normalised, retire
-from llama_index_memory_ext.store.operations import UnchangedError, connected, reads, writes_user
+from llama_index_memory_ext.store.calls import UnchangedError, connected, reads, writes_user
 from llama_index_memory_ext.store.schema import upsert
 
 if TYPE_CHECKING:

@@ -24,26 +24,39 @@ _LOOK_SECONDS = 0.05
 # Of all stores of this process: two may work on the same file.
 _in_use: dict[int, tuple[asyncio.AbstractEventLoop, AsyncConnection]] = {}
 
+_unbroken: set[asyncio.Task[Any] | None] = set()
 _engines: WeakSet[AsyncEngine] = WeakSet()
 _of_parent: list[object] = []
 
 
 @asynccontextmanager
-async def connect(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
-    """A connection; what a closed loop has left open is rolled back first, for its locks would stop this one."""
+async def connect(engine: AsyncEngine, *, unbroken: bool = False) -> AsyncIterator[AsyncConnection]:
+    """A connection; what a closed loop has left open is rolled back first, for its locks would stop this one.
+
+    What this task does with an ``unbroken`` one is not cancelled when its time is over. A cancelled statement of SQLite
+    goes on in its thread, and may take a lock for as long as its cursor exists.
+    """
     for key, (loop, left) in list(_in_use.items()):
         if loop.is_closed() and _in_use.pop(key, None) is not None:
             await _end(left)
     _engines.add(engine)
-    here, conn = asyncio.get_running_loop(), engine.connect()
+    here, conn, task = asyncio.get_running_loop(), engine.connect(), asyncio.current_task()
     _in_use[id(conn)] = here, conn
+    if unbroken:
+        _unbroken.add(task)
     try:
         async with conn:
             yield conn
     finally:
+        _unbroken.discard(task)
         # The garbage collector comes here too, and cannot close anything.
         if not here.is_closed():
             del _in_use[id(conn)]
+
+
+def is_unbroken(task: asyncio.Task[Any]) -> bool:
+    """Whether a task must not be cancelled now, because it works with a connection of SQLite."""
+    return task in _unbroken
 
 
 def _open_anew() -> None:

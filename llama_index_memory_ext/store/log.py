@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from llama_index.core.base.llms.types import ChatMessage
 from sqlalchemy import insert, update
 
+from llama_index_memory_ext.store.calls import UnchangedError, writes_session
 from llama_index_memory_ext.store.deletions import Deletions
 from llama_index_memory_ext.store.message_ids import MessageIds
-from llama_index_memory_ext.store.operations import UnchangedError, writes_session
 from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED
 from llama_index_memory_ext.text.identity import is_same
 from llama_index_memory_ext.text.messages import storable

@@ -9,7 +9,7 @@ from sqlalchemy import and_, bindparam, case, func, literal, null, or_, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from llama_index_memory_ext.errors import StoreTimeoutError
-from llama_index_memory_ext.store.operations import UnchangedError, reads, writes_session
+from llama_index_memory_ext.store.calls import UnchangedError, reads, writes_session
 from llama_index_memory_ext.store.rows import Glance, LogPage, LogRow, Seen
 from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, LAST_ID, upsert
 
@@ -110,8 +110,10 @@ class Readers:
         facts = (now.facts_epoch, now.facts_change)
         return Glance(reader, watch, now.epoch, now.position or 0, facts, now.newest is None, active, log)
 
+    @reads
     async def page(
         self,
+        conn: AsyncConnection,
         key: str,
         reader: str,
         seen: Seen,
@@ -119,30 +121,12 @@ class Readers:
         before: int | None = None,
         limit: int,
         watch: str = "",
-        glance: Glance | None = None,
     ) -> LogPage:
         """The newest rows of the log that this reader has neither left behind nor seen, at most ``limit``.
 
         With ``before`` only rows with a smaller id, to turn the page. ``watch`` is a namespace of facts: the page says
-        how far its changes have come, which saves a query. A ``glance`` of the session just now saves this one, too.
+        how far its changes have come, which saves a query. A ``Glance`` of the session just now saves this one, too.
         """
-        page = glance.page(reader, seen, limit, watch) if glance and before is None else None
-        if page is None:
-            page = await self._read_page(key, reader, seen, before=before, limit=limit, watch=watch)
-        return page
-
-    @reads
-    async def _read_page(
-        self,
-        conn: AsyncConnection,
-        key: str,
-        reader: str,
-        seen: Seen,
-        *,
-        before: int | None,
-        limit: int,
-        watch: str,
-    ) -> LogPage:
         cursor = {"session": key, "reader": reader, "watch": watch}
         page = {"last_id": seen.last_id, "newest": LAST_ID if before is None else before - 1, "most": limit + 1}
         found = (await conn.execute(self._page, cursor | page)).all()
@@ -229,15 +213,13 @@ class Readers:
         self, conn: AsyncConnection, key: str, owners: Sequence[str], readers: Sequence[str]
     ) -> None:
         """As ``register``, even if rows were deleted."""
-
-        async def add() -> None:
-            if owners:
-                await conn.execute(self._add_owner, [{"key": key, "user_id": user_id} for user_id in owners])
-            if readers:
-                begin = [{"key": key, "reader": reader, "position": 0, "state": None} for reader in readers]
-                await conn.execute(self._add_reader, begin)
-
-        await self.database.once(conn, key, ("registered", *owners, "", *readers), add)
+        if not self.database.is_new(conn, key, ("registered", *owners, "", *readers)):
+            return
+        if owners:
+            await conn.execute(self._add_owner, [{"key": key, "user_id": user_id} for user_id in owners])
+        if readers:
+            begin = [{"key": key, "reader": reader, "position": 0, "state": None} for reader in readers]
+            await conn.execute(self._add_reader, begin)
 
     async def is_current_within(self, conn: AsyncConnection, key: str, epoch: int) -> bool:
         """Whether no row of the session was deleted since ``epoch``."""

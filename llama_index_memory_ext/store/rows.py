@@ -128,7 +128,7 @@ class Glance:
     active: tuple[LogRow, ...]
     log: tuple[LogRow, ...]
 
-    def page(self, reader: str, seen: Seen, limit: int, watch: str) -> LogPage | None:
+    def page(self, reader: str, seen: Seen, limit: int, watch: str = "") -> LogPage | None:
         """What ``Readers.page`` would return; None if that takes a query, as behind a row that is not in ``log``."""
         if reader not in ("", self.reader) or watch not in ("", self.watch):
             return None

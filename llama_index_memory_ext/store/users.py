@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import delete, exists, func, or_, select, text
 
 from llama_index_memory_ext.fact import utc_now
-from llama_index_memory_ext.store.operations import connected, reads
+from llama_index_memory_ext.store.calls import connected, reads
 from llama_index_memory_ext.store.rows import written_at
 from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, LAST_ID, one_of, vectors_namespace
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import select
 
-from llama_index_memory_ext.store.operations import UnchangedError, connected, reads
+from llama_index_memory_ext.store.calls import UnchangedError, connected, reads
 from llama_index_memory_ext.store.schema import one_of, upsert, vectors_namespace
 
 if TYPE_CHECKING:

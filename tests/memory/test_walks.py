@@ -11,8 +11,8 @@ from tests.conversation import assistant, user
 from tests.memories import OpenMemory
 from tests.memory.walks import walking
 
-# Of the files of an extraction ten are the checks in grounding, which are plain functions; five of each are the store's,
-# by which calls are bounded in time and connections belong to event loops.
+# Of the files of an extraction ten are the checks in grounding, which are plain functions. Four of each way are the
+# store's: by these, calls are bounded in time, and connections belong to an event loop.
 LONGEST_AGET, LONGEST_EXTRACTION, LONGEST_FORGETTING = 21, 44, 14
 
 

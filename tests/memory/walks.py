@@ -14,8 +14,8 @@ from typing import Any
 
 import llama_index_memory_ext
 
-DATA = ("<module>", "<genexpr>")
-"""Code that is no call: a module that is imported, and a generator that its maker handed over."""
+DATA = ("<module>", "<genexpr>", "__getattribute__")
+"""No calls: a module that is imported, a generator that its maker handed over, an attribute that is read."""
 Work = Coroutine[Any, Any, Any] | Generator[Any, None, Any]
 PACKAGE = f"{Path(llama_index_memory_ext.__file__).parent}{os.sep}"
 
@@ -50,7 +50,7 @@ class Walk:
         """The files on the way to a frame, the nearest first, each as often as it was entered."""
         path: list[str] = []
         while frame is not None:
-            name = _file_of(frame.f_code)
+            name = None if frame.f_code.co_name == "__getattribute__" else _file_of(frame.f_code)
             if name is not None and path[-1:] != [name]:
                 path.append(name)
             frame = frame.f_back
