@@ -271,14 +271,16 @@ class RelevantFactsBlock(LogBlock):
         """
         return await self.extractor(session_id).set_aside()
 
-    async def anotice_deletion(self, session_id: str = DEFAULT_SESSION_ID) -> None:
+    async def anotice_deletion(self, session_id: str = DEFAULT_SESSION_ID) -> bool:
         """Messages of the session may have been deleted: with ``retire_with_messages``, retire the facts in them.
 
         The next question in the session does so, too. A fact stays if it is pinned, if its quote stands in another
-        message of the user's in this session, or if somebody has restored it.
+        message of the user's in this session, or if somebody has restored it. Returns False if it has to be done again,
+        because facts were deleted at the same time.
         """
-        if self.retire_with_messages:
-            await retire_deleted(self._cache, self.namespace_of(session_id), session_id)
+        return not self.retire_with_messages or await retire_deleted(
+            self._cache, self.namespace_of(session_id), session_id
+        )
 
     async def aclose(self) -> None:
         """Close a private store, and cancel what is being embedded; what was not extracted stays unread."""
@@ -314,8 +316,8 @@ class RelevantFactsBlock(LogBlock):
             talk = _Talk()
             page = await read(talk.seen, watch=namespace)
         if self.retire_with_messages and self._retired_in.get(session_id) != page.epoch:
-            await self.anotice_deletion(session_id)
-            self._retired_in.put(session_id, page.epoch)
+            if await self.anotice_deletion(session_id):
+                self._retired_in.put(session_id, page.epoch)
             page = replace(page, facts=None)
         if page.rows:
             new = [message for message in (row.message for row in page.rows) if spoken(message)]

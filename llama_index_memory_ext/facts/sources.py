@@ -10,7 +10,7 @@ from llama_index_memory_ext.text.messages import spoken
 from llama_index_memory_ext.text.visible import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.facts.cache import FactCache
@@ -21,26 +21,29 @@ _REASON = "its message was deleted"
 _PAGE_ROWS = 500
 
 
-async def retire_deleted(cache: FactCache, namespace: str, session_id: str) -> int:
-    """Retire the facts that the user has stated in messages of a session that are gone; returns how many.
+async def retire_deleted(cache: FactCache, namespace: str, session_id: str) -> bool:
+    """Retire the facts that the user has stated in messages of a session that are gone.
 
     A fact stays if it is pinned, if it was restored after that, or if its quote stands in a message that is left.
+    Returns False if facts were deleted at the same time: nothing is stored then.
     """
     known = await cache.read(namespace)
     facts = [fact for fact in known.facts.values() if fact.session_id == session_id and _may_go(fact)]
+    facts = await _unsaid(cache.store, session_id, await _without_row(cache.store, session_id, facts))
     if not facts:
-        return 0
-    stored = await cache.store.readers.rows(session_id, sorted({one for fact in facts for one in fact.message_ids}))
-    # A database may give the id of a deleted row to another message.
-    texts = {row.id: _text_of(row) for row in stored}
-    facts = [fact for fact in facts if not any(_states(texts.get(one, ""), fact) for one in fact.message_ids)]
-    facts = await _unsaid(cache.store, session_id, facts) if facts else []
-    if facts:
-        now = utc_now()
-        gone = [retire(fact, _REASON, max(now, fact.updated_at), by="hand") for fact in facts]
-        await cache.store.facts.write(namespace, gone, known.changes)
-        await cache.refresh(namespace)
-    return len(facts)
+        return True
+    now = utc_now()
+    gone = [retire(fact, _REASON, max(now, fact.updated_at), by="hand") for fact in facts]
+    is_stored = await cache.store.facts.write(namespace, gone, known.changes)
+    await cache.refresh(namespace)
+    return is_stored
+
+
+async def _without_row(store: MemoryStore, session_id: str, facts: Sequence[Fact]) -> list[Fact]:
+    """The facts none of whose rows says them any more: a database may give a deleted row's id to another message."""
+    ids = {one for fact in facts for one in fact.message_ids}
+    texts = {row.id: _text_of(row) for row in await store.readers.rows(session_id, sorted(ids))} if ids else {}
+    return [fact for fact in facts if not any(_states(texts.get(one, ""), fact) for one in fact.message_ids)]
 
 
 async def _unsaid(store: MemoryStore, session_id: str, facts: Iterable[Fact]) -> list[Fact]:

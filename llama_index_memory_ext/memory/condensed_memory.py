@@ -301,7 +301,7 @@ class CondensedMemory(Memory):
         """Add a conversation from JSON behind the messages of the session, as if it were put now.
 
         Messages that tell when they were said keep that time. All is stored in one transaction; importing twice stores
-        it twice. With ``extract_facts`` its facts are extracted in the background.
+        it twice, but for messages with ids. With ``extract_facts`` its facts are extracted in the background.
 
         Args:
             source: JSON in LlamaIndex's format or OpenAI's; see ``messages_from_json``.

@@ -47,11 +47,11 @@ class MessageIds:
         known = {name: row.data for name, row in (await self._rows(conn, key, list(filter(None, named)))).items()}
         new = []
         for name, message in zip(named, messages, strict=True):
-            data = storable(message)
-            first = known.setdefault(name, data) if name else data
-            if first is data:
+            first = known.get(name) if name else None
+            if first is None:
                 new.append(message)
-            elif not is_same(first, data):
+                known |= {name: storable(message)} if name else {}
+            elif not is_same(first, storable(message)):
                 logger.warning(
                     "A message of session %r was not stored: the first one with the same message_id, which has other "
                     "words, stays. Put what is new with an id of its own.",

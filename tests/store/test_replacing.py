@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from llama_index.core.llms import ChatMessage
 from llama_index.core.storage.chat_store.base_db import MessageStatus
+from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
 
 from llama_index_memory_ext import MemoryStore
 from llama_index_memory_ext.store.readers import LogRow
@@ -152,3 +153,20 @@ async def test_a_batch_that_was_read_before_a_deletion_is_not_left_behind(store:
     moved = await store.readers.move("chat", "reader", epoch=page.epoch, old=page.position, new=page.rows[-1].id)
     assert not moved
     assert await unread(store) == ["three"]
+
+
+async def test_what_the_plain_host_has_written_is_kept_too(database_uri: str, postgres_uri: str) -> None:
+    """Before we have ever written to the session, and between."""
+    for uri in (database_uri, postgres_uri):
+        store, host = MemoryStore(uri), SQLAlchemyChatStore("llama_index_memory", async_database_uri=uri)
+        await host.add_messages("chat", TALK[:3])
+        await store.set_messages("chat", TALK[:2])
+        await host.add_message("chat", TALK[2])
+        before = await rows_of(store)
+        await leave_behind(store, 3)
+        await store.set_messages("chat", TALK)
+        assert (await rows_of(store))[:3] == before
+        assert await unread(store) == ["four"]
+        await store.aclose()
+        assert host._async_engine is not None
+        await host._async_engine.dispose()
