@@ -183,7 +183,7 @@ class MemoryStore(SQLAlchemyChatStore):
     async def set_messages(
         self, key: str, messages: Sequence[ChatMessage], status: MessageStatus = MessageStatus.ACTIVE
     ) -> None:
-        """Replace all messages of a session, the log's too. Those at its beginning that stay keep their rows."""
+        """Replace all messages of a session, the log's too. Those at its beginning that are the same keep their row."""
         plan = len if status == MessageStatus.ARCHIVED else None
         await self.log.append(key, messages, plan, replace=True)
 
