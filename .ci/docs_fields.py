@@ -35,12 +35,14 @@ class Fields(griffe.Extension):
 
 
 def _show_as_method(attr: griffe.Attribute, name: str) -> None:
-    """``get = in_sync(aget, _run)`` becomes ``get(...)``, with the parameters of ``aget``."""
-    method = attr.parent.members[name] if attr.parent else None
-    if isinstance(method, griffe.Function) and attr.parent:
-        twin = griffe.Function(attr.name, parameters=method.parameters, returns=method.returns, lineno=attr.lineno)
-        twin.docstring = griffe.Docstring(f"As ``{name}``, without an event loop.", parent=twin)
-        attr.parent.set_member(attr.name, twin)
+    """``get = in_sync(aget)`` becomes ``get(...)``, with the parameters of ``aget``; of the host's, without them."""
+    if attr.parent is None:
+        return
+    method = attr.parent.members.get(name)
+    known = {"parameters": method.parameters, "returns": method.returns} if isinstance(method, griffe.Function) else {}
+    twin = griffe.Function(attr.name, lineno=attr.lineno, **known)
+    twin.docstring = griffe.Docstring(f"As ``{name}``, without an event loop.", parent=twin)
+    attr.parent.set_member(attr.name, twin)
 
 
 def _value_of(default: Any, module: griffe.Module) -> Any:
