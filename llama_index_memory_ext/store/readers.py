@@ -165,7 +165,7 @@ class Readers:
     async def rows_in(self, conn: AsyncConnection, key: str, ids: Sequence[int], epoch: int) -> list[LogRow] | None:
         """As ``rows``; None if rows of the session were deleted since ``epoch``, so that ids may be those of others."""
         rows = await self.rows_within(conn, key, ids)
-        return rows if await self.is_current_within(conn, key, epoch) else None
+        return rows if (await self._read_cursor(conn, key, "")).epoch == epoch else None
 
     @reads
     async def state(self, conn: AsyncConnection, key: str, reader: str) -> tuple[int, Json]:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import Memory
+from llama_index.core.storage.chat_store.base_db import MessageStatus
+from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, MemoryStore, TokenCounter
 from llama_index_memory_ext.record.entry import EARLIER_CLOSING, EARLIER_OPENING
@@ -309,6 +311,20 @@ async def test_a_message_that_was_deleted_does_not_come_back(open_memory: OpenMe
     shown = recalled(sent_text(await memory.aget()))
     assert ("user", "Caroline plays chess.") in shown
     assert ("user", "Caroline breeds alpacas.") not in shown
+
+
+async def test_what_the_plain_host_has_deleted_is_not_found(database_uri: str) -> None:
+    """Of a session that only the host has written; nobody tells us of its deletions."""
+    store, host = MemoryStore(database_uri), SQLAlchemyChatStore("llama_index_memory", async_database_uri=database_uri)
+    block = CondensedMemoryBlock(store=store)
+    for message in (user("Caroline breeds alpacas."), assistant("How nice.")):
+        await host.add_message("chat", message, MessageStatus.ARCHIVED)
+    assert "alpacas" in (await block.asearch("alpacas?", session_id="chat"))[0].text
+    await host.delete_messages("chat")
+    assert await block.asearch("alpacas?", session_id="chat") == []
+    await store.aclose()
+    assert host._async_engine is not None
+    await host._async_engine.dispose()
 
 
 # ---- with other limits ---------------------------------------------------------------------------------
