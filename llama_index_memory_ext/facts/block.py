@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from time import perf_counter
@@ -317,14 +316,19 @@ class RelevantFactsBlock(LogBlock):
         if not page.fresh:
             talk = _Talk()
             page = await read(talk.seen)
-        if self.retire_with_messages and self._retired_in.get(session_id) != page.epoch:
-            if await self.anotice_deletion(session_id):
-                self._retired_in.put(session_id, page.epoch)
-            page = replace(page, facts=None)
+        is_as_seen = await self._follow_deletions(session_id, page.epoch)
         if page.rows:
             new = [message for message in (row.message for row in page.rows) if spoken(message)]
             kept = (*talk.messages, *new)[-_CONTEXT_ROWS:]
             seen = Seen(page.epoch, page.position, page.rows[-1].id)
             talk = _Talk(seen, kept, tuple(turns_in(kept)[-self.context_turns :]))
             self._talks.put(session_id, talk)
-        return talk, page.facts
+        return talk, page.facts if is_as_seen else None
+
+    async def _follow_deletions(self, session_id: str, epoch: int) -> bool:
+        """Retire facts of deleted messages, once in an epoch; whether the facts are as they were before."""
+        if not self.retire_with_messages or self._retired_in.get(session_id) == epoch:
+            return True
+        if await self.anotice_deletion(session_id):
+            self._retired_in.put(session_id, epoch)
+        return False
