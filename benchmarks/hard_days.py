@@ -219,8 +219,11 @@ class _Handler(BaseHTTPRequestHandler):
         """Silent."""
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        status, answer = self.server.state.answer(body)  # type: ignore[attr-defined]
+        sent = self.rfile.read(length := int(self.headers["Content-Length"]))
+        if len(sent) < length:
+            # Its process was killed meanwhile.
+            return
+        status, answer = self.server.state.answer(json.loads(sent))  # type: ignore[attr-defined]
         payload = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")

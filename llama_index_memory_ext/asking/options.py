@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index_memory_ext.asking.failures import is_about_words, status_of
 from llama_index_memory_ext.asking.shield import model_of
 from llama_index_memory_ext.text.responses import was_truncated
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from llama_index.core.base.llms.types import ChatResponse
     from llama_index.core.llms import LLM
@@ -67,10 +67,18 @@ def token_bound(llm: Any, tokens: int) -> dict[str, Any]:
     return {} if {"max_tokens", "max_completion_tokens"} & llm.additional_kwargs.keys() else {"max_tokens": tokens}
 
 
+class Request(NamedTuple):
+    """The name of a model's method and what it takes: a bound method would show the model, and its key, in frames."""
+
+    method: str
+    arguments: Sequence[Any]
+    options: Mapping[str, Any] = {}
+
+
 async def ask_with(
     llm: LLM,
     options: Mapping[str, Any],
-    ask: Callable[..., Awaitable[ChatResponse]],
+    request: Request,
     heard: list[ChatResponse],
 ) -> ChatResponse:
     """The answer to a request with these options, but for those that the server refuses, now or before.
@@ -81,7 +89,7 @@ async def ask_with(
     refused = list[str]()
     while True:
         try:
-            response = await ask(**left)
+            response: ChatResponse = await getattr(llm, request.method)(*request.arguments, **request.options, **left)
         except Exception as error:
             name = _refused_option(llm, error, left)
             if name is None:

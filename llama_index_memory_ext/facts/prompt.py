@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
@@ -15,6 +15,7 @@ from llama_index.core.types import PydanticProgramMode
 from pydantic import Field, create_model
 
 from llama_index_memory_ext.asking.options import (
+    Request,
     ask_with,
     is_openai_like,
     refuses_tools,
@@ -274,7 +275,7 @@ async def _asked_by_tool(
     # Of several calls the host drops all but the first, unless parallel calls are allowed.
     wanted: Any = {"tool_required": True, "allow_parallel_tool_calls": True, "chat_history": list(messages)}
     try:
-        response = await ask_with(llm, options, partial(llm.achat_with_tools, [tool], **wanted), heard)
+        response = await ask_with(llm, options, Request("achat_with_tools", ([tool],), wanted), heard)
     except Exception as error:
         if not refuses_tools(llm, error):
             raise
@@ -299,7 +300,7 @@ async def _asked_in_text(
     question = ChatMessage(role=messages[-1].role, content=content)
     if response_format is not None and is_openai_like(llm):
         options = {"response_format": response_format, **options}
-    return await ask_with(llm, options, partial(llm.achat, [*messages[:-1], question]), heard)
+    return await ask_with(llm, options, Request("achat", ([*messages[:-1], question],)), heard)
 
 
 def _readable(texts: Sequence[str], response: ChatResponse, names: tuple[str, ...]) -> ExtractionReply:

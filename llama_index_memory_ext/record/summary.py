@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
-from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
 
 from llama_index_memory_ext.asking.failures import is_about_request
-from llama_index_memory_ext.asking.options import ask_with, token_bound
+from llama_index_memory_ext.asking.options import Request, ask_with, token_bound
 from llama_index_memory_ext.asking.window import context_window, tokens_left
 from llama_index_memory_ext.errors import StoreError, SummaryReplyError
 from llama_index_memory_ext.record.entry import clip_entries
@@ -222,7 +221,7 @@ async def ask_for_summary(
     """
     prompt, heard = summary_prompt(previous, entries, token_limit=token_limit), list[ChatResponse]()
     bound = token_bound(llm, answer_tokens)
-    response = await ask_with(llm, bound, partial(llm.achat, prompt), heard)
+    response = await ask_with(llm, bound, Request("achat", (prompt,)), heard)
     if spent is not None:
         spent += [usage_of(prompt, one, counter) for one in heard]
     reply = response.message.content or ""

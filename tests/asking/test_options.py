@@ -11,7 +11,7 @@ from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.llms import MockLLM
 from llama_index.llms.openai import OpenAI
 
-from llama_index_memory_ext.asking.options import ask_with, token_bound
+from llama_index_memory_ext.asking.options import Request, ask_with, token_bound
 from tests.models import StartClient
 from tests.openai_server import OpenAIServer, fail, say
 
@@ -21,9 +21,7 @@ PERSON = [ChatMessage("Hello")]
 
 async def ask(llm: Any, heard: list[ChatResponse] | None = None) -> str | None:
     options = token_bound(llm, 99)
-    return (
-        await ask_with(llm, options, lambda taken: llm.achat(PERSON, **taken), [] if heard is None else heard)
-    ).message.content
+    return (await ask_with(llm, options, Request("achat", (PERSON,)), [] if heard is None else heard)).message.content
 
 
 def bounds(server: OpenAIServer) -> list[int | None]:
