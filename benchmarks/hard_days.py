@@ -116,7 +116,7 @@ class Provider:
         if self.draw(BUSY_SHARE):
             self.counts["busy"] += 1
             return 429, {"error": {"message": "Rate limit reached.", "type": "rate_limit_error"}}
-        tokens = _COUNTER.count(json.dumps([body["messages"], body.get("tools")], ensure_ascii=False))
+        tokens = _tokens_of(body)
         if tokens > WINDOW:
             self.counts["too long"] += 1
             message = f"This model's maximum context length is {WINDOW} tokens. However, your messages have {tokens}."
@@ -127,6 +127,16 @@ class Provider:
 
 
 _COUNTER = TokenCounter()
+# What a chat template adds to a message, about.
+_AROUND = 4
+
+
+def _tokens_of(body: dict[str, Any]) -> int:
+    calls = [message.get("tool_calls") for message in body["messages"]]
+    texts = [*map(_text, body["messages"]), *(json.dumps(part) for part in (*calls, body.get("tools")) if part)]
+    return sum(map(_COUNTER.count, texts)) + _AROUND * len(body["messages"])
+
+
 _LOOP: dict[str, Any] = {"role": "assistant", "content": "The code of my boat house is the code of my safe. " * 60}
 
 
