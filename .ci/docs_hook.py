@@ -8,17 +8,26 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-ELSEWHERE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "docs/*.md", "notebooks/*.ipynb")
+ELSEWHERE = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "CHANGELOG.md",
+    "CONTRIBUTING.md": "CONTRIBUTING.md",
+    "LICENSE": "LICENSE",
+}
 HELP = ".ci/command_line.py utils docs --name llama-index-memory"
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Called by MkDocs when it knows its own pages."""
-    for pattern in ELSEWHERE:
-        for path in sorted(ROOT.glob(pattern)):
-            # The same place as in the repository, so that links from one to another hold.
-            files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
+    notebooks = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("notebooks/*.ipynb"))]
+    for name, page in (ELSEWHERE | {name: name for name in notebooks}).items():
+        files.append(File.generated(config, page, abs_src_path=str(ROOT / name)))
     command = [sys.executable, "-m", "typer", *HELP.split(), "--title", "Command line"]
     text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout  # noqa: S603 - our own
     files.append(File.generated(config, "reference/command-line.md", content=text))
     return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Called for each page: links of the README and of guides lead to where the files are on the site."""
+    return markdown.replace("](docs/", "](").replace("](../notebooks", "](notebooks").replace('src="docs/', 'src="')

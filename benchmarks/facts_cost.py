@@ -23,7 +23,7 @@ from benchmarks.messages import sample_messages
 from benchmarks.report import Measure, Promise, publish
 from benchmarks.turn_cost import turn
 from llama_index_memory_ext import CondensedMemory, Fact
-from llama_index_memory_ext.cli.offline_model import OfflineModel
+from llama_index_memory_ext.offline_model import OfflineModel
 
 FACTS, TURNS, WARM_UP = 1_000, 200, 10
 RUNS = 30

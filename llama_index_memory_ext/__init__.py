@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.formats import messages_to_json as messages_to_json
     from llama_index_memory_ext.memory.condensed_memory import CondensedMemory as CondensedMemory
     from llama_index_memory_ext.memory.template import MemoryBlocksTemplate as MemoryBlocksTemplate
+    from llama_index_memory_ext.offline_model import OfflineModel as OfflineModel
     from llama_index_memory_ext.record.block import CondensedMemoryBlock as CondensedMemoryBlock
     from llama_index_memory_ext.search.tfidf import FactRanker as FactRanker
     from llama_index_memory_ext.search.tfidf import TfidfRanker as TfidfRanker
@@ -50,6 +51,7 @@ _NAMES = {
     "formats": ["messages_from_json", "messages_to_json"],
     "memory.condensed_memory": ["CondensedMemory"],
     "memory.template": ["MemoryBlocksTemplate"],
+    "offline_model": ["OfflineModel"],
     "record.block": ["CondensedMemoryBlock"],
     "search.tfidf": ["FactRanker", "TfidfRanker"],
     "store": ["MemoryStore"],

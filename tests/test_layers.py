@@ -19,12 +19,12 @@ ROOT = Path(__file__).parents[1]
 PICTURE = """\
 .           __main__                                                      # the command, also without the extra
 ---
-cli         chat > facts files forget > app > demo > __init__ offline_model other_model  # the subcommands
+cli         chat > facts files forget > app > demo > __init__ other_model  # the subcommands
 ---
 .           __init__                                                      # the public names
 ---
 agents      tools > requests retriever                                    # memory as an agent's tools
-.           caching_openai                                                # OpenAI's models, with cache breakpoints
+.           caching_openai offline_model                                  # OpenAI's with breakpoints; a model of rules
 ---
 memory      condensed_memory > flushing limits preset stats > prompt_caches template  # the preset, what is sent
 ---

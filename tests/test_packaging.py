@@ -14,7 +14,7 @@ from packaging.version import Version
 import llama_index_memory_ext
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted((ROOT / ".ci" / "docs").rglob("*.md"))
+PAGES = sorted((ROOT / "docs" / "reference").rglob("*.md"))
 # Extras that a program needs at run time, rather than whoever works on this one.
 RUNTIME_EXTRAS = ("cli", "postgres")
 

@@ -17,8 +17,8 @@ from llama_index.core.base.llms.types import ChatMessage
 
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import DEFAULT_TIMEOUT, TerminalError, model_host, one_line, pluralize
-from llama_index_memory_ext.cli.offline_model import OfflineModel
 from llama_index_memory_ext.cli.other_model import OtherOpenAI
+from llama_index_memory_ext.offline_model import OfflineModel
 from llama_index_memory_ext.text.messages import body_of
 
 if TYPE_CHECKING:

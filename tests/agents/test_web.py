@@ -1,4 +1,4 @@
-"""The web application of the README, served by real workers to many users at once."""
+"""The web application of the guide, served by real workers to many users at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from llama_index_memory_ext import CondensedMemory, MemoryStore
 from tests.facts.test_block import learner
 from tests.models import StartModel
 from tests.openai_server import Message, OpenAIServer, say, serve
-from tests.test_readme import BLOCKS
+from tests.test_docs import BLOCKS
 
 APP = next(code for code in BLOCKS if "FastAPI(" in code)
 TURN = next(code for code in BLOCKS if "pg_advisory_xact_lock" in code)

@@ -1,4 +1,4 @@
-"""Histories of other programs arrive whole, in order, and as the README says."""
+"""Histories of other programs arrive whole, in order, and as the guide says."""
 
 from __future__ import annotations
 
@@ -139,11 +139,10 @@ async def test_a_bar_is_shown_on_request_and_closed_over_an_error(
     assert (out, err[-1]) == ("", "\n")
 
 
-# ---- what the README shows -----------------------------------------------------------------------------
+# ---- what the guide shows -----------------------------------------------------------------------------
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-SECTION = README.split("\n## Moving in\n")[1].split("\n## ")[0]
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", SECTION, flags=re.DOTALL | re.MULTILINE)
+GUIDE = (Path(__file__).parents[2] / "docs" / "coming-from-elsewhere.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", GUIDE, flags=re.DOTALL | re.MULTILINE)
 
 
 def model(messages: list[Message], tools: list[str]) -> Message:
@@ -164,7 +163,7 @@ def output_of(word: str, folder: Path, then: str = "") -> str:
 
 async def test_a_chat_memory_buffer_and_its_facts_arrive(tmp_path: Path, open_memory: OpenMemory) -> None:
     assert output_of("ChatMemoryBuffer", tmp_path) == "1 ['The user likes tea.']\n"
-    memory = open_memory("chat-17", user_id="logan", async_database_uri=f"sqlite+aiosqlite:///{tmp_path}/memory.db")
+    memory = open_memory("chat-17", user_id="logan", async_database_uri=f"sqlite+aiosqlite:///{tmp_path}/buffer.db")
     assert await memory.aget_all() == [user("My name is Logan.")]
     await memory.aput(user("What do I like?"))
     prompt = sent_text(await memory.aget())
@@ -194,7 +193,7 @@ print(memory.get()[0].content)
 
 
 async def test_a_plain_memorys_database_is_taken_over(tmp_path: Path, open_plain_memory: OpenPlainMemory) -> None:
-    uri = f"sqlite+aiosqlite:///{tmp_path}/memory.db"
+    uri = f"sqlite+aiosqlite:///{tmp_path}/plain.db"
     plain = open_plain_memory(session_id="chat-17", async_database_uri=uri, chat_history_token_ratio=0.7)
     await plain.aput_messages([user("I like tea."), assistant("Fine."), user("I like rain."), assistant("Fine.")])
     printed = await asyncio.to_thread(output_of, "abackfill", tmp_path)
@@ -208,5 +207,5 @@ def test_json_of_openais_comes_and_goes(tmp_path: Path) -> None:
     assert json.loads(exported) == json.loads((tmp_path / "chat.json").read_text())
 
 
-def test_every_block_of_the_section_is_tested_here() -> None:
+def test_every_block_of_the_guide_is_tested_here() -> None:
     assert len(BLOCKS) == 4

@@ -15,8 +15,8 @@ from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
 from llama_index_memory_ext.background.loop import run
-from llama_index_memory_ext.cli.offline_model import OfflineModel
 from llama_index_memory_ext.facts.book import FactBook
+from llama_index_memory_ext.offline_model import OfflineModel
 from tests.conversation import assistant, sent_text, user
 from tests.models import client_of, client_without_connections
 from tests.openai_server import Message, say, serve

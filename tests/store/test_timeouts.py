@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore, StoreError, StoreTimeoutError
-from llama_index_memory_ext.cli.offline_model import OfflineModel
+from llama_index_memory_ext.offline_model import OfflineModel
 from tests.conversation import assistant, user
 from tests.store.frozen import OwnServer, own_server
 

@@ -1,4 +1,4 @@
-"""The code of the README and of the guides runs as it stands there."""
+"""The code of the README and of the guides runs as it stands there, and their links lead somewhere."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,16 +16,20 @@ from tests.openai_server import Message, call, say, serve
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-GUIDES = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("prompt-caches.md", "facts.md"))
-FENCED = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", README, flags=re.DOTALL | re.MULTILINE)
-# Text is what a model or a terminal shows: nothing in it can run.
-KINDS = {"python", "bash", "json", "text"}
+FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in FILES}
+    path.name: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+}
+# Text is what a model or a terminal shows; those of partitioning.md are run with a PostgreSQL.
+KINDS = {"python", "bash", "json", "text", "mermaid", "sql"}
 # Whoever runs the tests has installed the package, and is running the tests.
 DONE_BEFORE = ("pip install", "python -m pip install", "python -m pytest")
 
 
-def blocks(kind: str) -> list[str]:
-    return [code for found, code in FENCED if found == kind]
+def blocks(kind: str, text: str = "") -> list[str]:
+    """The blocks of code of a kind, on all pages or in a text."""
+    pattern = rf"^```{kind}\n(.*?)^```$"
+    return re.findall(pattern, text or "\n".join(PAGES.values()), flags=re.DOTALL | re.MULTILINE)
 
 
 def commands_of(block: str) -> list[str]:
@@ -33,7 +38,7 @@ def commands_of(block: str) -> list[str]:
     return [command for command in commands if command.strip() and not command.startswith(DONE_BEFORE)]
 
 
-BLOCKS = [*blocks("python"), *re.findall(r"^```python\n(.*?)^```$", GUIDES, flags=re.DOTALL | re.MULTILINE)]
+BLOCKS = blocks("python")
 
 
 def model(messages: list[Message], tools: list[str]) -> Message:
@@ -46,7 +51,13 @@ def model(messages: list[Message], tools: list[str]) -> Message:
     return say("By multiplying." if "multiply(" in messages[-1]["content"] else "I do not know.")
 
 
-@pytest.mark.parametrize("code", BLOCKS)
+def _named(text: str) -> list[Any]:
+    return [
+        pytest.param(code, id=f"{name}-{i}") for name in PAGES for i, code in enumerate(blocks(text, PAGES[name]), 1)
+    ]
+
+
+@pytest.mark.parametrize("code", _named("python"))
 def test_a_block_of_code_runs(code: str, tmp_path: Path) -> None:
     """In a process of its own, with the real client against a local server."""
     with serve(model) as server:
@@ -58,7 +69,15 @@ def test_a_block_of_code_runs(code: str, tmp_path: Path) -> None:
     assert done.stderr == ""
     if 'agent.run("What' in code:
         assert done.stdout == "It is 1034908.\nBy multiplying.\n"
+    if "OfflineModel()" in code:
+        assert done.stdout == "Noted: your name is Logan.\nYour name is Logan.\n"
     assert server.refusals == []
+
+
+def test_no_two_blocks_use_the_same_database() -> None:
+    """Somebody may run them all in one folder."""
+    files = [name for code in BLOCKS for name in set(re.findall(r"sqlite\+aiosqlite:///([\w-]+\.db)", code))]
+    assert sorted(files) == sorted(set(files))
 
 
 def test_what_happens_is_printed_and_exported(tmp_path: Path) -> None:
@@ -85,12 +104,12 @@ def _output(code: str, folder: Path) -> str:
 
 def test_the_two_commands_are_the_first_two_blocks_of_shell_code() -> None:
     """Whoever checks the project takes them from there."""
-    commands = re.findall(r"^```bash\n(.*?)\n```$", README, flags=re.DOTALL | re.MULTILINE)
-    assert [command.split(" && ")[-1] for command in commands] == [
+    commands = blocks("bash", README)
+    assert [command.strip().split(" && ")[-1] for command in commands] == [
         "python -m llama_index_memory_ext demo",
         "python -m pytest",
     ]
-    assert all("\n" not in command for command in commands)
+    assert all("\n" not in command.strip() for command in commands)
 
 
 @pytest.mark.parametrize("commands", [commands_of(block) for block in blocks("bash") if commands_of(block)])
@@ -116,24 +135,36 @@ def test_every_block_of_json_can_be_read() -> None:
         json.loads(text)
 
 
-def test_no_block_is_of_a_kind_that_nothing_checks() -> None:
-    assert {kind for kind, _ in FENCED} <= KINDS
-    assert README.count("```") == 2 * len(FENCED)
+@pytest.mark.parametrize("page", PAGES)
+def test_no_block_is_of_a_kind_that_nothing_checks(page: str) -> None:
+    fences = re.findall(r"^ *```(\w*)$", PAGES[page], flags=re.MULTILINE)
+    assert {kind for kind in fences if kind} <= KINDS
+    assert len(fences) == 2 * len([kind for kind in fences if kind])
 
 
 def test_every_extra_that_is_named_exists() -> None:
     declared = (ROOT / "pyproject.toml").read_text(encoding="utf-8").split("[project.optional-dependencies]")[1]
     extras = set(re.findall(r"^(\w+) = \[", declared.split("\n[")[0], flags=re.MULTILINE))
-    named = re.findall(r'(?:"\.|llama-index-memory-ext)\[([\w,]+)\]', README)
+    named = re.findall(r'(?:"\.|llama-index-memory-ext)\[([\w,]+)\]', "\n".join(PAGES.values()))
     assert {extra for names in named for extra in names.split(",")} <= extras
 
 
-def test_every_link_to_a_file_leads_there() -> None:
-    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", README)
-    assert [target for target in targets if not (ROOT / target).exists()] == []
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_to_a_file_and_a_heading(page: str) -> None:
+    folder = ROOT if page == "README.md" else ROOT / "docs"
+    lost = []
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", PAGES[page]):
+        text = PAGES[Path(target).name if target else page] if anchor else ""
+        headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+        anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        if not (folder / target).exists() or (anchor and anchor not in anchors):
+            lost.append(f"{target}#{anchor}")
+    assert lost == []
 
 
-def test_every_link_within_the_page_leads_to_a_heading() -> None:
-    headings = re.findall(r"^#+ (.+)$", README, flags=re.MULTILINE)
-    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    assert set(re.findall(r"\]\(#([^)]+)\)", README)) <= anchors
+def test_the_readme_is_short() -> None:
+    assert README.count("\n") <= 150
+
+
+def test_every_guide_is_in_the_readme() -> None:
+    assert [name for name in PAGES if name not in {"README.md", "figures.md"} and f"docs/{name}" not in README] == []
