@@ -18,8 +18,6 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in FILES}
-    path.name: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-}
 # Text is what a model or a terminal shows; those of partitioning.md are run with a PostgreSQL.
 KINDS = {"python", "bash", "json", "text", "mermaid", "sql"}
 # Whoever runs the tests has installed the package, and is running the tests.
