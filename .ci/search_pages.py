@@ -24,7 +24,8 @@ EXPECTED = {
 index = json.loads((Path(sys.argv[1]) / "search" / "search_index.json").read_text(encoding="utf-8"))
 # As Material for MkDocs weighs them.
 fields = ("location", {"field_name": "title", "boost": 1_000}, {"field_name": "text", "boost": 1})
-search = lunr(ref="location", fields=fields[1:], documents=index["docs"])
+documents = [(entry, {"boost": entry.get("boost", 1)}) for entry in index["docs"]]
+search = lunr(ref="location", fields=fields[1:], documents=documents)
 wrong = {}
 for question, page in EXPECTED.items():
     words = [word for word in question.split() if word not in {"a", "in", "the"}]
