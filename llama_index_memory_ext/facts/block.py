@@ -83,9 +83,7 @@ class RelevantFactsBlock(LogBlock):
     user_id: str | None = Field(default=None, description="Whose facts these are; None: those of each session.")
     agent_id: str | None = Field(default=None, description="The agent that may have facts of its own; None: none has.")
     scope: Scope | None = Field(
-        default=None,
-        description='"user": facts that all agents of the user share, the default without an `agent_id`; "agent": this '
-        'agent\'s own; "both", the default with one: both are shown, and what is learned is its own.',
+        default=None, description='"user", "agent" or "both", as above; None: "both", or without an agent "user".'
     )
     similarity_weight: float = Field(default=SIMILARITY_WEIGHT, ge=0, description="Divided by the sum of all weights.")
     confidence_weight: float = Field(default=CONFIDENCE_WEIGHT, ge=0, description="Divided by the sum of all weights.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from llama_index.core.storage.chat_store.base_db import MessageStatus
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from llama_index_memory_ext.agent_view import Scope
     from llama_index_memory_ext.facts.book import FactBook
     from llama_index_memory_ext.formats import Layout
     from llama_index_memory_ext.text.cutting import CondensedOptions
@@ -91,7 +90,7 @@ class CondensedMemory(Memory):
         facts_token_limit: int | None = None,
         user_id: str | None = None,
         agent_id: str | None = None,
-        scope: Scope | None = None,
+        scope: Literal["user", "agent", "both"] | None = None,
         llm: LLM | None = None,
         embed_model: BaseEmbedding | None = None,
         extract_facts: bool = True,
@@ -183,9 +182,8 @@ class CondensedMemory(Memory):
         record = CondensedMemoryBlock(token_limit=allowed.condensed, **shared, **options)
         learned: Any = {"extract_facts": extract_facts, "extract_every_turns": extract_every_turns, "verify": verify}
         learned |= {"categories": categories, "extraction_prompt": extraction_prompt}
-        learned |= {"retire_with_messages": retire_with_messages, "agent_id": agent_id, "scope": scope}
-        whose = session_id if user_id is None else user_id
-        facts = RelevantFactsBlock(token_limit=allowed.facts, user_id=whose, **learned, **shared)
+        learned |= {"retire_with_messages": retire_with_messages, "user_id": session_id if user_id is None else user_id}
+        facts = RelevantFactsBlock(token_limit=allowed.facts, agent_id=agent_id, scope=scope, **learned, **shared)
         memory = cls(
             session_id=session_id,
             token_limit=allowed.token_limit,
