@@ -57,6 +57,7 @@ class FactsExtractedEvent(MemoryEvent):
     """Facts were extracted from a part of the conversation, and stored."""
 
     user_id: str = Field(description="Whose facts they are; the session's id if it has no user.")
+    agent_id: str | None = Field(default=None, description="Whose the new facts are; None: all agents share them.")
     messages: int = Field(description="Messages that were read.")
     new: list[str] = Field(description="Ids of the new facts.")
     confirmed: list[str] = Field(description="Ids of the facts that were confirmed.")
@@ -71,6 +72,7 @@ class FactsInjectedEvent(MemoryEvent):
     """Facts are shown: sent for each ``aget`` with any, and so more than once in a turn with tools."""
 
     user_id: str = Field(description="Whose facts they are; the session's id if it has no user.")
+    agent_id: str | None = Field(default=None, description="The agent that sees its own facts; None: shared ones.")
     fact_ids: list[str] = Field(description="Ids of the facts that are shown, in their order.")
     known: int = Field(description="Active facts, shown or not.")
     tokens: int = Field(description="Tokens of the facts that are shown.")

@@ -88,6 +88,9 @@ class Fact(BaseModel):
 
     id: Text = Field(default_factory=new_id, min_length=1, description="Names it in its namespace; default: a new one.")
     namespace: Text = Field(default="", description="Whose fact it is: facts of two namespaces never meet.")
+    agent_id: Text | None = Field(
+        default=None, min_length=1, description="The agent that alone sees it; None: all agents of the user share it."
+    )
     content: Content = Field(description="The fact in one sentence.")
     category: Content = Field(
         default=DEFAULT_CATEGORY,

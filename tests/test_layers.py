@@ -40,7 +40,7 @@ store       __init__ > facts log vectors > deletions history message_ids > reade
 search      concern embeddings > tfidf vectors > tokenization > days      # how similar two texts are
 formats     __init__ > openai                                             # messages of other programs, as JSON
 ---
-.           fact                                                          # a fact, with its dates and its source
+.           agent_view fact                                               # a fact; which facts an agent sees
 asking      options > failures shield window                              # what a model can read and takes; failures
 ---
 text        trim responses > cutting loose_json > messages > identity times > tokens tool_calls visible  # as text

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from contextlib import AbstractContextManager
 
+    from llama_index_memory_ext.facts.book import FactBook
+
 T = TypeVar("T")
 
 # The chat table and the schema, from the options before the command.
@@ -47,6 +49,7 @@ _SCHEMA_HELP = "The schema of the tables, on PostgreSQL."
 Db = Annotated[str | None, _option("--db", "DB", _DB_HELP, "LLAMA_INDEX_MEMORY_DB")]
 User = Annotated[str | None, _option("--user", "ID", "The user; their facts apply in all of their sessions.")]
 Session = Annotated[str | None, _option("--session", "ID", "The conversation.")]
+Agent = Annotated[str | None, _option("--agent", "ID", "What this agent of the user sees. Default: all agents' facts.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else; errors as JSON on stderr.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 _Table = Annotated[str, _option("--table", "NAME", _TABLE_HELP, "LLAMA_INDEX_MEMORY_TABLE")]
@@ -164,9 +167,23 @@ def run(db: str | None, work: Callable[[ext.MemoryStore], Awaitable[T]], *, crea
     return asyncio.run(call())
 
 
-def memory_on(store: ext.MemoryStore, name: str, user_id: str | None = None) -> ext.CondensedMemory:
+def memory_on(
+    store: ext.MemoryStore, name: str, user_id: str | None = None, agent_id: str | None = None
+) -> ext.CondensedMemory:
     """Returns the memory of a session, or of a namespace of facts, that extracts nothing."""
-    return ext.CondensedMemory.from_defaults(name, user_id=user_id, chat_store=store, extract_facts=False)
+    whose: Any = {"user_id": user_id, "agent_id": agent_id}
+    return ext.CondensedMemory.from_defaults(name, chat_store=store, extract_facts=False, **whose)
+
+
+def book_of(memory: ext.CondensedMemory) -> FactBook:
+    """Returns the facts that the agent of a memory sees; where it has none, those of all agents of the user."""
+    # Imported here: it imports LlamaIndex.
+    from llama_index_memory_ext.facts.book import FactBook
+
+    if memory.facts_block.agent_id is not None:
+        return memory.facts
+    known = memory.facts
+    return FactBook(memory.sql_store, known.namespace, scope="all", categories=known.categories)
 
 
 def one_of(user: str | None, session: str | None) -> str:

@@ -45,13 +45,14 @@ cli.app.add_typer(app, name="facts", help="What is known about a user: look at i
 
 
 def _command(name: str, *, create: bool = False) -> Callable[[_Work], None]:
-    """Makes a command of a coroutine function: adds the options for user, session, database and JSON to its own."""
+    """Makes a command of a coroutine function: adds those for user, session, agent, database and JSON to its own."""
 
     def register(work: _Work) -> None:
         def run(
             *,
             user: cli.User = None,
             session: cli.Session = None,
+            agent: cli.Agent = None,
             db: cli.Db = None,
             json: cli.Json = False,
             **own: object,
@@ -60,7 +61,9 @@ def _command(name: str, *, create: bool = False) -> Callable[[_Work], None]:
                 raise typer.BadParameter(
                     "say whose facts: --user ID, or --session ID for those of a session without a user."
                 )
-            result = cli.run(db, lambda store: work(cli.memory_on(store, namespace), **own), create=create)
+            result = cli.run(
+                db, lambda store: work(cli.memory_on(store, namespace, agent_id=agent), **own), create=create
+            )
             cli.show(*result, as_json=json)
 
         _, *own_options = signature(work).parameters.values()
@@ -74,13 +77,13 @@ def _command(name: str, *, create: bool = False) -> Callable[[_Work], None]:
 @_command("list")
 async def _list(memory: "CondensedMemory", *, retired: _Retired = False, expired: _Expired = False) -> Output:
     """List the current facts, the newest first."""
-    facts = await memory.facts.alist(with_retired=retired, with_expired=expired)
+    facts = await cli.book_of(memory).alist(with_retired=retired, with_expired=expired)
     return facts, facts_table(facts, memory.facts.namespace)
 
 
 @_command("search")
 async def _search(memory: "CondensedMemory", question: _Question) -> Output:
-    """Find facts that have words in common with a question."""
+    """Find facts that have words in common with a question; without --agent those that all agents share."""
     found = await memory.facts_block.asearch(question)
     result = [{**one.fact.model_dump(mode="json"), "score": one.score, "similarity": one.similarity} for one in found]
     ids = short_ids(one.fact.id for one in found)
@@ -91,7 +94,7 @@ async def _search(memory: "CondensedMemory", question: _Question) -> Output:
 
 @_command("explain")
 async def _explain(memory: "CondensedMemory", question: _Question) -> Output:
-    """Say of each fact whether a question shows it to the model."""
+    """Say of each fact whether a question shows it to the model; without --agent of those that all agents share."""
     found = await memory.facts_block.aexplain(question)
     names = ("why", "score", "similarity", "matched", "tokens")
     facts = [
@@ -112,7 +115,7 @@ async def _add(
     pin: _Pin = False,
     ttl: _Ttl = None,
 ) -> Output:
-    """Add a fact; a database that does not exist is created."""
+    """Add a fact, with --agent as this agent's own; a database that does not exist is created."""
     fields = {"category": category, "confidence": confidence, "pinned": pin}
     return _changed("Added", await memory.facts.aadd(text, ttl=None if ttl is None else _days(ttl), **fields))
 
@@ -121,14 +124,14 @@ async def _add(
 async def _retire(memory: "CondensedMemory", fact_id: _Id, *, reason: _Reason = "retired by hand") -> Output:
     """Keep a fact, but no longer show it to the model."""
     fact = find_fact(await _all_facts(memory), fact_id)
-    return _changed("Retired", await memory.facts.aretire(fact.id, reason))
+    return _changed("Retired", await cli.book_of(memory).aretire(fact.id, reason))
 
 
 @_command("restore")
 async def _restore(memory: "CondensedMemory", fact_id: _Id) -> Output:
     """Show a retired fact to the model again."""
     fact = find_fact(await _all_facts(memory), fact_id)
-    return _changed("Restored", await memory.facts.arestore(fact.id))
+    return _changed("Restored", await cli.book_of(memory).arestore(fact.id))
 
 
 @_command("forget")
@@ -144,12 +147,12 @@ async def _forget(
         cli.say(facts_table([*facts.values()], namespace), stderr=True)
         cli.confirm(f"Delete {pluralize(len(facts), 'fact')} of {namespace} for good?")
     # Without ids all facts would be deleted.
-    count = await memory.facts.aforget(*facts) if facts else 0
+    count = await cli.book_of(memory).aforget(*facts) if facts else 0
     return {"facts": count}, f"Deleted {pluralize(count, 'fact')} of {namespace}."
 
 
 async def _all_facts(memory: "CondensedMemory") -> list["Fact"]:
-    return await memory.facts.alist(with_retired=True, with_expired=True)
+    return await cli.book_of(memory).alist(with_retired=True, with_expired=True)
 
 
 def _days(ttl: float) -> timedelta:
@@ -195,13 +198,21 @@ def short_ids(ids: Iterable[str]) -> dict[str, str]:
 
 
 def facts_table(facts: Sequence["Fact"], namespace: str) -> RenderableType:
-    """Returns a table of facts in their order, with what they are if they do not hold now."""
+    """Returns a table of facts in their order, with what they are if they do not hold now.
+
+    It has a column of agents if one of the facts is an agent's own.
+    """
     ids = short_ids(fact.id for fact in facts)
+    has_agents = any(fact.agent_id is not None for fact in facts)
     rows = [
-        (ids[fact.id], _content(fact), fact.category, f"{fact.confidence:.2f}", f"{fact.updated_at:%Y-%m-%d}")
+        (
+            *(ids[fact.id], _content(fact), fact.category, f"{fact.confidence:.2f}", f"{fact.updated_at:%Y-%m-%d}"),
+            *([fact.agent_id or ""] if has_agents else []),
+        )
         for fact in facts
     ]
-    return cli.table(["id", "fact", "category", "confidence", "since"], rows, empty=f"No facts of {namespace}.")
+    columns = ["id", "fact", "category", "confidence", "since", *(["agent"] if has_agents else [])]
+    return cli.table(columns, rows, empty=f"No facts of {namespace}.")
 
 
 def explanation_table(explanation: "Explanation", namespace: str) -> RenderableType:

@@ -20,7 +20,7 @@ from packaging.version import Version
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import TerminalError, describe_error, plain, pluralize
 from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.app import Db, Json, Session, User
+from llama_index_memory_ext.cli.app import Agent, Db, Json, Session, User
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,13 +62,15 @@ def export(
     *,
     session: Session = None,
     user: User = None,
+    agent: Agent = None,
     layout: _Format = "llama_index",
     output: _Output = _STREAM,
     db: Db = None,
 ) -> None:
     """Write messages as JSON, or facts as JSON Lines.
 
-    With --session the messages of the session, with --user all that is known about the user, retired facts too.
+    With --session the messages of the session, with --user all that is known about the user, retired facts too, of all
+    agents or, with --agent, what this one sees.
     """
     name, file = cli.one_of(user, session), output.expanduser()
     if not file.parent.is_dir():
@@ -78,7 +80,7 @@ def export(
 
     async def read(store: ext.MemoryStore) -> str:
         if not session:
-            return await cli.memory_on(store, name).facts.aexport()
+            return await cli.book_of(cli.memory_on(store, name, agent_id=agent)).aexport()
         if messages := await store.get_messages(name, None):
             return ext.messages_to_json(messages, layout=layout) + "\n"
         raise TerminalError(f"There is no session {name!r}. `sessions` lists those that there are.")
@@ -96,7 +98,15 @@ def export(
 
 
 @cli.app.command("import")
-def import_(file: _File, *, session: Session = None, user: User = None, db: Db = None, json: Json = False) -> None:
+def import_(
+    file: _File,
+    *,
+    session: Session = None,
+    user: User = None,
+    agent: Agent = None,
+    db: Db = None,
+    json: Json = False,
+) -> None:
     """Add messages to a session, or facts to a user.
 
     A database that does not exist is created. With --session the file holds messages as LlamaIndex or OpenAI's API
@@ -115,11 +125,11 @@ def import_(file: _File, *, session: Session = None, user: User = None, db: Db =
         raise TerminalError(f"{file} is not text in UTF-8, as JSON has to be. Nothing was imported.") from None
 
     async def write(store: ext.MemoryStore) -> int:
-        memory = cli.memory_on(store, name, user)
+        memory = cli.memory_on(store, name, user, agent)
         if session:
             # As bytes: an error about a text says how a program reads a file.
             return await memory.aimport(text.encode(), show_progress=sys.stderr.isatty())
-        return await memory.facts.aimport(text)
+        return await cli.book_of(memory).aimport(text)
 
     count, kind = cli.run(db, write, create=True), "message" if session else "fact"
     cli.show({f"{kind}s": count}, f"Imported {pluralize(count, kind)} into {name}.", as_json=json)

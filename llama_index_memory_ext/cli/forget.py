@@ -24,6 +24,8 @@ _KEY_BYTES = 8
 # A database scatters a long text over several pages, so it is searched in pieces.
 _PIECE_BYTES = 48
 _BLOCK_BYTES = 1 << 22
+# Columns of names that are no user's and no session's.
+_OTHER_NAMES = frozenset({"role", "status", "agent_id"})
 
 
 class DeletionResidue(NamedTuple):
@@ -88,7 +90,7 @@ async def _find(
     facts = [
         fact
         for name in users
-        for fact in await cli.memory_on(store, name).facts.alist(with_retired=True, with_expired=True)
+        for fact in await cli.book_of(cli.memory_on(store, name)).alist(with_retired=True, with_expired=True)
     ]
     if not (infos or facts):
         raise TerminalError(f"Nothing is stored about {user or session!r}.")
@@ -173,8 +175,8 @@ def _pieces_of_others(file: Path, pieces: Collection[bytes], owners: Collection[
     """Returns the pieces that are in rows of others, or in the names of the tables."""
     kept, gone = set[bytes](), set(owners)
     for row in _rows(file) if pieces else ():
-        # A user may be called "assistant".
-        if gone.isdisjoint(value for column, value in row.items() if column not in {"role", "status"}):
+        # A user may be called "assistant", or as another one's agent.
+        if gone.isdisjoint(value for column, value in row.items() if column not in _OTHER_NAMES):
             values = (value if isinstance(value, bytes) else str(value).encode() for value in row.values())
             content = b"\n".join(values)
             kept.update(piece for piece in pieces if piece in content)

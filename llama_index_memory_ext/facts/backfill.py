@@ -60,13 +60,18 @@ async def backfill(
 ) -> Backfilled:
     """Extract what is unread of sessions, one after the other, so that a later one can correct an earlier one.
 
-    Without ``session_ids``, ``session_id`` and all other sessions of its user are read. With ``failed``, the turns that
+    Without ``session_ids``, ``session_id`` and all other sessions of its user are read, or with facts of an agent's
+    own, those in which this agent has learned before. With ``failed``, the turns that
     were set aside are tried once more. Raises a StoreError, before a model is asked, if one of the sessions does not
     exist.
     """
     namespace = block.namespace_of(session_id)
     if session_ids is None:
         chosen = await _sessions_of(store, namespace, session_id)
+        if block.view.own is not None:
+            # What the user has told another agent is not for this one.
+            talks = {session_id, *await store.users.read_by(block.reader_of(session_id))}
+            chosen = [one for one in chosen if one in talks]
     else:
         chosen = await _checked(store, session_ids)
     # Two backfills at once would ask for everything twice, and store only one of the results.

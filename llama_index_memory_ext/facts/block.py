@@ -9,8 +9,9 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from llama_index.core.bridge.pydantic import BeforeValidator, Field, PrivateAttr
+from llama_index.core.bridge.pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
+from llama_index_memory_ext.agent_view import AgentView, Scope, view_of
 from llama_index_memory_ext.background.jobs import JobKey
 from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.events import ExtractionFailedEvent, FactsInjectedEvent, is_heard, send
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from llama_index.core.base.llms.types import ChatMessage
+    from typing_extensions import Self
 
     from llama_index_memory_ext.background.jobs import Jobs
     from llama_index_memory_ext.facts.ranking import RankedFact
@@ -67,6 +69,10 @@ class RelevantFactsBlock(LogBlock):
     the less the fewer words a question and the turns before it have (``rank``). Of a question about a time, the facts
     of that time count as recent.
 
+    With an ``agent_id`` it shows the facts that all agents of the user share and those of this agent, and what is
+    learned is this agent's own; but what takes the place of a shared fact is shared. ``scope`` "agent" leaves the
+    shared facts out, and "user" the agent's own. Facts of other agents are neither shown nor changed.
+
     Without a ``store`` the block keeps a private one in memory, fed by what the memory flushes. Give the
     memory the same store otherwise.
     """
@@ -75,6 +81,10 @@ class RelevantFactsBlock(LogBlock):
     token_limit: int = Field(default=2_000, ge=0, description="Most tokens of the facts, all tags included.")
     context_turns: int = Field(default=3, ge=1, description="Turns that are looked at, the current one included.")
     user_id: str | None = Field(default=None, description="Whose facts these are; None: those of each session.")
+    agent_id: str | None = Field(default=None, description="The agent that may have facts of its own; None: none has.")
+    scope: Scope | None = Field(
+        default=None, description='"user", "agent" or "both", as above; None: "both", or without an agent "user".'
+    )
     similarity_weight: float = Field(default=SIMILARITY_WEIGHT, ge=0, description="Divided by the sum of all weights.")
     confidence_weight: float = Field(default=CONFIDENCE_WEIGHT, ge=0, description="Divided by the sum of all weights.")
     recency_weight: float = Field(
@@ -109,7 +119,7 @@ class RelevantFactsBlock(LogBlock):
         default=None, description="What to look for, in place of our own words."
     )
 
-    _users: Recent[str, UserFacts] = PrivateAttr(default_factory=Recent)
+    _users: Recent[tuple[str, AgentView], UserFacts] = PrivateAttr(default_factory=Recent)
     _talks: Recent[str, _Talk] = PrivateAttr(default_factory=Recent)
     # The epoch of each session in which no more facts were to retire.
     _retired_in: Recent[str, int] = PrivateAttr(default_factory=Recent)
@@ -122,6 +132,16 @@ class RelevantFactsBlock(LogBlock):
     def class_name(cls) -> str:
         """The name under which LlamaIndex serialises this block."""
         return "RelevantFactsBlock"
+
+    @model_validator(mode="after")
+    def _check_scope(self) -> Self:
+        view_of(self.agent_id, self.scope)
+        return self
+
+    @property
+    def view(self) -> AgentView:
+        """Which facts of a user are seen, and whose new ones are; a FactError if the fields contradict each other."""
+        return view_of(self.agent_id, self.scope)
 
     async def _aget(
         self, messages: list[ChatMessage] | None = None, *, session_id: str | None = None, **block_kwargs: Any
@@ -138,7 +158,7 @@ class RelevantFactsBlock(LogBlock):
             return ""
         # Fields may be set at any time.
         settings = (cache.weights, cache.min_similarity, cache.general_facts, self.token_limit)
-        key = (*known.version, *settings, asked.period, namespace, question, *context)
+        key = (*known.version, *settings, asked.period, namespace, cache.view, question, *context)
         shown = cached = self._shown.get(key)
         if shown is None:
             prepared = await cache.prepare(asked, [question, *context])
@@ -151,6 +171,7 @@ class RelevantFactsBlock(LogBlock):
                 FactsInjectedEvent(
                     session_id=session_id,
                     user_id=namespace,
+                    agent_id=cache.view.own,
                     fact_ids=[fact.id for fact in facts],
                     known=len(asked.facts),
                     tokens=text.tokens,
@@ -175,8 +196,8 @@ class RelevantFactsBlock(LogBlock):
 
     def book(self, session_id: str = DEFAULT_SESSION_ID) -> FactBook:
         """The facts of a session's user, to look at and to change."""
-        categories = tuple(self.categories)
-        return FactBook(self._store, self.namespace_of(session_id), categories=categories, clock=self._clock)
+        whose: Any = {"agent_id": self.agent_id, "scope": self.scope, "categories": tuple(self.categories)}
+        return FactBook(self._store, self.namespace_of(session_id), clock=self._clock, **whose)
 
     async def asearch(self, question: str, *, session_id: str = DEFAULT_SESSION_ID) -> list[RankedFact]:
         """The facts that have something in common with a question, best first; [] if none has.
@@ -217,7 +238,9 @@ class RelevantFactsBlock(LogBlock):
 
     def reader_of(self, session_id: str) -> str:
         """The name of this block's cursor in a session."""
-        return f"{self.name} of {self.namespace_of(session_id)}"
+        namespace, own = self.namespace_of(session_id), self.view.own
+        # Quoted, so that no id of a user makes the name of another reader.
+        return f"{self.name} of {namespace}" if own is None else f"{self.name} by {own!r} of {namespace}"
 
     def job_key(self, session_id: str) -> JobKey:
         """The key of this block's job of a session."""
@@ -290,7 +313,7 @@ class RelevantFactsBlock(LogBlock):
         weights = Weights(self.similarity_weight, self.confidence_weight, self.recency_weight)
         least, clock = (self.min_similarity, self.general_facts), self._clock
         model = self._shielded("embed_model")
-        return FactCache(self._store, self._users, self.ranker_factory, model, weights, *least, clock)
+        return FactCache(self._store, self._users, self.ranker_factory, model, weights, *least, clock, self.view)
 
     @property
     def _room(self) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from llama_index_memory_ext.agent_view import view_of
 from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import Fact, restored, retire, utc_now
@@ -15,6 +16,7 @@ from llama_index_memory_ext.text.visible import visible
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from llama_index_memory_ext.agent_view import Scope
     from llama_index_memory_ext.fact import RetiredBy
     from llama_index_memory_ext.store import MemoryStore
 
@@ -24,11 +26,18 @@ _SCHEMA_VERSION = 1
 class FactBook:
     """The facts of one namespace. Each method has a synchronous twin without the ``a``: ``list``, ..., ``import_``.
 
+    Facts of agents that the book does not see are not there for any of its methods.
+
     Args:
         store: Where the facts are kept.
         namespace: Whose facts they are.
+        agent_id: The agent that may have facts of its own.
+        scope: Which facts are seen, as for ``RelevantFactsBlock``; "all": those of all agents, and the shared ones.
         categories: The categories that a fact may be given; None: any.
         clock: Says what time it is, with a time zone.
+
+    Raises:
+        FactError: The scope needs an ``agent_id``.
     """
 
     def __init__(
@@ -36,11 +45,13 @@ class FactBook:
         store: MemoryStore,
         namespace: str,
         *,
+        agent_id: str | None = None,
+        scope: Scope | Literal["all"] | None = None,
         categories: Sequence[str] | None = None,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
         self._store, self._clock = store, clock
-        self.namespace = namespace
+        self.namespace, self._view = namespace, view_of(agent_id, scope)
         self.categories = None if categories is None else tuple(categories)
 
     async def alist(self, *, with_retired: bool = False, with_expired: bool = False) -> list[Fact]:
@@ -48,7 +59,7 @@ class FactBook:
 
         A fact whose ``valid_until`` has passed is neither: it is listed, and ``fact.state(now)`` is "past".
         """
-        facts, now = (await self._store.facts.read(self.namespace)).facts, self._clock()
+        facts, now = await self._all(), self._clock()
         kept = [fact for fact in facts if with_retired or not fact.retired]
         chosen = [fact for fact in kept if with_expired or not fact.expired(now)]
         return sorted(chosen, key=lambda fact: fact.created_at, reverse=True)
@@ -56,8 +67,12 @@ class FactBook:
     async def aadd(self, /, fact: Fact | str, *, ttl: timedelta | None = None, **fields: Any) -> Fact:
         """Store a new fact, or a text with the fields of ``Fact``; returns it as stored in this namespace.
 
-        With a ``ttl`` it expires so long from now. A FactError for a category that is none of the book's, and for a
-        ``ttl`` that is not more than 0, is no timedelta, or stands beside ``expires_at``.
+        With a ``ttl`` it expires so long from now. It is the agent's own if it has one that keeps facts to itself;
+        ``agent_id=None`` shares it with all agents of the user.
+
+        A FactError for a category that is none of the book's, for an agent whose facts the book does not see, or the
+        id of one of its facts, and for a ``ttl`` that is not more than 0, is no timedelta, or stands beside
+        ``expires_at``.
         """
         values = self._checked(ttl, fields)
         if isinstance(fact, str):
@@ -66,12 +81,17 @@ class FactBook:
             new = Fact.model_validate({**fact.model_dump(), **values}) if values else fact
             if "category" in fact.model_fields_set:
                 self._check_category(new.category)
-        stored = new.model_copy(update={"namespace": self.namespace})
-        await self._store.facts.write(self.namespace, [stored])
+        owner = self._view.own
+        if "agent_id" in fields:
+            owner = new.agent_id
+        elif isinstance(fact, Fact) and "agent_id" in fact.model_fields_set:
+            owner = self._view.owner(fact.agent_id)
+        stored = new.model_copy(update={"namespace": self.namespace, "agent_id": owner})
+        await self._store.facts.write(self.namespace, [stored], view=self._view)
         return stored
 
     async def aupdate(self, /, fact_id: str, *, ttl: timedelta | None = None, **fields: Any) -> Fact:
-        """Change fields of a fact, and with a ``ttl`` when it expires, from now.
+        """Change fields of a fact, and with a ``ttl`` when it expires, from now; ``agent_id=None`` shares it.
 
         A FactError if there is none with this id, and as for ``aadd``; pydantic's for what no field takes.
         """
@@ -98,29 +118,40 @@ class FactBook:
 
         Replacements that ``arestore`` has undone belong to it; expired facts do, too, and deleted ones do not.
         """
-        facts = (await self._store.facts.read(self.namespace)).facts
-        return history_of(facts, fact_id, self.namespace)
+        return history_of(await self._all(), fact_id, self.namespace)
 
     async def aforget(self, *fact_ids: str) -> int:
-        """Delete facts for good, without ids all of the namespace; returns how many there were."""
-        return await self._store.facts.delete(self.namespace, list(fact_ids) or None)
+        """Delete facts for good, without ids all that the book sees; returns how many there were.
+
+        ``CondensedMemory.aforget`` and ``MemoryStore.forget_user`` delete those of all agents.
+        """
+        return await self._store.facts.delete(self.namespace, list(fact_ids) or None, view=self._view)
 
     async def aexport(self) -> str:
         """All facts, retired ones too, as JSON Lines; the first line names the schema version."""
-        facts = (await self._store.facts.read(self.namespace)).facts
+        facts = await self._all()
         head = json.dumps({"schema": "llama_index_memory_ext.fact", "version": _SCHEMA_VERSION})
         return "".join(f"{line}\n" for line in [head, *(fact.model_dump_json() for fact in facts)])
 
     async def aimport(self, lines: str) -> int:
-        """Store what ``aexport`` wrote; returns how many. A FactError for a wrong line; nothing is stored then."""
-        facts = _parse(lines)
-        await self._store.facts.write(self.namespace, facts)
+        """Store what ``aexport`` wrote; returns how many.
+
+        Where no shared facts are seen, shared ones become the agent's own. A FactError for a wrong line and for a fact
+        of another agent; nothing is stored then.
+        """
+        facts = [fact.model_copy(update={"agent_id": self._view.owner(fact.agent_id)}) for fact in _parse(lines)]
+        await self._store.facts.write(self.namespace, facts, view=self._view)
         return len(facts)
+
+    async def _all(self) -> list[Fact]:
+        return (await self._store.facts.read(self.namespace, view=self._view)).facts
 
     def _checked(self, ttl: timedelta | None, fields: dict[str, Any]) -> dict[str, Any]:
         """The fields, with ``expires_at`` from the ``ttl``; a FactError for what is no ttl or category of this book."""
         if isinstance(fields.get("category"), str):
             self._check_category(visible(fields["category"]))
+        if "agent_id" in fields:
+            self._view.check(fields["agent_id"])
         return fields if ttl is None else {**fields, "expires_at": _expiry(ttl, self._clock(), fields)}
 
     def _check_category(self, category: str) -> None:
@@ -131,9 +162,9 @@ class FactBook:
             )
 
     async def _change(self, fact_id: str, changed: Callable[[Fact], Fact]) -> Fact:
-        fact = await self._store.facts.change(self.namespace, fact_id, changed)
+        fact = await self._store.facts.change(self.namespace, fact_id, changed, view=self._view)
         if fact is None:
-            count = len((await self._store.facts.read(self.namespace)).facts)
+            count = len(await self._all())
             raise FactError(f"There is no fact {fact_id!r} of {self.namespace!r} among {count}. List them first.")
         return fact
 

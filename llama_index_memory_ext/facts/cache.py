@@ -9,6 +9,7 @@ from datetime import date, datetime, time, timedelta, timezone
 from functools import partial
 from typing import TYPE_CHECKING
 
+from llama_index_memory_ext.agent_view import SHARED
 from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.facts.history import is_later, past_facts, true_in
 from llama_index_memory_ext.facts.period import period_asked
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
 
+    from llama_index_memory_ext.agent_view import AgentView
     from llama_index_memory_ext.background.locks import Recent
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.facts.period import Period
@@ -51,7 +53,9 @@ class Candidates:
 
 @dataclass
 class UserFacts:
-    """The facts of one user as this process knows them; the ranker, if there is one yet, holds the active ones.
+    """The facts of one user that an agent sees, as this process knows them.
+
+    The ranker, if there is one yet, holds the active ones.
 
     Until the time ``holds_until``, ``columns`` are of those that hold, and ``past`` those that were true before. These
     are indexed when a question first asks for them, by a ranker that holds the active ones too.
@@ -133,26 +137,31 @@ def _next_end(facts: Iterable[Fact], now: datetime) -> datetime | None:
 
 @dataclass(frozen=True)
 class FactCache:
-    """The facts of the users that were asked for last, from the store of a block, ranked by the block's settings."""
+    """The facts of the users that were asked for last, from the store of a block, ranked by the block's settings.
+
+    ``view`` says which of them the agent of the block sees.
+    """
 
     store: MemoryStore
-    users: Recent[str, UserFacts]
+    users: Recent[tuple[str, AgentView], UserFacts]
     ranker_factory: Callable[[], FactRanker]
     embed_model: BaseEmbedding | None
     weights: Weights
     min_similarity: float = 0.0
     general_facts: int = 0
     clock: Callable[[], datetime] = utc_now
+    view: AgentView = SHARED
 
     async def read(self, namespace: str, now: tuple[int, int] | None = None) -> UserFacts:
         """The facts of a user; ``now`` is the epoch and the last change, if the caller knows them."""
-        known = self.users.get(namespace) or UserFacts()
+        key = (namespace, self.view)
+        known = self.users.get(key) or UserFacts()
         if now is None or now != (known.changes.epoch, known.changes.change):
-            changes = await self.store.facts.read(namespace, known.changes)
+            changes = await self.store.facts.read(namespace, known.changes, view=self.view)
             if changes.facts or not changes.fresh:
                 await self._take(known, namespace, changes)
             known.changes = changes
-            self.users.put(namespace, known)
+            self.users.put(key, known)
         if known.holds_until and known.holds_until <= self.clock():
             await self._take(known, namespace, NOTHING_READ)
         return known

@@ -130,7 +130,7 @@ class Extractor:
             learned = self.learner.changes(valid, known)
             if not learned.changed:
                 return learned.reply, ()
-            if await self._store.facts.write(self.namespace, learned.changed, known.changes):
+            if await self._store.facts.write(self.namespace, learned.changed, known.changes, view=cache.view):
                 await self._tell(learned, known.facts)
                 await cache.refresh(self.namespace)
                 return learned.reply, learned.changed
@@ -224,6 +224,7 @@ class Extractor:
             reader=self.reader,
             unread=unread,
             state=progress.state,
+            view=cache.view,
         )
         if stored:
             batch = batch._replace(messages=len(unread.rows))
@@ -266,6 +267,7 @@ class Extractor:
             FactsExtractedEvent(
                 session_id=self._session_id,
                 user_id=self.namespace,
+                agent_id=self.learner.cache.view.own,
                 messages=learned.messages,
                 new=new,
                 confirmed=confirmed,

@@ -18,7 +18,7 @@ from llama_index_memory_ext.facts.evidence import question_before
 from llama_index_memory_ext.facts.offering import offered, texts_in
 from llama_index_memory_ext.facts.prompt import ask, ask_for_facts, extraction_prompt, form_texts
 from llama_index_memory_ext.facts.recovery import VERIFICATION_TRIES
-from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply, without_repeats
+from llama_index_memory_ext.facts.validation import ValidatedReply, owned, validate_reply, without_repeats
 from llama_index_memory_ext.facts.verification import (
     VERDICT_FORM,
     VERDICT_TOOL,
@@ -173,14 +173,18 @@ class Learner:
         return without_repeats(valid, known.past)
 
     def changes(self, valid: ValidatedReply, known: UserFacts) -> Extracted:
-        """What changes by a validated reply; over ``max_facts`` the least confident facts are retired."""
+        """What changes by a validated reply; over ``max_facts`` the least confident own facts are retired."""
         self.rejections.update(valid.rejections)
+        own = self.cache.view.own
+        valid = owned(valid, own)
         changed = {fact.id: fact for fact in (*valid.accepted, *valid.confirmed, *valid.retired)}
         if self.max_facts is not None:
             now = utc_now()
             active = [fact for fact in {**known.facts, **changed}.values() if fact.state(now) == "present"]
             active.sort(key=lambda fact: (fact.pinned, fact.confidence, fact.updated_at))
-            over = active[: max(len(active) - self.max_facts, 0)]
+            # The limit of one agent takes no shared facts from the others.
+            mine = [fact for fact in active if fact.agent_id == own]
+            over = mine[: max(len(active) - self.max_facts, 0)]
             changed |= {fact.id: retire(fact, "over max_facts", now, by="limit") for fact in over}
         return Extracted(list(changed.values()), valid)
 

@@ -34,7 +34,7 @@ async def retire_deleted(cache: FactCache, namespace: str, session_id: str) -> b
         return True
     now = utc_now()
     gone = [retire(fact, _REASON, max(now, fact.updated_at), by="hand") for fact in facts]
-    is_stored = await cache.store.facts.write(namespace, gone, known.changes)
+    is_stored = await cache.store.facts.write(namespace, gone, known.changes, view=cache.view)
     await cache.refresh(namespace)
     return is_stored
 

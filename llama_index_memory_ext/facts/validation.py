@@ -97,6 +97,15 @@ def without_repeats(valid: ValidatedReply, past: Sequence[Fact]) -> ValidatedRep
     return replace(valid, accepted=new, rejected=(*valid.rejected, *repeats)) if repeats else valid
 
 
+def owned(valid: ValidatedReply, agent_id: str | None) -> ValidatedReply:
+    """The reply with new facts of an agent, None: shared ones. What takes the place of a shared fact is shared, too."""
+    if agent_id is None:
+        return valid
+    shared_ids = {fact.replaced_by for fact in valid.retired if fact.agent_id is None}
+    new = (fact if fact.id in shared_ids else fact.model_copy(update={"agent_id": agent_id}) for fact in valid.accepted)
+    return replace(valid, accepted=tuple(new))
+
+
 @dataclass
 class _Validation:
     """What was said, the facts that a reply names, and what of the reply is stored so far."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
@@ -89,6 +89,8 @@ class CondensedMemory(Memory):
         condensed_token_limit: int | None = None,
         facts_token_limit: int | None = None,
         user_id: str | None = None,
+        agent_id: str | None = None,
+        scope: Literal["user", "agent", "both"] | None = None,
         llm: LLM | None = None,
         embed_model: BaseEmbedding | None = None,
         extract_facts: bool = True,
@@ -127,6 +129,11 @@ class CondensedMemory(Memory):
             facts_token_limit: Most tokens of the facts; 0 shows none; default: an eighth of ``token_limit``, at most
                 2,000.
             user_id: The user whose facts are shown, in all of their sessions; default: each session's own.
+            agent_id: The agent that this memory is for, where the agents of a user keep facts to themselves. It sees
+                the facts that all agents share and its own, and what it learns is its own; but what takes the place of
+                a shared fact is shared.
+            scope: ``"agent"`` for this agent's own facts alone, ``"user"`` for the shared ones alone; default: both, or
+                without an ``agent_id`` the shared ones.
             llm: Extracts facts, and summarises with ``summarize``; default: ``Settings.llm`` at first use.
             embed_model: Ranks facts, and messages that are found for a question, together with their words; default:
                 words alone.
@@ -158,7 +165,7 @@ class CondensedMemory(Memory):
 
         Raises:
             LimitError: The limits of the blocks do not fit into ``token_limit``, or that into a known window.
-            ValueError: The options of the record contradict each other.
+            ValueError: The options of the record contradict each other, or a ``scope`` needs an ``agent_id``.
             TypeError: There is no option of such a name.
             StoreError: The database cannot be used, or would outlive a session without a ``session_id``.
         """
@@ -175,9 +182,8 @@ class CondensedMemory(Memory):
         record = CondensedMemoryBlock(token_limit=allowed.condensed, **shared, **options)
         learned: Any = {"extract_facts": extract_facts, "extract_every_turns": extract_every_turns, "verify": verify}
         learned |= {"categories": categories, "extraction_prompt": extraction_prompt}
-        learned |= {"retire_with_messages": retire_with_messages}
-        whose = session_id if user_id is None else user_id
-        facts = RelevantFactsBlock(token_limit=allowed.facts, user_id=whose, **learned, **shared)
+        learned |= {"retire_with_messages": retire_with_messages, "user_id": session_id if user_id is None else user_id}
+        facts = RelevantFactsBlock(token_limit=allowed.facts, agent_id=agent_id, scope=scope, **learned, **shared)
         memory = cls(
             session_id=session_id,
             token_limit=allowed.token_limit,
@@ -343,7 +349,7 @@ class CondensedMemory(Memory):
 
         Args:
             session_ids: Sessions of this memory's user, in the order in which they are read. None: this session, and
-                then all others of this user, oldest first.
+                then all others of this user, oldest first; where an agent keeps facts to itself, those of this agent.
             show_progress: Whether a bar is shown.
             failed: Whether turns that were set aside, which ``astats`` lists, are tried once more.
 
@@ -361,6 +367,7 @@ class CondensedMemory(Memory):
     async def aforget(self, *, vacuum: bool = True) -> dict[str, int]:
         """Delete for good all that is stored about the user of this memory, in all of their sessions, and this session.
 
+        Facts of all agents go, whatever the ``scope`` of this memory.
         Work in progress for them is cancelled here, and stores nothing elsewhere. The memory can be used on, as a new
         one. Messages of a session in which another user has talked too are deleted with it; the other's facts stay.
         Data that further ``memory_blocks`` keep elsewhere is not deleted.

@@ -35,8 +35,8 @@ class MemoryStats(BaseModel):
     summarised: int = Field(description="Of these, the ones that the running summary covers.")
     record_tokens: int = Field(description="Tokens of the record, without what is recalled for a question.")
     summary_tokens: int = Field(description="Of these, the ones of the summary.")
-    facts: int = Field(description="Active facts of the user.")
-    retired: int = Field(description="Retired facts of the user; they are kept, and not shown.")
+    facts: int = Field(description="Active facts of the user that the agent of this memory sees.")
+    retired: int = Field(description="Retired facts of these; they are kept, and not shown.")
     pending: int | None = Field(description="Messages not read for facts yet, active ones too; None: none are read.")
     failures: dict[str, Failure] = Field(description='What has failed last: "facts", "summary" or "recall index".')
     rejections: dict[str, int] = Field(description="Entries of the model's replies that were not stored, by reason.")
@@ -69,8 +69,9 @@ async def read_stats(
 ) -> MemoryStats:
     """Returns the numbers of a session, from its two blocks and their store."""
     namespace, size = facts.namespace_of(session_id), await record.ameasure(session_id)
+    reader, agents = facts.reader_of(session_id), facts.view.names or ()
     counts = await store.users.counts(
-        session_id, record=record.name, extraction=facts.reader_of(session_id), namespace=namespace
+        session_id, record=record.name, extraction=reader, namespace=namespace, agents=agents
     )
     return MemoryStats(
         session_id=session_id,

@@ -233,7 +233,7 @@ class MemoryStore(SQLAlchemyChatStore):
     async def forget_user(
         self, user_id: str, *, session_ids: Collection[str] = (), vacuum: bool = True
     ) -> dict[str, int]:
-        """Delete a user: the facts, retired ones too, all of the user's sessions, and the embeddings of both.
+        """Delete a user: the facts of all agents, retired ones too, all sessions, and the embeddings of both.
 
         A session belongs to the user if a memory with the ``user_id`` has written to it or extracted facts from it.
         If another user has written to it too, it is deleted all the same, and the other user's facts stay.

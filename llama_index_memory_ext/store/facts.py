@@ -8,18 +8,22 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import bindparam, delete, select, update
 
+from llama_index_memory_ext.agent_view import SHARED
+from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import Fact, normalised, retire
 from llama_index_memory_ext.store.calls import UnchangedError, connected, reads, writes_user
-from llama_index_memory_ext.store.schema import upsert
+from llama_index_memory_ext.store.schema import one_of, upsert
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
+    from llama_index_memory_ext.agent_view import AgentView
     from llama_index_memory_ext.store.database import Database
     from llama_index_memory_ext.store.readers import Readers
     from llama_index_memory_ext.store.rows import LogPage
+    from llama_index_memory_ext.store.schema import Statement
     from llama_index_memory_ext.text.tool_calls import Json
 
 
@@ -41,7 +45,7 @@ NOTHING_READ = FactChanges(epoch=0, change=0, fresh=True, facts=[])
 
 
 class Facts:
-    """The facts of a store."""
+    """The facts of a store. A ``view`` says those of which agents are meant; a fact of another agent is not there."""
 
     def __init__(self, database: Database, readers: Readers) -> None:
         self.database, self._readers, self._tables = database, readers, database.tables
@@ -52,41 +56,59 @@ class Facts:
         columns = select(facts.c.change, facts.c.data).where(facts.c.namespace == bindparam("ns"))
         self._changed = columns.where(facts.c.change > bindparam("seen")).order_by(facts.c.change)
         self._one = columns.where(facts.c.id == bindparam("fact"))
-        self._put = upsert(facts, database.backend, "change", "data")
+        self._agents = select(facts.c.id, facts.c.agent_id).where(facts.c.namespace == bindparam("ns"))
+        self._agents = self._agents.where(one_of(facts.c.id, database.backend))
+        self._put = upsert(facts, database.backend, "change", "agent_id", "data")
 
     @reads
-    async def read(self, conn: AsyncConnection, namespace: str, seen: FactChanges = NOTHING_READ) -> FactChanges:
-        """What has changed since ``seen``; all facts if some were deleted meanwhile."""
+    async def read(
+        self, conn: AsyncConnection, namespace: str, seen: FactChanges = NOTHING_READ, *, view: AgentView = SHARED
+    ) -> FactChanges:
+        """What has changed since ``seen``; all facts if some were deleted, or given to another agent, meanwhile."""
         epoch, last = await self._epoch_and_change(conn, namespace)
         fresh = epoch == seen.epoch
         if fresh and last == seen.change:
             return FactChanges(epoch, last, fresh=True, facts=[])
-        found = await conn.execute(self._changed, {"ns": namespace, "seen": seen.change if fresh else 0})
-        rows = found.all()
+        seen_change = {"ns": namespace, "seen": seen.change if fresh else 0}
+        rows = (await conn.execute(self._in_view(self._changed, view), seen_change)).all()
         change = max([last, *(row.change for row in rows)])
         return FactChanges(epoch, change, fresh, [Fact.model_validate(row.data) for row in rows])
 
     @writes_user
     async def write(
-        self, conn: AsyncConnection, namespace: str, facts: Sequence[Fact], seen: FactChanges | None = None
+        self,
+        conn: AsyncConnection,
+        namespace: str,
+        facts: Sequence[Fact],
+        seen: FactChanges | None = None,
+        *,
+        view: AgentView = SHARED,
     ) -> bool:
-        """Store facts; one with a known id replaces that.
+        """Store facts; one with a known id replaces that. A FactError if that is another agent's.
 
         With ``seen``, what others have stored since is kept. False if facts were deleted since: nothing is stored then.
         """
-        await self._put_all(conn, namespace, facts, seen)
+        moved = seen is None and await self._will_move(conn, namespace, facts, view)
+        await self._put_all(conn, namespace, facts, seen, view, moved=moved)
         return True
 
     @writes_user
     async def change(
-        self, conn: AsyncConnection, namespace: str, fact_id: str, changed: Callable[[Fact], Fact]
+        self,
+        conn: AsyncConnection,
+        namespace: str,
+        fact_id: str,
+        changed: Callable[[Fact], Fact],
+        *,
+        view: AgentView = SHARED,
     ) -> Fact | None:
         """Change one fact as it is stored now; None, and nothing is written, if there is none with this id."""
-        row = (await conn.execute(self._one, {"ns": namespace, "fact": fact_id})).first()
+        row = (await conn.execute(self._in_view(self._one, view), {"ns": namespace, "fact": fact_id})).first()
         if row is None:
             raise UnchangedError
-        fact = changed(Fact.model_validate(row.data))
-        await self._put_all(conn, namespace, [fact])
+        old = Fact.model_validate(row.data)
+        fact = changed(old)
+        await self._put_all(conn, namespace, [fact], moved=fact.agent_id != old.agent_id)
         return fact
 
     @connected(
@@ -103,6 +125,7 @@ class Facts:
         reader: str,
         unread: LogPage,
         state: Json = None,
+        view: AgentView = SHARED,
     ) -> bool:
         """Store what was extracted from rows and move the reader's cursor past them, with its state: all or nothing.
 
@@ -110,44 +133,78 @@ class Facts:
         nothing is stored, if the cursor was moved, or messages or facts were deleted meanwhile.
         """
         old, new = unread.position, max(unread.position, unread.rows[-1].id)
-        await self._put_all(conn, namespace, facts, seen)
+        await self._put_all(conn, namespace, facts, seen, view)
         return await self._readers.move_within(
             conn, session_id, reader, epoch=unread.epoch, old=old, new=new, state=state
         )
 
     @writes_user
-    async def delete(self, conn: AsyncConnection, namespace: str, ids: Sequence[str] | None = None) -> int:
-        """Delete facts and their embeddings for good, None: all of the namespace; returns the number of facts."""
-        count = 0
-        for table in (self._tables.embeddings, self._tables.facts):
-            query = delete(table).where(table.c.namespace == namespace)
+    async def delete(
+        self, conn: AsyncConnection, namespace: str, ids: Sequence[str] | None = None, *, view: AgentView = SHARED
+    ) -> int:
+        """Delete facts and their embeddings for good, None: all of the view; returns the number of facts."""
+        facts, count = self._tables.facts, 0
+        seen = self._in_view(select(facts.c.id).where(facts.c.namespace == namespace), view)
+        # An embedding says not whose its fact is, and goes before it.
+        for table in (self._tables.embeddings, facts):
+            query = delete(table).where(table.c.namespace == namespace, table.c.id.in_(seen))
             if ids is not None:
                 query = query.where(table.c.id.in_(ids))
             count = (await conn.execute(query)).rowcount
         await conn.execute(self._set, {"ns": namespace, "epoch": time.time_ns()})
         return count
 
+    def _in_view(self, query: Statement, view: AgentView) -> Statement:
+        return query if view.names is None else query.where(self._tables.facts.c.agent_id.in_(view.names))
+
+    async def _will_move(self, conn: AsyncConnection, namespace: str, facts: Sequence[Fact], view: AgentView) -> bool:
+        """Whether one of these facts is another agent's now; a FactError if that agent's are not in the view."""
+        found = await conn.execute(self._agents, {"ns": namespace, "names": [fact.id for fact in facts]})
+        agents = {row.id: row.agent_id or None for row in found}
+        hidden = sum(not view.sees(agent) for agent in agents.values())
+        if hidden:
+            raise FactError(
+                f"{hidden} of {len(facts)} facts have the ids of facts that belong to another agent of this user. "
+                "Store them with a memory of that agent, or without their ids. Nothing was stored."
+            )
+        return any(agents.get(fact.id, fact.agent_id) != fact.agent_id for fact in facts)
+
     async def _epoch_and_change(self, conn: AsyncConnection, namespace: str) -> tuple[int, int]:
         row = (await conn.execute(self._state, {"ns": namespace})).first()
         return (0, 0) if row is None else (row.epoch, row.change)
 
     async def _put_all(
-        self, conn: AsyncConnection, namespace: str, facts: Sequence[Fact], seen: FactChanges | None = None
+        self,
+        conn: AsyncConnection,
+        namespace: str,
+        facts: Sequence[Fact],
+        seen: FactChanges | None = None,
+        view: AgentView = SHARED,
+        *,
+        moved: bool = False,
     ) -> None:
         epoch, last = await self._epoch_and_change(conn, namespace)
         if seen is not None:
             if seen.epoch not in (0, epoch):
                 raise UnchangedError(result=False)
-            found = await conn.execute(self._changed, {"ns": namespace, "seen": seen.change})
+            found = await conn.execute(self._in_view(self._changed, view), {"ns": namespace, "seen": seen.change})
             facts = _merged([Fact.model_validate(row.data) for row in found], facts)
         if facts:
             stored = [fact.model_copy(update={"namespace": namespace}).model_dump(mode="json") for fact in facts]
             rows = [
-                {"namespace": namespace, "id": fact.id, "change": last + i, "data": data}
+                {
+                    "namespace": namespace,
+                    "id": fact.id,
+                    "change": last + i,
+                    "agent_id": fact.agent_id or "",
+                    "data": data,
+                }
                 for i, (fact, data) in enumerate(zip(facts, stored, strict=True), 1)
             ]
             await conn.execute(self._put, rows)
-            await conn.execute(self._set, {"ns": namespace, "change": last + len(rows)})
+            # Whoever saw a fact that has moved must read all of them again, as where one was deleted.
+            begun_again = {"epoch": time.time_ns()} if moved else {}
+            await conn.execute(self._set, {"ns": namespace, "change": last + len(rows), **begun_again})
 
 
 def _merged(newer: Sequence[Fact], extracted: Sequence[Fact]) -> list[Fact]:

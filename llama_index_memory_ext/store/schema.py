@@ -19,7 +19,7 @@ Statement: TypeAlias = Any
 # A new row by the names of its columns.
 Row: TypeAlias = dict[str, Any]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 ACTIVE, ARCHIVED = MessageStatus.ACTIVE.value, MessageStatus.ARCHIVED.value
 # The largest id that a 64-bit column can hold.
@@ -64,10 +64,11 @@ class Tables:
         self.cursors = table("_cursors", _key("key"), _key("reader"), _number("position"), state, by_reader)
         # A writer of a user's facts locks the user's row, and counts the changes there. The epoch is as in sessions.
         self.users = table("_users", _key("namespace"), _number("epoch"), _number("change"))
-        # A fact as JSON, with the number of its last change. What one user imports cannot replace another's fact.
-        data = sa.Column("data", sa.JSON, nullable=False)
+        # A fact as JSON, with the number of its last change. What one user imports cannot replace another's fact. The
+        # agent is that of the JSON, "" for a fact that all agents of the user share.
+        agent, data = sa.Column("agent_id", sa.String, nullable=False), sa.Column("data", sa.JSON, nullable=False)
         by_change = sa.Index(f"ix_{name}_facts_change", "namespace", "change")
-        self.facts = table("_facts", _key("namespace"), _key("id"), _number("change"), data, by_change)
+        self.facts = table("_facts", _key("namespace"), _key("id"), _number("change"), agent, data, by_change)
         # The vector that a model gave for the content of a fact, and a digest of that content; so for messages, by the
         # id of the first row of each, in a namespace of their session.
         digest = sa.Column("digest", sa.String, nullable=False)
@@ -130,13 +131,19 @@ def version_of(conn: sa.Connection, tables: Tables) -> int | None:
 
 
 def known_version(conn: sa.Connection, tables: Tables) -> int | None:
-    """As ``version_of``; raises a StoreError for a version that this package does not know."""
+    """As ``version_of``; raises a StoreError for any other version than that of this package."""
     version = version_of(conn, tables)
     if version is not None and version > SCHEMA_VERSION:
         raise StoreError(
             f"The tables of {tables.rows.fullname!r} have schema version {version}, and this package knows version "
             f"{SCHEMA_VERSION}. Use llama-index-memory-ext in a version at least as new as the one that made them. "
             "Nothing was changed."
+        )
+    if version is not None and version < SCHEMA_VERSION:
+        raise StoreError(
+            f"The tables of {tables.rows.fullname!r} have schema version {version}, of a copy of this package from "
+            f"before its first release, and this one knows version {SCHEMA_VERSION}. Export messages and facts with "
+            "the copy that made them, and import them into a new database. Nothing was changed."
         )
     return version
 

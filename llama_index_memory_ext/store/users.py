@@ -129,18 +129,32 @@ class Users:
         return list((await conn.execute(query)).scalars())
 
     @reads
+    async def read_by(self, conn: AsyncConnection, reader: str) -> list[str]:
+        """The sessions that this reader is registered for."""
+        cursors = self._tables.cursors
+        return list((await conn.execute(select(cursors.c.key).where(cursors.c.reader == reader))).scalars())
+
+    @reads
     async def counts(
-        self, conn: AsyncConnection, key: str, *, record: str, extraction: str, namespace: str
+        self,
+        conn: AsyncConnection,
+        key: str,
+        *,
+        record: str,
+        extraction: str,
+        namespace: str,
+        agents: Collection[str] = ("",),
     ) -> dict[str, Json]:
         """Count by indexes, without reading a message; ``record`` and ``extraction`` are the names of readers.
 
         ``messages`` are all of the session, ``active`` those that are not in the log. The record's reader has left
-        ``left`` messages behind, and the facts' reader not yet ``unread`` ones. ``facts`` hold now: they are not
-        retired, have not expired, and are not past. ``state`` is what the facts' reader has stored with its cursor.
+        ``left`` messages behind, and the facts' reader not yet ``unread`` ones. ``facts`` of these ``agents`` hold now:
+        they are not retired, have not expired, and are not past. ``state`` is what the facts' reader has
+        stored with its cursor.
         """
         rows, facts, cursors = self._tables.rows, self._tables.facts, self._tables.cursors
         of_session = select(func.count()).where(rows.c.key == key)
-        known = select(func.count()).where(facts.c.namespace == namespace)
+        known = select(func.count()).where(facts.c.namespace == namespace, facts.c.agent_id.in_(agents))
         retired_at = facts.c.data["retired_at"].as_string()
         counts = {
             "messages": of_session,

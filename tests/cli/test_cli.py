@@ -303,6 +303,48 @@ def test_a_date_is_whole_on_a_narrow_screen(cli: Here) -> None:
         assert since in cli("facts", "list", *ANN, COLUMNS=str(columns)).stdout
 
 
+# ---- facts of one agent ---------------------------------------------------------------------------------
+
+
+def test_the_facts_of_all_agents_are_listed_and_those_that_one_of_them_sees(cli: Here) -> None:
+    """With whose they are; what a question shows is what one agent sees."""
+    add(cli, "Has a cat")
+    assert "agent" not in cli("facts", "list", *ANN).stdout
+    ids = {name: add(cli, f"Likes {name}", "--agent", name) for name in ("travel", "health")}
+    listed = json.loads(cli("facts", "list", *ANN, "--json").stdout)
+    assert [(fact["content"], fact["agent_id"]) for fact in listed] == [
+        ("Likes health", "health"),
+        ("Likes travel", "travel"),
+        ("Has a cat", None),
+    ]
+    table = cli("facts", "list", *ANN).stdout.splitlines()
+    assert table[0].split()[-1] == "agent"
+    assert [line.split()[-1] for line in table[1:3]] == ["health", "travel"]
+    seen = cli("facts", "list", *ANN, "--agent", "travel").stdout
+    assert ("travel" in seen, "Has a cat" in seen, "health" in seen) == (True, True, False)
+    assert "No fact of ann" in cli("facts", "search", "travel", *ANN).stdout
+    assert "Likes travel" in cli("facts", "search", "travel", *ANN, "--agent", "travel").stdout
+    assert "Likes travel" not in cli("facts", "explain", "travel", *ANN).stdout
+    assert "There is no fact" in cli("facts", "retire", ids["health"], *ANN, "--agent", "travel").stderr
+    assert cli("facts", "retire", ids["health"], *ANN).returncode == 0
+    done = cli("facts", "list", *ANN, "--agent", " ")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "saw a blank text" in done.stderr
+
+
+def test_facts_of_all_agents_are_exported_imported_and_forgotten(cli: Here, database: Path, tmp_path: Path) -> None:
+    for options in ((), ("--agent", "travel"), ("--agent", "health")):
+        add(cli, f"Dreams of an island {options}", *options)
+    exported = cli("export", *ANN).stdout
+    other = ("--db", str(tmp_path / "other.db"))
+    assert "Imported 3 facts" in cli("import", "-", *ANN, *other, stdin=exported).stdout
+    assert cli("export", *ANN, *other).stdout == exported
+    assert len(cli("export", *ANN, "--agent", "travel").stdout.splitlines()) == 3
+    done = cli("forget", *ANN, "--yes", "--json")
+    assert json.loads(done.stdout)["deleted"]["facts"] == 3
+    assert b"island" not in database.read_bytes()
+
+
 # ---- forgetting -----------------------------------------------------------------------------------------
 
 

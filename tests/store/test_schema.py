@@ -128,12 +128,21 @@ async def test_a_database_of_the_plain_host_gets_what_is_missing(uri: str, engin
     assert ("ix_llama_index_memory_log", ["key", "status", "id"]) in indexes
 
 
-async def test_a_database_of_the_version_before_gets_what_is_missing(uri: str, engine: AsyncEngine) -> None:
+async def test_a_database_from_before_the_first_release_is_refused_and_left_as_it_is(
+    uri: str, engine: AsyncEngine
+) -> None:
+    older = SCHEMA_VERSION - 1
     await open_and_close(uri)
-    await run(engine, "DROP TABLE llama_index_memory_message_ids;\nUPDATE llama_index_memory_schema SET version = 1")
-    await open_and_close(uri)
-    assert await tables_of(engine) == TABLES
-    assert await version_in(engine) == [SCHEMA_VERSION]
+    await run(
+        engine,
+        "ALTER TABLE llama_index_memory_facts DROP COLUMN agent_id;\n"
+        f"UPDATE llama_index_memory_schema SET version = {older}",
+    )
+    before = await structure(engine)
+    with pytest.raises(StoreError, match=rf"version {older}, .* knows version {SCHEMA_VERSION}\. Export .* and import"):
+        await open_and_close(uri)
+    assert await structure(engine) == before
+    assert await asked(uri) == older
 
 
 async def test_a_newer_database_is_refused_and_left_as_it_is(uri: str, engine: AsyncEngine, tmp_path: Path) -> None:
