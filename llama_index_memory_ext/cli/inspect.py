@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import webbrowser
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -82,7 +82,10 @@ async def _serve(db: str | None, limits: Limits, port: int, *, writes: bool, ope
                 cli.say(f"{address}\nWhoever has this address sees all of it until you end this with Ctrl-C.")
                 if opens:
                     webbrowser.open(address)
-                await serve(inspector, listening)
+                # The server sends itself the signal that has ended it once more, when it has closed its connections.
+                with suppress(KeyboardInterrupt, asyncio.CancelledError):
+                    await serve(inspector, listening)
+                    await asyncio.sleep(0)
 
 
 def _listening(port: int) -> socket.socket:
