@@ -22,4 +22,7 @@ async def report(store: MemoryStore, session_id: str, question: str, limits: Lim
     found = await views.session({"id": session_id, "q": question})
     skipped = max(found["info"].messages - MOST_MESSAGES, 0)
     messages = await views.read_messages(session_id, skipped, MOST_MESSAGES)
-    return Pages(store.address).render("whole", **found, messages=messages, made_at=utc_now())
+    facts, now = (await store.facts.read(found["user"])).facts, utc_now()
+    ended = [(fact, fact.state(now)) for fact in facts if fact.state(now) != "present"]
+    more = {"ended": ended, "contents": {fact.id: fact.content for fact in facts}, "made_at": now}
+    return Pages(store.address).render("whole", **found, **more, messages=messages)

@@ -54,23 +54,26 @@ def served(before: Sequence[Part], now: Sequence[Part], count: Callable[[str], i
     >>> found.prompt, found.prefix, found.marks
     (2002, 1920, 2000)
     """
-    earlier, text = "".join(part.text for part in before), "".join(part.text for part in now)
+    earlier, text = _joined(before), _joined(now)
     shared = _shared(earlier, text)
     in_common = count(text[:shared])
     prefix = in_common - (in_common - _LEAST) % _STEP if in_common >= _LEAST else 0
-    ends = list(accumulate(len(part.text) for part in now))
-    written_ends = accumulate(len(part.text) for part in before)
-    written = {end for end, part in zip(written_ends, before, strict=True) if part.marked}
-    marked = [i for i, part in enumerate(now) if part.marked]
-    looked_up = {i for mark in marks_of(marked) for i in mark}
-    end = max((ends[i] for i in looked_up if ends[i] in written and ends[i] <= shared), default=0)
-    marks = count(text[:end])
-    end, marks = (end, marks) if marks >= _LEAST else (0, 0)
-    of_prefix = shared if prefix else 0
+    marked = _marked_end(before, now, shared)
+    marks = count(text[:marked])
+    if marks < _LEAST:
+        marked = marks = 0
+    ends = (shared if prefix else 0, marked)
     parts = [
-        replace(part, prefix=ended <= of_prefix, marks=ended <= end) for ended, part in zip(ends, now, strict=True)
+        replace(part, prefix=end <= ends[0], marks=end <= ends[1]) for end, part in zip(_ends(now), now, strict=True)
     ]
     return Served(parts, sum(part.tokens for part in now), prefix, marks)
+
+
+def _marked_end(before: Sequence[Part], now: Sequence[Part], shared: int) -> int:
+    """After how many characters the longest beginning ends that was written at a mark and is looked up; 0: none."""
+    written = {end for end, part in zip(_ends(before), before, strict=True) if part.marked and end <= shared}
+    ends, places = _ends(now), marks_of([i for i, part in enumerate(now) if part.marked])
+    return max((ends[i] for place in places for i in place if ends[i] in written), default=0)
 
 
 def marks_of(marked: Sequence[int]) -> list[range]:
@@ -95,6 +98,14 @@ def runs(parts: Sequence[Part]) -> list[list[Part]]:
             found.append([])
         found[-1].append(part)
     return found
+
+
+def _joined(parts: Sequence[Part]) -> str:
+    return "".join(part.text for part in parts)
+
+
+def _ends(parts: Sequence[Part]) -> list[int]:
+    return list(accumulate(len(part.text) for part in parts))
 
 
 def _shared(one: str, other: str) -> int:
