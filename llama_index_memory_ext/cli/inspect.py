@@ -22,7 +22,9 @@ _LIBRARIES = {"starlette", "uvicorn", "jinja2"}
 
 _Port = Annotated[int, typer.Option(min=0, max=65_535, help="The port on 127.0.0.1; 0: any that is free.")]
 _Write = Annotated[bool, typer.Option("--write", help="Also retire, restore and forget; each asks before it does.")]
-_Open = Annotated[bool, typer.Option("--open/--no-open", help="Open the address in the browser.")]
+_Open = Annotated[
+    bool, typer.Option("--open/--no-open", help="Open it; the list of processes shows the address to others then.")
+]
 _Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write --session as one page, and end.")]
 _Question = Annotated[str, typer.Option(metavar="TEXT", help="With --html: what the user might ask next.")]
 _Limit = Annotated[int | None, typer.Option(metavar="TOKENS", help="As in your program. Default: the preset's.")]

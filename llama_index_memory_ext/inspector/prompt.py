@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import CachePoint, ChatMessage, MessageRole, TextBlock
@@ -16,7 +17,7 @@ from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, LAST_ID
 from llama_index_memory_ext.text.messages import body_of, question_in, turns_in
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
     from llama_index_memory_ext.facts.explanation import Explanation
 
@@ -26,7 +27,8 @@ _LEAST_ROWS = 60
 _LEAST_TOKENS = 8
 # A session needs a name in the copy.
 _UNNAMED = "(no name)"
-_SECTION = re.compile(r"^(?=<relevant_facts>$|</memory>$)", re.MULTILINE)
+_SECTIONS = {"<relevant_facts>": "facts", "</memory>": "question"}
+_SECTION = re.compile(rf"^(?=(?:{'|'.join(_SECTIONS)})$)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,17 +153,20 @@ def _parts(messages: Iterable[ChatMessage], memory: CondensedMemory) -> Iterator
     """The parts of a prompt: the record in its blocks, the facts, and the question; other messages are one each."""
     count = memory.tokenizer_fn.count
     for message in messages:
-        role = message.role.value
-        texts = [block.text for block in message.blocks if isinstance(block, TextBlock)]
-        if not texts or not texts[0].startswith("<memory>\n"):
-            text = body_of(message)
+        first = next((block.text for block in message.blocks if isinstance(block, TextBlock)), "")
+        if first.startswith("<memory>\n"):
+            yield from _parts_of_memory(message, count)
+        else:
+            text, role = body_of(message), message.role.value
             yield Part("question" if role == "user" else "turn", role, text, count(text))
-            continue
-        kind = "record"
-        for i, block in enumerate(message.blocks):
-            marked = any(isinstance(after, CachePoint) for after in message.blocks[i + 1 : i + 2])
-            for text in _SECTION.split(block.text) if isinstance(block, TextBlock) else ():
-                kind = "facts" if text.startswith("<relevant_facts>") else kind
-                kind = "question" if text.startswith("</memory>") else kind
-                if text:
-                    yield Part(kind, role, text, count(text), marked)
+
+
+def _parts_of_memory(message: ChatMessage, count: Callable[[str], int]) -> Iterator[Part]:
+    kind = "record"
+    for block, after in zip_longest(message.blocks, message.blocks[1:]):
+        texts = list(filter(None, _SECTION.split(block.text))) if isinstance(block, TextBlock) else []
+        for i, text in enumerate(texts, 1):
+            if kind != "question":
+                kind = next((name for tag, name in _SECTIONS.items() if text.startswith(tag)), kind)
+            marked = isinstance(after, CachePoint) and i == len(texts)
+            yield Part(kind, message.role.value, text, count(text), marked)

@@ -22,6 +22,7 @@ from llama_index_memory_ext.errors import LimitError
 from llama_index_memory_ext.inspector.access import Access
 from llama_index_memory_ext.inspector.prompt import Limits, show
 from llama_index_memory_ext.store.read_only import read_only
+from llama_index_memory_ext.store.rows import Seen
 from tests.inspector.conftest import Inspected
 from tests.inspector.example import SESSION, facts, fill
 
@@ -176,6 +177,46 @@ async def test_a_session_tells_what_is_unread_and_whose_it_is(filled: Path, insp
     assert ("197", "facts that hold") in numbers
     assert "shown: pinned" in page
     assert "cache point" in page
+
+
+async def test_a_session_tells_its_summary_and_the_turns_that_were_set_aside(filled: Path, inspect: Inspect) -> None:
+    client = await inspect(filled)
+    store = client.inspector.writer
+    rows = await store.readers.find(SESSION, ["archived"], limit=6)
+    states = {
+        "condensed_memory": {"summary": "They plan a journey to Japan.", "partial": "", "summarised": 6},
+        "relevant_facts of mia": {"rows": [[rows[0].id, rows[1].id, "FactReplyError"]]},
+    }
+    for reader, state in states.items():
+        page = await store.readers.page(SESSION, reader, Seen(), limit=1)
+        assert await store.readers.move(
+            SESSION, reader, epoch=page.epoch, old=page.position, new=rows[-1].id, state=state
+        )
+    shown = (await client.get("session", params={"id": SESSION, "q": "And then?"})).text
+    assert shown.count("They plan a journey to Japan.") == 2
+    assert "small museums. (1)" not in shown.split("</form>")[1].split("Facts of")[0]
+    assert "FactReplyError" in shown
+    numbers = re.findall(r"<b>(\d[\d,]*)</b><span>([^<]+)</span>", shown)
+    assert {("6", "have left the record"), ("1", "turns set aside"), ("40", "messages not read for facts yet")} <= {
+        *numbers
+    }
+
+
+async def test_a_session_of_two_users_is_shown_for_each_of_them(filled: Path, inspect: Inspect) -> None:
+    client = await inspect(filled)
+    other = CondensedMemory.from_defaults(
+        SESSION, user_id="sister", chat_store=client.inspector.writer, extract_facts=False
+    )
+    await other.facts.aadd("Lives in Leeds")
+    await other.aput(ChatMessage("I come, too."))
+    pages = {
+        user: (await client.get("session", params={"id": SESSION, "user": user, "q": "Where?"})).text
+        for user in ("mia", "sister", "nobody")
+    }
+    assert "Lives in Leeds" in pages["sister"]
+    assert "Manchester</a>" not in pages["sister"]
+    assert "Lives in Leeds" not in pages["mia"]
+    assert "Manchester</a>" in pages["nobody"]
 
 
 async def test_lists_are_searched_and_paged(filled: Path, inspect: Inspect) -> None:
