@@ -16,10 +16,11 @@ from llama_index_memory_ext.inspector.access import Access
 from llama_index_memory_ext.inspector.prompt import Limits
 from llama_index_memory_ext.inspector.server import Inspector
 from llama_index_memory_ext.store.read_only import read_only
+from tests.cli.conftest import command
 from tests.databases import database_uri, postgres_server, postgres_uri
 from tests.inspector.example import fill
 
-__all__ = ["database_uri", "postgres_server", "postgres_uri"]
+__all__ = ["command", "database_uri", "postgres_server", "postgres_uri"]
 
 Open = Callable[..., "Inspected"]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from tests.cli.terminal import COMMAND, clean_environment, run
+from tests.cli.terminal import COMMAND, Here, clean_environment, run
 from tests.inspector.example import SESSION
 
 
@@ -95,7 +95,7 @@ def test_one_session_becomes_one_page_that_needs_nothing_else(filled: Path, tmp_
     assert filled.read_bytes() == before
 
 
-def test_wrong_options_are_told_with_what_to_do(filled: Path, tmp_path: Path) -> None:
+def test_wrong_options_are_told_with_what_to_do(command: Here, filled: Path, tmp_path: Path) -> None:
     wrong: dict[tuple[str, ...], str] = {
         ("--html", "x.html"): "belong together",
         ("--html", str(tmp_path / "no" / "x.html"), "--session", SESSION): "cannot be written",
@@ -103,10 +103,10 @@ def test_wrong_options_are_told_with_what_to_do(filled: Path, tmp_path: Path) ->
         ("--token-limit", "100", "--condensed-token-limit", "200"): "Lower them",
     }
     for options, text in wrong.items():
-        done = run("inspect", "--db", str(filled), *options)
+        done = command("inspect", "--db", str(filled), *options)
         assert done.returncode in (1, 2)
         assert text in done.stderr.splitlines()[-1]
-    missing = run("inspect", "--db", str(tmp_path / "none.db"))
+    missing = command("inspect", "--db", str(tmp_path / "none.db"))
     assert "There is no database" in missing.stderr
     assert not (tmp_path / "none.db").exists()
 
