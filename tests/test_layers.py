@@ -19,7 +19,9 @@ ROOT = Path(__file__).parents[1]
 PICTURE = """\
 .           __main__                                                      # the command, also without the extra
 ---
-cli         chat > facts files forget > app > demo > __init__ other_model  # the subcommands
+cli         chat > facts files forget inspect > app > demo > __init__ other_model  # the subcommands
+---
+inspector   report server > deeds pages > access views > prompt > served  # pages about a database, for a browser
 ---
 .           __init__                                                      # the public names
 ---
@@ -35,7 +37,7 @@ facts       backfill > block > extractor > learning > sources verification > cac
 grounding   sentences statement > names negation > dates > numbers quotes secrets > words numerals > language  # words
 .           log_block                                                     # what both blocks share: they read one log
 ---
-store       __init__ > facts log vectors > deletions history message_ids > readers users > database >
+store       read_only > __init__ > facts log vectors > deletions history message_ids > readers users > database >
             calls engine engines rows > in_use schema                     # the tables, who has read how far, pools
 search      concern embeddings > tfidf vectors > tokenization > days      # how similar two texts are
 formats     __init__ > openai                                             # messages of other programs, as JSON
@@ -64,6 +66,9 @@ DOORS: dict[str, set[str]] = {
     "py3langid": {"grounding"},
     "typer": {"cli"},
     "rich": {"cli"},
+    "starlette": {"inspector"},
+    "uvicorn": {"inspector"},
+    "jinja2": {"inspector"},
 }
 
 

@@ -1,0 +1,123 @@
+"""Answers the requests of a browser on this machine."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+
+from llama_index_memory_ext.errors import MemoryExtError
+from llama_index_memory_ext.inspector.access import Access, headers_for
+from llama_index_memory_ext.inspector.deeds import Deeds
+from llama_index_memory_ext.inspector.pages import STYLE, Pages
+from llama_index_memory_ext.inspector.views import NotFoundError, Views
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Mapping
+
+    from starlette.types import Receive, Scope, Send
+
+    from llama_index_memory_ext.inspector.prompt import Limits
+    from llama_index_memory_ext.store import MemoryStore
+
+logger = logging.getLogger(__name__)
+
+_HEADERS = headers_for(STYLE)
+_LONGEST_FORM = 100_000
+_PAGES = ("sessions", "users", "session", "messages", "facts", "fact")
+
+
+@dataclass
+class Inspector:
+    """An ASGI application that shows a database: ``reader`` is read, and ``writer`` only for what a form asks.
+
+    Every address begins with ``path``. Whoever does not know it learns nothing.
+    """
+
+    reader: MemoryStore
+    writer: MemoryStore
+    limits: Limits
+    access: Access = field(default_factory=Access)
+
+    def __post_init__(self) -> None:
+        self._views = Views(self.reader, self.limits)
+        self._deeds = Deeds(self.reader, self.writer)
+        self._pages = Pages(self.writer.address, self.path, self.access.writes)
+
+    @property
+    def path(self) -> str:
+        """What the path of each address begins with."""
+        return f"/{self.access.token}"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request, as ASGI asks."""
+        if scope["type"] != "http":
+            return
+        response = await self._respond(Request(scope, receive))
+        response.headers.update(_HEADERS)
+        await response(scope, receive, send)
+
+    async def _respond(self, request: Request) -> Response:
+        token, _, page = request.url.path.removeprefix("/").partition("/")
+        if not self.access.allows(request.method, token, request.headers):
+            return PlainTextResponse("Forbidden\n", 403)
+        try:
+            if request.method == "POST":
+                return await self._do(page, await _form(request))
+            return await self._show(page, dict(request.query_params))
+        except NotFoundError:
+            return self._error(404, "There is nothing of this name.", "It may have been deleted meanwhile.")
+        except MemoryExtError as error:
+            return self._error(400, "This cannot be shown.", str(error))
+        except Exception as error:  # noqa: BLE001 - the server's own log of an error would hold words of users
+            logger.warning("A page was not made (%s).", type(error).__name__)
+            return self._error(500, "Something went wrong.", f"A {type(error).__name__} was raised.")
+
+    async def _show(self, page: str, query: Mapping[str, str]) -> Response:
+        if page == "":
+            return RedirectResponse(self._pages.url("sessions"), 303)
+        if page == "really" and self.access.writes:
+            question = await self._deeds.ask(query)
+            proof = self.access.proof(*question.fields)
+            return self._html("really", question=question, proof=proof)
+        if page not in _PAGES:
+            raise NotFoundError
+        context: dict[str, Any] = await getattr(self._views, page)(query)
+        return self._html(page, **context)
+
+    async def _do(self, page: str, form: Mapping[str, str]) -> Response:
+        named = [form.get(name, "") for name in ("deed", "user", "thing")]
+        if page != "do" or not self.access.is_proven(form.get("proof", ""), *named):
+            return PlainTextResponse("Forbidden\n", 403)
+        question = await self._deeds.ask(form)
+        await self._deeds.do(question)
+        page, query = question.target
+        return RedirectResponse(self._pages.url(page, query), 303)
+
+    def _html(self, template: str, status: int = 200, **context: Any) -> HTMLResponse:
+        return HTMLResponse(self._pages.render(template, **context), status)
+
+    def _error(self, status: int, title: str, text: str) -> HTMLResponse:
+        return self._html("error", status, title=title, text=text)
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """The fields of a form; none of one that is too long to be ours."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _LONGEST_FORM:
+            return {}
+    return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
+
+
+async def serve(inspector: Inspector, listening: socket.socket) -> None:
+    """Answers on a socket until the process is interrupted. No request is logged: addresses hold words of users."""
+    options: Any = {"access_log": False, "log_config": None, "server_header": False}
+    await uvicorn.Server(uvicorn.Config(inspector, lifespan="off", **options)).serve(sockets=[listening])

@@ -1,0 +1,65 @@
+"""The fixtures of these tests."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from llama_index_memory_ext import MemoryStore
+from llama_index_memory_ext.inspector.access import Access
+from llama_index_memory_ext.inspector.prompt import Limits
+from llama_index_memory_ext.inspector.server import Inspector
+from llama_index_memory_ext.store.read_only import read_only
+from tests.cli.conftest import command
+from tests.databases import database_uri, postgres_server, postgres_uri
+from tests.inspector.example import fill
+
+__all__ = ["command", "database_uri", "postgres_server", "postgres_uri"]
+
+Open = Callable[..., "Inspected"]
+
+
+class Inspected(httpx.AsyncClient):
+    """A browser that knows the address of an inspector."""
+
+    def __init__(self, inspector: Inspector) -> None:
+        self.inspector = inspector
+        # An error of the application is an answer, too.
+        transport = httpx.ASGITransport(inspector, raise_app_exceptions=True)
+        super().__init__(transport=transport, base_url=f"http://127.0.0.1:8000{inspector.path}/")
+
+
+@pytest.fixture(scope="session")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A filled database, to be copied."""
+    file = tmp_path_factory.mktemp("example") / "memory.db"
+    asyncio.run(fill(f"sqlite+aiosqlite:///{file}", turns=20, others=60))
+    return file
+
+
+@pytest.fixture
+def filled(example: Path, tmp_path: Path) -> Path:
+    """A filled database of this test's own."""
+    return Path(shutil.copy(example, tmp_path / "memory.db"))
+
+
+@pytest.fixture
+async def inspect() -> AsyncIterator[Callable[..., object]]:
+    """Opens inspectors of databases, by their address or file, and closes them at the end."""
+    async with AsyncExitStack() as stack:
+
+        async def open_one(database: str | Path, *, writes: bool = False, limits: Limits | None = None) -> Inspected:
+            uri = f"sqlite+aiosqlite:///{database}" if isinstance(database, Path) else database
+            store = MemoryStore(uri)
+            stack.push_async_callback(store.aclose)
+            reader = await stack.enter_async_context(read_only(store))
+            inspector = Inspector(reader, store, limits or Limits(), Access(writes))
+            return await stack.enter_async_context(Inspected(inspector))
+
+        yield open_one

@@ -1,0 +1,122 @@
+"""The command ``inspect``, as a person runs it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.cli.terminal import COMMAND, Here, clean_environment, run
+from tests.inspector.example import SESSION
+
+
+@contextmanager
+def inspecting(file: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The address that the command prints, while it runs."""
+    process = subprocess.Popen(
+        [*COMMAND, "inspect", "--db", str(file), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=clean_environment(PYTHONUNBUFFERED="1"),
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        yield process.stdout.readline().strip(), process
+    finally:
+        process.terminate()
+        process.wait(60)
+        process.stdout.close()
+        process.stderr.close()
+
+
+def test_the_address_is_served_on_this_machine_alone_and_nothing_is_logged(filled: Path) -> None:
+    with inspecting(filled) as (address, process):
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{43}/", address)
+        with httpx.Client(base_url=address, timeout=60) as client:
+            page = client.get("session", params={"id": SESSION, "q": "my own question"})
+            assert "my own question" in page.text
+            assert "server" not in page.headers
+            assert client.get("really", params={"deed": "forget-user", "user": "mia"}).status_code == 404
+            port = client.base_url.port
+        taken = run("inspect", "--db", str(filled), "--port", str(port))
+        assert f"Port {port} cannot be used" in taken.stderr
+        process.send_signal(signal.SIGINT)
+        printed, complaints = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert "question" not in printed + complaints
+        assert complaints == ""
+
+
+def test_other_addresses_of_the_machine_do_not_answer(filled: Path) -> None:
+    with inspecting(filled) as (address, _):
+        port = httpx.URL(address).port or 0
+        with socket.socket(socket.AF_INET) as other:
+            other.settimeout(5)
+            # All of 127.0.0.0/8 is this machine on Linux.
+            assert other.connect_ex(("127.0.0.2", port)) != 0
+
+
+class References(HTMLParser):
+    """What a page would load or lead to."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [f"{tag} {name}={value}" for name, value in attrs if name in {"href", "src", "action", "srcset"}]
+        self.found += [tag] if tag in {"script", "form", "iframe"} else []
+
+
+def test_one_session_becomes_one_page_that_needs_nothing_else(filled: Path, tmp_path: Path) -> None:
+    file, before = tmp_path / "session.html", filled.read_bytes()
+    options = ("--html", str(file), "--session", SESSION, "--question", "What do I eat?", "--facts-token-limit", "500")
+    done = run("inspect", "--db", str(filled), *options)
+    assert (done.returncode, done.stdout) == (0, "")
+    page = file.read_text(encoding="utf-8")
+    assert References(page).found == ["link href=data:,"]
+    assert "default-src &#39;none&#39;" in page or "default-src 'none'" in page
+    assert all(
+        words in page
+        for words in ("What do I eat?", "Eats vegetarian food", "旅行の予算", "find_trains", "from London", "500")
+    )
+    assert filled.read_bytes() == before
+
+
+def test_wrong_options_are_told_with_what_to_do(command: Here, filled: Path, tmp_path: Path) -> None:
+    wrong: dict[tuple[str, ...], str] = {
+        ("--html", "x.html"): "belong together",
+        ("--html", str(tmp_path / "no" / "x.html"), "--session", SESSION): "cannot be written",
+        ("--html", str(tmp_path / "x.html"), "--session", "nobody"): "There is no session 'nobody'",
+        ("--token-limit", "100", "--condensed-token-limit", "200"): "Lower them",
+    }
+    for options, text in wrong.items():
+        done = command("inspect", "--db", str(filled), *options)
+        assert done.returncode in (1, 2)
+        assert text in done.stderr.splitlines()[-1]
+    missing = command("inspect", "--db", str(tmp_path / "none.db"))
+    assert "There is no database" in missing.stderr
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_without_its_extra_the_command_says_what_is_missing(filled: Path, tmp_path: Path) -> None:
+    (tmp_path / "without" / "uvicorn").mkdir(parents=True)
+    code = "raise ModuleNotFoundError('No', name='uvicorn')"
+    (tmp_path / "without" / "uvicorn" / "__init__.py").write_text(code, encoding="utf-8")
+    path: Any = os.pathsep.join([str(tmp_path / "without"), os.environ.get("PYTHONPATH", "")])
+    done = run("inspect", "--db", str(filled), PYTHONPATH=path)
+    assert done.returncode == 1
+    assert 'pip install "llama-index-memory-ext[inspect]"' in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,311 @@
+"""What the pages show, who may see them, and that looking changes nothing."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from llama_index.core.llms import ChatMessage
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
+from llama_index_memory_ext.errors import LimitError
+from llama_index_memory_ext.inspector.access import Access
+from llama_index_memory_ext.inspector.prompt import Limits, show
+from llama_index_memory_ext.store.read_only import read_only
+from llama_index_memory_ext.store.rows import Seen
+from tests.inspector.conftest import Inspected
+from tests.inspector.example import SESSION, facts, fill
+
+Inspect = Callable[..., Awaitable[Inspected]]
+
+STRANGE = ["<script>alert(1)</script>", 'a/b?c=d&e#f"', "Müller & 山田", "%2e%2e/", " ", ""]
+WORDS = "<script>alert('x')</script></pre><img src=x onerror=alert(2)> “{{ 7777 * 3 }}”"
+
+
+def bytes_of(file: Path) -> bytes:
+    """All that the database consists of: its file, and no journal beside it."""
+    assert [one.name for one in file.parent.iterdir()] == [file.name]
+    return file.read_bytes()
+
+
+def kind_of(address: str) -> str:
+    """The name of a page."""
+    return httpx.URL(address).path.rsplit("/", 1)[1]
+
+
+async def crawl(client: Inspected, most: int = 12) -> dict[str, str]:
+    """The pages that links lead to, by their addresses, at most so many of each kind."""
+    pages: dict[str, str] = {}
+    left = [f"{client.inspector.path}/"]
+    while left:
+        response = await client.get(f"http://127.0.0.1:8000{left.pop(0)}", follow_redirects=True)
+        assert response.status_code == 200, response.url
+        pages[str(response.url)] = response.text
+        links = {unescape(link) for link in re.findall(r'href="(/[^"]+)"', response.text)}
+        left += sorted(links - {httpx.URL(url).raw_path.decode() for url in pages} - set(left))
+        counts = Counter(map(kind_of, pages))
+        left = [link for link in left if counts[kind_of(link)] < most]
+    return pages
+
+
+async def test_whoever_does_not_know_the_address_learns_nothing(filled: Path, inspect: Inspect) -> None:
+    client = await inspect(filled)
+    token = client.inspector.access.token
+    paths = ["", "sessions", f"{token[:-1]}/sessions", f"{token}x/sessions", f"?token={token}", "ü/sessions"]
+    answers = [await client.get(f"http://127.0.0.1:8000/{path}") for path in paths]
+    answers += [
+        await client.get("sessions", headers={"Host": host}) for host in ("evil.example:8000", "", "127.0.0.1.x")
+    ]
+    answers += [await client.request(method, "sessions") for method in ("POST", "PUT", "DELETE", "OPTIONS")]
+    assert {(answer.status_code, answer.text) for answer in answers} == {(403, "Forbidden\n")}
+    assert len({tuple(sorted(answer.headers.items())) for answer in answers}) == 1
+    assert (await client.get("sessions", headers={"Host": "localhost:8000"})).status_code == 200
+    assert token not in repr(client.inspector)
+
+
+async def test_a_page_may_load_nothing_and_is_kept_nowhere(filled: Path, inspect: Inspect) -> None:
+    headers = (await (await inspect(filled)).get("sessions")).headers
+    policy = headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert (headers["referrer-policy"], headers["cache-control"]) == ("no-referrer", "no-store")
+
+
+@pytest.mark.parametrize("writes", [False, True])
+async def test_looking_at_every_page_changes_no_byte(filled: Path, inspect: Inspect, *, writes: bool) -> None:
+    before = bytes_of(filled)
+    client = await inspect(filled, writes=writes)
+    pages = await crawl(client)
+    await client.get("session", params={"id": SESSION, "q": "What do I eat?"})
+    await client.get("do", params={"deed": "forget-user", "user": "mia", "thing": ""})
+    kinds = set(map(kind_of, pages))
+    assert kinds >= {"sessions", "users", "session", "messages", "facts", "fact"}
+    assert ("really" in kinds) is writes
+    assert bytes_of(filled) == before
+
+
+async def rows_of(uri: str) -> dict[str, list[str]]:
+    """All rows of all tables of a server's database."""
+    engine = create_async_engine(uri)
+    async with engine.connect() as connection:
+        names = await connection.execute(text("SELECT tablename FROM pg_tables WHERE schemaname = 'public'"))
+        tables = list(names.scalars())
+        rows = {name: await connection.execute(text(f"SELECT t::text FROM {name} t ORDER BY 1")) for name in tables}  # noqa: S608 - names of ours
+        found = {name: list(one.scalars()) for name, one in rows.items()}
+    await engine.dispose()
+    return found
+
+
+async def test_on_a_server_nothing_can_be_written_either(postgres_uri: str, inspect: Inspect) -> None:
+    await fill(postgres_uri, turns=8, others=3)
+    client, before = await inspect(postgres_uri), await rows_of(postgres_uri)
+    pages = await crawl(client)
+    assert "Starts the journey from Manchester" in "".join(pages.values())
+    asked = await client.get("session", params={"id": SESSION, "q": "What do I eat?"})
+    assert "Eats vegetarian food" in asked.text
+    with pytest.raises(DBAPIError, match="read-only transaction"):
+        await client.inspector.reader.add_message(SESSION, ChatMessage("No."))
+    assert await rows_of(postgres_uri) == before
+
+
+async def test_what_is_stored_is_never_taken_for_a_part_of_a_page(tmp_path: Path, inspect: Inspect) -> None:
+    file = tmp_path / "memory.db"
+    store = MemoryStore(f"sqlite+aiosqlite:///{file}")
+    for name in STRANGE:
+        await store.add_messages(name, [ChatMessage(WORDS), ChatMessage(WORDS, role="assistant")])
+        await store.facts.write(name, [Fact(content=f"{WORDS} {name}", quote=WORDS, category=WORDS)])
+    await store.aclose()
+    client = await inspect(file, writes=True)
+    pages = await crawl(client)
+    assert {page for page in pages if "/fact?" in page}
+    for name in STRANGE:
+        pages[name] = (await client.get("session", params={"id": name, "q": WORDS})).text
+        assert "onerror" in pages[name]
+        assert (await client.get("messages", params={"id": name})).status_code == 200
+    for page in pages.values():
+        assert not re.search(r"<(script|img)|[\"'\s]onerror=(?!alert\(2\)&gt;)", page)
+        assert "23331" not in page
+
+
+@pytest.mark.parametrize(
+    "limits", [Limits(), Limits(token_limit=9_000, condensed_token_limit=3_000), Limits(recall_token_limit=400)]
+)
+async def test_the_page_shows_what_the_model_is_then_really_sent(filled: Path, limits: Limits) -> None:
+    """The record is short for the smaller limits: the question cuts it, in the copy alone."""
+    store = MemoryStore(f"sqlite+aiosqlite:///{filled}")
+    async with read_only(store) as reader:
+        seen = await show(reader, SESSION, "mia", "What do I eat?", limits)
+    options: Any = {"cache_points": True, "extract_facts": False, **limits.given}
+    memory = CondensedMemory.from_defaults(SESSION, user_id="mia", chat_store=store, **options)
+    await memory.aget()
+    await memory.aput(ChatMessage("What do I eat?"))
+    sent = await memory.aget()
+    assert "".join(part.text for part in seen.parts) == "".join(
+        block.text for block in sent[0].blocks if hasattr(block, "text")
+    )
+    marks = [part.marked for part in seen.parts if part.marked]
+    assert len(marks) == sum(block.block_type == "cache" for block in sent[0].blocks)
+    assert sum(seen.tokens.values()) == seen.served.prompt if seen.served else False
+    shown = {one.fact.content for one in seen.explanation.facts if one.injected}
+    assert "Eats vegetarian food" in shown
+    assert all(content in "".join(part.text for part in seen.parts if part.kind == "facts") for content in shown)
+    await store.aclose()
+
+
+async def test_limits_that_do_not_fit_are_refused_before_anything_is_shown() -> None:
+    with pytest.raises(LimitError, match="must be at least 1"):
+        Limits(token_limit=100, condensed_token_limit=200).check()
+
+
+async def test_a_session_tells_what_is_unread_and_whose_it_is(filled: Path, inspect: Inspect) -> None:
+    client = await inspect(filled)
+    page = (await client.get("session", params={"id": SESSION, "q": "What do I eat?"})).text
+    numbers = re.findall(r"<b>(\d[\d,]*)</b><span>([^<]+)</span>", page)
+    assert ("46", "messages") in [(number, label) for number, label in numbers]
+    assert ("46", "messages not read for facts yet") in numbers
+    assert ("197", "facts that hold") in numbers
+    assert "shown: pinned" in page
+    assert "cache point" in page
+
+
+async def test_a_session_tells_its_summary_and_the_turns_that_were_set_aside(filled: Path, inspect: Inspect) -> None:
+    client = await inspect(filled)
+    store = client.inspector.writer
+    rows = await store.readers.find(SESSION, ["archived"], limit=6)
+    states = {
+        "condensed_memory": {"summary": "They plan a journey to Japan.", "partial": "", "summarised": 6},
+        "relevant_facts of mia": {"rows": [[rows[0].id, rows[1].id, "FactReplyError"]]},
+    }
+    for reader, state in states.items():
+        page = await store.readers.page(SESSION, reader, Seen(), limit=1)
+        assert await store.readers.move(
+            SESSION, reader, epoch=page.epoch, old=page.position, new=rows[-1].id, state=state
+        )
+    shown = (await client.get("session", params={"id": SESSION, "q": "And then?"})).text
+    assert shown.count("They plan a journey to Japan.") == 2
+    assert "small museums. (1)" not in shown.split("</form>")[1].split("Facts of")[0]
+    assert "FactReplyError" in shown
+    numbers = re.findall(r"<b>(\d[\d,]*)</b><span>([^<]+)</span>", shown)
+    assert {("6", "have left the record"), ("1", "turns set aside"), ("40", "messages not read for facts yet")} <= {
+        *numbers
+    }
+
+
+async def test_a_session_of_two_users_is_shown_for_each_of_them(filled: Path, inspect: Inspect) -> None:
+    client = await inspect(filled)
+    other = CondensedMemory.from_defaults(
+        SESSION, user_id="sister", chat_store=client.inspector.writer, extract_facts=False
+    )
+    await other.facts.aadd("Lives in Leeds")
+    await other.aput(ChatMessage("I come, too."))
+    pages = {
+        user: (await client.get("session", params={"id": SESSION, "user": user, "q": "Where?"})).text
+        for user in ("mia", "sister", "nobody")
+    }
+    assert "Lives in Leeds" in pages["sister"]
+    assert "Manchester</a>" not in pages["sister"]
+    assert "Lives in Leeds" not in pages["mia"]
+    assert "Manchester</a>" in pages["nobody"]
+
+
+async def test_lists_are_searched_and_paged(filled: Path, inspect: Inspect) -> None:
+    client = await inspect(filled)
+    first, second = [(await client.get("sessions", params={"page": page})).text for page in ("1", "2")]
+    assert first.count('class="row"') == 50
+    assert second.count('class="row"') == 11
+    found = (await client.get("sessions", params={"q": "SUPPORT/007"})).text
+    assert found.count('class="row"') == 1
+    of_user = (await client.get("sessions", params={"user": "mia"})).text
+    assert of_user.count('class="row"') == 1
+    words = (await client.get("facts", params={"user": "mia", "q": "museum"})).text
+    assert words.count('class="fact') == 1
+    past = (await client.get("facts", params={"user": "mia", "state": "past"})).text
+    assert "London" in past
+    assert "Manchester" not in past
+    for page in ("0", "-1", "9" * 40, "x"):
+        assert (await client.get("messages", params={"id": SESSION, "page": page})).status_code == 200
+
+
+async def test_a_fact_tells_its_quote_its_history_and_where_it_was_said(filled: Path, inspect: Inspect) -> None:
+    client = await inspect(filled)
+    known = {fact.content: fact for fact in (await client.inspector.reader.facts.read("mia")).facts}
+    home = known["Starts the journey from Manchester"]
+    page = (await client.get("fact", params={"user": "mia", "fact": home.id})).text
+    assert "My sister has moved to Leeds" in page
+    assert "Starts the journey from London" in page
+    assert "row 1" in page
+    assert "Retire …" not in page
+    missing = await client.get("fact", params={"user": "somebody", "fact": home.id})
+    assert (missing.status_code, "Manchester" in missing.text) == (404, False)
+
+
+async def act(client: Inspected, **deed: str) -> httpx.Response:
+    """Ask for a deed, and answer "really?" with yes."""
+    asked = await client.get("really", params=deed)
+    assert "Really" in asked.text
+    form = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', asked.text))
+    return await client.post("do", data={name: unescape(value) for name, value in form.items()})
+
+
+async def test_facts_are_retired_restored_and_forgotten(filled: Path, inspect: Inspect) -> None:
+    client = await inspect(filled, writes=True)
+    reader = client.inspector.reader
+    fact = next(one for one in (await reader.facts.read("mia")).facts if "museums" in one.content)
+    for deed, state in (("retire", "retired"), ("restore", "holds")):
+        done = await act(client, deed=deed, user="mia", thing=fact.id)
+        assert done.status_code == 303
+        assert f">{state}</span>" in (await client.get(done.headers["location"].split("/", 2)[2])).text
+    await act(client, deed="forget-fact", user="mia", thing=fact.id)
+    assert fact.id not in {one.id for one in (await reader.facts.read("mia")).facts}
+    assert len((await reader.facts.read("mia")).facts) == len(facts()) - 1
+
+
+async def test_sessions_and_users_are_forgotten_with_their_words(filled: Path, inspect: Inspect) -> None:
+    client = await inspect(filled, writes=True)
+    await act(client, deed="forget-session", thing="support/003")
+    left = {info.session_id: info for info in await client.inspector.reader.sessions()}
+    assert "support/003" not in left
+    assert left["support/012"].user_ids == ("user 3",)
+    assert (await act(client, deed="forget-user", user="mia")).status_code == 303
+    assert SESSION not in {info.session_id for info in await client.inspector.reader.sessions()}
+    assert b"vegetarisch" not in bytes_of(filled)
+    assert (await client.get("really", params={"deed": "forget-user", "user": "mia"})).status_code == 404
+
+
+async def test_nothing_is_done_without_the_proof_of_the_page_that_asks(filled: Path, inspect: Inspect) -> None:
+    client = await inspect(filled, writes=True)
+    access, before = client.inspector.access, bytes_of(filled)
+    deed = {"deed": "forget-user", "user": "mia", "thing": ""}
+    proofs = ["", "x", Access(writes=True).proof(*deed.values()), access.proof("forget-user", "user 1", "")]
+    answers = [await client.post("do", data={**deed, "proof": proof}) for proof in proofs]
+    proven = {**deed, "proof": access.proof(*deed.values())}
+    answers.append(await client.post("do", data=proven, headers={"Sec-Fetch-Site": "cross-site"}))
+    answers.append(await client.post("do", data={**proven, "more": "x" * 200_000}))
+    reading = await inspect(filled)
+    answers.append(await reading.post("do", data={**deed, "proof": reading.inspector.access.proof(*deed.values())}))
+    assert [answer.status_code for answer in answers] == [403] * 7
+    assert bytes_of(filled) == before
+
+
+async def test_an_error_is_told_without_the_words_of_anybody(
+    postgres_uri: str, inspect: Inspect, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server refuses NUL in a text, and its error quotes the text."""
+    await fill(postgres_uri, turns=1, others=0)
+    client = await inspect(postgres_uri)
+    with caplog.at_level(logging.DEBUG, logger="llama_index_memory_ext"):
+        answer = await client.get("session", params={"id": "my secret\x00name"})
+    assert answer.status_code == 500
+    assert "secret" not in answer.text + caplog.text
+    assert "A page was not made" in caplog.text
