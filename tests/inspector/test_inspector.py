@@ -174,7 +174,7 @@ async def test_a_session_tells_what_is_unread_and_whose_it_is(filled: Path, insp
     numbers = re.findall(r"<b>(\d[\d,]*)</b><span>([^<]+)</span>", page)
     assert ("46", "messages") in [(number, label) for number, label in numbers]
     assert ("46", "messages not read for facts yet") in numbers
-    assert ("197", "facts that hold") in numbers
+    assert ("197", "current facts") in numbers
     assert "shown: pinned" in page
     assert "cache point" in page
 
