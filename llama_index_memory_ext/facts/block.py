@@ -9,7 +9,7 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from llama_index.core.bridge.pydantic import BeforeValidator, Field, PrivateAttr
+from llama_index.core.bridge.pydantic import BeforeValidator, Field, PrivateAttr, ValidationInfo, field_validator
 
 from llama_index_memory_ext.background.jobs import JobKey
 from llama_index_memory_ext.background.locks import Recent
@@ -73,13 +73,16 @@ class RelevantFactsBlock(LogBlock):
 
     name: str = Field(default="relevant_facts", description="The name of the element around the facts.")
     token_limit: int = Field(default=2_000, ge=0, description="Most tokens of the facts, all tags included.")
-    context_turns: int = Field(default=3, ge=1, description="Turns that are looked at, the current one included.")
+    context_turns: int = Field(
+        default=3, ge=1, description="Turns by which facts are ranked, the current one included."
+    )
     user_id: str | None = Field(default=None, description="Whose facts these are; None: those of each session.")
-    similarity_weight: float = Field(default=SIMILARITY_WEIGHT, ge=0, description="Divided by the sum of all weights.")
-    confidence_weight: float = Field(default=CONFIDENCE_WEIGHT, ge=0, description="Divided by the sum of all weights.")
+    similarity_weight: float = Field(default=SIMILARITY_WEIGHT, ge=0, description="What similarity weighs in a score.")
+    confidence_weight: float = Field(default=CONFIDENCE_WEIGHT, ge=0, description="What confidence weighs in a score.")
     recency_weight: float = Field(
         default=RECENCY_WEIGHT,
         ge=0,
+        validate_default=True,
         description="Beside the other two, for newer facts while something is going on; 0: age does not matter.",
     )
     min_similarity: float = Field(
@@ -93,9 +96,13 @@ class RelevantFactsBlock(LogBlock):
         default=3, ge=0, description="With `min_similarity`: the preferences that are shown whatever is asked."
     )
     embed_model: AnyEmbedding = Field(default=None, exclude=True, repr=False, description="None: words alone.")
-    ranker_factory: Any = Field(default=TfidfRanker, exclude=True, repr=False, description="Makes a FactRanker.")
+    ranker_factory: Callable[[], Any] = Field(
+        default=TfidfRanker, exclude=True, repr=False, description="Makes an empty FactRanker, which compares facts."
+    )
     max_facts: int | None = Field(default=None, ge=1, description="The least confident facts over it are retired.")
-    min_confidence: float = Field(default=DEFAULT_MIN_CONFIDENCE, ge=0, le=1)
+    min_confidence: float = Field(
+        default=DEFAULT_MIN_CONFIDENCE, ge=0, le=1, description="New facts with less are not stored."
+    )
     extract_facts: bool = Field(default=True, description="Whether new facts are extracted.")
     extract_every_turns: int = Field(default=1, ge=1, description="Finished turns that wait for one extraction.")
     retire_with_messages: bool = Field(
@@ -117,6 +124,15 @@ class RelevantFactsBlock(LogBlock):
     _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
     _clock: Callable[[], datetime] = PrivateAttr(default_factory=lambda: utc_now)
     _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
+
+    # A field's check, because an error of the whole block would carry all of its fields, the model too.
+    @field_validator("recency_weight")
+    @classmethod
+    def _check_weights(cls, value: float, info: ValidationInfo) -> float:
+        """The last of the weights, so that the others are known."""
+        similarity, confidence = (info.data.get(f"{name}_weight", 1.0) for name in ("similarity", "confidence"))
+        Weights(similarity, confidence, value).check()
+        return value
 
     @classmethod
     def class_name(cls) -> str:
