@@ -47,12 +47,9 @@ def _show_options(func: griffe.Function) -> None:
     del func.parameters[packed.name]
     for one in inspect.signature(real).parameters.values():
         if one.name not in func.parameters:
-            default = "..." if one.default is ... else repr(one.default)
-            func.parameters.add(
-                griffe.Parameter(
-                    one.name, annotation=str(one.annotation), kind=griffe.ParameterKind.keyword_only, default=default
-                )
-            )
+            default = "..." if one.default is ... else getattr(one.default, "__name__", repr(one.default))
+            kind = griffe.ParameterKind.keyword_only
+            func.parameters.add(griffe.Parameter(one.name, annotation=str(one.annotation), kind=kind, default=default))
     if func.docstring is not None:
         func.docstring.value = inspect.getdoc(real) or ""
 
