@@ -1,6 +1,8 @@
 """Says in the reference what a pydantic field is for, the value of a named default, and what a twin takes."""
 
 import ast
+import inspect
+import pydoc
 from contextlib import suppress
 from typing import Any
 
@@ -29,9 +31,27 @@ class Fields(griffe.Extension):
             attr.docstring = griffe.Docstring(f"{text} {bounds.capitalize()}." if bounds else text, parent=attr)
 
     def on_function(self, *, func: griffe.Function, **_: Any) -> None:
-        """``limit: int = DEFAULT_LIMIT`` becomes ``limit: int = 50_000``."""
+        """``limit: int = DEFAULT_LIMIT`` becomes ``limit: int = 50_000``; ``**options: Unpack[...]`` each of them."""
+        if any("Unpack[" in str(parameter.annotation) for parameter in func.parameters):
+            _show_options(func)
         for parameter in func.parameters:
             parameter.default = _value_of(parameter.default, func.module)
+
+
+def _show_options(func: griffe.Function) -> None:
+    """What the function says of itself when it is imported, with a description of each option."""
+    real = pydoc.locate(func.path)
+    if not callable(real):
+        return
+    packed = next(one for one in func.parameters if one.kind == griffe.ParameterKind.var_keyword)
+    del func.parameters[packed.name]
+    for one in inspect.signature(real).parameters.values():
+        if one.name not in func.parameters:
+            default = "..." if one.default is ... else getattr(one.default, "__name__", repr(one.default))
+            kind = griffe.ParameterKind.keyword_only
+            func.parameters.add(griffe.Parameter(one.name, annotation=str(one.annotation), kind=kind, default=default))
+    if func.docstring is not None:
+        func.docstring.value = inspect.getdoc(real) or ""
 
 
 def _show_as_method(attr: griffe.Attribute, name: str) -> None:

@@ -12,6 +12,7 @@ from llama_index_memory_ext.errors import LimitError as LimitError
 from llama_index_memory_ext.errors import MemoryExtError as MemoryExtError
 from llama_index_memory_ext.errors import MessageError as MessageError
 from llama_index_memory_ext.errors import RoleError as RoleError
+from llama_index_memory_ext.errors import SettingError as SettingError
 from llama_index_memory_ext.errors import SplitterError as SplitterError
 from llama_index_memory_ext.errors import StoreError as StoreError
 from llama_index_memory_ext.errors import StoreTimeoutError as StoreTimeoutError
@@ -25,19 +26,24 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.fact import Fact as Fact
     from llama_index_memory_ext.facts.backfill import Backfilled as Backfilled
     from llama_index_memory_ext.facts.block import RelevantFactsBlock as RelevantFactsBlock
+    from llama_index_memory_ext.facts.options import FactsOptions as FactsOptions
     from llama_index_memory_ext.facts.ranking import format_facts as format_facts
     from llama_index_memory_ext.formats import messages_from_json as messages_from_json
     from llama_index_memory_ext.formats import messages_to_json as messages_to_json
     from llama_index_memory_ext.memory.condensed_memory import CondensedMemory as CondensedMemory
+    from llama_index_memory_ext.memory.options import MemoryOptions as MemoryOptions
     from llama_index_memory_ext.memory.template import MemoryBlocksTemplate as MemoryBlocksTemplate
     from llama_index_memory_ext.offline_model import OfflineModel as OfflineModel
     from llama_index_memory_ext.record.block import CondensedMemoryBlock as CondensedMemoryBlock
     from llama_index_memory_ext.search.tfidf import FactRanker as FactRanker
     from llama_index_memory_ext.search.tfidf import TfidfRanker as TfidfRanker
     from llama_index_memory_ext.store import MemoryStore as MemoryStore
+    from llama_index_memory_ext.text.cutting import CondensedOptions as CondensedOptions
     from llama_index_memory_ext.text.messages import extract_conversation_context as extract_conversation_context
     from llama_index_memory_ext.text.tokens import TokenCounter as TokenCounter
     from llama_index_memory_ext.text.trim import trim as trim
+
+    __version__: str
 
 # Each name is imported at its first use: LlamaIndex takes a second or two to start, and some commands do not need it.
 _NAMES = {
@@ -47,14 +53,17 @@ _NAMES = {
     "fact": ["Fact"],
     "facts.backfill": ["Backfilled"],
     "facts.block": ["RelevantFactsBlock"],
+    "facts.options": ["FactsOptions"],
     "facts.ranking": ["format_facts"],
     "formats": ["messages_from_json", "messages_to_json"],
     "memory.condensed_memory": ["CondensedMemory"],
+    "memory.options": ["MemoryOptions"],
     "memory.template": ["MemoryBlocksTemplate"],
     "offline_model": ["OfflineModel"],
     "record.block": ["CondensedMemoryBlock"],
     "search.tfidf": ["FactRanker", "TfidfRanker"],
     "store": ["MemoryStore"],
+    "text.cutting": ["CondensedOptions"],
     "text.messages": ["extract_conversation_context"],
     "text.tokens": ["TokenCounter"],
     "text.trim": ["trim"],
@@ -68,6 +77,11 @@ __all__ = list(_PUBLIC)
 if not TYPE_CHECKING:  # With this function, a type checker would accept any name.
 
     def __getattr__(name: str) -> object:
+        if name == "__version__":
+            # It takes longer than all the rest of this import.
+            from importlib.metadata import version
+
+            return version("llama-index-memory-ext")
         if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

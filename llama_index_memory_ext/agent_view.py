@@ -65,9 +65,7 @@ def view_of(agent_id: str | None, scope: str | None) -> AgentView:
     """
     if agent_id is None and scope in (None, "user"):
         return SHARED
-    if agent_id is not None and not (isinstance(agent_id, str) and agent_id.strip()):
-        seen = "a blank text" if isinstance(agent_id, str) else f"a {type(agent_id).__name__}"
-        raise FactError(f"Expected agent_id to be the name of an agent, or None; saw {seen}.")
+    _check_agent(agent_id)
     if scope == "all":
         return AgentView(None)
     name = cleaned(agent_id)
@@ -81,6 +79,12 @@ def view_of(agent_id: str | None, scope: str | None) -> AgentView:
             "out the scope for facts that all agents share."
         )
     return view
+
+
+def _check_agent(agent_id: object) -> None:
+    if agent_id is not None and not (isinstance(agent_id, str) and agent_id.strip()):
+        seen = "a blank text" if isinstance(agent_id, str) else f"a {type(agent_id).__name__}"
+        raise FactError(f"Expected agent_id to be the name of an agent, or None; saw {seen}.")
 
 
 def _described(agent_id: str | None) -> str:

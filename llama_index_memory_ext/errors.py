@@ -13,8 +13,12 @@ class MemoryExtError(Exception):
     """Base of all errors that this package raises on purpose."""
 
 
-class LimitError(MemoryExtError, ValueError):
-    """Token limits that contradict each other, or that leave no room for a block."""
+class SettingError(MemoryExtError, ValueError, TypeError):
+    """A setting that does not exist, is of a wrong type, or is out of its range."""
+
+
+class LimitError(SettingError):
+    """Token limits that are no numbers, contradict each other, or leave no room for a block."""
 
 
 class StoreError(MemoryExtError, ValueError):

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 from uuid import uuid4
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from typing_extensions import TypedDict
 
 from llama_index_memory_ext.text.messages import cleaned
 from llama_index_memory_ext.text.visible import visible
@@ -160,6 +161,31 @@ class Fact(BaseModel):
             return "past" if replaced or self.retired_by == "change" else "retired"
         is_over = self.valid_until is not None and self.valid_until < now.astimezone(timezone.utc).date()
         return "past" if is_over else "present"
+
+
+class FactFields(TypedDict, total=False):
+    """What can be said of a fact when it is added or changed: fields of ``Fact``, which documents them."""
+
+    id: str
+    content: str
+    category: str
+    confidence: float
+    created_at: datetime
+    updated_at: datetime
+    valid_from: date | None
+    valid_until: date | None
+    expires_at: datetime | None
+    session_id: str | None
+    message_ids: tuple[int, ...]
+    quote: str
+    source: str
+    retired_at: datetime | None
+    retired_reason: str | None
+    replaced_by: str | None
+    retired_by: RetiredBy | None
+    past_retirements: tuple[PastRetirement, ...]
+    pinned: bool
+    agent_id: str | None
 
 
 def retire(

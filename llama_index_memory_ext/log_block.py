@@ -18,6 +18,7 @@ from pydantic import AfterValidator
 
 from llama_index_memory_ext.asking.shield import model_of, shielded
 from llama_index_memory_ext.errors import NoModelError
+from llama_index_memory_ext.refusals import checked
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
@@ -90,6 +91,13 @@ class LogBlock(BaseMemoryBlock[str]):
     )
 
     _store: MemoryStore = PrivateAttr()
+
+    if not TYPE_CHECKING:  # With this method, a type checker would not know the fields.
+
+        def __init__(self, **values: Any) -> None:
+            # Shielded here, too: a traceback shows the local variables of these frames.
+            values = {name: shielded(value) if name in _MODELS else value for name, value in values.items()}
+            checked(type(self), super().__init__, **values)
 
     def model_post_init(self, context: Any, /) -> None:
         """Make a private store where none is given."""

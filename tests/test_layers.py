@@ -28,11 +28,12 @@ inspector   report server > deeds pages > access views > prompt > served  # page
 agents      tools > requests retriever                                    # memory as an agent's tools
 .           caching_openai offline_model                                  # OpenAI's with breakpoints; a model of rules
 ---
-memory      condensed_memory > flushing limits preset stats > prompt_caches template  # the preset, what is sent
+memory      condensed_memory > flushing limits options preset stats > prompt_caches template  # the preset, what is sent
 ---
 record      block > summary > recall summary_checks window > message_index selection > entry  # within the limit
 facts       backfill > block > extractor > learning > sources verification > cache explanation prompt validation >
-            batches book categories checks offering recovery > evidence ranking reply > scoring fields history > period
+            batches book categories checks offering options recovery talk > evidence ranking reply > scoring fields history >
+            period
 ---
 grounding   sentences statement > names negation > dates > numbers quotes secrets > words numerals > language  # words
 .           log_block                                                     # what both blocks share: they read one log
@@ -49,7 +50,7 @@ text        trim responses > cutting loose_json > messages > identity times > to
 ---
 background  jobs > leftovers locks loop                                   # work that no answer waits for
 ---
-.           errors events
+.           refusals > errors events signatures                                   # what all of it uses
 """
 FILES = {str(path.relative_to(PACKAGE)): path for path in PACKAGE.rglob("*.py")}
 MODULES = {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 import llama_index_memory_ext
+from llama_index_memory_ext import CondensedMemory, MemoryStore
+from llama_index_memory_ext.facts.book import FactBook
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs" / "reference").rglob("*.md"))
@@ -42,6 +46,55 @@ def test_every_public_name_is_in_the_reference() -> None:
 def test_every_public_name_says_what_it_is() -> None:
     names = llama_index_memory_ext.__all__
     assert [name for name in names if not getattr(llama_index_memory_ext, name).__doc__] == []
+
+
+def callables_of(owner: Any, name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """An object that can be called, and the public methods that this package gives it."""
+    yield name, owner
+    for attribute in dir(owner) if inspect.isclass(owner) else ():
+        method = getattr(owner, attribute, None)
+        if callable(method) and not attribute.startswith("_") and not inspect.isclass(method):
+            made_here = str(getattr(method, "__module__", "")).startswith(llama_index_memory_ext.__name__)
+            if made_here:
+                yield f"{name}.{attribute}", method
+
+
+def test_each_public_call_shows_the_arguments_that_it_takes() -> None:
+    """None hides behind a decorator, and only what is handed on to others has any name."""
+    store = MemoryStore()
+    parts = [(part.__class__.__name__, part.__class__) for part in (store.log, store.users, store.facts, store.readers)]
+    # The calls of a model are the host's alone.
+    own = set(llama_index_memory_ext.__all__) - {"OfflineModel"}
+    names = [(name, getattr(llama_index_memory_ext, name)) for name in sorted(own)]
+    # Questions to blocks of others, and what the host's templates and models take. Errors and protocols have no own.
+    handed_on = {"aget", "get", "format_messages", "structured_predict", "astructured_predict"}
+    hidden = []
+    for name, owner in [*names, *parts, ("FactBook", FactBook)]:
+        no_signature = inspect.isclass(owner) and (
+            issubclass(owner, Exception | dict) or hasattr(owner, "_is_protocol")
+        )
+        for called, call in list(callables_of(owner, name))[no_signature:]:
+            shown = inspect.signature(call).parameters.values()
+            inner = {"args", "conn"} if hasattr(call, "__wrapped__") else {"args"}
+            packed = [one.name for one in shown if one.kind == one.VAR_KEYWORD or one.name in inner]
+            if packed and called.split(".")[-1] not in handed_on:
+                hidden.append((called, packed))
+    assert hidden == []
+
+
+def test_facts_are_added_and_changed_by_the_fields_of_a_fact() -> None:
+    memory = CondensedMemory.from_defaults(extract_facts=False)
+    for call in (memory.facts.aadd, memory.facts.add, memory.facts.aupdate, memory.facts.update):
+        shown = inspect.signature(call)
+        assert {"ttl", "category", "confidence", "pinned", "expires_at"} <= set(shown.parameters)
+        assert shown.parameters["confidence"].annotation == "float"
+        assert shown.return_annotation == "Fact"
+        assert "How certain it is, 0..1." in str(inspect.getdoc(memory.facts.aadd))
+    assert [*inspect.signature(memory.sql_store.forget_user).parameters] == ["user_id", "session_ids", "vacuum"]
+
+
+def test_the_package_says_its_version(pyproject: dict[str, Any]) -> None:
+    assert llama_index_memory_ext.__version__ == pyproject["project"]["version"]
 
 
 def test_the_types_of_the_package_reach_its_users() -> None:

@@ -116,8 +116,9 @@ async def _add(
     ttl: _Ttl = None,
 ) -> Output:
     """Add a fact, with --agent as this agent's own; a database that does not exist is created."""
-    fields = {"category": category, "confidence": confidence, "pinned": pin}
-    return _changed("Added", await memory.facts.aadd(text, ttl=None if ttl is None else _days(ttl), **fields))
+    lasting = None if ttl is None else _days(ttl)
+    fact = await memory.facts.aadd(text, ttl=lasting, category=category, confidence=confidence, pinned=pin)
+    return _changed("Added", fact)
 
 
 @_command("retire")

@@ -7,9 +7,16 @@ from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
-from llama_index.core.bridge.pydantic import BeforeValidator, Field, PrivateAttr, model_validator
+from llama_index.core.bridge.pydantic import (
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from llama_index_memory_ext.agent_view import AgentView, Scope, view_of
 from llama_index_memory_ext.background.jobs import JobKey
@@ -32,10 +39,10 @@ from llama_index_memory_ext.facts.extractor import Extractor
 from llama_index_memory_ext.facts.learning import Learner
 from llama_index_memory_ext.facts.scoring import Weights, fit_facts
 from llama_index_memory_ext.facts.sources import retire_deleted
+from llama_index_memory_ext.facts.talk import Talk, read_talk
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, AnyEmbedding, LogBlock
 from llama_index_memory_ext.search.tfidf import TfidfRanker
-from llama_index_memory_ext.store.rows import Seen
-from llama_index_memory_ext.text.messages import question_in, spoken, turns_in
+from llama_index_memory_ext.text.messages import question_in
 from llama_index_memory_ext.text.responses import Usage
 from llama_index_memory_ext.text.tokens import CountedText
 
@@ -48,16 +55,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.background.jobs import Jobs
     from llama_index_memory_ext.facts.ranking import RankedFact
     from llama_index_memory_ext.facts.recovery import SetAside
-
-_CONTEXT_ROWS = 40
-
-
-class _Talk(NamedTuple):
-    """The last messages of a session in the log, and their turns."""
-
-    seen: Seen = Seen()
-    messages: tuple[ChatMessage, ...] = ()
-    turns: tuple[list[str], ...] = ()
 
 
 class RelevantFactsBlock(LogBlock):
@@ -79,17 +76,20 @@ class RelevantFactsBlock(LogBlock):
 
     name: str = Field(default="relevant_facts", description="The name of the element around the facts.")
     token_limit: int = Field(default=2_000, ge=0, description="Most tokens of the facts, all tags included.")
-    context_turns: int = Field(default=3, ge=1, description="Turns that are looked at, the current one included.")
+    context_turns: int = Field(
+        default=3, ge=1, description="Turns by which facts are ranked, the current one included."
+    )
     user_id: str | None = Field(default=None, description="Whose facts these are; None: those of each session.")
     agent_id: str | None = Field(default=None, description="The agent that may have facts of its own; None: none has.")
     scope: Scope | None = Field(
         default=None, description='"user", "agent" or "both", as above; None: "both", or without an agent "user".'
     )
-    similarity_weight: float = Field(default=SIMILARITY_WEIGHT, ge=0, description="Divided by the sum of all weights.")
-    confidence_weight: float = Field(default=CONFIDENCE_WEIGHT, ge=0, description="Divided by the sum of all weights.")
+    similarity_weight: float = Field(default=SIMILARITY_WEIGHT, ge=0, description="What similarity weighs in a score.")
+    confidence_weight: float = Field(default=CONFIDENCE_WEIGHT, ge=0, description="What confidence weighs in a score.")
     recency_weight: float = Field(
         default=RECENCY_WEIGHT,
         ge=0,
+        validate_default=True,
         description="Beside the other two, for newer facts while something is going on; 0: age does not matter.",
     )
     min_similarity: float = Field(
@@ -103,9 +103,13 @@ class RelevantFactsBlock(LogBlock):
         default=3, ge=0, description="With `min_similarity`: the preferences that are shown whatever is asked."
     )
     embed_model: AnyEmbedding = Field(default=None, exclude=True, repr=False, description="None: words alone.")
-    ranker_factory: Any = Field(default=TfidfRanker, exclude=True, repr=False, description="Makes a FactRanker.")
+    ranker_factory: Callable[[], Any] = Field(
+        default=TfidfRanker, exclude=True, repr=False, description="Makes an empty FactRanker, which compares facts."
+    )
     max_facts: int | None = Field(default=None, ge=1, description="The least confident facts over it are retired.")
-    min_confidence: float = Field(default=DEFAULT_MIN_CONFIDENCE, ge=0, le=1)
+    min_confidence: float = Field(
+        default=DEFAULT_MIN_CONFIDENCE, ge=0, le=1, description="New facts with less are not stored."
+    )
     extract_facts: bool = Field(default=True, description="Whether new facts are extracted.")
     extract_every_turns: int = Field(default=1, ge=1, description="Finished turns that wait for one extraction.")
     retire_with_messages: bool = Field(
@@ -120,13 +124,22 @@ class RelevantFactsBlock(LogBlock):
     )
 
     _users: Recent[tuple[str, AgentView], UserFacts] = PrivateAttr(default_factory=Recent)
-    _talks: Recent[str, _Talk] = PrivateAttr(default_factory=Recent)
+    _talks: Recent[str, Talk] = PrivateAttr(default_factory=Recent)
     # The epoch of each session in which no more facts were to retire.
     _retired_in: Recent[str, int] = PrivateAttr(default_factory=Recent)
     _shown: Recent[tuple[object, ...], tuple[CountedText, list[Fact]]] = PrivateAttr(default_factory=Recent)
     _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
     _clock: Callable[[], datetime] = PrivateAttr(default_factory=lambda: utc_now)
     _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
+
+    # A field's check, because an error of the whole block would carry all of its fields, the model too.
+    @field_validator("recency_weight")
+    @classmethod
+    def _check_weights(cls, value: float, info: ValidationInfo) -> float:
+        """The last of the weights, so that the others are known."""
+        similarity, confidence = (info.data.get(f"{name}_weight", 1.0) for name in ("similarity", "confidence"))
+        Weights(similarity, confidence, value).check()
+        return value
 
     @classmethod
     def class_name(cls) -> str:
@@ -329,22 +342,12 @@ class RelevantFactsBlock(LogBlock):
         tokens = sum(rendered[fact.id].tokens for fact in shown) if counter.adds_up else counter.count(text)
         return CountedText(text, tokens), shown
 
-    async def _talk_before(self, session_id: str, namespace: str) -> tuple[_Talk, tuple[int, int] | None]:
+    async def _talk_before(self, session_id: str, namespace: str) -> tuple[Talk, tuple[int, int] | None]:
         """The last messages in the log, and how far the changes of the facts have come."""
-        # No cursor of a reader: what was left behind was said all the same.
-        read = partial(self._store.readers.page, session_id, "", limit=_CONTEXT_ROWS, watch=namespace)
-        talk = self._talks.get(session_id) or _Talk()
-        glance = self.glance_of(session_id)
-        page = (glance and glance.page("", talk.seen, _CONTEXT_ROWS, namespace)) or await read(talk.seen)
-        if not page.fresh:
-            talk = _Talk()
-            page = await read(talk.seen)
+        before, glance = self._talks.get(session_id) or Talk(), self.glance_of(session_id)
+        talk, page = await read_talk(self._store.readers, session_id, namespace, before, glance, self.context_turns)
         is_as_seen = await self._follow_deletions(session_id, page.epoch)
         if page.rows:
-            new = [message for message in (row.message for row in page.rows) if spoken(message)]
-            kept = (*talk.messages, *new)[-_CONTEXT_ROWS:]
-            seen = Seen(page.epoch, page.position, page.rows[-1].id)
-            talk = _Talk(seen, kept, tuple(turns_in(kept)[-self.context_turns :]))
             self._talks.put(session_id, talk)
         return talk, page.facts if is_as_seen else None
 

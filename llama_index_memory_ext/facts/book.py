@@ -6,11 +6,14 @@ import json
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
+from typing_extensions import Unpack
+
 from llama_index_memory_ext.agent_view import view_of
 from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.fact import Fact, restored, retire, utc_now
+from llama_index_memory_ext.fact import Fact, FactFields, restored, retire, utc_now
 from llama_index_memory_ext.facts.history import history_of
+from llama_index_memory_ext.signatures import unpacked
 from llama_index_memory_ext.text.visible import visible
 
 if TYPE_CHECKING:
@@ -64,17 +67,25 @@ class FactBook:
         chosen = [fact for fact in kept if with_expired or not fact.expired(now)]
         return sorted(chosen, key=lambda fact: fact.created_at, reverse=True)
 
-    async def aadd(self, /, fact: Fact | str, *, ttl: timedelta | None = None, **fields: Any) -> Fact:
+    @unpacked(FactFields, Fact)
+    async def aadd(self, /, fact: Fact | str, *, ttl: timedelta | None = None, **fields: Unpack[FactFields]) -> Fact:
         """Store a new fact, or a text with the fields of ``Fact``; returns it as stored in this namespace.
 
-        With a ``ttl`` it expires so long from now. It is the agent's own if it has one that keeps facts to itself;
-        ``agent_id=None`` shares it with all agents of the user.
+        It is the agent's own if the book's agent keeps facts to itself; ``agent_id=None`` shares it with all agents of
+        the user.
 
-        A FactError for a category that is none of the book's, for an agent whose facts the book does not see, or the
-        id of one of its facts, and for a ``ttl`` that is not more than 0, is no timedelta, or stands beside
-        ``expires_at``.
+        Args:
+            fact: The fact, or what it says in one sentence; there is no ``content`` beside that.
+            ttl: It expires so long from now.
+            fields: Each of the following, by name.
+
+        Raises:
+            FactError: The category is none of the book's, the agent is one whose facts the book does not see, the id is
+                that of one of its facts, or the ``ttl`` is not more than 0, is no timedelta, or stands
+                beside ``expires_at``.
+            pydantic.ValidationError: No field takes such a value.
         """
-        values = self._checked(ttl, fields)
+        values = self._checked(ttl, dict(fields))
         if isinstance(fact, str):
             new = Fact(content=fact, **values)
         else:
@@ -90,12 +101,20 @@ class FactBook:
         await self._store.facts.write(self.namespace, [stored], view=self._view)
         return stored
 
-    async def aupdate(self, /, fact_id: str, *, ttl: timedelta | None = None, **fields: Any) -> Fact:
-        """Change fields of a fact, and with a ``ttl`` when it expires, from now; ``agent_id=None`` shares it.
+    @unpacked(FactFields, Fact, with_defaults=False)
+    async def aupdate(self, /, fact_id: str, *, ttl: timedelta | None = None, **fields: Unpack[FactFields]) -> Fact:
+        """Change fields of a fact; returns it as stored. What is not named stays, and ``agent_id=None`` shares it.
 
-        A FactError if there is none with this id, and as for ``aadd``; pydantic's for what no field takes.
+        Args:
+            fact_id: The id of the fact.
+            ttl: It expires so long from now.
+            fields: Each of the following, by name.
+
+        Raises:
+            FactError: There is no fact with this id, and as for ``aadd``.
+            pydantic.ValidationError: No field takes such a value.
         """
-        changed = {"updated_at": utc_now(), **self._checked(ttl, fields)}
+        changed = {"updated_at": utc_now(), **self._checked(ttl, dict(fields))}
         return await self._change(fact_id, lambda fact: Fact.model_validate({**fact.model_dump(), **changed}))
 
     async def aretire(self, fact_id: str, reason: str = "retired by hand", replaced_by: str | None = None) -> Fact:

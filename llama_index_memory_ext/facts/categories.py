@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.fact import CATEGORIES
 
 # The names of the categories, or the names with what each is for.
@@ -16,7 +17,7 @@ _MOST_CATEGORIES, _NAME_CHARACTERS, _DESCRIPTION_CHARACTERS, _PROMPT_CHARACTERS 
 def check_categories(value: Any) -> Categories:
     """Returns categories as they were given: names, or a dict of names with what each is for.
 
-    Raises a ValueError for anything else, no category at all, more than 50, and a name that is blank, longer than 60
+    Raises a SettingError for anything else, no category at all, more than 50, and a name that is blank, longer than 60
     characters, on several lines, or given twice.
 
     >>> check_categories(["diet", "allergy"]), check_categories({"diet": "what they eat"})
@@ -41,14 +42,14 @@ def check_categories(value: Any) -> Categories:
 def check_extraction_prompt(value: Any) -> str | None:
     """Returns what a program wants a model to look for, as it was given; None stands for our own words.
 
-    Raises a ValueError for anything but a text, and one that is blank or has more than 20,000 characters.
+    Raises a SettingError for anything but a text, and one that is blank or has more than 20,000 characters.
     """
     if value is None or (isinstance(value, str) and value.strip() and len(value) <= _PROMPT_CHARACTERS):
         return value
     seen = f"{len(value):,} characters" if isinstance(value, str) else f"a {type(value).__name__}"
-    raise ValueError(
-        f"expected a text of 1 to {_PROMPT_CHARACTERS:,} characters that says what to look for, saw {seen}. "
-        "Pass None for the text of this package."
+    raise SettingError(
+        f"extraction_prompt: expected a text of 1 to {_PROMPT_CHARACTERS:,} characters that says what to look for, "
+        f"saw {seen}. Pass None for the text of this package."
     )
 
 
@@ -64,8 +65,8 @@ def _check_descriptions(value: Mapping[Any, Any]) -> None:
             raise _unexpected(f"descriptions of at most {_DESCRIPTION_CHARACTERS} characters", f"another for {name!r}")
 
 
-def _unexpected(expected: str, seen: str) -> ValueError:
-    return ValueError(
-        f"expected {expected}, saw {seen}. Name the categories that facts should have, as in "
+def _unexpected(expected: str, seen: str) -> SettingError:
+    return SettingError(
+        f"categories: expected {expected}, saw {seen}. Name the categories that facts should have, as in "
         f'["diet", "allergy"] or {{"diet": "what they eat"}}, or leave them out for {", ".join(CATEGORIES)}.'
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.fact import CONFIDENCE_WEIGHT, SIMILARITY_WEIGHT
 from llama_index_memory_ext.search.tfidf import SOURCE_SHARE, Document, similarities_with_context
 from llama_index_memory_ext.search.tokenization import date_words, terms_of
@@ -52,9 +53,9 @@ class Weights(NamedTuple):
     recency: float = 0.0
 
     def check(self) -> None:
-        """Raises a ValueError if a weight is negative, or similarity and confidence are both 0."""
+        """Raises a SettingError if a weight is negative, or similarity and confidence are both 0."""
         if min(self) < 0 or not self.similarity + self.confidence:
-            raise ValueError(
+            raise SettingError(
                 "similarity_weight, confidence_weight and recency_weight must be at least 0, the first two not both "
                 f"0; saw {', '.join(map(str, self))}. "
                 f"The defaults of the first two are {SIMILARITY_WEIGHT} and {CONFIDENCE_WEIGHT}."

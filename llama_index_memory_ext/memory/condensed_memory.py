@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
@@ -16,21 +16,22 @@ from llama_index_memory_ext.asking.shield import shielded
 from llama_index_memory_ext.background.locks import SharedLock, lock_for
 from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.errors import TurnError
-from llama_index_memory_ext.fact import CATEGORIES
 from llama_index_memory_ext.facts.backfill import Backfilled, backfill
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.formats import messages_from_json, messages_to_json
 from llama_index_memory_ext.log_block import Counter, looking
-from llama_index_memory_ext.memory import flushing, limits, preset, template
+from llama_index_memory_ext.memory import flushing, limits, options, preset, template
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
 from llama_index_memory_ext.record.block import CondensedMemoryBlock
 from llama_index_memory_ext.record.window import CachePoints
+from llama_index_memory_ext.refusals import check_names, checked
+from llama_index_memory_ext.signatures import unpacked
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.text.messages import MEDIA_TOKENS, body_of, checked_messages, is_answer, message_tokens
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
     from llama_index.core.llms.llm import LLM
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.facts.book import FactBook
     from llama_index_memory_ext.formats import Layout
-    from llama_index_memory_ext.text.cutting import CondensedOptions
 
 
 class CondensedMemory(Memory):
@@ -54,7 +54,10 @@ class CondensedMemory(Memory):
 
     # Fields of the host, with other defaults.
     token_limit: int = limits.DEFAULT_TOKEN_LIMIT
-    chat_history_token_ratio: float = flushing.FLUSH_EVERY_TURN
+    chat_history_token_ratio: float = Field(default=flushing.FLUSH_EVERY_TURN, ge=0, le=1)
+    image_token_size_estimate: int = Field(default=256, ge=0)
+    audio_token_size_estimate: int = Field(default=256, ge=0)
+    video_token_size_estimate: int = Field(default=256, ge=0)
     memory_blocks_template: RichPromptTemplate = Field(default_factory=template.MemoryBlocksTemplate)
     insert_method: InsertMethod = InsertMethod.USER
     tokenizer_fn: Counter = Field(default_factory=TokenCounter, exclude=True, repr=False)
@@ -79,126 +82,111 @@ class CondensedMemory(Memory):
         return "CondensedMemory"
 
     @classmethod
-    def from_defaults(  # type: ignore[override]  # more arguments than the host's, and no agent_id
+    @unpacked(options.MemoryOptions, CondensedMemoryBlock, RelevantFactsBlock)
+    def from_defaults(  # type: ignore[override]  # more arguments than the host's, and no other chat store
         cls,
         session_id: str | None = None,
         chat_history: list[ChatMessage] | None = None,
-        *,
-        context_window: int | None = None,
         token_limit: int | None = None,
-        condensed_token_limit: int | None = None,
-        facts_token_limit: int | None = None,
-        user_id: str | None = None,
-        agent_id: str | None = None,
-        scope: Literal["user", "agent", "both"] | None = None,
-        llm: LLM | None = None,
-        embed_model: BaseEmbedding | None = None,
-        extract_facts: bool = True,
-        extract_every_turns: int = 1,
-        retire_with_messages: bool = False,
-        verify: bool = False,
-        categories: Sequence[str] | Mapping[str, str] = CATEGORIES,
-        extraction_prompt: str | None = None,
         memory_blocks: list[BaseMemoryBlock[Any]] | None = None,
         tokenizer_fn: Callable[[str], list[Any]] | None = None,
+        chat_history_token_ratio: float = flushing.FLUSH_EVERY_TURN,
+        token_flush_size: int | None = None,
+        memory_blocks_template: RichPromptTemplate | None = None,
+        insert_method: InsertMethod | str = InsertMethod.USER,
+        image_token_size_estimate: int = 256,
+        audio_token_size_estimate: int = 256,
+        video_token_size_estimate: int = 256,
         chat_store: MemoryStore | None = None,
         table_name: str = DEFAULT_TABLE_NAME,
         async_database_uri: str | None = None,
         async_engine: AsyncEngine | None = None,
         db_schema: str | None = None,
-        chat_history_token_ratio: float = flushing.FLUSH_EVERY_TURN,
-        memory_blocks_template: RichPromptTemplate | None = None,
-        insert_method: InsertMethod | str = InsertMethod.USER,
+        *,
+        context_window: int | None = None,
+        condensed_token_limit: int | None = None,
+        facts_token_limit: int | None = None,
+        user_id: str | None = None,
+        llm: LLM | None = None,
+        embed_model: BaseEmbedding | None = None,
         cache_points: CachePoints = False,
-        image_token_size_estimate: int = 256,
-        audio_token_size_estimate: int = 256,
-        video_token_size_estimate: int = 256,
-        **options: Unpack[CondensedOptions],
+        **settings: Unpack[options.MemoryOptions],
     ) -> CondensedMemory:
         """Returns a memory with a condensed block and a facts block on one store.
+
+        The first arguments are those of the host's ``Memory.from_defaults``, in their order.
 
         Args:
             session_id: The name of the conversation. Needed with a database that outlives the process.
             chat_history: Replaces the messages of the session.
-            context_window: Most tokens of prompt and answer of the model that answers; default: what ``llm`` says, or
-                ``Settings.llm`` if one is set, and where that does not know it, it is unknown.
             token_limit: Most tokens of a prompt to which this package adds something. If the messages of the current
                 turn alone are longer, nothing is added. Default: three quarters of the window, at most 60,000.
-            condensed_token_limit: Most tokens of the record, with its summary and recalled messages; default: what the
-                facts and a quarter of ``token_limit`` (at most 8,000) leave of it, at most 50,000.
-            facts_token_limit: Most tokens of the facts; 0 shows none; default: an eighth of ``token_limit``, at most
-                2,000.
-            user_id: The user whose facts are shown, in all of their sessions; default: each session's own.
-            agent_id: The agent that this memory is for, where the agents of a user keep facts to themselves. It sees
-                the facts that all agents share and its own, and what it learns is its own; but what takes the place of
-                a shared fact is shared.
-            scope: ``"agent"`` for this agent's own facts alone, ``"user"`` for the shared ones alone; default: both, or
-                without an ``agent_id`` the shared ones.
-            llm: Extracts facts, and summarises with ``summarize``; default: ``Settings.llm`` at first use.
-            embed_model: Ranks facts, and messages that are found for a question, together with their words; default:
-                words alone.
-            extract_facts: Whether facts are extracted. Known facts are shown in any case.
-            extract_every_turns: Finished turns that wait for one extraction.
-            retire_with_messages: Whether a fact is retired when the message was deleted in which it was said.
-            verify: Whether a second call checks what the first one has extracted, and rejects what was not said.
-            categories: The kinds of facts, or a dict with what each of them is.
-            extraction_prompt: What to look for, in your own words.
             memory_blocks: Further blocks, shown behind the record and the facts.
             tokenizer_fn: Counts the tokens; default: o200k_base, exact and offline.
+            chat_history_token_ratio: Share of the token limit, 0..1, for turns that are shown as messages of their own;
+                by default every turn but the newest is condensed.
+            token_flush_size: Without a meaning here, where whole turns leave for the record; a UserWarning says so.
+            memory_blocks_template: Joins the texts of the blocks; default: as they are, within ``<memory>``.
+            insert_method: ``"user"``, in front of the question, or ``"system"``.
+            image_token_size_estimate: Tokens of an image, at least 0.
+            audio_token_size_estimate: Tokens of an audio block, at least 0.
+            video_token_size_estimate: Tokens of a video, at least 0.
             chat_store: A store of your own instead of the following four; it is not closed.
             table_name: The chat table.
             async_database_uri: SQLite by aiosqlite or PostgreSQL by asyncpg; default: in memory.
             async_engine: Your own engine; it is not closed.
             db_schema: The schema of the tables, where the database has schemas.
-            chat_history_token_ratio: Share of the token limit for turns that are shown as messages of their own; by
-                default every turn but the newest is condensed.
-            memory_blocks_template: Joins the texts of the blocks; default: as they are, within ``<memory>``.
-            insert_method: ``"user"``, in front of the question, or ``"system"``.
+            context_window: Most tokens of prompt and answer of the model that answers; default: what ``llm`` says, or
+                ``Settings.llm`` if one is set, and where that does not know it, it is unknown.
+            condensed_token_limit: Most tokens of the record, with its summary and recalled messages; default: what the
+                facts and a quarter of ``token_limit`` (at most 8,000) leave of it, at most 50,000.
+            facts_token_limit: Most tokens of the facts; 0 shows none; default: an eighth of ``token_limit``, at most
+                2,000.
+            user_id: The user whose facts are shown, in all of their sessions; default: each session's own.
+            llm: Extracts facts, and summarises with ``summarize``; default: ``Settings.llm`` at first use.
+            embed_model: Ranks facts, and messages that are found for a question, together with their words; default:
+                words alone.
             cache_points: Whether the prompt has LlamaIndex's cache points, for models that find a prompt in their cache
                 only where it is marked: Anthropic's, those on Bedrock, and with ``CachingOpenAI`` GPT-5.6 and later. A
                 ``CacheControl`` sets type and ttl. Other integrations refuse what they do not know.
-            image_token_size_estimate: Tokens of an image.
-            audio_token_size_estimate: Tokens of an audio block.
-            video_token_size_estimate: Tokens of a video.
-            options: How the record is kept short, as for ``CondensedMemoryBlock``: ``max_messages``, ``summarize``,
-                ``recall_token_limit`` and so on; ``CondensedOptions`` lists them.
+            settings: Each of the following, by name.
 
         Raises:
             LimitError: The limits of the blocks do not fit into ``token_limit``, or that into a known window.
-            ValueError: The options of the record contradict each other, or a ``scope`` needs an ``agent_id``.
-            TypeError: There is no option of such a name.
+            SettingError: An argument does not exist, is of a wrong type or out of its range, or contradicts another.
             StoreError: The database cannot be used, or would outlive a session without a ``session_id``.
         """
         llm, embed_model = shielded(llm), shielded(embed_model)
-        preset.check_names(options)
+        check_names(settings, options.MemoryOptions.__annotations__, "CondensedMemory.from_defaults()")
+        options.warn_of_flush_size(token_flush_size)
+        asked = token_limit, condensed_token_limit, facts_token_limit
+        options.check_tokens(context_window, *asked)
         window = limits.model_window(llm, context_window)
-        asked, counts_exactly = (token_limit, condensed_token_limit, facts_token_limit), tokenizer_fn is not None
-        allowed = limits.checked_limits(window, asked, options, counts_exactly=counts_exactly)
+        allowed = limits.checked_limits(window, asked, settings, counts_exactly=tokenizer_fn is not None)
         preset.check_cache_points(cache_points, memory_blocks_template, llm)
         store = chat_store or MemoryStore(async_database_uri, table_name, async_engine, db_schema=db_schema)
         session_id = preset.session_of(store, session_id)
         counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
         shared: Any = {"llm": llm, "embed_model": embed_model, "tokenizer_fn": counter, "store": store}
-        record = CondensedMemoryBlock(token_limit=allowed.condensed, **shared, **options)
-        learned: Any = {"extract_facts": extract_facts, "extract_every_turns": extract_every_turns, "verify": verify}
-        learned |= {"categories": categories, "extraction_prompt": extraction_prompt}
-        learned |= {"retire_with_messages": retire_with_messages, "user_id": session_id if user_id is None else user_id}
-        facts = RelevantFactsBlock(token_limit=allowed.facts, agent_id=agent_id, scope=scope, **learned, **shared)
-        memory = cls(
+        of_user = session_id if user_id is None else user_id
+        blocks = options.blocks_for(settings, allowed.condensed, allowed.facts, of_user, **shared)
+        memory = checked(
+            cls,
+            cls,
             session_id=session_id,
             token_limit=allowed.token_limit,
-            memory_blocks=[record, facts, *(memory_blocks or [])],
+            memory_blocks=[*blocks, *options.further_blocks(memory_blocks)],
             tokenizer_fn=counter,
             sql_store=store,
             chat_history_token_ratio=chat_history_token_ratio,
             memory_blocks_template=memory_blocks_template or template.MemoryBlocksTemplate(),
-            insert_method=InsertMethod(insert_method),
+            insert_method=insert_method,
             cache_points=cache_points,
             image_token_size_estimate=image_token_size_estimate,
             audio_token_size_estimate=audio_token_size_estimate,
             video_token_size_estimate=video_token_size_estimate,
         )
-        memory._owns_store = chat_store is None
+        memory._owns_store = chat_store is None  # noqa: SLF001 - of this class
         if chat_history is not None:
             memory.set(chat_history)
         return memory
@@ -361,8 +349,8 @@ class CondensedMemory(Memory):
             StoreError: One of ``session_ids`` does not exist; no model was asked then. Without any model, LlamaIndex
                 raises its own error.
         """
-        options = {"show_progress": show_progress, "failed": failed}
-        return await backfill(self.sql_store, self.facts_block, self.session_id, session_ids, **options)
+        how = {"show_progress": show_progress, "failed": failed}
+        return await backfill(self.sql_store, self.facts_block, self.session_id, session_ids, **how)
 
     async def aforget(self, *, vacuum: bool = True) -> dict[str, int]:
         """Delete for good all that is stored about the user of this memory, in all of their sessions, and this session.

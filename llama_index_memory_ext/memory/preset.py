@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from llama_index.core.memory.memory import generate_chat_store_key
 
-from llama_index_memory_ext.errors import LayoutError, StoreError
+from llama_index_memory_ext.errors import LayoutError, SettingError, StoreError
 from llama_index_memory_ext.memory.prompt_caches import warn_without_cache_points
 from llama_index_memory_ext.memory.template import MemoryBlocksTemplate
+from llama_index_memory_ext.refusals import shown
 from llama_index_memory_ext.store import MemoryStore
-from llama_index_memory_ext.text.cutting import CondensedOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,22 +21,11 @@ if TYPE_CHECKING:
 
 
 def check_blocks(blocks: Iterable[object], needed: set[type]) -> None:
-    """Raises a ValueError if the record or the facts, the ``needed`` ones, are missing."""
+    """Raises a SettingError if the record or the facts, the ``needed`` ones, are missing."""
     if not needed <= set(map(type, blocks)):
-        raise ValueError(
+        raise SettingError(
             "a CondensedMemory needs a CondensedMemoryBlock and a RelevantFactsBlock on its own store: build it "
             "with CondensedMemory.from_defaults(...)"
-        )
-
-
-def check_names(options: Iterable[str]) -> None:
-    """Raises a TypeError for a name that is no option of the record."""
-    known = CondensedOptions.__annotations__
-    unknown = sorted(name for name in options if name not in known)
-    if unknown:
-        raise TypeError(
-            f"CondensedMemory.from_defaults() has no argument {unknown[0]!r}. Those of the record are "
-            f"{', '.join(sorted(known))}."
         )
 
 
@@ -51,15 +40,20 @@ def check_cache_points(cache_points: CachePoints, memory_blocks_template: object
         )
 
 
-def session_of(store: object, session_id: str | None) -> str:
+def session_of(store: object, session_id: object) -> str:
     """Returns the name of the session, by default a new one.
 
-    Raises a StoreError for a store without cursors, or one that outlives a session without a name.
+    Raises a StoreError for a store without cursors, or one that outlives a session without a name; a SettingError for
+    a name that is no text.
     """
     if not isinstance(store, MemoryStore):
         raise StoreError(
             f"chat_store must be a MemoryStore, which keeps the cursors of the blocks; it is a "
             f"{type(store).__name__}. Use MemoryStore(async_database_uri)."
+        )
+    if not isinstance(session_id, str | None):
+        raise SettingError(
+            f"session_id must be a text, or None for a new one; saw {shown(session_id)}. str() makes one of a number."
         )
     if not (session_id or store.database.in_memory):
         raise StoreError(

@@ -15,7 +15,7 @@ from llama_index_memory_ext.background.jobs import JobRegistry
 from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.store.database import Database
-from llama_index_memory_ext.store.engine import DEFAULT_POOL_SIZE, DEFAULT_TIMEOUT_SECONDS, check_limits
+from llama_index_memory_ext.store.engine import DEFAULT_POOL_SIZE, DEFAULT_TIMEOUT_SECONDS, check_limits, check_place
 from llama_index_memory_ext.store.facts import Facts
 from llama_index_memory_ext.store.history import each_message
 from llama_index_memory_ext.store.log import Log
@@ -91,6 +91,7 @@ class MemoryStore(SQLAlchemyChatStore):
         pool_size: int = DEFAULT_POOL_SIZE,
     ) -> None:
         check_limits(operation_timeout, pool_size)
+        check_place(table_name, db_schema, async_engine)
         limits: Any = {"seconds": operation_timeout, "pool_size": pool_size}
         database = Database(async_database_uri, table_name, db_schema, async_engine, db_data, **limits)
         # Only people and dumps read this address, and they need not see the password.

@@ -9,6 +9,7 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from llama_index_memory_ext.errors import StoreTimeoutError
+from llama_index_memory_ext.signatures import without_second
 from llama_index_memory_ext.store.in_use import is_unbroken
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ def connected(
             calls: Calls = database.calls
             return await calls.run(call(part, *args, **kwargs), name, writes=writes, seconds=seconds)
 
+        vars(run)["__signature__"] = without_second(method)
         return run
 
     return decorate

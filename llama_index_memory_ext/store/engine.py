@@ -74,6 +74,21 @@ def check_limits(operation_timeout: float, pool_size: int) -> None:
         )
 
 
+def check_place(table_name: object, db_schema: object, async_engine: object) -> None:
+    """Refuse, by a StoreError, names of the table or its schema that are no texts, and what is no engine."""
+    wanted = (
+        ("table_name", table_name, str),
+        ("db_schema", db_schema, str),
+        ("async_engine", async_engine, AsyncEngine),
+    )
+    for name, value, kind in wanted:
+        if not isinstance(value, kind) and (value is not None or name == "table_name"):
+            raise StoreError(
+                f"{name} must be {'a text' if kind is str else 'an AsyncEngine of SQLAlchemy'}; this is a "
+                f"{type(value).__name__}. Leave it out for the default."
+            )
+
+
 def check_backend(url: URL) -> None:
     """Refuse, by a StoreError, a database whose locks the log does not know."""
     if url.get_backend_name() not in _DRIVERS:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from typing_extensions import Self
 
+from llama_index_memory_ext.errors import SettingError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -166,12 +168,12 @@ class TokenCounter:
 
 
 def as_counter(tokenizer: Tokenizer) -> TokenCounter:
-    """Returns a counter as it is, or one around a function from a text to its tokens; a TypeError for all else."""
+    """Returns a counter as it is, or one around a function from a text to its tokens; a SettingError for all else."""
     if isinstance(tokenizer, TokenCounter):
         return tokenizer
     tokens = tokenizer("a b") if callable(tokenizer) else tokenizer
     if not callable(tokenizer) or not hasattr(tokens, "__len__"):
-        raise TypeError(
+        raise SettingError(
             "tokenizer_fn must be a function from a text to the list of its tokens; this one "
             f"{'gives' if callable(tokenizer) else 'is'} a {type(tokens).__name__}. "
             'TokenCounter("gpt-4o") is such a function for a model.'

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from sqlalchemy import func, select
 
 from llama_index_memory_ext import CondensedMemory, Fact, FactError, MemoryStore, MemoryToolSpec, RelevantFactsBlock
@@ -320,9 +319,7 @@ async def test_an_import_cannot_replace_another_agents_fact(store: MemoryStore) 
 
 @pytest.mark.parametrize("scope", ["agent", "both"])
 def test_a_scope_without_its_agent_says_what_is_missing(scope: Any) -> None:
-    with pytest.raises(
-        ValidationError, match=f'scope "{scope}" needs to know the agent, and agent_id is None. Name it'
-    ):
+    with pytest.raises(FactError, match=f'scope "{scope}" needs to know the agent, and agent_id is None. Name it'):
         CondensedMemory.from_defaults(scope=scope)
     with pytest.raises(FactError, match="agent_id is None"):
         FactBook(MemoryStore(), "ann", scope=scope)
@@ -330,9 +327,7 @@ def test_a_scope_without_its_agent_says_what_is_missing(scope: Any) -> None:
 
 @pytest.mark.parametrize("agent_id", ["", " \n"])
 def test_a_blank_agent_is_refused(agent_id: str) -> None:
-    with pytest.raises(
-        ValidationError, match="Expected agent_id to be the name of an agent, or None; saw a blank text"
-    ):
+    with pytest.raises(FactError, match="Expected agent_id to be the name of an agent, or None; saw a blank text"):
         RelevantFactsBlock(agent_id=agent_id)
 
 

@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage, ChatResponse, MockLLM
 from llama_index.core.settings import Settings
-from pydantic import ValidationError
 
 from llama_index_memory_ext import (
     CondensedMemory,
@@ -30,6 +29,7 @@ from llama_index_memory_ext import (
     FactError,
     MemoryStore,
     RelevantFactsBlock,
+    SettingError,
     TokenCounter,
 )
 from llama_index_memory_ext.background.loop import run
@@ -778,7 +778,7 @@ async def test_where_no_fact_concerns_the_question_few_are_shown(open_memory: Op
     assert shown(await block.aget([user("How are you?")], session_id="chat")) == ["Is called Ann"]
     await memory.sql_store.facts.write("ann", [Fact(content=f"Met number {i} on the way") for i in range(500)])
     assert shown(await block.aget(question, session_id="chat")) == ["Is called Ann", "Deploys to Kubernetes"]
-    with pytest.raises(ValidationError, match="min_similarity"):
+    with pytest.raises(SettingError, match="min_similarity"):
         RelevantFactsBlock(min_similarity=1.5)
 
 

@@ -14,9 +14,14 @@ from llama_index.core.base.llms.types import CacheControl, CachePoint, ChatMessa
 from llama_index.core.memory import InsertMethod, Memory
 from llama_index.core.prompts import RichPromptTemplate
 from llama_index.core.storage.chat_store.base_db import MessageStatus
-from pydantic import ValidationError
 
-from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, LayoutError, MemoryBlocksTemplate
+from llama_index_memory_ext import (
+    CondensedMemory,
+    CondensedMemoryBlock,
+    LayoutError,
+    MemoryBlocksTemplate,
+    SettingError,
+)
 from llama_index_memory_ext.record.window import MOST_BLOCKS
 from tests.conversation import BEFORE_QUESTION, assistant, calling, result, sent_text, user
 from tests.memories import OpenMemory, OpenPlainMemory
@@ -291,5 +296,5 @@ def test_a_template_that_makes_one_text_is_refused() -> None:
 
 
 def test_a_time_alone_is_no_control() -> None:
-    with pytest.raises(ValidationError, match="cache_points"):
+    with pytest.raises(SettingError, match="cache_points"):
         CondensedMemory.from_defaults(cache_points="1h")  # type: ignore[arg-type]

@@ -24,6 +24,7 @@ from llama_index_memory_ext import (
     CondensedMemoryBlock,
     FactReplyError,
     LimitError,
+    MemoryExtError,
     RelevantFactsBlock,
 )
 from llama_index_memory_ext.errors import SummaryReplyError
@@ -195,6 +196,16 @@ def test_an_error_about_limits_does_not_show_the_model() -> None:
     with pytest.raises(LimitError) as error:
         CondensedMemory.from_defaults(llm=llm, embed_model=embed_model, token_limit=60_000)
     assert KEY not in locals_of(error.value)
+
+
+@pytest.mark.parametrize("make", [CondensedMemoryBlock, RelevantFactsBlock, CondensedMemory.from_defaults])
+@pytest.mark.parametrize("mistake", [{"token_limit": "8k"}, {"retry_seconds": 0}, {"embed_model": KEY}])
+def test_an_error_about_a_setting_does_not_show_the_model(make: Any, mistake: dict[str, Any]) -> None:
+    """Nor a key that was given in its place."""
+    options = {"llm": OpenAI(model="gpt-4", api_key=KEY), "embed_model": SlowEmbedding(embed_dim=3), **mistake}
+    with pytest.raises(MemoryExtError, match=next(iter(mistake))) as error:
+        make(**options)
+    assert KEY not in locals_of(error.value) + str(error.value)
 
 
 async def test_an_error_of_the_model_that_marks_caches_does_not_show_its_key(start_client: StartClient) -> None:

@@ -1,0 +1,209 @@
+"""What ``CondensedMemory.from_defaults`` takes: all that the host's takes, and each setting of the blocks by name."""
+
+from __future__ import annotations
+
+import inspect
+import pydoc
+import warnings
+from typing import Any
+
+import pytest
+from llama_index.core.memory import InsertMethod, Memory
+from llama_index.llms.openai import OpenAI
+from typing_extensions import Unpack
+
+import llama_index_memory_ext
+from llama_index_memory_ext import (
+    CondensedMemory,
+    CondensedMemoryBlock,
+    CondensedOptions,
+    FactsOptions,
+    LimitError,
+    MemoryBlocksTemplate,
+    MemoryExtError,
+    MemoryOptions,
+    MemoryStore,
+    RelevantFactsBlock,
+    SettingError,
+)
+from llama_index_memory_ext.search.tfidf import TfidfRanker
+from tests.conversation import user
+
+PARAMETERS = inspect.signature(CondensedMemory.from_defaults).parameters
+RECORD_SETTINGS, FACTS_SETTINGS = CondensedOptions.__annotations__, FactsOptions.__annotations__
+KEY = "sk-secret-key"
+
+
+# ---- in the place of the host's ------------------------------------------------------------------------
+
+
+def test_the_host_has_no_argument_that_is_not_taken_in_the_same_place() -> None:
+    """One that a new version of the host brings along fails here."""
+    theirs = list(inspect.signature(Memory.from_defaults).parameters.values())
+    ours = list(PARAMETERS.values())[: len(theirs)]
+    assert [(one.name, one.kind) for one in ours] == [(one.name, one.kind) for one in theirs]
+
+
+async def test_a_call_of_the_host_works_as_it_is() -> None:
+    """With every argument, by name and in its place."""
+    template = MemoryBlocksTemplate()
+    arguments: list[Any] = ["chat", [user("Hello")], 40_000, [], str.split, 0.7, 300, template, InsertMethod.SYSTEM]
+    arguments += [100, 200, 300, None, "my_table", None, None, None]
+    names = [*inspect.signature(Memory.from_defaults).parameters]
+    with pytest.warns(UserWarning, match="token_flush_size"):
+        in_place = CondensedMemory.from_defaults(*arguments)
+    with pytest.warns(UserWarning, match="token_flush_size"):
+        by_name = CondensedMemory.from_defaults(**dict(zip(names, arguments, strict=True)))
+    for memory in (in_place, by_name):
+        assert (memory.session_id, memory.token_limit, memory.chat_history_token_ratio) == ("chat", 40_000, 0.7)
+        assert (memory.insert_method, memory.memory_blocks_template) == (InsertMethod.SYSTEM, template)
+        assert (memory.image_token_size_estimate, memory.video_token_size_estimate) == (100, 300)
+        assert (memory.sql_store.table_name, memory.tokenizer_fn.count("one two")) == ("my_table", 2)
+        assert [message.content for message in await memory.aget_all()] == ["Hello"]
+        await memory.aclose()
+
+
+def test_an_argument_without_a_meaning_here_is_told_once() -> None:
+    """It says what is done instead, and where it was given."""
+    with pytest.warns(UserWarning, match=r"token_flush_size=300 .* chat_history_token_ratio") as warned:
+        CondensedMemory.from_defaults(token_flush_size=300)
+    assert [warning.filename for warning in warned] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert CondensedMemory.from_defaults(token_limit=40_000).condensed_block.token_limit == 30_000
+
+
+# ---- what is shown of it -------------------------------------------------------------------------------
+
+
+def test_each_setting_of_the_blocks_is_shown_with_its_default() -> None:
+    fields = {**RelevantFactsBlock.model_fields, **CondensedMemoryBlock.model_fields}
+    assert set(MemoryOptions.__annotations__) == {*RECORD_SETTINGS, *FACTS_SETTINGS, "retry_seconds"}
+    assert {name: PARAMETERS[name].default for name in MemoryOptions.__annotations__} == {
+        name: fields[name].default for name in MemoryOptions.__annotations__
+    }
+    assert not any(one.kind == one.VAR_KEYWORD for one in PARAMETERS.values())
+
+
+def test_help_says_what_each_argument_is_and_in_which_range() -> None:
+    shown = " ".join(pydoc.plain(pydoc.render_doc(CondensedMemory.from_defaults)).split())
+    assert [name for name in PARAMETERS if f" {name}: " not in shown] == []
+    assert (
+        "keep_ratio: Share of the limit that is left when the record is cut; 1: each turn. Above 0, at most 1." in shown
+    )
+
+
+def test_every_setting_of_a_block_can_be_given_to_a_memory() -> None:
+    """But for those that both blocks have, and that the memory has for both of them."""
+    both = set(CondensedMemoryBlock.model_fields) & set(RelevantFactsBlock.model_fields)
+    of_the_memory = {"user_id", "cache_points"} | both
+    settings = (set(CondensedMemoryBlock.model_fields) | set(RelevantFactsBlock.model_fields)) - of_the_memory
+    assert settings == {*RECORD_SETTINGS, *FACTS_SETTINGS}
+
+
+def test_a_setting_reaches_its_block() -> None:
+    record: CondensedOptions = {"keep_ratio": 0.7, "max_messages": 9, "include_system": True, "summary_token_limit": 99}
+    facts: FactsOptions = {
+        "max_facts": 50,
+        "min_confidence": 0.1,
+        "similarity_weight": 0.2,
+        "confidence_weight": 0.3,
+        "recency_weight": 0.0,
+        "context_turns": 5,
+        "min_similarity": 0.5,
+        "general_facts": 1,
+        "ranker_factory": TfidfRanker,
+        "categories": ("diet",),
+    }
+    memory = CondensedMemory.from_defaults(**record, **facts, retry_seconds=7.5)
+    assert {name: getattr(memory.condensed_block, name) for name in record} == record
+    assert {name: getattr(memory.facts_block, name) for name in facts} == facts
+    assert memory.condensed_block.retry_seconds == memory.facts_block.retry_seconds == 7.5
+
+
+def test_settings_can_be_handed_on() -> None:
+    """With types: a function of a program takes what the memory takes."""
+
+    def open_memory(name: str, **options: Unpack[MemoryOptions]) -> CondensedMemory:
+        return CondensedMemory.from_defaults(name, **options)
+
+    assert open_memory("chat", max_facts=3).facts_block.max_facts == 3
+
+
+# ---- mistakes ------------------------------------------------------------------------------------------
+
+MISTAKES: list[dict[str, Any]] = [
+    {"token_limit": "40k"}, {"token_limit": -5}, {"token_limit": True}, {"token_limit": 40_000.5},
+    {"condensed_token_limit": "1"}, {"facts_token_limit": -1}, {"context_window": "8k"}, {"context_window": 0},
+    {"keep_ratio": 2}, {"keep_ratio": "half"}, {"max_messages": 0},
+    {"keep_messages": 3}, {"start_on": 3}, {"end_on": ["human"]}, {"text_splitter": 3}, {"message_ratio": 0},
+    {"recall_token_limit": -1}, {"recall_token_limit": 10**6}, {"summarize": "perhaps"},
+    {"max_facts": 0}, {"min_confidence": 2}, {"similarity_weight": -1}, {"context_turns": 0},
+    {"similarity_weight": 0, "confidence_weight": 0}, {"ranker_factory": 3}, {"retry_seconds": 0},
+    {"categories": "diet"}, {"categories": []}, {"extraction_prompt": " "}, {"extract_every_turns": 0},
+    {"insert_method": "nowhere"}, {"chat_history_token_ratio": 2}, {"chat_history_token_ratio": -0.1},
+    {"image_token_size_estimate": -1}, {"audio_token_size_estimate": "x"}, {"memory_blocks_template": "{{ x }}"},
+    {"user_id": 5}, {"session_id": 5}, {"tokenizer_fn": 5}, {"tokenizer_fn": len}, {"cache_points": "1h"},
+    {"memory_blocks": 3}, {"memory_blocks": [3]}, {"memory_blocks": [CondensedMemoryBlock()]},
+    {"llm": KEY}, {"embed_model": KEY}, {"chat_store": KEY}, {"async_engine": 3}, {"table_name": 3}, {"db_schema": 3},
+    {"async_database_uri": 3}, {"chat_history": 3}, {"chat_history": ["Hello"]}, {"max_message": 3}, {"memory": 3},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_a_mistake_is_refused_with_its_name_in_one_line(mistake: dict[str, Any]) -> None:
+    """By an error of this package, without the key."""
+    llm = OpenAI(model="gpt-4o-mini", api_key=KEY)
+    with pytest.raises(MemoryExtError) as refused:
+        CondensedMemory.from_defaults(**{"llm": llm, **mistake})
+    said = str(refused.value)
+    assert isinstance(refused.value, ValueError | TypeError)
+    assert next(iter(mistake)) in said or "list of ChatMessage objects" in said
+    assert "\n" not in said
+    assert KEY not in said
+    assert said.count(".") >= 1
+
+
+@pytest.mark.parametrize("name", [name for name in PARAMETERS if name not in {"token_flush_size", "session_id"}])
+def test_no_argument_takes_just_anything(name: str) -> None:
+    anything: dict[str, Any] = {name: object()}
+    with pytest.raises(MemoryExtError, match=f"{name}|list of ChatMessage objects"):
+        CondensedMemory.from_defaults(**anything)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mistake", "said"),
+    [
+        (CondensedMemoryBlock, {"keep_ratio": 2}, r"keep_ratio must be .* 1; saw 2\. It is: \"Share of .* for 0\.4\."),
+        (CondensedMemoryBlock, {"token_limit": "8k"}, r"token_limit must be a valid integer.*; saw '8k'\."),
+        (CondensedMemoryBlock, {"llm": KEY}, r"llm must be an instance of LLM; saw a str\."),
+        (CondensedMemoryBlock, {"max_message": 3}, r"'max_message'\. Did you mean 'max_messages'"),
+        (RelevantFactsBlock, {"min_confidence": 2}, r"min_confidence must be .* 1; saw 2\."),
+        (RelevantFactsBlock, {"similarity_weight": 0, "confidence_weight": 0}, "not both 0"),
+        (RelevantFactsBlock, {"categories": {}}, "categories: expected 1 to 50 names"),
+    ],
+)
+def test_a_block_refuses_mistakes_as_the_memory_does(kind: Any, mistake: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingError, match=said) as refused:
+        kind(**mistake)
+    assert refused.value.__cause__ is refused.value.__context__ is None
+
+
+def test_limits_that_contradict_each_other_are_limits_in_a_block_too() -> None:
+    with pytest.raises(LimitError, match="keep_messages=3 needs a max_messages"):
+        CondensedMemoryBlock(keep_messages=3)
+
+
+async def test_no_ratio_at_all_keeps_the_newest_turn_alone() -> None:
+    store = MemoryStore()
+    memory = CondensedMemory.from_defaults(chat_store=store, chat_history_token_ratio=0, extract_facts=False)
+    await memory.aput_messages([user("one"), user("two")])
+    assert len(await memory.aget()) == 1
+    await store.aclose()
+
+
+# ---- the package ---------------------------------------------------------------------------------------
+
+
+def test_the_options_are_public() -> None:
+    assert {"CondensedOptions", "FactsOptions", "MemoryOptions", "SettingError"} <= set(llama_index_memory_ext.__all__)
