@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from llama_index_memory_ext import CondensedMemory, MemoryStore
 from tests.openai_server import Message, call, say, serve
 
 ROOT = Path(__file__).parents[1]
@@ -166,3 +168,9 @@ def test_the_readme_is_short() -> None:
 
 def test_every_guide_is_in_the_readme() -> None:
     assert [name for name in PAGES if name not in {"README.md", "figures.md"} and f"docs/{name}" not in README] == []
+
+
+def test_every_setting_is_on_its_page() -> None:
+    named = set(re.findall(r"`(\w+)`", PAGES["settings.md"]))
+    assert [name for name in inspect.signature(CondensedMemory.from_defaults).parameters if name not in named] == []
+    assert [name for name in inspect.signature(MemoryStore).parameters if name not in named] == []

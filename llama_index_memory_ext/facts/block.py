@@ -82,7 +82,8 @@ class RelevantFactsBlock(LogBlock):
     user_id: str | None = Field(default=None, description="Whose facts these are; None: those of each session.")
     agent_id: str | None = Field(default=None, description="The agent that may have facts of its own; None: none has.")
     scope: Scope | None = Field(
-        default=None, description='"user", "agent" or "both", as above; None: "both", or without an agent "user".'
+        default=None,
+        description='"user": what all agents share, "agent": its own, or "both"; None: "both", without agent "user".',
     )
     similarity_weight: float = Field(default=SIMILARITY_WEIGHT, ge=0, description="What similarity weighs in a score.")
     confidence_weight: float = Field(default=CONFIDENCE_WEIGHT, ge=0, description="What confidence weighs in a score.")
