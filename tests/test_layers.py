@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 PICTURE = """\
 .           __main__                                                      # the command, also without the extra
 ---
-cli         chat > facts files forget > app > demo > __init__ offline_model other_model  # the subcommands
+cli         chat sessions > facts files forget > app usage > demo answers > __init__ offline_model other_model  # words
 ---
 .           __init__                                                      # the public names
 ---

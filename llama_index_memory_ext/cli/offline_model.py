@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 
 ABOUT = "I answer by rules: sums with calculator tools, what you said about yourself, and which tools I called."
 NOT_SEEN = "I cannot see that in what I was shown."
+NO_CALL = "I called no tool for that. I answered from what I was shown."
 
 _OPERATIONS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
 _SUM = re.compile(
     r"(?:.*\b(?:what is|what's|how much is|calculate|compute) )?((?:[-+*/() ]|\d+(?:\.\d+)?){1,300}?)[ ?.!=]*",
     re.IGNORECASE,
 )
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _ELEMENT = re.compile(r'^<(?:message role="(\w+)"|fact )([^>]*)>(.*?)</(?:message|fact)>$', re.MULTILINE | re.DOTALL)
 _CALL_ID = re.compile(r'tool_call_id="([^"]*)"')
@@ -98,7 +100,7 @@ def reply(messages: Iterable[ChatMessage], tool_names: Collection[str] = ()) -> 
         return _call("call_1", "report_facts", _facts_in(question))
     if summary := _summarize(question):
         return _answer(summary)
-    if worked_out := _calculate(question, list(_calls(entries[asked:])), tool_names):
+    if not _asks_how(question) and (worked_out := _calculate(question, list(_calls(entries[asked:])), tool_names)):
         return worked_out
     rules = (_tell_calls, _tell_topic, _take_note)
     return _answer(next(filter(None, (rule(question, past) for rule in rules)), ABOUT))
@@ -203,17 +205,27 @@ def _summarize(question: str) -> str:
     return "\n".join(filter(None, [so_far[1].replace("(none)", ""), *lines]))
 
 
+def _asks_how(question: str) -> bool:
+    return "how did you" in question.casefold()
+
+
 def _tell_calls(question: str, past: Sequence[_Entry]) -> str:
-    """Tells the calls of the last turn that had any."""
-    if "how did you" not in question.casefold():
+    """Tells the calls of the turn with the numbers of the question; without numbers, of the last turn."""
+    if not _asks_how(question):
         return ""
-    starts = [0, *(i for i, entry in enumerate(past) if entry.role == "user")]
-    calls = next(filter(None, (list(_calls(past[start:])) for start in reversed(starts))), [])
+    starts = [i for i, entry in enumerate(past) if entry.role == "user"]
+    turns = [past[start:end] for start, end in zip(starts, [*starts[1:], None], strict=False)]
+    if numbers := set(_NUMBER.findall(question)):
+        turns = [
+            turn for turn in turns if numbers <= set(_NUMBER.findall(turn[0].text)) and not _asks_how(turn[0].text)
+        ]
+    if not turns:
+        return NOT_SEEN
     told = []
-    for tool, arguments, result in calls:
+    for tool, arguments, result in _calls(turns[-1]):
         shown = ", ".join(f"{name}={_shown(value)}" for name, value in arguments.items())
         told.append(f"{tool} with {shown} and got {_shown(result)}")
-    return f"I called {', then '.join(told)}." if told else "I cannot see any tool call in what I was shown."
+    return f"I called {', then '.join(told)}." if told else NO_CALL
 
 
 def _tell_topic(question: str, past: Sequence[_Entry]) -> str:
