@@ -63,7 +63,7 @@ def talk(database: Path, session_id: str, user_id: str | None, *said: str, max_m
             for text in said:
                 await memory.aput(ChatMessage(role="user", content=text))
                 await memory.aput(ChatMessage(role="assistant", content=f"Noted: {text}"))
-            await memory.aget()
+                await memory.aget()
 
     asyncio.run(hold())
 
@@ -287,9 +287,9 @@ def test_a_session_is_shown_with_its_messages_and_what_came_from_it(cli: Here, d
 
 
 def test_what_has_left_the_record_is_told_apart(cli: Here, database: Path) -> None:
-    talk(database, "s", "ann", "First.", "Second.", max_messages=2)
+    talk(database, "s", "ann", "First.", "Second.", "Third.", max_messages=2)
     told = json.loads(cli("sessions", "show", "s", "--json").stdout)
-    assert (told["messages"], told["in_record"], told["older_than_record"], told["current_turn"]) == (4, 2, 2, 0)
+    assert (told["messages"], told["in_record"], told["older_than_record"], told["current_turn"]) == (6, 4, 2, 0)
 
 
 @pytest.mark.parametrize("layout", ["llama_index", "openai"])
