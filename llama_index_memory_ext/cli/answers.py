@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -17,20 +18,20 @@ if TYPE_CHECKING:
 
     from rich.console import ConsoleOptions, RenderResult
 
-# How often the block that is not finished yet is drawn again.
-_REFRESHES_PER_SECOND = 10
+# How often the block that is not finished yet is drawn again, at most.
+_REDRAW_SECONDS = 0.05
 
 
 class Answer:
     """Prints the parts of an answer. On a terminal each block of its Markdown is printed for good when it is finished.
 
-    Only the last block, which may still change, is drawn again as it grows.
+    Below them the last block, which may still change, is drawn again as it grows.
     """
 
     def __init__(self) -> None:
         self._is_rendered = sys.stdout.isatty()
         self._console = Console(highlight=False, markup=False, emoji=False)
-        self._text, self._blocks = "", 0
+        self._text, self._blocks, self._drawn_at = "", 0, 0.0
         self._live: Live | None = None
 
     def add(self, part: str) -> None:
@@ -39,63 +40,58 @@ class Answer:
         if not self._is_rendered:
             print(part, end="", flush=True)
             return
-        self._text += part
-        finished, self._text = split_blocks(self._text)
-        if finished.strip():
-            self._print(finished)
-        if self._text.strip():
-            self._draw()
+        finished, self._text = split_blocks(self._text + part)
+        self._print(finished, self._text)
 
     def pause(self) -> None:
         """Prints for good what has come, so that something else can be printed below it."""
-        if not self._is_rendered:
-            return
         text, self._text = self._text, ""
-        self._print(text)
+        if self._live is not None:
+            self._print(text, "")
+            live, self._live = self._live, None
+            live.stop()
 
     def end(self) -> None:
-        """Ends the answer, also one that was interrupted."""
+        """Ends the answer."""
         if self._is_rendered:
             self.pause()
         else:
             print(flush=True)
 
-    def _draw(self) -> None:
-        shown = _Tail(self._text, gap=bool(self._blocks))
+    def _print(self, finished: str, rest: str) -> None:
+        """Prints finished blocks above what is drawn, and draws the rest: both in one go, so that nothing flickers."""
         if self._live is None:
             # Not redirected: whoever prints something else calls ``pause`` before.
             self._live = Live(
-                shown,
                 console=self._console,
-                refresh_per_second=_REFRESHES_PER_SECOND,
+                auto_refresh=False,
                 transient=True,
                 redirect_stdout=False,
                 redirect_stderr=False,
             )
-            self._live.start(refresh=True)
-        else:
-            self._live.update(shown)
-
-    def _print(self, text: str) -> None:
-        if self._live is not None:
-            live, self._live = self._live, None
-            live.stop()
-        if text.strip():
-            if self._blocks:
-                self._console.print()
-            self._console.print(markdown(text))
-            self._blocks += 1
+            self._live.start()
+        is_finished, gap = bool(finished.strip()), [""] if self._blocks else []
+        self._blocks += is_finished
+        self._live.update(_Tail(rest, gap=bool(self._blocks)))
+        if is_finished:
+            self._console.print(*gap, markdown(finished), sep="\n")
+        elif time.monotonic() - self._drawn_at > _REDRAW_SECONDS:
+            self._live.refresh()
+            self._drawn_at = time.monotonic()
 
 
 class _Tail:
-    """The last lines of a block that is not finished, as many as the screen has: Rich cannot redraw others."""
+    """The last lines of a block that is not finished, as many as the screen has: Rich cannot redraw others.
+
+    At least one line, empty if need be: Rich leaves a line behind where it has drawn none.
+    """
 
     def __init__(self, text: str, *, gap: bool) -> None:
         self._text, self._gap = text, gap
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = console.render_lines(markdown(self._text), options, pad=False)
-        if self._gap:
+        lines = console.render_lines(markdown(self._text), options, pad=False) if self._text.strip() else []
+        if self._gap or not lines:
             lines.insert(0, [])
         for line in lines[-max(1, console.size.height - 2) :]:
             yield from line

@@ -210,22 +210,26 @@ def _asks_how(question: str) -> bool:
 
 
 def _tell_calls(question: str, past: Sequence[_Entry]) -> str:
-    """Tells the calls of the turn with the numbers of the question; without numbers, of the last turn."""
+    """Tells the calls of the turn that is asked about."""
     if not _asks_how(question):
         return ""
-    starts = [i for i, entry in enumerate(past) if entry.role == "user"]
-    turns = [past[start:end] for start, end in zip(starts, [*starts[1:], None], strict=False)]
-    if numbers := set(_NUMBER.findall(question)):
-        turns = [
-            turn for turn in turns if numbers <= set(_NUMBER.findall(turn[0].text)) and not _asks_how(turn[0].text)
-        ]
-    if not turns:
+    if not (turn := _turn_of(question, past)):
         return NOT_SEEN
     told = []
-    for tool, arguments, result in _calls(turns[-1]):
+    for tool, arguments, result in _calls(turn):
         shown = ", ".join(f"{name}={_shown(value)}" for name, value in arguments.items())
         told.append(f"{tool} with {shown} and got {_shown(result)}")
     return f"I called {', then '.join(told)}." if told else NO_CALL
+
+
+def _turn_of(question: str, past: Sequence[_Entry]) -> Sequence[_Entry]:
+    """Returns the last turn that began with the numbers of the question; without numbers the last turn of all."""
+    starts = [i for i, entry in enumerate(past) if entry.role == "user"]
+    turns = [past[start:end] for start, end in zip(starts, [*starts[1:], None], strict=False)]
+    if numbers := set(_NUMBER.findall(question)):
+        asked = [turn for turn in turns if numbers <= set(_NUMBER.findall(turn[0].text))]
+        turns = [turn for turn in asked if not _asks_how(turn[0].text)]
+    return turns[-1] if turns else ()
 
 
 def _tell_topic(question: str, past: Sequence[_Entry]) -> str:
