@@ -100,7 +100,7 @@ def reply(messages: Iterable[ChatMessage], tool_names: Collection[str] = ()) -> 
         return _call("call_1", "report_facts", _facts_in(question))
     if summary := _summarize(question):
         return _answer(summary)
-    if not _asks_how(question) and (worked_out := _calculate(question, list(_calls(entries[asked:])), tool_names)):
+    if worked_out := _calculate(question, list(_calls(entries[asked:])), tool_names):
         return worked_out
     rules = (_tell_calls, _tell_topic, _take_note)
     return _answer(next(filter(None, (rule(question, past) for rule in rules)), ABOUT))
@@ -164,7 +164,8 @@ def _facts_in(question: str) -> Arguments:
 def _calculate(question: str, calls: Sequence[_Call], tools: Collection[str]) -> ChatMessage | None:
     """Calls a tool for each operation of a sum, the inner ones first, then tells its value; None without a sum."""
     results = {(name, *arguments.values()): result for name, arguments, result in calls}
-    sums = [found[1].strip() for found in map(_SUM.fullmatch, _SENTENCE_END.split(question)) if found]
+    sentences = () if _asks_how(question) else _SENTENCE_END.split(question)
+    sums = [found[1].strip() for found in map(_SUM.fullmatch, sentences) if found]
     written = max(sums, key=len, default="")
     try:
         tree = ast.parse(written, mode="eval").body
