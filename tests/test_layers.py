@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 PICTURE = """\
 .           __main__                                                      # the command, also without the extra
 ---
-cli         chat > facts files forget inspect > app > demo > __init__ other_model  # the subcommands
+cli         chat sessions > facts files forget inspect > app usage > demo answers > __init__ other_model  # words
 ---
 inspector   report server > deeds pages > access views > prompt > served  # pages about a database, for a browser
 ---

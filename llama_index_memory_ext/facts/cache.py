@@ -83,7 +83,7 @@ class UserFacts:
 
     @property
     def active(self) -> tuple[Fact, ...]:
-        """The facts that hold."""
+        """The current facts: neither retired nor ended."""
         return self.columns.facts
 
     def take(self, changes: FactChanges, make_ranker: Callable[[], FactRanker], now: datetime | None = None) -> None:
