@@ -38,7 +38,7 @@ grounding   sentences statement > names negation > dates > numbers quotes secret
 store       __init__ > facts log vectors > deletions history message_ids > readers users > database >
             calls engine engines rows > in_use schema                     # the tables, who has read how far, pools
 search      concern embeddings > tfidf vectors > tokenization > days      # how similar two texts are
-formats     __init__ > openai                                             # messages of other programs, as JSON
+formats     __init__ > foreign > openai                                   # messages of other programs, as JSON
 ---
 .           fact                                                          # a fact, with its dates and its source
 asking      options > failures shield window                              # what a model can read and takes; failures
