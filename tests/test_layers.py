@@ -30,7 +30,8 @@ memory      condensed_memory > flushing limits preset stats > prompt_caches temp
 ---
 record      block > summary > recall summary_checks window > message_index selection > entry  # within the limit
 facts       backfill > block > extractor > learning > sources verification > cache explanation prompt validation >
-            batches book categories checks offering recovery > evidence ranking reply > scoring fields history > period
+            batches book categories checks offering recovery > evidence foreign ranking reply >
+            scoring fields history > period
 ---
 grounding   sentences statement > names negation > dates > numbers quotes secrets > words numerals > language  # words
 .           log_block                                                     # what both blocks share: they read one log

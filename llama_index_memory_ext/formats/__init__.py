@@ -96,7 +96,7 @@ def messages_to_json(messages: Sequence[ChatMessage], *, layout: Layout = "llama
 
 
 def _values(source: Json) -> list[Json]:
-    value = _loaded(source) if isinstance(source, str | bytes | bytearray) else source
+    value = loaded_json(source) if isinstance(source, str | bytes | bytearray) else source
     if isinstance(value, Mapping):
         value = state_of(value)
         value = value.get("messages", [value] if "role" in value or is_foreign(value) else value)
@@ -107,8 +107,8 @@ def _values(source: Json) -> list[Json]:
     return list(value)
 
 
-def _loaded(source: str | bytes | bytearray) -> Json:
-    """Returns the value of a JSON text, or the list of those in JSON Lines."""
+def loaded_json(source: str | bytes | bytearray) -> Json:
+    """Returns the value of a JSON text, or the list of those in JSON Lines; a MessageError for what is none."""
     try:
         text = source if isinstance(source, str) else source.decode(json.detect_encoding(source))
         listed, count = _NEXT_LINE.subn(r"},\1{", text.removeprefix("\ufeff"))
