@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
 _NOT_INSTALLED = (
-    "The commands chat, facts, sessions, export, import, forget and doctor need Typer and Rich: "
+    "The commands chat, facts, sessions, export, import, forget, mcp and doctor need Typer and Rich: "
     'pip install "llama-index-memory-ext[cli]"'
 )
 
@@ -63,7 +63,7 @@ def load_app() -> typer.Typer:
     # Imported here: Typer and Rich are optional.
     from llama_index_memory_ext.cli.app import app
 
-    for module in ("chat", "facts", "files", "forget"):
+    for module in ("chat", "facts", "files", "forget", "mcp"):
         # Each registers its commands.
         import_module(f"llama_index_memory_ext.cli.{module}")
     return app

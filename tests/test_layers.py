@@ -19,11 +19,11 @@ ROOT = Path(__file__).parents[1]
 PICTURE = """\
 .           __main__                                                      # the command, also without the extra
 ---
-cli         chat > facts files forget > app > demo > __init__ offline_model other_model  # the subcommands
+cli         chat > facts files forget mcp > app > demo > __init__ offline_model other_model  # the subcommands
 ---
 .           __init__                                                      # the public names
 ---
-agents      tools > requests retriever                                    # memory as an agent's tools
+agents      mcp tools > changes > requests retriever                      # memory as an agent's tools
 .           caching_openai                                                # OpenAI's models, with cache breakpoints
 ---
 memory      condensed_memory > flushing limits preset stats > prompt_caches template  # the preset, what is sent
@@ -65,6 +65,7 @@ DOORS: dict[str, set[str]] = {
     "py3langid": {"grounding"},
     "typer": {"cli"},
     "rich": {"cli"},
+    "mcp": {"agents"},
 }
 
 
