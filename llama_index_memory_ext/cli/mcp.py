@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Annotated
 
 import typer
@@ -10,7 +11,7 @@ import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import app as cli
 
 _NOT_INSTALLED = 'The command mcp needs the MCP package: pip install "llama-index-memory-ext[mcp]"'
-_WAITING = "Waiting for an MCP client on stdin. Programs start this command themselves; Ctrl-D ends it."
+_WAITING = "Waiting for an MCP client on stdin. Programs start this command themselves; Ctrl-C ends it."
 _SESSION_HELP = "A conversation that another program writes: its messages are searched, and quotes must be in it."
 
 _Session = Annotated[str | None, typer.Option("--session", metavar="ID", help=_SESSION_HELP)]
@@ -37,6 +38,8 @@ def mcp(*, user: cli.User = None, session: _Session = None, db: cli.Db = None, r
         cli.say(_WAITING, stderr=True)
 
     async def serve(store: ext.MemoryStore) -> None:
+        # A thread waits for stdin, for which Python would wait after a Ctrl-C; the database takes any end.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         memory = cli.memory_on(store, name, user)
         await memory_server(memory, in_session=session is not None, read_only=read_only).run_stdio_async()
 

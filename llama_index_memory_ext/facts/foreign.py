@@ -56,14 +56,23 @@ def foreign_facts(text: str, namespace: str, categories: Sequence[str] | None = 
         entries = _entries(loaded_json(text))
     except MessageError:
         return None
-    if entries and all(isinstance(one, dict) and _read(one) is None and _has(one, _OWN) for one in entries):
+    if entries and all(map(_is_own, entries)):
         return None
     found = {i: _checked(one, i) for i, one in enumerate(entries)}
+    known = CATEGORIES if categories is None else categories
+    return [_fact(one, i, known) for i, one in _of_one(found, namespace).items() if one.fields]
+
+
+def _is_own(entry: Json) -> bool:
+    return isinstance(entry, dict) and _has(entry, _OWN) and _read(entry) is None
+
+
+def _of_one(found: dict[int, _Entry], namespace: str) -> dict[int, _Entry]:
+    """Returns the entries of the user who is named, or all if they are of one user."""
     named = {i: one for i, one in found.items() if namespace in one.names}
     if not named and len({one.names for one in found.values()}) > 1:
         raise _several(list(found.values()))
-    known = CATEGORIES if categories is None else categories
-    return [_fact(one, i, known) for i, one in (named or found).items() if one.fields]
+    return named or found
 
 
 def _entries(value: Json) -> list[Json]:

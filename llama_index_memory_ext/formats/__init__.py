@@ -150,20 +150,28 @@ def _message(value: Json, place: int) -> ChatMessage:
 def _read(value: Json) -> ChatMessage:
     if isinstance(value, BaseModel):  # A ChatMessage, or what a client of OpenAI's API returns.
         value = value.model_dump(mode="json")
-    is_theirs = is_foreign(value)
-    if not is_theirs and (not isinstance(value, dict) or value.get("role") is None):
-        raise MessageError(f"Expected an object with a 'role'; saw {described(value)}.")
-    _check_values(value, _MAX_LEVELS)
-    value = from_foreign(cleaned(value)) if is_theirs else cleaned(value)
+    value, message_id = _in_known_layout(value)
     role = value.get("role")
     if role not in _ROLES:
         seen = repr(role) if isinstance(role, str) and _SHOWN_ROLE.fullmatch(role) else described(role)
         raise MessageError(f"Expected a 'role' that is one of {', '.join(_ROLES)}; saw {seen}.")
     message = _own(value) or from_openai(value)
     # A number or a text, which say the same once they are stored.
-    told = {key: value[key] for key in (*times_in(value), *([ID_KEY] if is_theirs and ID_KEY in value else []))}
-    message.additional_kwargs = {**told, **message.additional_kwargs}
+    told = {key: value[key] for key in times_in(value)}
+    message.additional_kwargs = {**told, **message.additional_kwargs, **message_id}
     return message
+
+
+def _in_known_layout(value: Json) -> tuple[dict[str, Json], dict[str, Json]]:
+    """Returns a message in LlamaIndex's layout or OpenAI's, and apart from it the id of one of another program."""
+    is_theirs = is_foreign(value)
+    if not is_theirs and (not isinstance(value, dict) or value.get("role") is None):
+        raise MessageError(f"Expected an object with a 'role'; saw {described(value)}.")
+    _check_values(value, _MAX_LEVELS)
+    if not is_theirs:
+        return dict(cleaned(value)), {}
+    message = from_foreign(cleaned(value))
+    return message, {key: message.pop(key) for key in (ID_KEY,) if key in message}
 
 
 def _check_values(value: Json, levels: int) -> None:

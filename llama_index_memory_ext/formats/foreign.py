@@ -71,51 +71,80 @@ def _is_zeps(value: dict[str, Json]) -> bool:
 
 
 def _from_langchain(kind: str, fields: dict[str, Json]) -> dict[str, Json]:
-    kwargs, told = fields.get("additional_kwargs") or {}, fields.get("response_metadata") or {}
-    if not isinstance(kwargs, dict) or not isinstance(told, dict):
+    kwargs, content = fields.get("additional_kwargs") or {}, fields["content"]
+    if not isinstance(kwargs, dict):
         raise MessageError(f"Expected 'additional_kwargs' of LangChain to be an object; saw {described(kwargs)}.")
-    content = fields["content"]
-    parts = content if isinstance(content, list) else []
-    calls = [*_listed(fields.get("tool_calls")), *_listed(fields.get("invalid_tool_calls"))]
-    in_content = [part for part in parts if isinstance(part, dict) and part.get("type") == _CALL]
-    times = {**told, **kwargs, **fields}
+    told = fields.get("response_metadata")
+    times = {**(told if isinstance(told, dict) else {}), **kwargs, **fields}
     return {
         "role": _ROLES[kind] or fields.get("role"),
-        "content": [_part(part) for part in parts if not _is_hidden(part)] if parts else content,
-        "tool_calls": calls or kwargs.get("tool_calls") or in_content,
-        "function_call": None if calls else kwargs.get("function_call"),
+        "content": _parts(content),
+        **_calls(fields, kwargs),
         **{key: fields.get(key) for key in ("name", "tool_call_id")},
         **{key: times[key] for key in times_in(times)},
         ID_KEY: fields.get("id"),
     }
 
 
+def _calls(fields: dict[str, Json], kwargs: dict[str, Json]) -> dict[str, Json]:
+    """Returns the calls of a message, which older versions have in ``additional_kwargs`` or in the content alone."""
+    calls = [*_listed(fields.get("tool_calls")), *_listed(fields.get("invalid_tool_calls"))]
+    if calls:
+        return {"tool_calls": calls}
+    raw = kwargs.get("tool_calls") or [part for part in _listed(fields["content"]) if _kind(part) == _CALL]
+    return {"tool_calls": raw, "function_call": kwargs.get("function_call")}
+
+
+def _parts(content: Json) -> Json:
+    return [_part(part) for part in content if _kind(part) not in _HIDDEN] if isinstance(content, list) else content
+
+
 def _listed(value: Json) -> list[Json]:
     return value if isinstance(value, list) else [value] if value else []
 
 
-def _is_hidden(part: Json) -> bool:
-    return isinstance(part, dict) and part.get("type") in _HIDDEN
+def _kind(part: Json) -> str:
+    return str(part.get("type")) if isinstance(part, dict) else ""
 
 
 def _part(part: Json) -> Json:
     """Returns a part of a content as OpenAI writes it. What is not known here is left as it is."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
-    if not isinstance(part, dict):
-        return part
-    # Anthropic writes them into an object of their own.
-    source = part["source"] if isinstance(part.get("source"), dict) else part
-    kind, data = part.get("type"), source.get("base64") or source.get("data")
+    write = _WRITERS.get(_kind(part))
+    # Anthropic writes the data into an object of their own.
+    source = part["source"] if write and isinstance(part.get("source"), dict) else part
+    return (write(source) if write else None) or part
+
+
+def _image(source: dict[str, Json]) -> Json:
+    url = _data_url(source) or source.get("url")
+    return {"type": "image_url", "image_url": {"url": url}} if url else None
+
+
+def _audio(source: dict[str, Json]) -> Json:
+    mimetype, data = _data(source)
+    return (
+        {"type": "input_audio", "input_audio": {"data": data, "format": mimetype.rpartition("/")[2]}} if data else None
+    )
+
+
+def _file(source: dict[str, Json]) -> Json:
+    url = _data_url(source)
+    return {"type": "file", "file": {"file_data": url, "filename": source.get("filename")}} if url else None
+
+
+_WRITERS = {"image": _image, "audio": _audio, "file": _file}
+
+
+def _data(source: dict[str, Json]) -> tuple[str, Json]:
     mimetype = source.get("mime_type") or source.get("media_type") or ""
-    url = f"data:{mimetype};base64,{data}" if data else source.get("url")
-    if kind == "image" and url:
-        return {"type": "image_url", "image_url": {"url": url}}
-    if kind == "audio" and data:
-        return {"type": "input_audio", "input_audio": {"data": data, "format": str(mimetype).rpartition("/")[2]}}
-    if kind == "file" and data:
-        return {"type": "file", "file": {"file_data": url, "filename": part.get("filename")}}
-    return part
+    return str(mimetype), source.get("base64") or source.get("data")
+
+
+def _data_url(source: dict[str, Json]) -> str:
+    mimetype, data = _data(source)
+    return f"data:{mimetype};base64,{data}" if data else ""
 
 
 def _from_zep(value: dict[str, Json]) -> dict[str, Json]:

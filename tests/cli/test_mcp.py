@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -17,7 +18,7 @@ from mcp.client.stdio import stdio_client
 from mcp.types import CallToolResult, TextContent
 
 from llama_index_memory_ext import CondensedMemory, Fact
-from tests.cli.terminal import COMMAND, Here, clean_environment, run
+from tests.cli.terminal import COMMAND, PATIENCE_SECONDS, Here, clean_environment, run
 from tests.conversation import assistant, user
 
 GREEN_TEA = {"content": "Loves green tea", "quote": "Please remember that I love green tea.", "category": "preference"}
@@ -192,7 +193,9 @@ async def test_with_a_session_quotes_must_be_in_it_and_its_messages_are_found(da
     assert (stored.session_id, len(stored.message_ids)) == ("s", 1)
 
 
-async def test_what_was_remembered_outlives_a_server_that_is_killed(database: Path) -> None:
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+async def test_what_was_remembered_outlives_a_server_that_is_ended(database: Path, end: signal.Signals) -> None:
+    """At once, while its stdin is still open."""
     command = [*COMMAND, "mcp", "--db", str(database), "--user", "ann"]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "encoding": "utf-8"}
     hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
@@ -209,7 +212,8 @@ async def test_what_was_remembered_outlives_a_server_that_is_killed(database: Pa
             process.stdin.flush()
             if "id" in request:
                 assert json.loads(process.stdout.readline())["id"] == request["id"]
-        process.kill()
+        process.send_signal(end)
+        assert process.wait(PATIENCE_SECONDS) == -end
     async with client(database, "--user", "ann") as session:
         assert (await call(session, "list_memories"))["total"] == 1
 
