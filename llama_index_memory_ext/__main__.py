@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
 _NOT_INSTALLED = (
-    "The commands chat, facts, sessions, export, import, forget, inspect and doctor need Typer and Rich: "
+    "The commands chat, facts, sessions, export, import, forget, inspect, mcp and doctor need Typer and Rich: "
     'pip install "llama-index-memory-ext[cli]"'
 )
 
@@ -62,7 +62,7 @@ def load_app() -> typer.Typer:
     # Imported here: Typer and Rich are optional.
     from llama_index_memory_ext.cli.app import app
 
-    for module in ("chat", "facts", "sessions", "files", "forget", "inspect"):
+    for module in ("chat", "facts", "sessions", "files", "forget", "inspect", "mcp"):
         # Each registers its commands.
         import_module(f"llama_index_memory_ext.cli.{module}")
     return app

@@ -313,10 +313,20 @@ def test_facts_travel_through_a_pipe(cli: Here, tmp_path: Path) -> None:
     assert "Likes Köln 🚀" in cli("facts", "list", "--user", "bob", **other).stdout
 
 
+def test_exports_of_other_memories_are_imported(cli: Here) -> None:
+    mem0 = {"results": [{"id": "1", "memory": "Likes Köln", "user_id": "u7", "metadata": None}]}
+    assert cli("import", "-", *ANN, stdin=json.dumps(mem0)).stdout == "Imported 1 fact into ann.\n"
+    assert "Likes Köln" in cli("facts", "list", *ANN).stdout
+    state = {"values": {"messages": [{"type": "human", "content": "I like Köln.", "id": "m1"}]}}
+    assert cli("import", "-", "--session", "s", *ANN, stdin=json.dumps(state)).stdout == "Imported 1 message into s.\n"
+    assert "I like Köln." in cli("export", "--session", "s").stdout
+
+
 @pytest.mark.parametrize(
     ("content", "options", "says"),
     [
         (b"no json", ("--session", "s"), "JSON"),
+        (b'{"chat": []}', ANN, "an export of mem0, LangGraph or Zep; entry 0: saw an object with the keys 'chat'"),
         (b'{"a": 1}', ("--session", "s"), "messages"),
         (b'"\xff"', ("--session", "s"), "UTF-8"),
         (b"no json", ANN, "Line 1 is no fact"),
