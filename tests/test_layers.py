@@ -37,7 +37,7 @@ grounding   sentences statement > names negation > dates > numbers quotes secret
 ---
 store       __init__ > facts log vectors > deletions history message_ids > readers users > database >
             calls engine engines rows > in_use schema                     # the tables, who has read how far, pools
-search      concern embeddings > tfidf vectors > tokenization > days      # how similar two texts are
+search      concern embeddings > tfidf vectors > forms postings > languages > stems > tokenization > days function_words
 formats     __init__ > openai                                             # messages of other programs, as JSON
 ---
 .           fact                                                          # a fact, with its dates and its source
