@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pydantic import AfterValidator
 
 from llama_index_memory_ext.asking.shield import model_of, shielded
 from llama_index_memory_ext.errors import NoModelError
+from llama_index_memory_ext.search.languages import checked_languages
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
@@ -37,6 +39,8 @@ Counter: TypeAlias = Annotated[TokenCounter, BeforeValidator(as_counter)]
 # Fields whose values are shielded. Reading one gives the model itself.
 AnyLLM: TypeAlias = Annotated[LLM | None, AfterValidator(shielded)]
 AnyEmbedding: TypeAlias = Annotated[BaseEmbedding | None, AfterValidator(shielded)]
+# Codes of ISO 639-1; None stands for any language.
+Languages: TypeAlias = Annotated[Sequence[str] | None, BeforeValidator(checked_languages)]
 _MODELS = frozenset({"llm", "embed_model"})
 
 

@@ -93,7 +93,7 @@ async def _search(memory: "CondensedMemory", question: _Question) -> Output:
 async def _explain(memory: "CondensedMemory", question: _Question) -> Output:
     """Say of each fact whether a question shows it to the model."""
     found = await memory.facts_block.aexplain(question)
-    names = ("why", "score", "similarity", "matched", "tokens")
+    names = ("why", "score", "similarity", "recency", "matched", "tokens")
     facts = [
         one.fact.model_dump(mode="json") | {"shown": one.injected} | {name: getattr(one, name) for name in names}
         for one in found.facts
@@ -209,13 +209,13 @@ def explanation_table(explanation: "Explanation", namespace: str) -> RenderableT
     ids = short_ids(one.fact.id for one in explanation.facts)
     rows = []
     for one in explanation.facts:
-        shown = f"{'yes' if one.injected else 'no'}: {one.why}"
-        numbers = [f"{number:.2f}" for number in (one.score, one.similarity, one.confidence)]
-        content = _content(one.fact) + (f" (matched: {_keywords(one.matched)})" if one.matched else "")
+        shown = f"yes: {one.why}" if one.injected else one.why
+        numbers = [f"{number:.2f}" for number in (one.score, one.similarity, one.confidence, one.recency)]
+        content = _content(one.fact) + (f" (in common: {one_line(one.words)})" if one.matches else "")
         rows.append((shown, *numbers, str(one.tokens), ids[one.fact.id], content))
-    columns = ["shown", "score", "similarity", "confidence", "tokens", "id", "fact"]
+    columns = ["shown", "score", "similarity", "confidence", "recency", "tokens", "id", "fact"]
     table = cli.table(columns, rows, empty=f"No facts of {namespace}.")
-    return Group(table, f"{explanation.tokens} of {explanation.limit} tokens") if rows else table
+    return Group(table, *explanation.notes) if rows else table
 
 
 def _content(fact: "Fact") -> str:

@@ -31,7 +31,8 @@ from llama_index_memory_ext.facts.extractor import Extractor
 from llama_index_memory_ext.facts.learning import Learner
 from llama_index_memory_ext.facts.scoring import Weights, fit_facts
 from llama_index_memory_ext.facts.sources import retire_deleted
-from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, AnyEmbedding, LogBlock
+from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, AnyEmbedding, Languages, LogBlock
+from llama_index_memory_ext.search.languages import checked_languages
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 from llama_index_memory_ext.store.rows import Seen
 from llama_index_memory_ext.text.messages import question_in, spoken, turns_in
@@ -94,6 +95,9 @@ class RelevantFactsBlock(LogBlock):
     )
     embed_model: AnyEmbedding = Field(default=None, exclude=True, repr=False, description="None: words alone.")
     ranker_factory: Any = Field(default=TfidfRanker, exclude=True, repr=False, description="Makes a FactRanker.")
+    languages: Languages = Field(
+        default=None, description="In which languages questions may be, as ['de', 'en']; None: told for each question."
+    )
     max_facts: int | None = Field(default=None, ge=1, description="The least confident facts over it are retired.")
     min_confidence: float = Field(default=DEFAULT_MIN_CONFIDENCE, ge=0, le=1)
     extract_facts: bool = Field(default=True, description="Whether new facts are extracted.")
@@ -137,7 +141,7 @@ class RelevantFactsBlock(LogBlock):
         if not asked.facts:
             return ""
         # Fields may be set at any time.
-        settings = (cache.weights, cache.min_similarity, cache.general_facts, self.token_limit)
+        settings = (cache.weights, cache.min_similarity, cache.general_facts, cache.languages, self.token_limit)
         key = (*known.version, *settings, asked.period, namespace, question, *context)
         shown = cached = self._shown.get(key)
         if shown is None:
@@ -289,8 +293,11 @@ class RelevantFactsBlock(LogBlock):
     def _cache(self) -> FactCache:
         weights = Weights(self.similarity_weight, self.confidence_weight, self.recency_weight)
         least, clock = (self.min_similarity, self.general_facts), self._clock
-        model = self._shielded("embed_model")
-        return FactCache(self._store, self._users, self.ranker_factory, model, weights, *least, clock)
+        model, make = self._shielded("embed_model"), self.ranker_factory
+        languages = checked_languages(self.languages)
+        if make is TfidfRanker and languages:
+            make = partial(TfidfRanker, languages=languages)
+        return FactCache(self._store, self._users, make, model, weights, *least, clock, languages)
 
     @property
     def _room(self) -> int:

@@ -175,7 +175,7 @@ class CondensedMemory(Memory):
         record = CondensedMemoryBlock(token_limit=allowed.condensed, **shared, **options)
         learned: Any = {"extract_facts": extract_facts, "extract_every_turns": extract_every_turns, "verify": verify}
         learned |= {"categories": categories, "extraction_prompt": extraction_prompt}
-        learned |= {"retire_with_messages": retire_with_messages}
+        learned |= {"retire_with_messages": retire_with_messages, "languages": options.get("languages")}
         whose = session_id if user_id is None else user_id
         facts = RelevantFactsBlock(token_limit=allowed.facts, user_id=whose, **learned, **shared)
         memory = cls(

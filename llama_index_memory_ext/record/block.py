@@ -11,7 +11,7 @@ from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationInfo,
 from llama_index_memory_ext.background.jobs import JobKey
 from llama_index_memory_ext.errors import LimitError, StoreError
 from llama_index_memory_ext.events import SummaryFailedEvent
-from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, AnyEmbedding, LogBlock
+from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, AnyEmbedding, Languages, LogBlock
 from llama_index_memory_ext.record.entry import truncated
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS, FoundMessage, MessageSearch
 from llama_index_memory_ext.record.selection import RecordSettings
@@ -23,6 +23,7 @@ from llama_index_memory_ext.record.window import (
     Window,
     cache_points_in,
 )
+from llama_index_memory_ext.search.languages import checked_languages
 from llama_index_memory_ext.text.cutting import CondensedOptions, Limits
 from llama_index_memory_ext.text.responses import Usage
 from llama_index_memory_ext.text.tokens import CountedText
@@ -124,6 +125,11 @@ class CondensedMemoryBlock(LogBlock):
         exclude=True,
         repr=False,
         description="Ranks messages that are found for a question, together with their words; None: words alone.",
+    )
+    languages: Languages = Field(
+        default=None,
+        description="In which languages questions may be, as ['de', 'en'], for finding messages; None: told for each "
+        "question.",
     )
     recall_token_limit: int = Field(
         default=0,
@@ -280,6 +286,7 @@ class CondensedMemoryBlock(LogBlock):
                 summarize=self.summarize,
                 summary_limit=_summary_limit(self.token_limit, self.summary_token_limit),
                 recall_limit=self.recall_token_limit,
+                languages=checked_languages(self.languages),
             )
             search = MessageSearch(self._store, settings, self._shielded("embed_model"))
             self._made = _Parts(RecordReader(self._store, settings), search, fields)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.search.function_words import FUNCTION_WORDS
 from llama_index_memory_ext.search.stems import LANGUAGES, stem
-from llama_index_memory_ext.search.tokenization import STOP_WORDS, Word, term_of, without_accents, words_of
+from llama_index_memory_ext.search.tokenization import STOP_WORDS, Word, indexed_words, term_of, without_accents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -84,6 +84,11 @@ def languages_of(text: str, among: tuple[str, ...] | None = None) -> tuple[str, 
     return found if among is None else tuple(code for code in found if code in among) or among
 
 
+def terms_in(text: str, codes: Sequence[str]) -> tuple[str, ...]:
+    """Returns the terms of ``words_in``."""
+    return tuple(word.term for word in words_in(text, codes))
+
+
 def is_function_word(word: str, codes: Iterable[str]) -> bool:
     """Whether a word in lower case has no meaning of its own in one of these languages."""
     return any(word in _words(code) for code in codes)
@@ -92,10 +97,10 @@ def is_function_word(word: str, codes: Iterable[str]) -> bool:
 def words_in(text: str, codes: Sequence[str]) -> Iterator[Word]:
     """Yields the words of a text that have a meaning, with their stems in the first of these languages as terms.
 
-    Without a code they are those of ``words_of``. Two texts are compared in the same language.
+    Without a code they are those of ``indexed_words``. Two texts are compared in the same language.
     """
     code = codes[0] if codes else "en"
-    for word in words_of(text):
+    for word in indexed_words(text):
         if code == "en" or not word.written.isalpha():
             yield word
         elif not is_function_word(word.written, codes):

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from llama_index_memory_ext import TfidfRanker
@@ -176,8 +178,8 @@ def facts_in(*codes: str) -> list[Fact]:
     return [Fact(content=" ".join(one.split())) for code in codes for one in KNOWN[code][0].split("|")]
 
 
-def first_of(facts: list[Fact], question: str, **options: list[str]) -> str:
-    ranker = TfidfRanker(**options)
+def first_of(facts: list[Fact], question: str, languages: Sequence[str] | None = None) -> str:
+    ranker = TfidfRanker(languages=languages)
     ranker.add(Document(fact.id, fact.content) for fact in facts)
     return rank(facts, question, ranker=ranker)[0].fact.content
 
