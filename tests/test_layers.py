@@ -30,7 +30,8 @@ memory      condensed_memory > flushing limits preset stats > prompt_caches temp
 ---
 record      block > summary > recall summary_checks window > message_index selection > entry  # within the limit
 facts       backfill > block > extractor > learning > sources verification > cache explanation prompt validation >
-            batches book categories checks offering recovery > evidence ranking reply > matches scoring fields history > period
+            batches book categories checks offering recovery > evidence ranking reply > matches scoring fields history >
+            period
 ---
 grounding   sentences statement > names negation > dates > numbers quotes secrets > words numerals > language  # words
 .           log_block                                                     # what both blocks share: they read one log
@@ -38,7 +39,6 @@ grounding   sentences statement > names negation > dates > numbers quotes secret
 store       __init__ > facts log vectors > deletions history message_ids > readers users > database >
             calls engine engines rows > in_use schema                     # the tables, who has read how far, pools
 search      concern embeddings > tfidf vectors > forms postings > languages > stems > tokenization >
-            days function_words                                           # how similar two texts are
             days function_words                                           # how similar two texts are
 formats     __init__ > openai                                             # messages of other programs, as JSON
 ---
