@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 _COLUMNS = ("fact", "similarity", "confidence", "recency", "score", "words in common", "tokens", "shown")
 _CONTENT_WIDTH, _MOST_WORDS = 48, 5
 _NO_ROOM, _TOO_LITTLE = "left out: no room", "left out: too little in common"
-_ABOUT_SIMILARITY = (
-    "Similarity is that of the facts among each other, by all their words and their source: the best has 1."
-)
+_ABOUT_SIMILARITY = "Similarity compares these facts with each other: the one that is most like the question has 1."
 
 
 @dataclass(frozen=True, slots=True)
