@@ -33,14 +33,15 @@ memory      condensed_memory > flushing limits options preset stats > prompt_cac
 record      block > summary > recall summary_checks window > message_index selection > entry  # within the limit
 facts       backfill > block > extractor > learning > sources verification > cache explanation prompt validation >
             batches book categories checks offering options recovery talk > evidence foreign ranking reply >
-            scoring fields history > period
+            matches scoring fields history > period
 ---
 grounding   sentences statement > names negation > dates > numbers quotes secrets > words numerals > language  # words
 .           log_block                                                     # what both blocks share: they read one log
 ---
 store       read_only > __init__ > facts log vectors > deletions history message_ids > readers users > database >
             calls engine engines rows > in_use schema                     # the tables, who has read how far, pools
-search      concern embeddings > tfidf vectors > tokenization > days      # how similar two texts are
+search      concern embeddings > tfidf vectors > forms postings > languages > stems > tokenization >
+            days function_words                                           # how similar two texts are
 formats     __init__ > foreign > openai                                   # messages of other programs, as JSON
 ---
 .           agent_view fact                                               # a fact; which facts an agent sees

@@ -211,7 +211,7 @@ class _Conversation:
             raise TerminalError("nothing was asked yet. Say /why QUESTION to look at a question of your own.")
         cli.say(f"Facts that the model would be shown now for {one_line(question)!r}, and why:")
         explanation = self.loop.run(block.aexplain(question, session_id=self.memory.session_id, context=context))
-        cli.say(explanation_table(explanation, self.memory.facts.namespace, block.token_limit))
+        cli.say(explanation_table(explanation, self.memory.facts.namespace))
 
     def _forget(self, text: str) -> None:
         if not text:

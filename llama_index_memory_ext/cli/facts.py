@@ -29,14 +29,6 @@ _SHORT_ID_LENGTHS = range(8, 41)
 # What is to be known of each fact that is deleted.
 WORDS_STAY = "The messages in which it was said stay in their session: `forget --session ID` deletes a session."
 # The reasons of ``Explanation``, as a person asks for them.
-_REASONS = {
-    "related": "concerns the question",
-    "by confidence": "room was left",
-    "not concerned": "does not concern the question",
-    "no room": "no room was left",
-    "past": "was true before",
-    "correction": "corrects another one",
-}
 _CATEGORY_HELP = "preference, knowledge, context, behavior, goal or correction."
 
 _Question = Annotated[str, typer.Argument(metavar="QUESTION", help="What the user might ask.")]
@@ -108,13 +100,13 @@ async def _search(memory: "CondensedMemory", question: _Question) -> Output:
 async def _explain(memory: "CondensedMemory", question: _Question) -> Output:
     """Say of each fact whether the model is shown it for a question, and why; without --agent of the shared ones."""
     found = await memory.facts_block.aexplain(question)
-    names = ("why", "score", "similarity", "matched", "tokens")
+    names = ("why", "score", "similarity", "recency", "matched", "tokens")
     facts = [
         one.fact.model_dump(mode="json") | {"shown": one.injected} | {name: getattr(one, name) for name in names}
         for one in found.facts
     ]
     result = {"tokens": found.tokens, "token_limit": found.limit, "facts": facts}
-    return result, explanation_table(found, memory.facts.namespace, memory.facts_block.token_limit)
+    return result, explanation_table(found, memory.facts.namespace)
 
 
 @_command("add", create=True)
@@ -231,21 +223,18 @@ def facts_table(facts: Sequence["Fact"], namespace: str) -> RenderableType:
     return cli.table(columns, rows, empty=f"No facts of {namespace}.")
 
 
-def explanation_table(explanation: "Explanation", namespace: str, token_limit: int) -> RenderableType:
-    """Returns a table that says of each fact whether it is shown, and why; ``token_limit`` is that of the block."""
+def explanation_table(explanation: "Explanation", namespace: str) -> RenderableType:
+    """Returns a table that says of each fact whether it is shown, and why."""
     ids = short_ids(one.fact.id for one in explanation.facts)
     rows = []
     for one in explanation.facts:
-        shown = f"{'yes' if one.injected else 'no'}: {_REASONS.get(one.why, one.why)}"
-        numbers = [f"{number:.2f}" for number in (one.score, one.similarity, one.confidence)]
-        content = _content(one.fact) + (f" (matched: {_keywords(one.matched)})" if one.matched else "")
+        shown = f"yes: {one.why}" if one.injected else one.why
+        numbers = [f"{number:.2f}" for number in (one.score, one.similarity, one.confidence, one.recency)]
+        content = _content(one.fact) + (f" (in common: {one_line(one.words)})" if one.matches else "")
         rows.append((shown, *numbers, str(one.tokens), ids[one.fact.id], content))
-    columns = ["shown", "score", "similarity", "confidence", "tokens", "id", "fact"]
+    columns = ["shown", "score", "similarity", "confidence", "recency", "tokens", "id", "fact"]
     table = cli.table(columns, rows, empty=f"No facts of {namespace}.")
-    number = sum(one.injected for one in explanation.facts)
-    taken = f"Shown: {pluralize(number, 'fact')}, {pluralize(explanation.tokens, 'token')}."
-    most = f"Facts may take {token_limit} tokens, {explanation.limit} without the tags around all of them."
-    return Group(table, cli.text(f"{taken} {most}")) if rows else table
+    return Group(table, *explanation.notes) if rows else table
 
 
 def _content(fact: "Fact") -> str:

@@ -9,6 +9,7 @@ import typer
 
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import app as cli
+from llama_index_memory_ext.cli.usage import Command
 
 _NOT_INSTALLED = 'The command mcp needs the MCP package: pip install "llama-index-memory-ext[mcp]"'
 _WAITING = "Waiting for an MCP client on stdin. Programs start this command themselves; Ctrl-C ends it."

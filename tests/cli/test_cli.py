@@ -159,7 +159,10 @@ def test_a_fact_is_added_found_retired_restored_and_forgotten(cli: Here) -> None
     (found,) = json.loads(cli("facts", "search", "How should I do testing?", *ANN, "--json").stdout)
     assert (found["id"], found["confidence"], found["category"]) == (pytest_id, 0.9, "preference")
     explained = json.loads(cli("facts", "explain", "How should I do testing?", *ANN, "--json").stdout)
-    assert {fact["id"]: fact["why"] for fact in explained["facts"]} == {pytest_id: "related", docker_id: "pinned"}
+    assert {fact["id"]: fact["why"] for fact in explained["facts"]} == {
+        pytest_id: "matches in its own words",
+        docker_id: "pinned",
+    }
     assert cli("facts", "retire", pytest_id[:10], *ANN, "--reason", "uses unittest now").returncode == 0
     assert "pytest" not in cli("facts", "list", *ANN).stdout
     assert "(retired: uses unittest now)" in cli("facts", "list", "--retired", *ANN, COLUMNS="200").stdout
