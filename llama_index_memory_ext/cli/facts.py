@@ -229,10 +229,10 @@ def explanation_table(explanation: "Explanation", namespace: str) -> RenderableT
     rows = []
     for one in explanation.facts:
         shown = f"yes: {one.why}" if one.injected else one.why
-        numbers = [f"{number:.2f}" for number in (one.score, one.similarity, one.confidence, one.recency)]
         content = _content(one.fact) + (f" (in common: {one_line(one.words)})" if one.matches else "")
-        rows.append((shown, *numbers, str(one.tokens), ids[one.fact.id], content))
-    columns = ["shown", "score", "similarity", "confidence", "recency", "tokens", "id", "fact"]
+        rows.append((ids[one.fact.id], content, f"{one.score:.2f}", f"{one.similarity:.2f}", shown))
+    # A terminal is narrow: --json has the other numbers.
+    columns = ["id", "fact", "score", "similarity", "shown"]
     table = cli.table(columns, rows, empty=f"No facts of {namespace}.")
     return Group(table, *explanation.notes) if rows else table
 

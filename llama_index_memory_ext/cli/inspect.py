@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 _LIBRARIES = {"starlette", "uvicorn", "jinja2"}
 
-_Port = Annotated[int, typer.Option(min=0, max=65_535, help="The port on 127.0.0.1; 0: any that is free.")]
+_Port = Annotated[
+    int, typer.Option(min=0, max=65_535, metavar="NUMBER", help="The port on 127.0.0.1; 0: any that is free.")
+]
 _Write = Annotated[bool, typer.Option("--write", help="Also retire, restore and forget; each asks before it does.")]
 _Open = Annotated[
     bool, typer.Option("--open/--no-open", help="Open it; the list of processes shows the address to others then.")

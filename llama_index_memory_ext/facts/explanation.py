@@ -101,7 +101,7 @@ def explain(ranked: RankedFacts, limit: int, counter: TokenCounter, concerned: C
 
 def _why_shown(entry: RankedFact, matches: Collection[Match]) -> str:
     if entry.past:
-        return "past"
+        return "was true before"
     return comes_first(entry.fact) or (_why_similar(matches) if entry.similarity else "nothing in common, but room")
 
 

@@ -53,8 +53,8 @@ def checked_languages(codes: Sequence[str] | None) -> tuple[str, ...] | None:
     """
     if codes is None:
         return None
-    named = [codes] if isinstance(codes, str) else list(codes)
-    unknown = [code for code in named if code not in LANGUAGES]
+    named = list(codes) if isinstance(codes, list | tuple) else [codes]
+    unknown = [code for code in named if not isinstance(code, str) or code not in LANGUAGES]
     if unknown or not named:
         raise ValueError(
             f"languages must be one or more of {', '.join(LANGUAGES)}; saw {unknown[0] if unknown else 'none'!r}. None "

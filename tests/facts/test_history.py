@@ -160,7 +160,7 @@ async def test_past_facts_are_explained_found_and_within_the_limit(open_memory: 
     memory = open_memory("chat", user_id="ann")
     await memory.facts.aimport("".join(fact.model_dump_json() + "\n" for fact in (MOVED, BERGEN)))
     explanation = await memory.facts_block.aexplain("Where did I live before?")
-    assert {one.fact.id: (one.injected, one.why) for one in explanation.facts}["oslo"] == (True, "past")
+    assert {one.fact.id: (one.injected, one.why) for one in explanation.facts}["oslo"] == (True, "was true before")
     found = await MemoryRetriever(memory).aretrieve("Did I live in Oslo before?")
     assert found[0].node.metadata["until"] == "2025-11-20"
     assert "until: 2025-11-20" in found[0].node.get_content(MetadataMode.LLM)

@@ -78,7 +78,7 @@ def test_an_argument_without_a_meaning_here_is_told_once() -> None:
 
 def test_each_setting_of_the_blocks_is_shown_with_its_default() -> None:
     fields = {**RelevantFactsBlock.model_fields, **CondensedMemoryBlock.model_fields}
-    assert set(MemoryOptions.__annotations__) == {*RECORD_SETTINGS, *FACTS_SETTINGS, "retry_seconds"}
+    assert set(MemoryOptions.__annotations__) == {*RECORD_SETTINGS, *FACTS_SETTINGS, "languages", "retry_seconds"}
     assert {name: PARAMETERS[name].default for name in MemoryOptions.__annotations__} == {
         name: fields[name].default for name in MemoryOptions.__annotations__
     }
