@@ -9,10 +9,9 @@ import os
 import sys
 from contextlib import redirect_stdout
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.cli import DEFAULT_TIMEOUT, check_timeout, describe_error, plain
+from llama_index_memory_ext.cli import DEFAULT_TIMEOUT, check_timeout, describe_error, plain, version_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
 _NOT_INSTALLED = (
-    "The commands chat, facts, sessions, export, import, forget, inspect and doctor need Typer and Rich: "
+    "The commands chat, facts, sessions, export, import, forget, inspect, mcp and doctor need Typer and Rich: "
     'pip install "llama-index-memory-ext[cli]"'
 )
 
@@ -63,7 +62,7 @@ def load_app() -> typer.Typer:
     # Imported here: Typer and Rich are optional.
     from llama_index_memory_ext.cli.app import app
 
-    for module in ("chat", "facts", "files", "forget", "inspect"):
+    for module in ("chat", "facts", "sessions", "files", "forget", "inspect", "mcp"):
         # Each registers its commands.
         import_module(f"llama_index_memory_ext.cli.{module}")
     return app
@@ -76,7 +75,7 @@ def _run(arguments: list[str]) -> int:
         if (error.name or "").split(".")[0] not in {"typer", "rich", "packaging"}:
             raise
         return _run_without_extra(arguments)
-    if arguments in ([], ["facts"]):
+    if arguments in ([], ["facts"], ["sessions"]):
         with redirect_stdout(sys.stderr):
             app([*arguments, "--help"], standalone_mode=False)
         return WRONG_USAGE
@@ -84,18 +83,19 @@ def _run(arguments: list[str]) -> int:
 
 
 def _run_without_extra(arguments: list[str]) -> int:
-    if not arguments or arguments[0] not in {"demo", "--help"}:
+    if not arguments or arguments[0] not in {"demo", "--help", "--version"}:
         sys.stderr.write(f"{_NOT_INSTALLED}\n")
         return WRONG_USAGE
     parser = argparse.ArgumentParser(prog="python -m llama_index_memory_ext", epilog=_NOT_INSTALLED)
+    parser.add_argument("--version", action="version", version=version_line())
     parser.add_argument("command", choices=["demo"])
-    parser.add_argument("--database", type=Path, metavar="PATH")
+    parser.add_argument("--db", metavar="DB", help="a SQLite file, or a SQLAlchemy address")
     parser.add_argument("--timeout", metavar="SECONDS", default=os.environ.get("OPENAI_TIMEOUT") or DEFAULT_TIMEOUT)
     options = parser.parse_args(arguments)
     # Imported here: LlamaIndex takes seconds to start, and a wrong option is reported without it.
     from llama_index_memory_ext.cli.demo import run
 
-    return run(options.database, check_timeout(options.timeout))
+    return run(options.db, check_timeout(options.timeout))
 
 
 if __name__ == "__main__":

@@ -107,6 +107,9 @@ class Fact(BaseModel):
     message_ids: tuple[int, ...] = Field(default=(), description="The rows of the log in which the user stated it.")
     quote: Visible = Field(default="", description="The words of the user that state it, verbatim.")
     source: Visible = Field(default="", description="The text around the quote, by which it is found too.")
+    imported_from: Visible | None = Field(
+        default=None, description="The memory whose export it was read from: mem0, LangGraph or Zep; None: none."
+    )
     retired_at: Utc | None = Field(default=None, description="Since when it is no longer true.")
     retired_reason: Visible | None = Field(default=None, description="Why it is no longer true.")
     replaced_by: Text | None = Field(default=None, description="The id of the fact that is true instead.")

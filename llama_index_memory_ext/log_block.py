@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from pydantic import AfterValidator
 from llama_index_memory_ext.asking.shield import model_of, shielded
 from llama_index_memory_ext.errors import NoModelError
 from llama_index_memory_ext.refusals import checked
+from llama_index_memory_ext.search.languages import checked_languages
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
@@ -38,6 +40,8 @@ Counter: TypeAlias = Annotated[TokenCounter, BeforeValidator(as_counter)]
 # Fields whose values are shielded. Reading one gives the model itself.
 AnyLLM: TypeAlias = Annotated[LLM | None, AfterValidator(shielded)]
 AnyEmbedding: TypeAlias = Annotated[BaseEmbedding | None, AfterValidator(shielded)]
+# Codes of ISO 639-1; None stands for any language.
+Languages: TypeAlias = Annotated[Sequence[str] | None, BeforeValidator(checked_languages)]
 _MODELS = frozenset({"llm", "embed_model"})
 
 
@@ -86,6 +90,9 @@ class LogBlock(BaseMemoryBlock[str]):
         default=None, exclude=True, repr=False, description="The store whose log is read; None for a private one."
     )
     llm: AnyLLM = Field(default=None, exclude=True, repr=False, description="None: Settings.llm at first use.")
+    languages: Languages = Field(
+        default=None, description="In which languages questions may be, as ['de', 'en']; None: told for each question."
+    )
     retry_seconds: float = Field(
         default=2.0, gt=0, description="Pause after the model has failed; each further one is twice as long."
     )

@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 
 ABOUT = "I answer by rules: sums with calculator tools, what you said about yourself, and which tools I called."
 NOT_SEEN = "I cannot see that in what I was shown."
+NO_CALL = "I called no tool for that. I answered from what I was shown."
 
 _OPERATIONS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
 _SUM = re.compile(
     r"(?:.*\b(?:what is|what's|how much is|calculate|compute) )?((?:[-+*/() ]|\d+(?:\.\d+)?){1,300}?)[ ?.!=]*",
     re.IGNORECASE,
 )
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _ELEMENT = re.compile(r'^<(?:message role="(\w+)"|fact )([^>]*)>(.*?)</(?:message|fact)>$', re.MULTILINE | re.DOTALL)
 _CALL_ID = re.compile(r'tool_call_id="([^"]*)"')
@@ -162,7 +164,8 @@ def _facts_in(question: str) -> Arguments:
 def _calculate(question: str, calls: Sequence[_Call], tools: Collection[str]) -> ChatMessage | None:
     """Calls a tool for each operation of a sum, the inner ones first, then tells its value; None without a sum."""
     results = {(name, *arguments.values()): result for name, arguments, result in calls}
-    sums = [found[1].strip() for found in map(_SUM.fullmatch, _SENTENCE_END.split(question)) if found]
+    sentences = () if _asks_how(question) else _SENTENCE_END.split(question)
+    sums = [found[1].strip() for found in map(_SUM.fullmatch, sentences) if found]
     written = max(sums, key=len, default="")
     try:
         tree = ast.parse(written, mode="eval").body
@@ -203,17 +206,31 @@ def _summarize(question: str) -> str:
     return "\n".join(filter(None, [so_far[1].replace("(none)", ""), *lines]))
 
 
+def _asks_how(question: str) -> bool:
+    return "how did you" in question.casefold()
+
+
 def _tell_calls(question: str, past: Sequence[_Entry]) -> str:
-    """Tells the calls of the last turn that had any."""
-    if "how did you" not in question.casefold():
+    """Tells the calls of the turn that is asked about."""
+    if not _asks_how(question):
         return ""
-    starts = [0, *(i for i, entry in enumerate(past) if entry.role == "user")]
-    calls = next(filter(None, (list(_calls(past[start:])) for start in reversed(starts))), [])
+    if not (turn := _turn_of(question, past)):
+        return NOT_SEEN
     told = []
-    for tool, arguments, result in calls:
+    for tool, arguments, result in _calls(turn):
         shown = ", ".join(f"{name}={_shown(value)}" for name, value in arguments.items())
         told.append(f"{tool} with {shown} and got {_shown(result)}")
-    return f"I called {', then '.join(told)}." if told else "I cannot see any tool call in what I was shown."
+    return f"I called {', then '.join(told)}." if told else NO_CALL
+
+
+def _turn_of(question: str, past: Sequence[_Entry]) -> Sequence[_Entry]:
+    """Returns the last turn that began with the numbers of the question; without numbers the last turn of all."""
+    starts = [i for i, entry in enumerate(past) if entry.role == "user"]
+    turns = [past[start:end] for start, end in zip(starts, [*starts[1:], None], strict=False)]
+    if numbers := set(_NUMBER.findall(question)):
+        asked = [turn for turn in turns if numbers <= set(_NUMBER.findall(turn[0].text))]
+        turns = [turn for turn in asked if not _asks_how(turn[0].text)]
+    return turns[-1] if turns else ()
 
 
 def _tell_topic(question: str, past: Sequence[_Entry]) -> str:

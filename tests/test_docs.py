@@ -88,7 +88,7 @@ def test_what_happens_is_printed_and_exported(tmp_path: Path) -> None:
         "FactsInjectedEvent",
         "FactsExtractedEvent",
     ]
-    assert "messages  2: 0 active, 2 in the record as they are, 0 have left it" in printing
+    assert "messages  2: 0 of the current turn, 2 shown in the record; 0 older than the record" in printing
     assert re.findall(r'"name": "(\w+)"', exporting) == ["HistoryCondensedEvent"]
     assert '"memory.messages": 2,' in exporting
     assert "pytest" not in printing

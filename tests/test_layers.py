@@ -19,29 +19,30 @@ ROOT = Path(__file__).parents[1]
 PICTURE = """\
 .           __main__                                                      # the command, also without the extra
 ---
-cli         chat > facts files forget inspect > app > demo > __init__ other_model  # the subcommands
+cli         chat sessions > facts files forget inspect mcp > app usage > demo answers > __init__ other_model  # words
 ---
 inspector   report server > deeds pages > access views > prompt > served  # pages about a database, for a browser
 ---
 .           __init__                                                      # the public names
 ---
-agents      tools > requests retriever                                    # memory as an agent's tools
+agents      mcp tools > changes > requests retriever                      # memory as an agent's tools
 .           caching_openai offline_model                                  # OpenAI's with breakpoints; a model of rules
 ---
 memory      condensed_memory > flushing limits options preset stats > prompt_caches template  # the preset, what is sent
 ---
 record      block > summary > recall summary_checks window > message_index selection > entry  # within the limit
 facts       backfill > block > extractor > learning > sources verification > cache explanation prompt validation >
-            batches book categories checks offering options recovery talk > evidence ranking reply >
-            scoring fields history > period
+            batches book categories checks offering options recovery talk > evidence foreign ranking reply >
+            matches scoring fields history > period
 ---
 grounding   sentences statement > names negation > dates > numbers quotes secrets > words numerals > language  # words
 .           log_block                                                     # what both blocks share: they read one log
 ---
 store       read_only > __init__ > facts log vectors > deletions history message_ids > readers users > database >
             calls engine engines rows > in_use schema                     # the tables, who has read how far, pools
-search      concern embeddings > tfidf vectors > tokenization > days      # how similar two texts are
-formats     __init__ > openai                                             # messages of other programs, as JSON
+search      concern embeddings > tfidf vectors > forms postings > languages > stems > tokenization >
+            days function_words                                           # how similar two texts are
+formats     __init__ > foreign > openai                                   # messages of other programs, as JSON
 ---
 .           agent_view fact                                               # a fact; which facts an agent sees
 asking      options > failures shield window                              # what a model can read and takes; failures
@@ -70,6 +71,7 @@ DOORS: dict[str, set[str]] = {
     "starlette": {"inspector"},
     "uvicorn": {"inspector"},
     "jinja2": {"inspector"},
+    "mcp": {"agents"},
 }
 
 

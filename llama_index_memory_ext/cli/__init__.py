@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,6 +17,7 @@ from llama_index_memory_ext.errors import MemoryExtError
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
+PACKAGE = "llama-index-memory-ext"
 # Seconds that a model has for an answer.
 DEFAULT_TIMEOUT, _LONGEST_TIMEOUT = 30.0, 86_400.0
 
@@ -64,6 +66,14 @@ def _seconds_of(error: BaseException) -> str:
     limits: Any = getattr(getattr(error, "request", None), "extensions", {}).get("timeout", {})
     seconds = limits.get("read")
     return f" within {_time(seconds)}" if seconds else " in time"
+
+
+def version_line() -> str:
+    """Returns the name and the version of this package."""
+    try:
+        return f"{PACKAGE} {version(PACKAGE)}"
+    except PackageNotFoundError:
+        return f"{PACKAGE} (not installed, so its version is not known)"
 
 
 def check_timeout(value: str | float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from contextlib import aclosing, nullcontext
@@ -18,7 +19,15 @@ from rich.table import Table
 from rich.text import Text
 
 import llama_index_memory_ext as ext
-from llama_index_memory_ext.cli import DEFAULT_TIMEOUT, TerminalError, check_timeout, describe_error, one_line, plain
+from llama_index_memory_ext.cli import (
+    DEFAULT_TIMEOUT,
+    TerminalError,
+    check_timeout,
+    describe_error,
+    one_line,
+    plain,
+    version_line,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -43,18 +52,22 @@ def _option(name: str, metavar: str, help_: str, envvar: str | None = None) -> A
     return typer.Option(name, metavar=metavar, envvar=envvar, callback=_check_not_empty, help=help_, show_default=False)
 
 
-_DB_HELP = "A SQLite file, or a SQLAlchemy address. Default: a file in your own folder."
+_DB_HELP = "The database: a SQLite file, or a SQLAlchemy address. Default: a file in your own folder."
 _TABLE_HELP = "The chat table; the names of the other tables begin with its name. Default: llama_index_memory."
 _SCHEMA_HELP = "The schema of the tables, on PostgreSQL."
 Db = Annotated[str | None, _option("--db", "DB", _DB_HELP, "LLAMA_INDEX_MEMORY_DB")]
-User = Annotated[str | None, _option("--user", "ID", "The user; their facts apply in all of their sessions.")]
-Session = Annotated[str | None, _option("--session", "ID", "The conversation.")]
+User = Annotated[
+    str | None, _option("--user", "ID", "The user. What is known about them applies in all their sessions.")
+]
+Session = Annotated[str | None, _option("--session", "ID", "The session: one conversation.")]
 Agent = Annotated[str | None, _option("--agent", "ID", "What this agent of the user sees. Default: all agents' facts.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else; errors as JSON on stderr.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 _Table = Annotated[str, _option("--table", "NAME", _TABLE_HELP, "LLAMA_INDEX_MEMORY_TABLE")]
 _Schema = Annotated[str | None, _option("--schema", "NAME", _SCHEMA_HELP, "LLAMA_INDEX_MEMORY_SCHEMA")]
-_DemoFile = Annotated[Path | None, typer.Option(metavar="PATH", help="The SQLite file; by default in a new folder.")]
+# The demo leaves the user's own database alone, so it does not read the variable.
+_DEMO_HELP = "The database: a SQLite file, or a SQLAlchemy address. Default: a file in a new temporary folder."
+_DemoDb = Annotated[str | None, _option("--db", "DB", _DEMO_HELP)]
 
 
 def _check_timeout(value: float) -> float:
@@ -81,22 +94,33 @@ Timeout = Annotated[
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(version_line())
+        raise typer.Exit
+
+
+_VERSION = typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+_Version = Annotated[bool, _VERSION]
+
+
 @app.callback(help="Condensed memory for LlamaIndex agents.")
-def _set_tables(*, table: _Table = "llama_index_memory", schema: _Schema = None) -> None:
+def _set_tables(*, table: _Table = "llama_index_memory", schema: _Schema = None, _version: _Version = False) -> None:
     _tables.set((table, schema))
 
 
 @app.command()
-def demo(*, database: _DemoFile = None, timeout: Timeout = DEFAULT_TIMEOUT) -> None:
+def demo(*, db: _DemoDb = None, timeout: Timeout = DEFAULT_TIMEOUT) -> None:
     """Show a conversation, and what the model is shown in each turn.
 
-    It goes over two processes. With OPENAI_API_KEY set it talks to OpenAI (OPENAI_MODEL, default gpt-4o-mini;
-    OPENAI_API_BASE for another address, with a model of any name), without it to a small offline model.
+    The conversation begins in one process and goes on in a second one. With OPENAI_API_KEY set a model of OpenAI's
+    answers (OPENAI_MODEL, default gpt-4o-mini; OPENAI_API_BASE for another server, with a model of any name), without
+    it a small offline model.
     """
     # Imported here: LlamaIndex takes seconds to start, and the help does not need it.
     from llama_index_memory_ext.cli.demo import run
 
-    raise typer.Exit(run(database, timeout))
+    raise typer.Exit(run(db, timeout))
 
 
 def default_file() -> Path:
@@ -153,6 +177,40 @@ async def check_store(store: ext.MemoryStore, file: Path | None, *, create: bool
         "before the command names another one. A table that LlamaIndex's own Memory has written is taken over "
         "when it is first written to: `chat --session ID`."
     )
+
+
+async def try_writing(store: ext.MemoryStore) -> None:
+    """Does what writing a row takes, and takes it back. What is missing is made, so ask only where tables exist."""
+    async with store.database.writing(sessions=["doctor"]) as connection:
+        await connection.rollback()
+
+
+def _why_not_writable(file: Path) -> str:
+    kind, place = ("file", file) if file.exists() else ("folder", file.parent)
+    if not place.exists():
+        return f"there is no folder {place}: create it first."
+    return "" if os.access(place, os.W_OK) else f"you may not write to the {kind}."
+
+
+async def check_writable(store: ext.MemoryStore, file: Path | None) -> None:
+    """Raises a TerminalError if nothing could be kept in the store, as in a file that may only be read.
+
+    Nothing is made. A store that is only busy passes.
+    """
+    reason = ""
+    if await store.read_schema_version() is not None:
+        try:
+            await try_writing(store)
+        except Exception as error:  # noqa: BLE001 - each driver has errors of its own
+            if not (isinstance(error, ext.StoreTimeoutError) or "locked" in str(error)):
+                reason = describe_error(error).removeprefix("the database cannot be used: ")
+    elif file:
+        reason = _why_not_writable(file)
+    if reason:
+        raise TerminalError(
+            f"The database at {file or store.address} cannot be written to: {reason} Nothing of a conversation would "
+            "be kept, so none begins. Name another database with --db or LLAMA_INDEX_MEMORY_DB."
+        )
 
 
 def run(db: str | None, work: Callable[[ext.MemoryStore], Awaitable[T]], *, create: bool = False) -> T:
@@ -221,10 +279,16 @@ def waiting(text: str) -> AbstractContextManager[object]:
     return console.status(plain(text)) if console.is_terminal else nullcontext()
 
 
+def text(words: str, style: str = "") -> Text:
+    """Returns words as they are, never as markup, and without what could control a terminal."""
+    return Text(plain(words), style)
+
+
 def say(what: RenderableType, *, style: str = "", stderr: bool = False) -> None:
-    """Prints a text as it is, never as markup, or a table."""
+    """Prints a text or a table; on a terminal the lines of a text end between words."""
+    console = _console(stderr=stderr)
     is_text = isinstance(what, str)
-    _console(stderr=stderr).print(Text(plain(what), style) if isinstance(what, str) else what, soft_wrap=is_text)
+    console.print(text(what, style) if isinstance(what, str) else what, soft_wrap=is_text and not console.is_terminal)
 
 
 def show(result: object, otherwise: RenderableType, *, as_json: bool) -> None:

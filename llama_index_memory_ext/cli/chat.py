@@ -14,8 +14,9 @@ import typer
 
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.background.loop import BackgroundLoop
-from llama_index_memory_ext.cli import DEFAULT_TIMEOUT, TerminalError, describe_error, one_line, plain
+from llama_index_memory_ext.cli import DEFAULT_TIMEOUT, TerminalError, describe_error, one_line
 from llama_index_memory_ext.cli import app as cli
+from llama_index_memory_ext.cli.answers import Answer
 from llama_index_memory_ext.cli.facts import explanation_table, facts_table, find_fact
 
 if TYPE_CHECKING:
@@ -29,8 +30,11 @@ _Model = Annotated[str | None, typer.Option("--model", metavar="NAME", help=_MOD
 _COMMANDS = (
     ("/facts", "what is known about you"),
     ("/why [QUESTION]", "which facts the last question showed the model, or another one would, and why"),
-    ("/forget ID|WORDS", "delete a fact, by the beginning of its id or by words of it; asks before it does"),
-    ("/stats", "how much is remembered"),
+    (
+        "/forget ID|WORDS",
+        "delete a fact, by the beginning of its id or by words of it; what was said stays in its session",
+    ),
+    ("/stats", "how many messages, facts and tokens there are"),
     ("/help", "this"),
     ("/quit", "end the conversation; so does Ctrl-D. Ctrl-C interrupts an answer."),
 )
@@ -82,6 +86,7 @@ async def _open(
     store, file = cli.find_store(db)
     await resources.enter_async_context(aclosing(store))
     await cli.check_store(store, file, create=True)
+    await cli.check_writable(store, file)
     # OpenAI's clients leave connections open unless they are given a client.
     name, timeout = wanted
     llm = choose_model(name, await resources.enter_async_context(DefaultAsyncHttpxClient()), timeout)
@@ -104,6 +109,8 @@ class _Conversation:
     loop: BackgroundLoop
     agent: FunctionAgent
     memory: ext.CondensedMemory
+    # How many messages there were before the last question; -1: not known.
+    stored: int = -1
 
     def respond(self, line: str) -> bool:
         """Answers a question or obeys a command; returns False for a question without an answer."""
@@ -117,11 +124,11 @@ class _Conversation:
         except KeyboardInterrupt:
             if not cli.is_terminal():
                 raise
-            _note("\n(interrupted)" if is_command else "\n(interrupted; the question is kept)")
+            _note("\n(interrupted)" if is_command else f"\n(interrupted; {self._kept()})")
         except BrokenPipeError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever failed, the conversation goes on
-            failed, outcome = ("That failed", "") if is_command else ("No answer", " The question is kept.")
+            failed, outcome = ("That failed", "") if is_command else ("No answer", f" {self._kept().capitalize()}.")
             cli.say(f"{failed}: {describe_error(error).rstrip('.')}.{outcome}", style="red", stderr=True)
         else:
             return True
@@ -142,21 +149,37 @@ class _Conversation:
 
         from llama_index_memory_ext.cli.demo import describe_call
 
+        self.stored = -1
         async with self.memory.turn():
-            run = self.agent.run(question, memory=self.memory)
+            self.stored = await self._count()
+            run, answer = self.agent.run(question, memory=self.memory), Answer()
             try:
                 async for event in run.stream_events():
                     if isinstance(event, AgentStream):
-                        print(plain(event.delta), end="", flush=True)
+                        answer.add(event.delta)
                     elif isinstance(event, ToolCallResult) and cli.is_terminal():
+                        answer.pause()
                         _note(one_line(describe_call(event)))
                 await run
-            except (asyncio.CancelledError, BrokenPipeError):
-                await run.cancel_run()
-                with suppress(asyncio.CancelledError, Exception):
-                    await run
+                answer.end()
+            except BaseException as error:
+                answer.pause()
+                if isinstance(error, (asyncio.CancelledError, BrokenPipeError)):
+                    await run.cancel_run()
+                    with suppress(asyncio.CancelledError, Exception):
+                        await run
                 raise
-        print(flush=True)
+
+    async def _count(self) -> int:
+        return await self.memory.sql_store.count_messages(self.memory.session_id, None)
+
+    def _kept(self) -> str:
+        """Says whether the last question is stored."""
+        try:
+            is_kept = 0 <= self.stored < self.loop.run(self._count())
+        except (Exception, KeyboardInterrupt):  # noqa: BLE001 - whatever failed, nobody can tell now
+            return "whether the question is kept cannot be told"
+        return f"the question is {'' if is_kept else 'not '}kept"
 
     def _obey(self, name: str, text: str) -> None:
         facts = self.memory.facts
@@ -186,7 +209,7 @@ class _Conversation:
         question, context = question_in(messages, [], block.context_turns)
         if not question:
             raise TerminalError("nothing was asked yet. Say /why QUESTION to look at a question of your own.")
-        cli.say(f"For {one_line(question)!r}, as things are now:")
+        cli.say(f"Facts that the model would be shown now for {one_line(question)!r}, and why:")
         explanation = self.loop.run(block.aexplain(question, session_id=self.memory.session_id, context=context))
         cli.say(explanation_table(explanation, self.memory.facts.namespace))
 
@@ -198,10 +221,21 @@ class _Conversation:
         if not cli.is_terminal():
             raise TerminalError("nobody can be asked here. Use `facts forget ID --yes`.")
         cli.say(facts_table([fact], facts.namespace))
+        if fact.session_id:
+            _note(_what_stays(fact.session_id, self.memory.session_id))
         with suppress(typer.Exit):
             cli.confirm("Delete this fact for good?")
             self.loop.run(facts.aforget(fact.id))
             cli.say("Deleted.")
+
+
+def _what_stays(session: str, here: str) -> str:
+    """Says which words a deletion of a fact leaves, and how to delete those."""
+    where = "this session, whose record shows them to the model" if session == here else f"the session {session}"
+    return (
+        f"Only the fact is deleted. The words in which it was said stay in the messages of {where}. "
+        f"`llama-index-memory forget --session {session}` deletes that session."
+    )
 
 
 def _read_line() -> str:

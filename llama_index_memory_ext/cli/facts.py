@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 
 from llama_index_memory_ext.cli import TerminalError, one_line, pluralize
 from llama_index_memory_ext.cli import app as cli
+from llama_index_memory_ext.cli.usage import Command
 
 if TYPE_CHECKING:
     from llama_index_memory_ext import CondensedMemory, Fact
@@ -25,19 +26,22 @@ _Work: TypeAlias = Callable[..., Awaitable[Output]]
 # Most keywords of a fact, and most ids in an error.
 _MOST_SHOWN = 5
 _SHORT_ID_LENGTHS = range(8, 41)
+# What is to be known of each fact that is deleted.
+WORDS_STAY = "The messages in which it was said stay in their session: `forget --session ID` deletes a session."
+# The reasons of ``Explanation``, as a person asks for them.
 _CATEGORY_HELP = "preference, knowledge, context, behavior, goal or correction."
 
-_Question = Annotated[str, typer.Argument(help="What the user might ask.")]
-_Text = Annotated[str, typer.Argument(help="The fact in one sentence.")]
+_Question = Annotated[str, typer.Argument(metavar="QUESTION", help="What the user might ask.")]
+_Text = Annotated[str, typer.Argument(metavar="TEXT", help="The fact in one sentence.")]
 _Id = Annotated[str, typer.Argument(metavar="ID", help="The id of a fact, or its beginning.")]
-_Ids = Annotated[list[str] | None, typer.Argument(metavar="ID...", help="The ids of facts, or their beginnings.")]
+_Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="The ids of facts, or their beginnings.")]
 _Retired = Annotated[bool, typer.Option("--retired", help="Also retired facts.")]
 _Expired = Annotated[bool, typer.Option("--expired", help="Also facts whose time is up.")]
 _Ttl = Annotated[float | None, typer.Option("--ttl", metavar="DAYS", help="After how many days it is shown no more.")]
 _Category = Annotated[str, typer.Option(metavar="CATEGORY", help=_CATEGORY_HELP)]
-_Confidence = Annotated[float, typer.Option(min=0.0, max=1.0, help="How certain the fact is.")]
+_Confidence = Annotated[float, typer.Option(metavar="NUMBER", min=0.0, max=1.0, help="How certain the fact is.")]
 _Pin = Annotated[bool, typer.Option("--pin", help="Show it before facts that match better.")]
-_Reason = Annotated[str, typer.Option(help="Why it is no longer true.")]
+_Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why it is no longer true.")]
 _All = Annotated[bool, typer.Option("--all", help="All facts of the user.")]
 
 app = typer.Typer(rich_markup_mode=None)
@@ -69,7 +73,7 @@ def _command(name: str, *, create: bool = False) -> Callable[[_Work], None]:
         _, *own_options = signature(work).parameters.values()
         *options, _ = signature(run).parameters.values()
         run.__signature__ = Signature([*own_options, *options])  # type: ignore[attr-defined] # what Typer reads
-        app.command(name, help=work.__doc__)(run)
+        app.command(name, help=work.__doc__, cls=Command)(run)
 
     return register
 
@@ -83,7 +87,7 @@ async def _list(memory: "CondensedMemory", *, retired: _Retired = False, expired
 
 @_command("search")
 async def _search(memory: "CondensedMemory", question: _Question) -> Output:
-    """Find facts that have words in common with a question; without --agent those that all agents share."""
+    """Find facts that have words in common with a question, the best first; without --agent those that all share."""
     found = await memory.facts_block.asearch(question)
     result = [{**one.fact.model_dump(mode="json"), "score": one.score, "similarity": one.similarity} for one in found]
     ids = short_ids(one.fact.id for one in found)
@@ -94,9 +98,9 @@ async def _search(memory: "CondensedMemory", question: _Question) -> Output:
 
 @_command("explain")
 async def _explain(memory: "CondensedMemory", question: _Question) -> Output:
-    """Say of each fact whether a question shows it to the model; without --agent of those that all agents share."""
+    """Say of each fact whether the model is shown it for a question, and why; without --agent of the shared ones."""
     found = await memory.facts_block.aexplain(question)
-    names = ("why", "score", "similarity", "matched", "tokens")
+    names = ("why", "score", "similarity", "recency", "matched", "tokens")
     facts = [
         one.fact.model_dump(mode="json") | {"shown": one.injected} | {name: getattr(one, name) for name in names}
         for one in found.facts
@@ -139,7 +143,10 @@ async def _restore(memory: "CondensedMemory", fact_id: _Id) -> Output:
 async def _forget(
     memory: "CondensedMemory", fact_ids: _Ids = None, *, all_: _All = False, yes: cli.Yes = False
 ) -> Output:
-    """Delete facts permanently; asks for confirmation."""
+    """Delete facts for good. It asks before it does.
+
+    The messages in which they were said stay; `forget` deletes sessions and persons.
+    """
     if bool(fact_ids) == all_:
         raise typer.BadParameter("name the facts, or say --all.")
     namespace, known = memory.facts.namespace, await _all_facts(memory)
@@ -149,7 +156,7 @@ async def _forget(
         cli.confirm(f"Delete {pluralize(len(facts), 'fact')} of {namespace} for good?")
     # Without ids all facts would be deleted.
     count = await cli.book_of(memory).aforget(*facts) if facts else 0
-    return {"facts": count}, f"Deleted {pluralize(count, 'fact')} of {namespace}."
+    return {"facts": count}, f"Deleted {pluralize(count, 'fact')} of {namespace}.{f' {WORDS_STAY}' if count else ''}"
 
 
 async def _all_facts(memory: "CondensedMemory") -> list["Fact"]:
@@ -221,13 +228,13 @@ def explanation_table(explanation: "Explanation", namespace: str) -> RenderableT
     ids = short_ids(one.fact.id for one in explanation.facts)
     rows = []
     for one in explanation.facts:
-        shown = f"{'yes' if one.injected else 'no'}: {one.why}"
-        numbers = [f"{number:.2f}" for number in (one.score, one.similarity, one.confidence)]
-        content = _content(one.fact) + (f" (matched: {_keywords(one.matched)})" if one.matched else "")
+        shown = f"yes: {one.why}" if one.injected else one.why
+        numbers = [f"{number:.2f}" for number in (one.score, one.similarity, one.confidence, one.recency)]
+        content = _content(one.fact) + (f" (in common: {one_line(one.words)})" if one.matches else "")
         rows.append((shown, *numbers, str(one.tokens), ids[one.fact.id], content))
-    columns = ["shown", "score", "similarity", "confidence", "tokens", "id", "fact"]
+    columns = ["shown", "score", "similarity", "confidence", "recency", "tokens", "id", "fact"]
     table = cli.table(columns, rows, empty=f"No facts of {namespace}.")
-    return Group(table, f"{explanation.tokens} of {explanation.limit} tokens") if rows else table
+    return Group(table, *explanation.notes) if rows else table
 
 
 def _content(fact: "Fact") -> str:

@@ -1,4 +1,4 @@
-"""The commands on a whole database: ``sessions``, ``export``, ``import`` and ``doctor``."""
+"""The commands ``export``, ``import`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import platform
 import sys
 from contextlib import aclosing, suppress
-from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, requires, version
 from json import detect_encoding
 from pathlib import Path
@@ -18,20 +17,19 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 import llama_index_memory_ext as ext
-from llama_index_memory_ext.cli import TerminalError, describe_error, plain, pluralize
+from llama_index_memory_ext.cli import PACKAGE, TerminalError, describe_error, plain, pluralize
 from llama_index_memory_ext.cli import app as cli
 from llama_index_memory_ext.cli.app import Agent, Db, Json, Session, User
+from llama_index_memory_ext.cli.usage import Command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from datetime import datetime
 
 _Format = Annotated[Literal["llama_index", "openai"], typer.Option("--format", help="How messages are written.")]
-_Output = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to; - for stdout.")]
-_File = Annotated[Path, typer.Argument(metavar="FILE", help="Where from; - for stdin.")]
+_Output = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write; - for stdout.")]
+_File = Annotated[Path, typer.Argument(metavar="FILE", help="The file to read; - for stdin.")]
 
 _STREAM = Path("-")
-_PACKAGE = "llama-index-memory-ext"
 # Version 1 of the client takes no temperature, and with version 2 no message is converted. The next class may mend it.
 _ANTHROPIC_CLIENT, _ANTHROPIC_CLASS = Version("1"), Version("0.12.3")
 # Why a version that is installed but not allowed does harm.
@@ -41,20 +39,6 @@ _REASONS = {
     "banks": ": before 2.5.0 text in a message could replace the prompt or inject an image",
     "tiktoken": ": before 0.13 a run of 100,000 characters without a space took minutes or crashed",
 }
-
-
-@cli.app.command()
-def sessions(*, user: User = None, db: Db = None, json: Json = False) -> None:
-    """List the conversations, the one that was used last first."""
-    found = cli.run(db, lambda store: store.sessions(user))
-    rows = [(info.session_id, str(info.messages), ", ".join(info.user_ids), _time(info.last_at)) for info in found]
-    empty = "No sessions." if user is None else f"No sessions of {user}."
-    table = cli.table(["session", "messages", "user", "last used"], rows, empty=empty)
-    cli.show([asdict(info) for info in found], table, as_json=json)
-
-
-def _time(time: datetime | None) -> str:
-    return f"{time.astimezone():%Y-%m-%d %H:%M}" if time else ""
 
 
 @cli.app.command()
@@ -83,7 +67,7 @@ def export(
             return await cli.book_of(cli.memory_on(store, name, agent_id=agent)).aexport()
         if messages := await store.get_messages(name, None):
             return ext.messages_to_json(messages, layout=layout) + "\n"
-        raise TerminalError(f"There is no session {name!r}. `sessions` lists those that there are.")
+        raise TerminalError(f"There is no session {name!r}. `sessions list` shows those that there are.")
 
     text = cli.run(db, read)
     if output != _STREAM:
@@ -97,7 +81,7 @@ def export(
         sys.stdout.buffer.flush()
 
 
-@cli.app.command("import")
+@cli.app.command("import", cls=Command)
 def import_(
     file: _File,
     *,
@@ -109,9 +93,10 @@ def import_(
 ) -> None:
     """Add messages to a session, or facts to a user.
 
-    A database that does not exist is created. With --session the file holds messages as LlamaIndex or OpenAI's API
-    write them, and --user says whose they are. With --user alone it holds facts as `export --user` writes them. Facts
-    of imported messages are extracted when the session is next used.
+    A database that does not exist is created. With --session the file holds messages as LlamaIndex, OpenAI's API,
+    LangChain, LangGraph or Zep write them, and --user says whose they are. With --user alone it holds facts as
+    `export --user` writes them, or an export of mem0, LangGraph's store or Zep. Facts of imported messages are
+    extracted when the session is next used.
     """
     if not (name := session or user):
         raise typer.BadParameter("say --session ID for messages, or --user ID for facts.")
@@ -136,7 +121,7 @@ def import_(
 
 
 class Check(NamedTuple):
-    """What was checked, the verdict (ok, warning or wrong), and what was found."""
+    """What was checked, the verdict (ok, optional, warning or wrong), and what was found."""
 
     name: str
     verdict: str
@@ -152,7 +137,7 @@ def doctor(*, db: Db = None, json: Json = False) -> None:
     checks = [*check_versions(), *check_anthropic(), *asyncio.run(_check_database(db)), *_check_models()]
     is_ok = all(check.verdict != "wrong" for check in checks)
     rows = [(check.verdict.replace("wrong", "WRONG"), check.name, check.found) for check in checks]
-    table = cli.table(["", "checked", "found"], rows)
+    table = cli.table(["result", "checked", "found"], rows)
     cli.show({"ok": is_ok, "checks": [check._asdict() for check in checks]}, table, as_json=json)
     if not is_ok:
         raise typer.Exit(1)
@@ -161,19 +146,27 @@ def doctor(*, db: Db = None, json: Json = False) -> None:
 def check_versions() -> Iterator[Check]:
     """Checks the versions of this package and of the libraries that it requires."""
     yield Check("Python", "ok", platform.python_version())
-    libraries = [Requirement(_PACKAGE)]
+    libraries = [Requirement(PACKAGE)]
     with suppress(PackageNotFoundError):
-        libraries += map(Requirement, requires(_PACKAGE) or ())
+        libraries += map(Requirement, requires(PACKAGE) or ())
     for library in libraries:
         name, allowed, marker = library.name, library.specifier, library.marker
         if marker is None or marker.evaluate({"extra": "postgres"}):
             try:
                 seen = version(name)
             except PackageNotFoundError:
-                yield Check(name, "ok" if marker else "wrong", f"not installed; {allowed or name} is needed")
+                yield _missing(library)
                 continue
             wrong = Check(name, "wrong", f"{seen}, but {allowed} is needed{_REASONS.get(name, '')}")
             yield Check(name, "ok", seen) if allowed.contains(seen, prereleases=True) else wrong
+
+
+def _missing(library: Requirement) -> Check:
+    needed = f"{library.name}{library.specifier}"
+    if library.marker is None:
+        return Check(library.name, "wrong", f'not installed, but needed: pip install "{needed}"')
+    found = f'not installed. Only a PostgreSQL database needs it: pip install "{PACKAGE}[postgres]"'
+    return Check(library.name, "optional", found)
 
 
 def check_anthropic() -> Iterator[Check]:
@@ -202,8 +195,7 @@ async def _check_database(db: str | None) -> list[Check]:
             checks.append(Check("database", "ok", name))
             schema = "no tables of this package yet; the first conversation creates them."
             if (number := await store.read_schema_version()) is not None:
-                async with store.database.writing(sessions=["doctor"]) as connection:
-                    await connection.rollback()
+                await cli.try_writing(store)
                 checks.append(Check("writing", "ok", "rows can be written"))
                 schema = f"version {number}"
             checks.append(Check("schema", "ok", schema))
@@ -218,9 +210,12 @@ def _check_models() -> Iterator[Check]:
     from llama_index_memory_ext.memory.prompt_caches import how_to_mark, needs_cache_points
     from llama_index_memory_ext.text.tokens import is_shipped
 
-    missing = "the file that llama-index-core brings cannot be loaded: install llama-index-core again."
-    for name in ("o200k_base", "cl100k_base"):
-        yield Check(name, "ok", "counts exactly, offline") if is_shipped(name) else Check(name, "wrong", missing)
+    for name, models in (("o200k_base", "GPT-4o and later"), ("cl100k_base", "GPT-4 and GPT-3.5")):
+        there = f"tokenizer of {models}: there, so tokens are counted without a network"
+        missing = (
+            f"tokenizer of {models}: its file in llama-index-core cannot be loaded. Install llama-index-core again."
+        )
+        yield Check(name, "ok", there) if is_shipped(name) else Check(name, "wrong", missing)
     has_key = bool(os.environ.get("OPENAI_API_KEY"))
     unset = "not set: `chat` and `demo` answer with the offline model"
     yield Check("OPENAI_API_KEY", "ok" if has_key else "warning", "set" if has_key else unset)

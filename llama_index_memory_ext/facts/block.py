@@ -41,6 +41,7 @@ from llama_index_memory_ext.facts.scoring import Weights, fit_facts
 from llama_index_memory_ext.facts.sources import retire_deleted
 from llama_index_memory_ext.facts.talk import Talk, read_talk
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, AnyEmbedding, LogBlock
+from llama_index_memory_ext.search.languages import checked_languages
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 from llama_index_memory_ext.text.messages import question_in
 from llama_index_memory_ext.text.responses import Usage
@@ -171,7 +172,7 @@ class RelevantFactsBlock(LogBlock):
         if not asked.facts:
             return ""
         # Fields may be set at any time.
-        settings = (cache.weights, cache.min_similarity, cache.general_facts, self.token_limit)
+        settings = (cache.weights, cache.min_similarity, cache.general_facts, cache.languages, self.token_limit)
         key = (*known.version, *settings, asked.period, namespace, cache.view, question, *context)
         shown = cached = self._shown.get(key)
         if shown is None:
@@ -326,8 +327,11 @@ class RelevantFactsBlock(LogBlock):
     def _cache(self) -> FactCache:
         weights = Weights(self.similarity_weight, self.confidence_weight, self.recency_weight)
         least, clock = (self.min_similarity, self.general_facts), self._clock
-        model = self._shielded("embed_model")
-        return FactCache(self._store, self._users, self.ranker_factory, model, weights, *least, clock, self.view)
+        model, make = self._shielded("embed_model"), self.ranker_factory
+        languages = checked_languages(self.languages)
+        if make is TfidfRanker and languages:
+            make = partial(TfidfRanker, languages=languages)
+        return FactCache(self._store, self._users, make, model, weights, *least, clock, self.view, languages)
 
     @property
     def _room(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,6 +13,7 @@ from llama_index_memory_ext.agent_view import view_of
 from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import Fact, FactFields, restored, retire, utc_now
+from llama_index_memory_ext.facts.foreign import EXPORTS, foreign_facts
 from llama_index_memory_ext.facts.history import history_of
 from llama_index_memory_ext.signatures import unpacked
 from llama_index_memory_ext.text.visible import visible
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.fact import RetiredBy
     from llama_index_memory_ext.store import MemoryStore
 
-_SCHEMA_VERSION = 1
+_SCHEMA, _SCHEMA_VERSION = "llama_index_memory_ext.fact", 1
 
 
 class FactBook:
@@ -149,16 +151,19 @@ class FactBook:
     async def aexport(self) -> str:
         """All facts, retired ones too, as JSON Lines; the first line names the schema version."""
         facts = await self._all()
-        head = json.dumps({"schema": "llama_index_memory_ext.fact", "version": _SCHEMA_VERSION})
+        head = json.dumps({"schema": _SCHEMA, "version": _SCHEMA_VERSION})
         return "".join(f"{line}\n" for line in [head, *(fact.model_dump_json() for fact in facts)])
 
     async def aimport(self, lines: str) -> int:
-        """Store what ``aexport`` wrote; returns how many.
+        """Store what ``aexport`` wrote, or an export of mem0, of LangGraph's store or of Zep; returns how many facts.
 
-        Where no shared facts are seen, shared ones become the agent's own. A FactError for a wrong line and for a fact
-        of another agent; nothing is stored then.
+        Of an export with the facts of several users, only those of this namespace. A fact with a known id replaces
+        that. Where no shared facts are seen, shared ones become the agent's own. A FactError for what is no fact
+        or is another agent's; nothing is stored then.
         """
-        facts = [fact.model_copy(update={"agent_id": self._view.owner(fact.agent_id)}) for fact in _parse(lines)]
+        # A long export takes a while to read, for which the event loop must not be blocked.
+        read = await asyncio.to_thread(_parse, lines, self.namespace, self.categories)
+        facts = [fact.model_copy(update={"agent_id": self._view.owner(fact.agent_id)}) for fact in read]
         await self._store.facts.write(self.namespace, facts, view=self._view)
         return len(facts)
 
@@ -212,7 +217,13 @@ def _expiry(ttl: timedelta, now: datetime, fields: dict[str, Any]) -> datetime:
         raise FactError(f"Expected a ttl that ends in the year 9999 at the latest; saw {ttl}. Leave it out.") from None
 
 
-def _parse(lines: str) -> list[Fact]:
+def _parse(lines: str, namespace: str, categories: Sequence[str] | None) -> list[Fact]:
+    is_own = _SCHEMA in lines.partition("\n")[0]
+    theirs = None if is_own else foreign_facts(lines, namespace, categories)
+    return _own(lines) if theirs is None else theirs
+
+
+def _own(lines: str) -> list[Fact]:
     facts = []
     for number, line in enumerate(filter(str.strip, lines.splitlines()), start=1):
         try:
@@ -222,8 +233,7 @@ def _parse(lines: str) -> list[Fact]:
                 facts.append(Fact.model_validate(values))
         except ValueError as error:
             raise FactError(
-                f"Line {number} is no fact ({type(error).__name__}); expected JSON Lines as export writes them. "
-                "Nothing was imported."
+                f"Line {number} is no fact ({type(error).__name__}); expected {EXPORTS}. Nothing was imported."
             ) from None
         if is_head and values["version"] != _SCHEMA_VERSION:
             raise FactError(

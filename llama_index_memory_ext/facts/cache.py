@@ -83,7 +83,7 @@ class UserFacts:
 
     @property
     def active(self) -> tuple[Fact, ...]:
-        """The facts that hold."""
+        """The current facts: neither retired nor ended."""
         return self.columns.facts
 
     def take(self, changes: FactChanges, make_ranker: Callable[[], FactRanker], now: datetime | None = None) -> None:
@@ -151,6 +151,7 @@ class FactCache:
     general_facts: int = 0
     clock: Callable[[], datetime] = utc_now
     view: AgentView = SHARED
+    languages: tuple[str, ...] | None = None
 
     async def read(self, namespace: str, now: tuple[int, int] | None = None) -> UserFacts:
         """The facts of a user; ``now`` is the epoch and the last change, if the caller knows them."""
@@ -201,7 +202,7 @@ class FactCache:
         if not self.min_similarity:
             return None
         close = asked.ranker.closeness(question) if isinstance(asked.ranker, EmbeddingRanker) else {}
-        return Concerned(Asked(question, context), self.min_similarity, self.general_facts, close)
+        return Concerned(Asked(question, context, self.languages), self.min_similarity, self.general_facts, close)
 
     async def ranked(
         self, namespace: str, question: str, context: Sequence[str] = ()
@@ -209,7 +210,8 @@ class FactCache:
         """The facts of a user that may be shown for a question, best first; and which of them concern it."""
         asked = await self.candidates(await self.read(namespace), namespace, question)
         await self.prepare(asked, [question, *context])
-        found = RankedFacts(self.scored(asked, question, context), (question, *context), asked.past_ids)
+        numbers = self.scored(asked, question, context)
+        found = RankedFacts(numbers, (question, *context), asked.past_ids, self.languages)
         return found, self.concerned(asked, question, context)
 
     async def stop(self) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple, overload
 from weakref import WeakKeyDictionary
 
 from llama_index_memory_ext.fact import CONFIDENCE_WEIGHT, SIMILARITY_WEIGHT, utc_now
+from llama_index_memory_ext.facts.matches import matches_of
 from llama_index_memory_ext.facts.scoring import Columns, Weights, document_of, fact_line, fit_facts, scored
 from llama_index_memory_ext.search.tfidf import TfidfRanker
-from llama_index_memory_ext.search.tokenization import terms_of, words_of
 from llama_index_memory_ext.text.tokens import TokenCounter
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from llama_index_memory_ext.fact import Fact
+    from llama_index_memory_ext.facts.matches import Match
     from llama_index_memory_ext.facts.scoring import Scored
     from llama_index_memory_ext.search.tfidf import FactRanker
 
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 class RankedFact(NamedTuple):
     """A fact with its numbers for one question, all 0..1. ``asked`` is the question and the turns before it.
 
-    ``past`` says that it was true before, and is found because the question is about that.
+    ``past`` says that it was true before, and is found because the question is about that; ``languages`` are those in
+    which the question may be, None for any.
     """
 
     fact: Fact
@@ -36,25 +38,38 @@ class RankedFact(NamedTuple):
     asked: tuple[str, ...] = ()
     past: bool = False
     recency: float = 0.0
+    languages: tuple[str, ...] | None = None
+
+    @property
+    def matches(self) -> tuple[Match, ...]:
+        """The words of the question and its context that the fact has, and where; empty if it has none."""
+        return matches_of(self.fact, self.asked, self.languages)
 
     @property
     def matched(self) -> tuple[str, ...]:
-        """The words of the question and its context that the fact has; empty if it has none."""
-        document = document_of(self.fact)
-        texts = (document.text, document.date, *(text for text, _ in document.context))
-        known = {term for text in texts for term in terms_of(text)}
-        asked = (word for text in self.asked for word in words_of(text))
-        return tuple(dict.fromkeys(word.written for word in asked if word.term in known))
+        """The words of ``matches``."""
+        return tuple(match.word for match in self.matches)
 
 
 class RankedFacts(Sequence[RankedFact]):
     """Facts with their numbers for one question, best first; each is made when it is asked for."""
 
-    def __init__(self, scored_facts: Scored, asked: tuple[str, ...], past_ids: Collection[str] = ()) -> None:
-        self._scored, self._asked, self._past_ids = scored_facts, asked, past_ids
+    def __init__(
+        self,
+        scored_facts: Scored,
+        asked: tuple[str, ...],
+        past_ids: Collection[str] = (),
+        languages: tuple[str, ...] | None = None,
+    ) -> None:
+        self._scored, self._asked, self._past_ids, self._languages = scored_facts, asked, past_ids, languages
         # All are sorted only when one behind the best ones is asked for.
         self._left = scored_facts.places()
         self._places: list[int] = []
+
+    @property
+    def weights(self) -> Weights:
+        """What similarity, confidence and recency weigh for this question; the sum is 1."""
+        return self._scored.weights
 
     def __len__(self) -> int:
         return len(self._scored.scores)
@@ -76,7 +91,8 @@ class RankedFacts(Sequence[RankedFact]):
         one = self._scored
         fact = one.columns.facts[place]
         numbers = one.similarities[place].item(), fact.confidence, one.scores[place].item()
-        return RankedFact(fact, *numbers, self._asked, fact.id in self._past_ids, one.recencies[place].item())
+        recency = one.recencies[place].item()
+        return RankedFact(fact, *numbers, self._asked, fact.id in self._past_ids, recency, self._languages)
 
 
 def rank(

@@ -122,12 +122,13 @@ class Columns:
 
 @dataclass(frozen=True)
 class Scored:
-    """Facts with their numbers for one question, all 0..1, in the order of ``columns``."""
+    """Facts with their numbers for one question, all 0..1, in the order of ``columns``; the weights add up to 1."""
 
     columns: Columns
     similarities: Numbers
     recencies: Numbers
     scores: Numbers
+    weights: Weights
 
     def places(self) -> Iterator[int]:
         """Yields the places of the facts, best first; of equally good ones the newest first."""
@@ -195,7 +196,7 @@ def scored(
         least = min(_WORTH_OF_A_WORD * shares.confidence / shares.similarity, _MOST_FOR_A_WORD)
         similarities = np.where(similarities > 0, least + (1 - least) * similarities, 0.0)
     scores = shares.similarity * similarities + shares.confidence * columns.confidences + shares.recency * recencies
-    return Scored(columns, similarities, recencies, scores)
+    return Scored(columns, similarities, recencies, scores, shares)
 
 
 def comes_first(fact: Fact) -> str:

@@ -208,8 +208,13 @@ class _Validation:
         return ended.model_copy(update={"valid_until": valid_until}) if valid_until else ended
 
     def _fact(self, new: NewFact, place: Place) -> Fact:
-        """Returns a new fact as it is stored. Its source is the text of the lines with its quote and around them."""
+        """Returns a new fact as it is stored. Its source is the text of the lines with its quote and around them.
+
+        What was said elsewhere stands in no row, and in no session.
+        """
         evidence, places = self.evidence, self.evidence.lines_with(place)
+        rows = tuple(evidence.lines[i].row_id for i in sorted(places))
+        is_logged = any(rows)
         return Fact(
             content=new.content,
             category=new.category,
@@ -218,7 +223,7 @@ class _Validation:
             valid_from=evidence.day(new.valid_from, 0),
             valid_until=evidence.day(new.valid_until, 1),
             created_at=self.now,
-            session_id=self.session_id,
-            message_ids=tuple(evidence.lines[i].row_id for i in sorted(places)),
+            session_id=self.session_id if is_logged else None,
+            message_ids=rows if is_logged else (),
             source=evidence.source(places),
         )

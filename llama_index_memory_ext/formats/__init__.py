@@ -1,4 +1,4 @@
-"""Reads and writes conversations as JSON, in LlamaIndex's layout and OpenAI's."""
+"""Reads and writes conversations as JSON, in LlamaIndex's layout, OpenAI's, and those of other memories."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from llama_index.core.utils import get_tqdm_iterable
 from pydantic import BaseModel, ValidationError
 
 from llama_index_memory_ext.errors import LayoutError, MessageError
+from llama_index_memory_ext.formats.foreign import from_foreign, is_foreign, state_of
 from llama_index_memory_ext.formats.openai import described, from_openai, to_openai
+from llama_index_memory_ext.text.identity import ID_KEY
 from llama_index_memory_ext.text.messages import checked_messages, cleaned, storable
 from llama_index_memory_ext.text.times import times_in
 
@@ -33,21 +35,24 @@ _HINT = "To read a file, pass its bytes: Path(...).read_bytes()."
 
 
 def messages_from_json(source: str | bytes | Iterable[Json], *, show_progress: bool = False) -> list[ChatMessage]:
-    """Returns the messages of a conversation that LlamaIndex, or a program for OpenAI's API, has written as JSON.
+    """Returns the messages of a conversation that LlamaIndex, or another program, has written as JSON.
 
-    Each message may be in the format of OpenAI's Chat Completions or in LlamaIndex's own
-    (``ChatMessage.model_dump(mode="json")``, also the older one with a ``content``). A tool call becomes a
-    ``ToolCallBlock``, the id of the call that a result belongs to ``additional_kwargs["tool_call_id"]``, and a
-    refusal a text. A part that LlamaIndex has no block for becomes a text that names and quotes it, without encoded
-    data. A time under ``timestamp``, ``created_at``, ``create_time`` or ``date`` goes into ``additional_kwargs``, where
-    a memory reads when the message was said; other keys (ids, ...) are left out. Lone surrogates and NUL become U+FFFD.
+    Each message may be in the format of OpenAI's Chat Completions, in LlamaIndex's own
+    (``ChatMessage.model_dump(mode="json")``, also the older one with a ``content``), in LangChain's (``model_dump``,
+    ``messages_to_dict`` or ``dumpd``) or in Zep's. A tool call becomes a ``ToolCallBlock``, the id of the call that a
+    result belongs to ``additional_kwargs["tool_call_id"]``, and a refusal a text. A part that LlamaIndex has no block
+    for becomes a text that names and quotes it, without encoded data; thoughts in LangChain's are left out. A time
+    under ``timestamp``, ``created_at``, ``create_time`` or ``date`` goes into ``additional_kwargs``, where a memory
+    reads when the message was said, and so does the id of LangChain's and Zep's as ``message_id``, by which a memory
+    stores it once; other keys are left out. Lone surrogates and NUL become U+FFFD.
 
     Nothing is opened here, but a model that is sent a message later may open the files and addresses in it: take
     messages with files only from sources that you trust.
 
     Args:
-        source: The text or the bytes of a JSON list, of an object with ``messages``, or of JSON Lines with a message
-            in each; or what ``json.loads`` made of one. An empty list gives [].
+        source: The text or the bytes of a JSON list, of an object with ``messages`` (also a state or a checkpoint of
+            LangGraph), or of JSON Lines with a message in each; or what ``json.loads`` made of one; or messages of
+            LangChain themselves. An empty list gives [].
         show_progress: Whether a progress bar is shown.
 
     Raises:
@@ -91,9 +96,10 @@ def messages_to_json(messages: Sequence[ChatMessage], *, layout: Layout = "llama
 
 
 def _values(source: Json) -> list[Json]:
-    value = _loaded(source) if isinstance(source, str | bytes | bytearray) else source
+    value = loaded_json(source) if isinstance(source, str | bytes | bytearray) else source
     if isinstance(value, Mapping):
-        value = value.get("messages", [value] if "role" in value else value)
+        value = state_of(value)
+        value = value.get("messages", [value] if "role" in value or is_foreign(value) else value)
     if isinstance(value, str | Mapping | BaseModel) or not isinstance(value, Iterable):
         raise MessageError(
             f"Expected a list of messages, or an object with 'messages'; saw {described(value)}. {_HINT}"
@@ -101,8 +107,8 @@ def _values(source: Json) -> list[Json]:
     return list(value)
 
 
-def _loaded(source: str | bytes | bytearray) -> Json:
-    """Returns the value of a JSON text, or the list of those in JSON Lines."""
+def loaded_json(source: str | bytes | bytearray) -> Json:
+    """Returns the value of a JSON text, or the list of those in JSON Lines; a MessageError for what is none."""
     try:
         text = source if isinstance(source, str) else source.decode(json.detect_encoding(source))
         listed, count = _NEXT_LINE.subn(r"},\1{", text.removeprefix("\ufeff"))
@@ -144,19 +150,28 @@ def _message(value: Json, place: int) -> ChatMessage:
 def _read(value: Json) -> ChatMessage:
     if isinstance(value, BaseModel):  # A ChatMessage, or what a client of OpenAI's API returns.
         value = value.model_dump(mode="json")
-    if not isinstance(value, dict) or value.get("role") is None:
-        raise MessageError(f"Expected an object with a 'role'; saw {described(value)}.")
-    _check_values(value, _MAX_LEVELS)
-    value = cleaned(value)
-    role = value["role"]
+    value, message_id = _in_known_layout(value)
+    role = value.get("role")
     if role not in _ROLES:
         seen = repr(role) if isinstance(role, str) and _SHOWN_ROLE.fullmatch(role) else described(role)
         raise MessageError(f"Expected a 'role' that is one of {', '.join(_ROLES)}; saw {seen}.")
     message = _own(value) or from_openai(value)
     # A number or a text, which say the same once they are stored.
     told = {key: value[key] for key in times_in(value)}
-    message.additional_kwargs = {**told, **message.additional_kwargs}
+    message.additional_kwargs = {**told, **message.additional_kwargs, **message_id}
     return message
+
+
+def _in_known_layout(value: Json) -> tuple[dict[str, Json], dict[str, Json]]:
+    """Returns a message in LlamaIndex's layout or OpenAI's, and apart from it the id of one of another program."""
+    is_theirs = is_foreign(value)
+    if not is_theirs and (not isinstance(value, dict) or value.get("role") is None):
+        raise MessageError(f"Expected an object with a 'role'; saw {described(value)}.")
+    _check_values(value, _MAX_LEVELS)
+    if not is_theirs:
+        return dict(cleaned(value)), {}
+    message = from_foreign(cleaned(value))
+    return message, {key: message.pop(key) for key in (ID_KEY,) if key in message}
 
 
 def _check_values(value: Json, levels: int) -> None:

@@ -303,7 +303,7 @@ class CondensedMemory(Memory):
         it twice, but for messages with ids. With ``extract_facts`` its facts are extracted in the background.
 
         Args:
-            source: JSON in LlamaIndex's format or OpenAI's; see ``messages_from_json``.
+            source: JSON in the format of LlamaIndex, OpenAI, LangChain or Zep; see ``messages_from_json``.
             show_progress: Whether a bar is shown.
 
         Returns:

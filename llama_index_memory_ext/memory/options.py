@@ -28,6 +28,7 @@ class MemoryOptions(CondensedOptions, FactsOptions, total=False):
     ``CondensedMemoryBlock`` and ``RelevantFactsBlock`` document them, and so does ``help`` of that function.
     """
 
+    languages: Sequence[str] | None
     retry_seconds: float
 
 

@@ -48,16 +48,17 @@ class MemoryStats(BaseModel):
     )
 
     def __str__(self) -> str:
-        shown = f"{self.verbatim} in the record as they are, {self.left} have left it"
-        pending = "none are extracted" if self.pending is None else f"{self.pending} messages not read yet"
+        shown = f"{self.active} of the current turn, {self.verbatim} shown in the record"
+        older = f"{self.left} older than the record, {self.summarised} in its summary"
+        pending = "extraction is off" if self.pending is None else f"{self.pending} messages to be read for facts"
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.rejections.items()))
         rejected = f"; not stored: {reasons}" if reasons else ""
         aside = f", {len(self.set_aside)} turns set aside" if self.set_aside else ""
         lines = [
             ("session", f"{self.session_id} (user {self.user_id}) in {self.database}"),
-            ("messages", f"{self.messages}: {self.active} active, {shown} ({self.summarised} of these summarised)"),
-            ("record", f"{self.record_tokens} tokens, of which the summary {self.summary_tokens}"),
-            ("facts", f"{self.facts} that hold, {self.retired} retired; {pending}{aside}{rejected}"),
+            ("messages", f"{self.messages}: {shown}; {older}"),
+            ("record", f"{self.record_tokens} tokens, {self.summary_tokens} in its summary"),
+            ("facts", f"{self.facts} current, {self.retired} retired; {pending}{aside}{rejected}"),
             *(("tokens", f"{kind}: {_spent(usage)}") for kind, usage in sorted(self.usage.items())),
             *(("failed", f"{name}: {_line(failure)}") for name, failure in self.failures.items()),
         ]
@@ -89,8 +90,8 @@ async def read_stats(
 
 def _spent(usage: Usage) -> str:
     calls = "1 call" if usage.calls == 1 else f"{usage.calls} calls"
-    counted = f" ({usage.counted} counted by our tokenizer)" if usage.counted else ""
-    return f"{usage.prompt_tokens} asked and {usage.completion_tokens} answered in {calls}{counted}"
+    counted = f" ({usage.counted} of these did not report theirs: counted here)" if usage.counted else ""
+    return f"{usage.prompt_tokens} sent and {usage.completion_tokens} received in {calls}{counted}"
 
 
 def _line(failure: Failure) -> str:

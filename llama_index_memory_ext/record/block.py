@@ -23,6 +23,7 @@ from llama_index_memory_ext.record.window import (
     Window,
     cache_points_in,
 )
+from llama_index_memory_ext.search.languages import checked_languages
 from llama_index_memory_ext.text.cutting import CondensedOptions, Limits
 from llama_index_memory_ext.text.responses import Usage
 from llama_index_memory_ext.text.tokens import CountedText
@@ -280,6 +281,7 @@ class CondensedMemoryBlock(LogBlock):
                 summarize=self.summarize,
                 summary_limit=_summary_limit(self.token_limit, self.summary_token_limit),
                 recall_limit=self.recall_token_limit,
+                languages=checked_languages(self.languages),
             )
             search = MessageSearch(self._store, settings, self._shielded("embed_model"))
             self._made = _Parts(RecordReader(self._store, settings), search, fields)

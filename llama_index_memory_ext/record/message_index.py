@@ -12,7 +12,8 @@ import numpy as np
 from llama_index_memory_ext.record.entry import clip_entries, day_heading
 from llama_index_memory_ext.search import tfidf
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
-from llama_index_memory_ext.search.tokenization import date_words, terms_of
+from llama_index_memory_ext.search.languages import languages_of, terms_in
+from llama_index_memory_ext.search.tokenization import date_words
 from llama_index_memory_ext.text.cutting import excerpt
 from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, body_of, entry_of, spoken, tokens_of, turns_in
 from llama_index_memory_ext.text.tool_calls import calls_of
@@ -80,17 +81,23 @@ class MessageIndex:
     A message is found by its own words, by the day on which it was said and, with less weight, by the words of the
     messages around it on the same day. So the last ones are indexed again when others come. Threads may call at the
     same time. ``epoch`` is that of the log, and ``tags`` are element names, besides our own, that no text must be able
-    to forge.
+    to forge; ``languages`` are those in which questions may be, None for any.
     """
 
-    def __init__(self, epoch: int, counter: TokenCounter, tags: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        counter: TokenCounter,
+        tags: tuple[str, ...] = (),
+        languages: tuple[str, ...] | None = None,
+    ) -> None:
         self.epoch = epoch
         self.newest = 0
         # Replaced and never changed, because it is read while another thread indexes.
         self.turns: list[list[str]] = []
-        self._counter, self._tags = counter, tags
+        self._counter, self._tags, self._languages = counter, tags, languages
         self._day_tokens = counter.count(day_heading("2026-11-20"))
-        self._ranker: tfidf.FactRanker = tfidf.TfidfRanker()
+        self._ranker: tfidf.FactRanker = tfidf.TfidfRanker(languages=languages)
         # Ranks instead, once there is a model for it.
         self.embeddings: EmbeddingRanker | None = None
         self._places: list[Place] = []
@@ -140,8 +147,10 @@ class MessageIndex:
 
         Of more than ``limit`` tokens, the part with the words of the question is shown; without one, the two ends.
         """
-        wanted = set(terms_of(question))
-        clip = partial(excerpt, counter=self._counter, wanted=wanted, terms=terms_of) if wanted else None
+        codes = languages_of(question, self._languages)
+        terms = partial(terms_in, codes=codes)
+        wanted = set(terms(question))
+        clip = partial(excerpt, counter=self._counter, wanted=wanted, terms=terms) if wanted else None
         shown = clip_entries(self._whole(rows, brief=brief), limit, self._counter, clip)
         fits = tokens_of(shown) <= limit
         return shown if fits and all(entry.body.strip() for entry in shown) else []

@@ -209,7 +209,7 @@ class MessageSearch:
                     return index
 
     def _new_index(self, session_id: str, epoch: int) -> MessageIndex:
-        index = MessageIndex(epoch, self.settings.counter, (self.settings.name,))
+        index = MessageIndex(epoch, self.settings.counter, (self.settings.name,), self.settings.languages)
         if self.embed_model is not None:
             keeper = MessageVectors.of(self.store.readers, session_id, epoch, model_key(self.embed_model))
             self.store.jobs.watch(index.embed_with(self.embed_model, keeper))

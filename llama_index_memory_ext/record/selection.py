@@ -36,6 +36,7 @@ class RecordSettings:
     summarize: bool
     summary_limit: int
     recall_limit: int
+    languages: tuple[str, ...] | None = None
 
     @property
     def reserved(self) -> int:

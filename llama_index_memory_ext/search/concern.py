@@ -6,7 +6,7 @@ from functools import lru_cache
 from math import log
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.search.tokenization import words_of
+from llama_index_memory_ext.search.languages import languages_of, words_in
 from llama_index_memory_ext.text.tokens import TokenCounter
 
 if TYPE_CHECKING:
@@ -24,12 +24,16 @@ _COUNTER = TokenCounter()
 
 
 class Asked:
-    """What is asked: the words of a question and of the turns before it, by their terms, each with its rarity."""
+    """What is asked: the words of a question and of the turns before it, by their terms, each with its rarity.
 
-    def __init__(self, question: str, context: Sequence[str] = ()) -> None:
-        self._rarities = _rarities("\n".join(context))
-        self._rarities = {term: _EARLIER_SHARE * rarity for term, rarity in self._rarities.items()}
-        self._rarities |= _rarities(question)
+    Terms are stems in the language of the question, of ``languages`` if that is not None.
+    """
+
+    def __init__(self, question: str, context: Sequence[str] = (), languages: tuple[str, ...] | None = None) -> None:
+        earlier = "\n".join(context)
+        self._codes = languages_of(question, languages) or languages_of(earlier, languages)
+        self._rarities = {term: _EARLIER_SHARE * rarity for term, rarity in _rarities(earlier, self._codes).items()}
+        self._rarities |= _rarities(question, self._codes)
 
     def concern(self, text: str) -> float:
         """Returns how much a text concerns it, 0..1: the sum of the rarities of the words in common, at most 1.
@@ -41,17 +45,18 @@ class Asked:
         >>> round(asked.concern("Owns a guitar"), 1), round(asked.concern("Likes her work"), 1), asked.concern("Tea")
         (0.6, 0.1, 0.0)
         """
-        own, asked = _rarities(text), self._rarities
+        own, asked = _rarities(text, self._codes), self._rarities
         return min(1.0, sum((min(own[term], asked[term]) for term in own.keys() & asked.keys()), 0.0))
 
 
 @lru_cache(maxsize=10_000)
-def _rarities(text: str) -> Mapping[str, float]:
-    """The rarity of each term of a text, by the commonest of its words and itself."""
+def _rarities(text: str, codes: tuple[str, ...]) -> Mapping[str, float]:
+    """The rarity of each term of a text, by the commonest of its words and, in English, itself."""
     found: dict[str, float] = {}
-    for word in words_of(text):
-        rarity = min(_rarity(word.written), _rarity(word.term), found.get(word.term, _MOST))
-        found[word.term] = rarity
+    is_english = not codes or codes[0] == "en"
+    for word in words_in(text, codes):
+        rarity = min(_rarity(word.written), _rarity(word.term) if is_english else _MOST)
+        found[word.term] = min(rarity, found.get(word.term, _MOST))
     return found
 
 

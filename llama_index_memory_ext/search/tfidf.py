@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 import threading
 from array import array
-from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import repeat
 from math import log
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llama_index_memory_ext.search.tokenization import terms_of
+from llama_index_memory_ext.search.forms import Group, Wording
+from llama_index_memory_ext.search.postings import Posting, merged, view
+from llama_index_memory_ext.search.tokenization import indexed_words, terms_of
 
 Values: TypeAlias = NDArray[np.float64]
 
@@ -31,7 +33,7 @@ FEEDBACK_WEIGHT, _FEEDBACK_TEXTS, _FEEDBACK_TERMS = 0.4, 5, 15
 # these texts for a question that has one such name.
 _OPENING_SHARE, _SUBJECT_FACTOR = 0.1, 1.6
 _NAME = re.compile(r"[^\W\d_][\w'\u2019-]*")
-_MOST_GAPS, _FEW = 64, 64
+_MOST_GAPS = 64
 
 
 class Document(NamedTuple):
@@ -135,7 +137,15 @@ class TfidfRanker:
         length_weight: 0..1; 0 ranks long documents as high as short ones.
         feedback_weight: At least 0; 0 switches the second query off.
         vectorizer: A scikit-learn vectorizer, fitted or not, whose preprocessing, tokens, stop words and n-grams are
-            used, as for other languages. Its vocabulary, weights, norms and other limits have no effect.
+            used instead of ours. Its vocabulary, weights, norms and other limits have no effect.
+        languages: In which languages queries may be: codes of ISO 639-1, of "da", "de", "en", "es", "fi", "fr", "it",
+            "nl", "no", "pt", "ru" and "sv". None: each query tells by its script and its function words, or else the
+            documents do. A ValueError for any other code.
+
+    The words of a query find all forms that have the same stem in its language, in documents of any language: "Wo
+    wohne ich?" finds "Wohnt in München". Function words of that language find nothing. Of languages without a stemmer,
+    such as Arabic, Polish or Hindi, whole words are found in the form in which they are asked for; of scripts without
+    spaces, such as Chinese, Japanese and Thai, and of Korean, pairs of neighbouring characters.
     """
 
     def __init__(
@@ -144,11 +154,13 @@ class TfidfRanker:
         length_weight: float = LENGTH_WEIGHT,
         feedback_weight: float = FEEDBACK_WEIGHT,
         vectorizer: Vectorizer | None = None,
+        languages: Sequence[str] | None = None,
     ) -> None:
         self._analyze: Callable[[str], Iterable[str]] = vectorizer.build_analyzer() if vectorizer else terms_of
+        self._wording = None if vectorizer else Wording(languages)
         self._length_weight, self._feedback_weight = length_weight, feedback_weight
         self._lock = threading.RLock()
-        self._postings: defaultdict[str, _Posting] = defaultdict(_Posting)
+        self._postings: defaultdict[str, Posting] = defaultdict(Posting)
         # By row, with gaps where documents were removed.
         self._places = _Places()
         self._terms: list[tuple[str, ...]] = []
@@ -160,7 +172,13 @@ class TfidfRanker:
 
     def add(self, documents: Iterable[Document]) -> None:
         """Adds documents; one with a known id replaces the document before."""
-        added = {document.id: (self._weights(document), self._opening(document.text)) for document in documents}
+        added: dict[str, tuple[dict[str, float], str]] = {}
+        written: dict[str, str] = {}
+        for document in documents:
+            added[document.id] = self._weights(document), self._opening(document.text)
+            if self._wording is not None:
+                for text in (document.text, *(text for text, _ in document.context)):
+                    written.update(indexed_words(text))
         with self._lock:
             self.remove(added)
             for document_id, (weights, opening) in added.items():
@@ -174,6 +192,8 @@ class TfidfRanker:
                 self._openings.append(self._names.setdefault(opening, len(self._names)))
                 self._opened[self._openings[-1]] += 1
             self._cached_norms = None
+            if self._wording is not None:
+                self._wording.learn(written, self._frequency, len(self._places.rows))
 
     def remove(self, ids: Iterable[str]) -> None:
         """Removes documents; unknown ids are ignored."""
@@ -185,6 +205,8 @@ class TfidfRanker:
                 posting.remove(rows)
                 if not posting.rows:
                     del self._postings[term]
+                    if self._wording is not None:
+                        self._wording.forget(term)
             for row in removed:
                 self._lengths[row] = 0.0
                 self._opened[self._openings[row]] -= 1
@@ -196,11 +218,11 @@ class TfidfRanker:
 
     def similarities(self, query: str) -> Similarities:
         """Returns the similarity of each document that shares a term with the query, in (0, 1], the best 1, by id."""
-        counts = Counter(self._analyze(query))
         with self._lock:
-            scores = self._scores({term: 1 + log(count) for term, count in counts.items()})
+            counts, ignored = self._groups(query)
+            scores = self._scores({group: 1 + log(count) for group, count in counts.items()})
             if scores.any():
-                scores = self._with_feedback(scores) * self._subject_factors(query)
+                scores = self._with_feedback(scores, ignored) * self._subject_factors(query)
             # Rounded, so that documents with the same terms are equally similar after any additions and removals.
             return Similarities(self._places, np.round(divided_by_best(scores), 9))
 
@@ -212,34 +234,42 @@ class TfidfRanker:
                 counts[term] += share * (1 + log(count))
         return counts
 
-    def _scores(self, weights: Mapping[str, float]) -> Values:
-        """Returns the score of each row for a query of terms with these weights."""
+    def _groups(self, query: str) -> tuple[Counter[Group], AbstractSet[str]]:
+        """Returns how often a query has each group of terms, and the terms that feedback does not use."""
+        if self._wording is None:
+            return Counter((term,) for term in self._analyze(query)), frozenset()
+        return self._wording.groups(query)
+
+    def _scores(self, weights: Mapping[Group, float]) -> Values:
+        """Returns the score of each row for a query of groups of terms with these weights."""
         scores, norms = np.zeros(len(self._terms)), self._norms()
-        for term, weight in weights.items():
-            if term in self._postings:
-                posting = self._postings[term]
-                rows, counts = _view(posting.rows), _view(posting.counts)
-                scores[rows] += weight * self._idf(posting) ** 2 * counts * (_SATURATION + 1) / (counts + norms[rows])
+        for group, weight in weights.items():
+            found = [self._postings[term] for term in group if term in self._postings]
+            if found:
+                rows, counts = merged(found)
+                factor = weight * self._idf(len(rows)) ** 2
+                scores[rows] += factor * counts * (_SATURATION + 1) / (counts + norms[rows])
         return scores
 
-    def _with_feedback(self, scores: Values) -> Values:
+    def _with_feedback(self, scores: Values, ignored: AbstractSet[str]) -> Values:
         """Returns the scores with those for what the best documents have in common; the best score is about 1."""
         first = divided_by_best(scores)
         # Of so few that all are among the best, nothing is learned.
         if not self._feedback_weight or np.count_nonzero(scores) <= _FEEDBACK_TEXTS:
             return first
-        second = np.where(scores > 0, self._scores(self._common_terms(first)), 0.0)
+        second = np.where(scores > 0, self._scores(self._common_terms(first, ignored)), 0.0)
         return first + self._feedback_weight * divided_by_best(second)
 
-    def _common_terms(self, scores: Values) -> dict[str, float]:
+    def _common_terms(self, scores: Values, ignored: AbstractSet[str]) -> dict[Group, float]:
         """Returns the heaviest terms of the best documents as a query."""
         norms, weights = self._norms(), defaultdict[str, float](float)
         for row in self._best_rows(scores):
             for term in self._terms[row]:
                 count = self._postings[term].count_in(row)
                 weights[term] += scores[row] * count * (_SATURATION + 1) / (count + norms[row])
-        heaviest = sorted(weights, key=lambda term: (-weights[term] * self._idf(self._postings[term]), term))
-        return {term: weights[term] for term in heaviest[:_FEEDBACK_TERMS]}
+        telling = weights.keys() - ignored
+        heaviest = sorted(telling, key=lambda term: (-weights[term] * self._idf(self._frequency(term)), term))
+        return {(term,): weights[term] for term in heaviest[:_FEEDBACK_TERMS]}
 
     def _best_rows(self, scores: Values) -> list[int]:
         """Returns the rows of the best documents. Of equal ones the id decides, because rows depend on the past."""
@@ -254,7 +284,7 @@ class TfidfRanker:
         names = {term for term in terms if self._opened[self._names.get(term, -1)] >= least}
         if len(names) != 1:
             return 1.0
-        return np.where(_view(self._openings) == self._names[names.pop()], _SUBJECT_FACTOR, 1.0)
+        return np.where(view(self._openings) == self._names[names.pop()], _SUBJECT_FACTOR, 1.0)
 
     def _opening(self, text: str) -> str:
         """Returns the term of the name with which a text begins; "" if it begins with none."""
@@ -262,13 +292,16 @@ class TfidfRanker:
         terms = list(self._analyze(match.group())) if match and match.group()[0].isupper() else []
         return terms[0] if len(terms) == 1 else ""
 
-    def _idf(self, posting: _Posting) -> float:
-        return 1 + log((1 + len(self._places.rows)) / (1 + len(posting.rows)))
+    def _frequency(self, term: str) -> int:
+        return len(self._postings[term].rows) if term in self._postings else 0
+
+    def _idf(self, frequency: int) -> float:
+        return 1 + log((1 + len(self._places.rows)) / (1 + frequency))
 
     def _norms(self) -> Values:
         """Returns what each row adds to the count of a term in it, before this is divided by the sum."""
         if self._cached_norms is None:
-            lengths = _view(self._lengths)
+            lengths = view(self._lengths)
             mean = lengths.sum() / max(len(self._places.rows), 1)
             relative = lengths / mean if mean else lengths
             self._cached_norms = _SATURATION * (1 - self._length_weight + self._length_weight * relative)
@@ -287,38 +320,12 @@ class TfidfRanker:
         new_rows = np.zeros(len(self._terms), dtype=np.intc)
         new_rows[kept] = np.arange(len(kept))
         for posting in self._postings.values():
-            posting.rows = array("i", new_rows[_view(posting.rows)].tobytes())
+            posting.rows = array("i", new_rows[view(posting.rows)].tobytes())
         self._places = _Places(self._places.ids[row] for row in kept)
         self._terms = [self._terms[row] for row in kept]
         self._openings = array("i", (self._openings[row] for row in kept))
         self._lengths = array("d", (self._lengths[row] for row in kept))
         self._cached_norms = None
-
-
-class _Posting:
-    """The rows with a term, in ascending order, and how often each has it."""
-
-    __slots__ = ("counts", "rows")
-
-    def __init__(self) -> None:
-        self.rows, self.counts = array("i"), array("d")
-
-    def append(self, row: int, count: float) -> None:
-        self.rows.append(row)
-        self.counts.append(count)
-
-    def count_in(self, row: int) -> float:
-        return self.counts[bisect_left(self.rows, row)]
-
-    def remove(self, rows: Sequence[int]) -> None:
-        if len(rows) <= _FEW:
-            for row in rows:
-                place = bisect_left(self.rows, row)
-                del self.rows[place], self.counts[place]
-            return
-        kept = np.isin(_view(self.rows), rows, invert=True)
-        self.rows = array("i", _view(self.rows)[kept].tobytes())
-        self.counts = array("d", _view(self.counts)[kept].tobytes())
 
 
 def similarities_with_context(
@@ -353,8 +360,3 @@ def _names_in(question: str) -> Iterator[str]:
         name = re.sub(r"['\u2019]s?$", "", match.group())
         if name[:1].isupper() and (question[: match.start()].strip() or name != match.group()):
             yield name
-
-
-def _view(values: array[Any]) -> NDArray[Any]:
-    """Returns the numbers of an array without a copy. An array cannot grow while a view of it is in use."""
-    return np.frombuffer(values, dtype=values.typecode)

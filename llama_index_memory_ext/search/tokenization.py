@@ -95,7 +95,7 @@ IRREGULAR = {form: base for base, *forms in map(str.split, _FORMS.split("|")) fo
 # the length; no English word is longer than the limit.
 _STEMMER = snowballstemmer.stemmer("english")
 _stemmer_lock = threading.Lock()
-_LONGEST_STEMMED = 50
+LONGEST_STEMMED = 50
 
 
 class Word(NamedTuple):
@@ -121,7 +121,7 @@ def words_of(text: str) -> Iterator[Word]:
                 if pair not in _STOP_PAIRS and not STOP_CHARACTERS.issuperset(pair):
                     yield Word(pair, pair)
         elif found not in STOP_WORDS:
-            yield Word(found, _term(found) if len(found) <= _LONGEST_STEMMED else found)
+            yield Word(found, term_of(found) if len(found) <= LONGEST_STEMMED else found)
     for match in _DAY.finditer(plain):
         day, month = sorted(filter(None, match.groups()), key=str.isalpha)
         yield Word(match.group(), f"{month[:3]}{int(day)}")
@@ -129,9 +129,15 @@ def words_of(text: str) -> Iterator[Word]:
 
 # A text is analyzed as a document, and then as the context of its neighbours.
 @lru_cache(maxsize=32)
+def indexed_words(text: str) -> tuple[Word, ...]:
+    """Returns the words of a text in their order, with repetitions; without "use", which any text may have."""
+    return tuple(word for word in words_of(text) if word.term != _ANY_VERB)
+
+
+@lru_cache(maxsize=32)
 def terms_of(text: str) -> tuple[str, ...]:
-    """Returns the terms of a text in their order, with repetitions; without "use", which any text may have."""
-    return tuple(word.term for word in words_of(text) if word.term != _ANY_VERB)
+    """Returns the terms of ``indexed_words``."""
+    return tuple(word.term for word in indexed_words(text))
 
 
 def date_words(day: date) -> str:
@@ -153,7 +159,8 @@ def _with_days(text: str) -> str:
 
 
 @lru_cache(maxsize=100_000)
-def _term(word: str) -> str:
+def term_of(word: str) -> str:
+    """Returns the term of a word in lower case: its English stem without accents, whatever language it is of."""
     word = without_accents(word)
     with _stemmer_lock:
         stemmed: str = _STEMMER.stemWord(IRREGULAR.get(word, word))

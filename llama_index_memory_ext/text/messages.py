@@ -43,7 +43,10 @@ _REACT = re.compile(r"\s*(?:Thought|Action|Action Input|Observation):(?:.*\sAnsw
 
 
 class Utterance(NamedTuple):
-    """What ``spoken`` returns for a message, with the message's row in the log and its role (user or assistant)."""
+    """What ``spoken`` returns for a message, with the message's row in the log and its role (user or assistant).
+
+    The row is 0 for what stands in no log.
+    """
 
     row_id: int
     role: str

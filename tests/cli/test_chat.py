@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from llama_index_memory_ext.cli.answers import split_blocks
 from tests.cli.offline_server import model
 from tests.cli.terminal import COMMAND, PATIENCE_SECONDS, Here, at_terminal, clean_environment, run
 from tests.openai_server import Message, fail, say, serve
@@ -312,6 +316,82 @@ def test_an_error_of_the_model_is_told_in_its_words(command: Here, database: str
         openai = {"OPENAI_API_KEY": KEY, "OPENAI_API_BASE": server.api_base}
         done = command("chat", "--db", database, stdin="Hello\n", **openai)
     assert "answers with status 500: out of order. The question is kept." in done.stderr
+
+
+def test_a_database_that_may_only_be_read_begins_no_conversation(command: Here, database: str) -> None:
+    """It says so before the first question, and promises nothing."""
+    command("chat", "--db", database, "--session", "s", stdin="My name is Logan.\n")
+    address = f"sqlite+aiosqlite:///file:{database}?mode=ro&uri=true"
+    done = command("chat", "--db", address, "--session", "s", stdin="What is my name?\n")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "attempt to write a readonly database. Nothing of a conversation would be kept" in done.stderr
+    assert "is kept" not in done.stderr
+    shown = command("sessions", "show", "s", "--db", address)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "My name is Logan." in shown.stdout
+
+
+def test_a_question_that_was_not_stored_is_not_said_to_be_kept(command: Here, database: str) -> None:
+    command("chat", "--db", database, "--session", "s", stdin="My name is Logan.\n")
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute(
+            "CREATE TRIGGER full BEFORE INSERT ON llama_index_memory BEGIN SELECT RAISE(ABORT, 'out of order'); END"
+        )
+    done = command("chat", "--db", database, "--session", "s", stdin="My name is Logan.\n")
+    assert done.returncode == 1
+    assert "No answer: the database cannot be used: out of order. The question is not kept." in done.stderr
+
+
+@at_a_terminal
+def test_a_terminal_is_shown_rendered_markdown_with_whole_words(database: str) -> None:
+    """Nothing that the model has written is lost, and nothing commands the terminal."""
+    sentence = "Some quite ordinary words that go on and on until the line has no room for them. " * 3
+    answer = f"# Title\n\n{sentence}\n\nUse **bold** and the <memory> tag.\n\n1. one\n2. two\x1b]0;t\x07\n"
+    with serve(lambda *_: say(answer)) as server:
+        openai = {"OPENAI_API_KEY": KEY, "OPENAI_API_BASE": server.api_base}
+        with at_terminal("chat", "--db", database, NO_COLOR="1", **openai) as terminal:
+            terminal.wait_for("you> ")
+            terminal.type("Hello")
+            printed = terminal.wait_for("you> ")
+            terminal.press_ctrl_d()
+            terminal.end()
+    seen = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed)
+    lines = [line.strip() for line in seen.splitlines()]
+    assert "Use bold and the <memory> tag." in lines
+    assert " ".join(sentence.split()) in " ".join(" ".join(lines).split())
+    assert "2 two␛]0;t␇" in lines
+    assert max(map(len, seen.splitlines())) <= 100
+    assert "\x1b]" not in printed
+
+
+@pytest.mark.parametrize("size", [1, 3, 1_000])
+def test_markdown_is_split_between_blocks_whatever_parts_it_comes_in(size: int) -> None:
+    """And not within a list, or a block of code."""
+    blocks = ["# Title\n\n", "Two\nlines\n\n", "1. one\n\n2. two\n\n", "```python\nx = 1\n\ny = 2\n```\n", "The end."]
+    text, finished, rest = "".join(blocks), "", ""
+    for start in range(0, len(text), size):
+        done, rest = split_blocks(rest + text[start : start + size])
+        finished += done
+        assert "".join(blocks).startswith(finished)
+        assert finished in ["".join(blocks[:count]) for count in range(len(blocks))]
+    assert finished + rest == text
+
+
+@at_a_terminal
+def test_the_command_forget_says_that_the_words_stay(database: str) -> None:
+    with at_terminal("chat", "--db", database, "--session", "s", NO_COLOR="1") as terminal:
+        terminal.wait_for("you> ")
+        terminal.type("I live in Rome.")
+        terminal.wait_for("you live in Rome.")
+        terminal.wait_for("you> ")
+        terminal.type("/forget rome")
+        said = " ".join(terminal.wait_for("[y/N]: ").split())
+        terminal.type("y")
+        terminal.wait_for("you> ")
+        terminal.press_ctrl_d()
+        assert terminal.end() == 0
+    assert "The words in which it was said stay in the messages of this session" in said
+    assert "`llama-index-memory forget --session s` deletes that session." in said
 
 
 def test_a_closed_output_ends_the_conversation_without_an_error_text(database: str) -> None:

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sqlite3
 import subprocess
 import sys
 from contextlib import closing
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import Memory
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
+from llama_index_memory_ext.__main__ import load_app
 from llama_index_memory_ext.cli import files, plain
-from llama_index_memory_ext.cli.facts import short_ids
+from llama_index_memory_ext.cli.facts import WORDS_STAY, short_ids
 from llama_index_memory_ext.cli.forget import find_pieces, search_file
 from llama_index_memory_ext.store.schema import SCHEMA_VERSION
 from tests.cli.terminal import COMMAND, Here, at_terminal, clean_environment, path_without_extra, run
@@ -49,17 +52,18 @@ def cli(command: Here, database: Path) -> Here:
     return OnFile()
 
 
-def talk(database: Path, session_id: str, user_id: str | None, *said: str) -> None:
+def talk(database: Path, session_id: str, user_id: str | None, *said: str, max_messages: int | None = None) -> None:
     """A conversation of a user, as a program holds it."""
 
     async def hold() -> None:
         uri = f"sqlite+aiosqlite:///{database}"
         async with CondensedMemory.from_defaults(
-            session_id, user_id=user_id, async_database_uri=uri, extract_facts=False
+            session_id, user_id=user_id, async_database_uri=uri, extract_facts=False, max_messages=max_messages
         ) as memory:
             for text in said:
                 await memory.aput(ChatMessage(role="user", content=text))
                 await memory.aput(ChatMessage(role="assistant", content=f"Noted: {text}"))
+                await memory.aget()
 
     asyncio.run(hold())
 
@@ -118,6 +122,33 @@ def test_by_default_the_database_is_in_a_folder_of_the_user_that_nobody_else_may
     assert "Likes tea" in command("facts", "list", *ANN, **home).stdout
 
 
+def test_the_version_is_told_with_and_without_the_extra(command: Here, tmp_path: Path) -> None:
+    told = f"llama-index-memory-ext {version('llama-index-memory-ext')}\n"
+    assert command("--version").stdout == told
+    assert run("--version", PYTHONPATH=path_without_extra(tmp_path)).stdout == told
+
+
+def commands_under(command: Any, *names: str) -> list[tuple[str, ...]]:
+    """The names of all commands, such as ("facts", "list")."""
+    inner = getattr(command, "commands", {}).items()
+    return [one for name, sub in inner for one in commands_under(sub, *names, name)] or [names]
+
+
+COMMANDS = commands_under(typer.main.get_command(load_app()))
+
+
+@pytest.mark.parametrize("names", COMMANDS, ids=" ".join)
+def test_the_help_of_each_command_says_what_is_meant(command: Here, names: tuple[str, ...]) -> None:
+    """Without the notation of the library, and with one name for the database."""
+    done = command(*names, "--help")
+    assert done.returncode == 0
+    assert not re.search(r"[{}]|<(str|path|list|float|int)", done.stdout)
+    assert "--database" not in done.stdout
+    assert "--db DB" in done.stdout
+    wrong = command(*names, "--dance").stderr
+    assert "{" not in wrong
+
+
 # ---- facts --------------------------------------------------------------------------------------------
 
 
@@ -128,13 +159,16 @@ def test_a_fact_is_added_found_retired_restored_and_forgotten(cli: Here) -> None
     (found,) = json.loads(cli("facts", "search", "How should I do testing?", *ANN, "--json").stdout)
     assert (found["id"], found["confidence"], found["category"]) == (pytest_id, 0.9, "preference")
     explained = json.loads(cli("facts", "explain", "How should I do testing?", *ANN, "--json").stdout)
-    assert {fact["id"]: fact["why"] for fact in explained["facts"]} == {pytest_id: "related", docker_id: "pinned"}
+    assert {fact["id"]: fact["why"] for fact in explained["facts"]} == {
+        pytest_id: "matches in its own words",
+        docker_id: "pinned",
+    }
     assert cli("facts", "retire", pytest_id[:10], *ANN, "--reason", "uses unittest now").returncode == 0
     assert "pytest" not in cli("facts", "list", *ANN).stdout
     assert "(retired: uses unittest now)" in cli("facts", "list", "--retired", *ANN, COLUMNS="200").stdout
     assert json.loads(cli("facts", "retire", docker_id, *ANN, "--json").stdout)["retired_reason"] == "retired by hand"
     assert cli("facts", "restore", pytest_id, *ANN).stdout == f"Restored {pytest_id}: Prefers pytest for testing\n"
-    assert cli("facts", "forget", pytest_id[:8], *ANN, "--yes").stdout == "Deleted 1 fact of ann.\n"
+    assert cli("facts", "forget", pytest_id[:8], *ANN, "--yes").stdout == f"Deleted 1 fact of ann. {WORDS_STAY}\n"
     assert cli("facts", "forget", "--all", *ANN, "--yes", "--json").stdout == '{\n  "facts": 1\n}\n'
     assert cli("facts", "list", *ANN).stdout == "No facts of ann.\n"
 
@@ -160,7 +194,7 @@ def test_past_and_expired_facts_are_told_in_words(cli: Here) -> None:
     assert "Oslo" not in current
     assert "Rome" not in current
     explained = cli("facts", "explain", "Where did I live before?", *ANN, COLUMNS="200").stdout
-    assert "yes: past" in explained
+    assert "yes: was true before" in explained
 
 
 def test_a_session_without_a_user_has_facts_of_its_own(cli: Here) -> None:
@@ -223,15 +257,42 @@ def test_long_and_wide_facts_keep_to_the_width_of_the_screen(cli: Here) -> None:
 def test_sessions_are_listed_with_their_users(cli: Here, database: Path) -> None:
     talk(database, "first", "ann", "I live in Rome.")
     talk(database, "second", None, "Hello", "Goodbye")
-    shown = json.loads(cli("sessions", "--json").stdout)
+    shown = json.loads(cli("sessions", "list", "--json").stdout)
     assert [(one["session_id"], one["messages"], one["user_ids"]) for one in shown] == [
         ("second", 4, ["second"]),
         ("first", 2, ["ann"]),
     ]
     assert shown[0]["first_at"] <= shown[0]["last_at"]
-    assert "first" in cli("sessions", *ANN).stdout
-    assert "second" not in cli("sessions", *ANN).stdout
-    assert cli("sessions", "--user", "bob").stdout == "No sessions of bob.\n"
+    assert "first" in cli("sessions", "list", *ANN).stdout
+    assert "second" not in cli("sessions", "list", *ANN).stdout
+    assert cli("sessions", "list", "--user", "bob").stdout == "No sessions of bob.\n"
+
+
+def test_a_session_is_shown_with_its_messages_and_what_came_from_it(cli: Here, database: Path) -> None:
+    """Messages with times and roles, how many the record holds, and facts of this session only."""
+    cli("chat", "--session", "a", *ANN, stdin="I live in Rome.\nWhat is 12 + 30?\n")
+    cli("chat", "--session", "b", *ANN, stdin="I like tea.\n")
+    shown = cli("sessions", "show", "a", COLUMNS="120")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "users     ann" in shown.stdout
+    assert "messages  6: 0 of the current turn, 6 in the record, 0 older than it" in shown.stdout
+    assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d  user +I live in Rome\.", shown.stdout)
+    assert re.search(r"  tool +42", shown.stdout)
+    assert "Lives in Rome" in shown.stdout
+    assert "Likes tea" not in shown.stdout
+    told = json.loads(cli("sessions", "show", "a", "--last", "2", "--json").stdout)
+    assert [(one["role"], one["text"]) for one in told["log"]] == [("tool", "42"), ("assistant", "12 + 30 = 42")]
+    assert (told["in_record"], [fact["content"] for fact in told["facts"]]) == (6, ["Lives in Rome"])
+    assert "The newest 2 of 6 messages" in cli("sessions", "show", "a", "--last", "2").stdout
+    missing = cli("sessions", "show", "c", "--json")
+    assert (missing.returncode, missing.stdout) == (1, "")
+    assert "There is no session 'c'" in json.loads(missing.stderr)["error"]
+
+
+def test_what_has_left_the_record_is_told_apart(cli: Here, database: Path) -> None:
+    talk(database, "s", "ann", "First.", "Second.", "Third.", max_messages=2)
+    told = json.loads(cli("sessions", "show", "s", "--json").stdout)
+    assert (told["messages"], told["in_record"], told["older_than_record"], told["current_turn"]) == (6, 4, 2, 0)
 
 
 @pytest.mark.parametrize("layout", ["llama_index", "openai"])
@@ -244,7 +305,7 @@ def test_messages_that_were_exported_are_imported_as_they_were(
     assert (done.returncode, done.stdout) == (0, "Imported 2 messages into t.\n")
     first, second = (cli("export", "--session", name, "--format", layout).stdout for name in ("s", "t"))
     assert json.loads(first) == json.loads(second)
-    assert json.loads(cli("sessions", *ANN, "--json").stdout)[0]["session_id"] == "t"
+    assert json.loads(cli("sessions", "list", *ANN, "--json").stdout)[0]["session_id"] == "t"
 
 
 def test_facts_travel_through_a_pipe(cli: Here, tmp_path: Path) -> None:
@@ -255,10 +316,20 @@ def test_facts_travel_through_a_pipe(cli: Here, tmp_path: Path) -> None:
     assert "Likes Köln 🚀" in cli("facts", "list", "--user", "bob", **other).stdout
 
 
+def test_exports_of_other_memories_are_imported(cli: Here) -> None:
+    mem0 = {"results": [{"id": "1", "memory": "Likes Köln", "user_id": "u7", "metadata": None}]}
+    assert cli("import", "-", *ANN, stdin=json.dumps(mem0)).stdout == "Imported 1 fact into ann.\n"
+    assert "Likes Köln" in cli("facts", "list", *ANN).stdout
+    state = {"values": {"messages": [{"type": "human", "content": "I like Köln.", "id": "m1"}]}}
+    assert cli("import", "-", "--session", "s", *ANN, stdin=json.dumps(state)).stdout == "Imported 1 message into s.\n"
+    assert "I like Köln." in cli("export", "--session", "s").stdout
+
+
 @pytest.mark.parametrize(
     ("content", "options", "says"),
     [
         (b"no json", ("--session", "s"), "JSON"),
+        (b'{"chat": []}', ANN, "an export of mem0, LangGraph or Zep; entry 0: saw an object with the keys 'chat'"),
         (b'{"a": 1}', ("--session", "s"), "messages"),
         (b'"\xff"', ("--session", "s"), "UTF-8"),
         (b"no json", ANN, "Line 1 is no fact"),
@@ -377,7 +448,7 @@ def test_one_session_is_deleted_and_what_is_known_stays(cli: Here, database: Pat
     done = cli("forget", "--session", "a", "--yes")
     assert done.returncode == 0, done.stderr
     assert "`forget --user` deletes that too" in done.stderr
-    assert cli("sessions").stdout == "No sessions.\n"
+    assert cli("sessions", "list").stdout == "No sessions.\n"
     assert "Semiramis" in cli("facts", "list", *ANN).stdout
 
 
@@ -393,7 +464,7 @@ def test_without_a_yes_nobody_is_deleted(cli: Here, database: Path) -> None:
     done = cli("forget", *ANN)
     assert done.returncode == 2
     assert "Stored about ann: 2 messages in 1 session, 0 facts." in done.stderr
-    assert "a" in cli("sessions").stdout
+    assert "a" in cli("sessions", "list").stdout
 
 
 def test_a_user_may_be_called_as_a_role_is(cli: Here, database: Path) -> None:
@@ -418,7 +489,7 @@ def test_ctrl_c_at_the_question_deletes_nothing(cli: Here, database: Path) -> No
         terminal.press_ctrl_d()
         terminal.wait_for("Nothing was deleted.")
         assert terminal.end() == 1
-    assert "a" in cli("sessions").stdout
+    assert "a" in cli("sessions", "list").stdout
 
 
 def test_the_search_finds_what_a_deletion_alone_leaves(tmp_path: Path) -> None:
@@ -548,19 +619,34 @@ def test_a_database_of_the_plain_host_is_told_how_it_is_taken_over(cli: Here, da
         await store._async_engine.dispose()
 
     asyncio.run(talk_plainly())
-    done = cli("sessions")
+    done = cli("sessions", "list")
     assert done.returncode == 1
     assert "LlamaIndex's own Memory" in done.stderr
     assert cli("chat", "--session", "chat-3", stdin="Hello\n").returncode == 0
-    assert json.loads(cli("sessions", "--json").stdout)[0]["messages"] == 3
+    assert json.loads(cli("sessions", "list", "--json").stdout)[0]["messages"] == 3
 
 
 def test_a_file_that_is_no_database_is_told(cli: Here, database: Path) -> None:
     database.write_text("These are a few lines of a poem, which is no database. " * 40)
     assert "not a database" in checks(cli("doctor", "--json"))["database"][1]
-    done = cli("sessions")
+    done = cli("sessions", "list")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert done.stderr == f"Error: The database at {database} cannot be used: file is not a database.\n"
+
+
+def test_a_library_that_only_some_databases_need_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version_without_asyncpg(name: str) -> str:
+        if name == "asyncpg":
+            raise PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(files, "version", version_without_asyncpg)
+    (found,) = [one for one in files.check_versions() if one.name == "asyncpg"]
+    assert found.verdict == "optional"
+    assert (
+        found.found
+        == 'not installed. Only a PostgreSQL database needs it: pip install "llama-index-memory-ext[postgres]"'
+    )
 
 
 def test_a_version_that_does_harm_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -579,7 +665,8 @@ READING = [
     ("facts", "explain", "x", *ANN),
     ("facts", "retire", "x", *ANN),
     ("facts", "forget", "--all", *ANN, "--yes"),
-    ("sessions",),
+    ("sessions", "list"),
+    ("sessions", "show", "s"),
     ("export", "--session", "s"),
     ("export", *ANN),
     ("forget", *ANN, "--yes"),
@@ -594,7 +681,7 @@ def test_what_only_reads_creates_no_database(cli: Here, database: Path, options:
     assert not database.exists()
 
 
-@pytest.mark.parametrize("options", [("sessions",), ("export", *ANN)])
+@pytest.mark.parametrize("options", [("sessions", "list"), ("export", *ANN)])
 def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path, options: tuple[str, ...]) -> None:
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("CREATE TABLE others (x)")
@@ -626,9 +713,9 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path, o
         (("import", "/no/such/file", *ANN), 1, "/no/such/file cannot be read"),
         (("import", "-"), 2, "say --session ID for messages"),
         (("forget", "--user", "nobody", "--yes"), 1, "Nothing is stored about 'nobody'"),
-        (("sessions", "--db", "what?"), 2, "without a question mark"),
-        (("sessions", "--db", "oracle://a:secret@b/c"), 1, "SQLite or PostgreSQL"),
-        (("sessions", "--db", "nonsense://"), 1, "SQLAlchemy address"),
+        (("sessions", "list", "--db", "what?"), 2, "without a question mark"),
+        (("sessions", "list", "--db", "oracle://a:secret@b/c"), 1, "SQLite or PostgreSQL"),
+        (("sessions", "list", "--db", "nonsense://"), 1, "SQLAlchemy address"),
     ],
 )
 def test_mistakes_get_a_clear_sentence(cli: Here, options: tuple[str, ...], code: int, says: str) -> None:
@@ -641,7 +728,7 @@ def test_mistakes_get_a_clear_sentence(cli: Here, options: tuple[str, ...], code
 
 
 def test_with_json_an_error_is_json_too(cli: Here) -> None:
-    done = cli("sessions", "--json")
+    done = cli("sessions", "list", "--json")
     assert done.stdout == ""
     assert json.loads(done.stderr)["error"].startswith("There is no database at")
 
@@ -653,7 +740,7 @@ def test_with_json_an_error_is_json_too(cli: Here) -> None:
         (("facts", "add", "x", *ANN, "--confidence", "2"), "--confidence"),
         (("facts", "dance"), "dance"),
         (("forget", *ANN), "Say --yes"),
-        (("sessions", "--dance"), "--dance"),
+        (("sessions", "list", "--dance"), "--dance"),
     ],
 )
 def test_with_json_wrong_usage_is_told_as_json_too(cli: Here, options: tuple[str, ...], says: str) -> None:
@@ -671,7 +758,7 @@ def test_with_json_and_yes_deleting_says_nothing_else(cli: Here) -> None:
 
 def test_a_server_is_used_as_a_file_is(cli: Here, postgres_uri: str) -> None:
     server = ("--db", postgres_uri)
-    assert "holds no memory" in cli("sessions", *server).stderr
+    assert "holds no memory" in cli("sessions", "list", *server).stderr
     add(cli, "Likes tea", *server)
     assert "Likes tea" in cli("facts", "list", *ANN, *server).stdout
     found = checks(cli("doctor", "--json", *server))
@@ -698,12 +785,12 @@ def test_tables_of_any_name_are_used(cli: Here, by: str) -> None:
     on_agents("chat", "--session", "s", *ANN, stdin="I use Docker.\n")
     messages = on_agents("export", "--session", "s")
     assert on_agents("import", "-", "--session", "t", *ANN, "--json", stdin=messages) == '{\n  "messages": 2\n}\n'
-    assert {session["session_id"] for session in json.loads(on_agents("sessions", "--json"))} == {"s", "t"}
+    assert {session["session_id"] for session in json.loads(on_agents("sessions", "list", "--json"))} == {"s", "t"}
     assert "Likes tea" not in on_agents("facts", "list", *ANN)
     assert '"ok": true' in on_agents("doctor", "--json")
     on_agents("forget", *ANN, "--yes", "--json")
     assert "Likes tea" in cli("facts", "list", *ANN).stdout
-    done = cli("--table", "others", "sessions")
+    done = cli("--table", "others", "sessions", "list")
     assert (done.returncode, done.stdout) == (1, "")
     assert "no memory of this package in the table 'others'; --table" in done.stderr
 
@@ -718,7 +805,7 @@ def test_tables_in_a_schema_are_used(cli: Here, postgres_uri: str) -> None:
 
 @pytest.mark.parametrize("name", ["--table", "--schema"])
 def test_tables_without_a_name_are_refused(cli: Here, name: str) -> None:
-    done = cli(name, "", "sessions")
+    done = cli(name, "", "sessions", "list")
     assert done.returncode == 2
     assert "must not be empty" in done.stderr
 
@@ -729,4 +816,4 @@ async def test_a_store_that_was_asked_by_the_command_line_works_on(cli: Here, da
     store = MemoryStore(f"sqlite+aiosqlite:///{database}")
     await store.add_message("s", ChatMessage(role="user", content="Hello"))
     await store.aclose()
-    assert "s" in (await asyncio.to_thread(cli, "sessions")).stdout
+    assert "s" in (await asyncio.to_thread(cli, "sessions", "list")).stdout

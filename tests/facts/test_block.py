@@ -150,7 +150,7 @@ async def test_the_facts_keep_to_their_limit_and_say_why(open_memory: OpenMemory
     assert [fact.fact.content for fact in explanation.facts if fact.injected and fact.why == "pinned"] == [
         "Is allergic to nuts"
     ]
-    assert {fact.why for fact in explanation.facts if not fact.injected} == {"no room"}
+    assert {fact.why for fact in explanation.facts if not fact.injected} == {"left out: no room"}
     assert sorted(shown(text)) == sorted(fact.fact.content for fact in explanation.facts if fact.injected)
     assert "similarity" in str(explanation)
     assert explanation._repr_html_().startswith("<table>")
@@ -773,7 +773,7 @@ async def test_where_no_fact_concerns_the_question_few_are_shown(open_memory: Op
     assert shown(await block.aget(question, session_id="chat")) == expected
     explained = await block.aexplain("How do I deploy on Kubernetes?", session_id="chat")
     assert sorted(one.fact.content for one in explained.facts if one.injected) == sorted(expected)
-    assert {one.why for one in explained.facts if not one.injected} == {"not concerned"}
+    assert {one.why for one in explained.facts if not one.injected} == {"left out: too little in common"}
     block.general_facts = 0
     assert shown(await block.aget([user("How are you?")], session_id="chat")) == ["Is called Ann"]
     await memory.sql_store.facts.write("ann", [Fact(content=f"Met number {i} on the way") for i in range(500)])

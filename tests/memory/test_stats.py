@@ -110,7 +110,7 @@ async def test_what_was_cut_is_not_counted_as_summarised(open_memory: OpenMemory
         seen.append((stats.left, stats.summarised))
     # The questions at the end go into the log with what comes next.
     assert seen == [(3, 0), (8, 5), (13, 5)]
-    assert "none are extracted" in str(stats)
+    assert "extraction is off" in str(stats)
 
 
 async def test_what_fails_is_seen_until_it_succeeds(open_memory: OpenMemory, start_model: StartModel) -> None:
@@ -170,9 +170,9 @@ def test_people_are_given_a_few_lines() -> None:
     )
     assert str(stats).splitlines() == [
         "session   chat (user ann) in sqlite+aiosqlite:///memory.db",
-        "messages  22: 2 active, 6 in the record as they are, 14 have left it (12 of these summarised)",
-        "record    812 tokens, of which the summary 90",
-        "facts     5 that hold, 1 retired; 4 messages not read yet; not stored: 2 echo, 1 secret",
+        "messages  22: 2 of the current turn, 6 shown in the record; 14 older than the record, 12 in its summary",
+        "record    812 tokens, 90 in its summary",
+        "facts     5 current, 1 retired; 4 messages to be read for facts; not stored: 2 echo, 1 secret",
         "failed    facts: TimeoutError, 3 times in a row, last at 2026-01-02 03:04:05 UTC; tried again at 03:04:13",
         "failed    summary: KeyError, once, last at 2026-01-02 03:04:05 UTC; tried again by the next start",
     ]

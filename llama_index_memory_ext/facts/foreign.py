@@ -1,0 +1,194 @@
+"""Reads the facts that mem0, LangGraph's store and Zep have exported."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, NamedTuple
+from uuid import NAMESPACE_OID, uuid5
+
+from pydantic import TypeAdapter, ValidationError
+
+from llama_index_memory_ext.errors import FactError, MessageError
+from llama_index_memory_ext.fact import CATEGORIES, Fact, utc_now
+from llama_index_memory_ext.facts.fields import read_category
+from llama_index_memory_ext.formats import loaded_json
+from llama_index_memory_ext.formats.openai import described
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from llama_index_memory_ext.text.tool_calls import Json
+
+EXPORTS = "JSON Lines as export writes them, or an export of mem0, LangGraph or Zep"
+# Under these an export has its list.
+_LISTS = ("results", "memories", "items", "facts", "edges")
+# A fact of our own has a content, and the head before them a version.
+_OWN = ("content", "version")
+# A memory of OpenMemory, which is mem0's, has its text as "content", as a fact of our own has.
+_MEM0S = ("metadata", "categories", "hash")
+_AWAY, _DELETED = ("archived", "paused"), "deleted"
+# Where programs put the text of an item into LangGraph's store.
+_TEXTS = ("memory", "content", "text", "data", "fact")
+_NO_WORD = re.compile(r"[\W_]+")
+_TIME = TypeAdapter(datetime)
+
+
+class _Entry(NamedTuple):
+    """An entry of an export: whose it is, by the names that stand there, and the fields of its fact, {} for none."""
+
+    source: str
+    names: tuple[str, ...]
+    fields: dict[str, Json]
+
+
+def foreign_facts(text: str, namespace: str, categories: Sequence[str] | None = None) -> list[Fact] | None:
+    """Returns the facts of an export of another memory; None for facts of our own, and for what is no JSON.
+
+    Of the facts of several users, only those of ``namespace`` are returned. The ids are those of the export, so that a
+    fact that is imported twice is stored once. What was deleted there is left out, and what was put away is retired.
+
+    Raises a FactError, without any of the texts, for an entry that is no fact, and for facts of several users none of
+    whom is called ``namespace``.
+    """
+    try:
+        entries = _entries(loaded_json(text))
+    except MessageError:
+        return None
+    if entries and all(map(_is_own, entries)):
+        return None
+    found = {i: _checked(one, i) for i, one in enumerate(entries)}
+    known = CATEGORIES if categories is None else categories
+    return [_fact(one, i, known) for i, one in _of_one(found, namespace).items() if one.fields]
+
+
+def _is_own(entry: Json) -> bool:
+    return isinstance(entry, dict) and _has(entry, _OWN) and _read(entry) is None
+
+
+def _of_one(found: dict[int, _Entry], namespace: str) -> dict[int, _Entry]:
+    """Returns the entries of the user who is named, or all if they are of one user."""
+    named = {i: one for i, one in found.items() if namespace in one.names}
+    if not named and len({one.names for one in found.values()}) > 1:
+        raise _several(list(found.values()))
+    return named or found
+
+
+def _entries(value: Json) -> list[Json]:
+    if isinstance(value, dict):
+        value = next((value[key] for key in _LISTS if isinstance(value.get(key), list)), value)
+    return value if isinstance(value, list) else [value]
+
+
+def _checked(value: Json, place: int) -> _Entry:
+    entry = _read(value) if isinstance(value, dict) else None
+    if entry is None:
+        raise FactError(f"Expected {EXPORTS}; entry {place}: saw {described(value)}. Nothing was imported.")
+    if entry.source == "LangGraph" and not entry.fields["content"]:
+        texts = ", ".join(_TEXTS)
+        seen = described(value["value"])
+        problem = f"Expected in entry {place}: 'value' with a text as {texts}; saw {seen}"
+        raise FactError(f"{problem}. Nothing was imported.")
+    return entry
+
+
+def _several(entries: Sequence[_Entry]) -> FactError:
+    what = "namespaces" if entries[0].source == "LangGraph" else "users"
+    seen = len({one.names for one in entries})
+    return FactError(
+        f"Expected the facts of one user, or of several of whom one is named as here; saw those of {seen} {what}. "
+        "Export those of one, or import them under a name that stands there. Nothing was imported."
+    )
+
+
+def _fact(entry: _Entry, place: int, categories: Sequence[str]) -> Fact:
+    fields = {key: value for key, value in entry.fields.items() if value is not None}
+    kinds = [kind for kind in fields.pop("kinds", ()) if isinstance(kind, str)]
+    # "user_preferences" is a preference.
+    category = read_category([*kinds, *(_NO_WORD.sub(",", kind) for kind in kinds)], categories)
+    try:
+        return Fact(**fields, category=category, imported_from=entry.source)
+    except ValidationError as error:
+        wrong = ", ".join(str(one["loc"][0] if one["loc"] else one["type"]) for one in error.errors()[:3])
+        problem = f"Expected a fact of {entry.source} in entry {place}: what is wrong is {wrong}"
+    raise FactError(f"{problem}. Nothing was imported.")  # Outside of the handler, because its error carries the text.
+
+
+def _read(entry: dict[str, Json]) -> _Entry | None:
+    """Returns an entry with its fields, by the keys that only this program writes; None for one of none."""
+    if {"namespace", "value"} <= entry.keys():
+        return _of_langgraph(entry)
+    if "fact" in entry:
+        return _of_zep(entry)
+    is_mem0s = entry.get("memory") is not None or ("content" in entry and _has(entry, _MEM0S))
+    return _of_mem0(entry) if is_mem0s else None
+
+
+def _has(entry: dict[str, Json], keys: Sequence[str]) -> bool:
+    return any(key in entry for key in keys)
+
+
+def _of_mem0(entry: dict[str, Json]) -> _Entry:
+    content, state = entry.get("memory", entry.get("content")), entry.get("state")
+    metadata = entry["metadata"] if isinstance(entry.get("metadata"), dict) else {}
+    fields = _common(entry, content if content is not None else entry.get("content"), entry.get("id"))
+    fields |= {"expires_at": _time(entry.get("expiration_date"))}
+    fields["kinds"] = [*_listed(metadata.get("category")), *_listed(entry.get("categories"))]
+    if state in _AWAY:
+        retired_at = _time(entry.get("archived_at") or entry.get("updated_at")) or utc_now()
+        fields |= {"retired_at": retired_at, "retired_by": "hand", "retired_reason": f"{state} in mem0"}
+    return _Entry("mem0", _names(entry.get("user_id")), {} if state == _DELETED else fields)
+
+
+def _of_langgraph(entry: dict[str, Json]) -> _Entry:
+    value = entry["value"] if isinstance(entry["value"], dict) else {}
+    # LangMem writes the name of a schema and its fields.
+    inner = value["content"] if isinstance(value.get("content"), dict) else value
+    content = next((inner[key] for key in _TEXTS if isinstance(inner.get(key), str)), None)
+    names = _names(*_listed(entry["namespace"]))
+    # A key is the only one in its namespace.
+    fact_id = uuid5(NAMESPACE_OID, json.dumps([*names, str(entry.get("key"))])).hex
+    kinds = [kind for key in ("category", "type", "kind") for kind in _listed(value.get(key) or inner.get(key))]
+    return _Entry("LangGraph", names, {**_common(entry, content, fact_id), "kinds": kinds})
+
+
+def _of_zep(entry: dict[str, Json]) -> _Entry:
+    began, ended = _time(entry.get("valid_at")), _time(entry.get("invalid_at"))
+    fields = _common(entry, entry["fact"], entry.get("uuid") or entry.get("uuid_"))
+    # A fact that ends when a day begins was last true on the day before.
+    last = ended - timedelta(microseconds=1) if isinstance(ended, datetime) else ended
+    if isinstance(began, datetime) and isinstance(last, datetime):
+        last = max(began, last)
+    fields |= {"valid_from": _day(began), "valid_until": _day(last)}
+    if ended is None and entry.get("expired_at"):
+        retired_at = _time(entry["expired_at"])
+        fields |= {"retired_at": retired_at, "retired_by": "change", "retired_reason": "expired in Zep"}
+    return _Entry("Zep", _names(entry.get("user_uuid")), fields)
+
+
+def _common(entry: dict[str, Json], content: Json, fact_id: Json) -> dict[str, Json]:
+    created_at = _time(entry.get("created_at"))
+    updated_at = _time(entry.get("updated_at")) or created_at
+    return {"id": fact_id, "content": content, "created_at": created_at, "updated_at": updated_at}
+
+
+def _names(*values: Json) -> tuple[str, ...]:
+    return tuple(str(value) for value in values if value is not None)
+
+
+def _listed(value: Json) -> list[Json]:
+    return value if isinstance(value, list) else [value]
+
+
+def _time(value: Json) -> Json:
+    """Returns a time with its zone, by default UTC; what is none as it is, to be refused by the name of its field."""
+    try:
+        time = _TIME.validate_python(value)
+        return time.replace(tzinfo=time.tzinfo or timezone.utc).astimezone(timezone.utc)
+    except (ValidationError, OverflowError):
+        return value
+
+
+def _day(value: Json) -> Json:
+    return value.date() if isinstance(value, datetime) else value

@@ -1,0 +1,267 @@
+"""The MCP server as the official client sees it: a process of its own, over stdin and stdout."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp import ClientSession, StdioServerParameters
+from mcp.client.stdio import stdio_client
+from mcp.types import CallToolResult, TextContent
+
+from llama_index_memory_ext import CondensedMemory, Fact
+from tests.cli.terminal import COMMAND, PATIENCE_SECONDS, Here, clean_environment, run
+from tests.conversation import assistant, user
+
+GREEN_TEA = {"content": "Loves green tea", "quote": "Please remember that I love green tea.", "category": "preference"}
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    return tmp_path / "memory.db"
+
+
+@asynccontextmanager
+async def client(
+    database: Path, *options: str, errors: Path | None = None, **environment: str
+) -> AsyncIterator[ClientSession]:
+    """The official client, connected to a server of its own."""
+    server = StdioServerParameters(
+        command=sys.executable,
+        args=[*COMMAND[1:], "mcp", "--db", str(database), *options],
+        env=clean_environment(**environment),
+    )
+    with (errors or database.with_name("errors")).open("a+", encoding="utf-8") as stderr:
+        async with stdio_client(server, errlog=stderr) as streams, ClientSession(*streams) as session:
+            await session.initialize()
+            yield session
+
+
+async def call(session: ClientSession, name: str, **arguments: Any) -> dict[str, Any]:
+    """The structured result of a call that went well; its text says the same."""
+    result = await session.call_tool(name, arguments)
+    assert isinstance(result, CallToolResult)
+    assert not result.is_error, text_of(result)
+    assert json.loads(text_of(result)) == result.structured_content
+    return dict(result.structured_content or {})
+
+
+async def refusal(session: ClientSession, name: str, **arguments: Any) -> str:
+    """What a call is told that was refused."""
+    result = await session.call_tool(name, arguments)
+    assert isinstance(result, CallToolResult)
+    assert result.is_error, text_of(result)
+    return text_of(result)
+
+
+def text_of(result: CallToolResult) -> str:
+    return "".join(part.text for part in result.content if isinstance(part, TextContent))
+
+
+async def facts_of(database: Path, user_id: str) -> dict[str, Fact]:
+    """What another program finds in the same file."""
+    uri = f"sqlite+aiosqlite:///{database}"
+    async with CondensedMemory.from_defaults(
+        "other", user_id=user_id, async_database_uri=uri, extract_facts=False
+    ) as memory:
+        return {fact.content: fact for fact in await memory.facts.alist(with_retired=True)}
+
+
+async def add_rain(database: Path) -> None:
+    uri = f"sqlite+aiosqlite:///{database}"
+    async with CondensedMemory.from_defaults("s", user_id="ann", async_database_uri=uri, extract_facts=False) as memory:
+        await memory.facts.aadd("Likes rain")
+
+
+async def test_a_client_remembers_lists_searches_and_forgets(database: Path) -> None:
+    """The words of the user come from the client, and stand in no session; a forgotten fact is kept, for undo."""
+    async with client(database, "--user", "ann") as session:
+        tools = {tool.name: tool for tool in (await session.list_tools()).tools}
+        assert sorted(tools) == ["forget", "list_memories", "remember", "search_memory"]
+        hints = {name: tool.annotations.read_only_hint for name, tool in tools.items() if tool.annotations}
+        assert hints == {"search_memory": True, "list_memories": True, "remember": False, "forget": False}
+        assert all(tool.description and tool.output_schema for tool in tools.values())
+        assert sorted(tools["remember"].input_schema["properties"]) == ["category", "content", "quote"]
+        assert await call(session, "list_memories") == {"facts": [], "total": 0}
+        new = await call(session, "remember", **GREEN_TEA)
+        assert new["outcome"] == "remembered"
+        fact = new["fact"]
+        assert (fact["content"], fact["category"]) == ("Loves green tea", "preference")
+        assert await call(session, "search_memory", query="tea") == {"facts": [fact], "messages": []}
+        assert await call(session, "search_memory", query="a zebra") == {"facts": [], "messages": []}
+        assert (await call(session, "remember", **GREEN_TEA))["outcome"] == "known already"
+        listed = await call(session, "list_memories", limit=1)
+        assert ([one["id"] for one in listed["facts"]], listed["total"]) == ([fact["id"]], 1)
+        gone = await call(session, "forget", facts=["green tea", "a zebra"], quote="Forget that I love green tea.")
+        assert [one["id"] for one in gone["forgotten"]] == [fact["id"]]
+        assert gone["problems"] == [
+            "Nothing was forgotten for what is not known: list_memories and search_memory show the ids of facts."
+        ]
+        assert (await call(session, "list_memories"))["total"] == 0
+    stored = (await facts_of(database, "ann"))["Loves green tea"]
+    assert (stored.namespace, stored.session_id, stored.message_ids) == ("ann", None, ())
+    assert (stored.quote, stored.retired_by) == ("Please remember that I love green tea.", "request")
+    assert database.with_name("errors").read_text() == ""
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("remember", {"content": "Likes Bolivia", "quote": "I like tea"}, "Nobody said Bolivia"),
+    ("remember", {"content": "Password is swordfish", "quote": "my password is swordfish"}, "It holds a password"),
+    ("remember", {"content": "Likes tea", "quote": "Do I like tea?"}, "The user only asked it."),
+    ("remember", {"content": "Likes tea", "quote": "I hate tea"}, "Not remembered: "),
+    ("remember", {"content": "Likes tea", "quote": " "}, "It names no words of the user's that say it."),
+    ("remember", {"content": "Likes tea"}, "quote"),
+    ("remember", {"content": "x" * 5_000, "quote": "I like tea"}, "at most 2000 characters"),
+    ("remember", {"content": 7, "quote": "I like tea"}, "valid string"),
+    ("forget", {"facts": ["rain"], "quote": "I like rain."}, "Not forgotten: "),
+    ("forget", {"facts": ["rain"], "quote": "Don't forget that I like rain."}, "Not forgotten: "),
+    ("forget", {"facts": ["rain"], "quote": ""}, "it needs a quote"),
+    ("forget", {"facts": ["a zebra"], "quote": "Forget the zebra."}, "what is not known"),
+    ("forget", {"facts": [], "quote": "Forget everything."}, "at least 1 item"),
+    ("list_memories", {"limit": 0}, "greater than or equal to 1"),
+    ("list_memories", {"offset": "all"}, "valid integer"),
+    ("search_memory", {"query": "x" * 5_000}, "at most 2000 characters"),
+    ("drop_tables", {}, "Unknown tool"),
+]
+
+
+async def test_what_an_agent_may_not_do_a_client_may_not_do_either(database: Path) -> None:
+    """It is told why, nothing changes, and the server goes on."""
+    await add_rain(database)
+    async with client(database, "--user", "ann") as session:
+        for name, arguments, why in REFUSED:
+            assert why in await refusal(session, name, **arguments)
+        assert [fact["content"] for fact in (await call(session, "list_memories"))["facts"]] == ["Likes rain"]
+    assert database.with_name("errors").read_text() == ""
+
+
+async def test_no_argument_reaches_another_user(database: Path) -> None:
+    async with client(database, "--user", "ann") as hers, client(database, "--user", "bob") as his:
+        fact = (await call(hers, "remember", **GREEN_TEA))["fact"]
+        assert await call(his, "list_memories") == {"facts": [], "total": 0}
+        assert await call(his, "search_memory", query="tea") == {"facts": [], "messages": []}
+        assert "what is not known" in await refusal(his, "forget", facts=[fact["id"]], quote="Forget everything.")
+        for extra in ("user", "user_id", "namespace", "session_id"):
+            found = await his.call_tool("search_memory", {"query": "tea", extra: "ann"})
+            assert isinstance(found, CallToolResult)
+            assert "green" not in text_of(found)
+        assert (await call(hers, "list_memories"))["total"] == 1
+
+
+async def test_two_clients_of_one_user_see_what_the_other_does(database: Path) -> None:
+    """Two processes on one file, also in the same moment and in any script."""
+    said = {
+        "Wohnt in Köln": "Ich wohne in Köln.",
+        "喜欢绿茶": "我喜欢绿茶",
+        "Owns 3 hats": "I own 3 hats.",
+        "Likes 🚀 rockets": "I like 🚀 rockets.",
+    }
+    async with client(database, "--user", "ann") as one, client(database, "--user", "ann") as two:
+        calls = [
+            call(session, "remember", content=content, quote=quote)
+            for session in (one, two)
+            for content, quote in said.items()
+        ]
+        await asyncio.gather(*calls)
+        for session in (one, two):
+            assert {fact["content"] for fact in (await call(session, "list_memories"))["facts"]} == set(said)
+            assert (await call(session, "list_memories"))["total"] == len(said)
+        (found,) = (await call(two, "search_memory", query="Köln"))["facts"]
+        await call(one, "forget", facts=[found["id"]], quote="Vergiss, dass ich in Köln wohne.")
+        assert (await call(two, "search_memory", query="Köln"))["facts"] == []
+
+
+async def test_with_a_session_quotes_must_be_in_it_and_its_messages_are_found(database: Path) -> None:
+    uri = f"sqlite+aiosqlite:///{database}"
+    async with CondensedMemory.from_defaults("s", user_id="ann", async_database_uri=uri, extract_facts=False) as memory:
+        await memory.aput_messages([user("I love green tea."), assistant("Noted.")])
+    async with client(database, "--user", "ann", "--session", "s") as session:
+        message, *_ = (await call(session, "search_memory", query="green tea"))["messages"]
+        assert (message["role"], message["content"]) == ("user", "I love green tea.")
+        made_up = await refusal(session, "remember", content="Likes rain", quote="I like rain.")
+        assert "Its quote is not in the conversation." in made_up
+        await call(session, "remember", content="Loves green tea", quote="I love green tea")
+    stored = (await facts_of(database, "ann"))["Loves green tea"]
+    assert (stored.session_id, len(stored.message_ids)) == ("s", 1)
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+async def test_what_was_remembered_outlives_a_server_that_is_ended(database: Path, end: signal.Signals) -> None:
+    """At once, while its stdin is still open."""
+    command = [*COMMAND, "mcp", "--db", str(database), "--user", "ann"]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "encoding": "utf-8"}
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    requests: list[dict[str, Any]] = [
+        {"id": 1, "method": "initialize", "params": hello},
+        {"method": "notifications/initialized"},
+        {"id": 2, "method": "tools/call", "params": {"name": "remember", "arguments": GREEN_TEA}},
+    ]
+    with subprocess.Popen(command, env=clean_environment(), **pipes) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for request in requests:
+            process.stdin.write(json.dumps({"jsonrpc": "2.0", **request}) + "\n")
+            process.stdin.flush()
+            if "id" in request:
+                assert json.loads(process.stdout.readline())["id"] == request["id"]
+        process.send_signal(end)
+        assert process.wait(PATIENCE_SECONDS) == -end
+    async with client(database, "--user", "ann") as session:
+        assert (await call(session, "list_memories"))["total"] == 1
+
+
+async def test_a_server_that_only_reads_has_no_tools_that_write(database: Path) -> None:
+    await add_rain(database)
+    async with client(database, "--user", "ann", "--read-only") as session:
+        names = sorted(tool.name for tool in (await session.list_tools()).tools)
+        assert names == ["list_memories", "search_memory"]
+        assert (await call(session, "list_memories"))["total"] == 1
+
+
+def spoil(database: Path) -> None:
+    for ending in ("-wal", "-shm"):
+        database.with_name(database.name + ending).unlink(missing_ok=True)
+    database.write_bytes(b"This is no database. " * 1_000)
+
+
+async def test_a_database_that_breaks_is_told_and_not_taken_for_an_empty_one(database: Path) -> None:
+    async with client(database, "--user", "ann") as session:
+        await call(session, "remember", **GREEN_TEA)
+        spoil(database)
+        for name, arguments in (("list_memories", {}), ("search_memory", {"query": "tea"}), ("remember", GREEN_TEA)):
+            assert "That does not mean that nothing is known" in await refusal(session, name, **arguments)
+    assert "green" not in database.with_name("errors").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--user", "ann", "--db", "sqlite+aiosqlite:///:memory:"), "a database in memory is gone"),
+        ((), "say whose facts"),
+        (("--user", ""), "must not be empty"),
+        (("--user", "ann", "--read-only"), "There is no database at"),
+    ],
+)
+def test_what_cannot_be_served_is_told_before_a_client_is_answered(
+    command: Here, database: Path, options: tuple[str, ...], says: str
+) -> None:
+    done = command("mcp", *options, LLAMA_INDEX_MEMORY_DB=str(database))
+    assert (done.returncode, done.stdout) in ((1, ""), (2, ""))
+    assert says in " ".join(done.stderr.replace("\u2502", " ").split())
+    assert not database.exists()
+
+
+def test_without_the_extra_the_command_says_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "mcp").mkdir()
+    (tmp_path / "mcp" / "__init__.py").write_text("raise ModuleNotFoundError('No', name='mcp')")
+    done = run("mcp", "--user", "ann", PYTHONPATH=f"{tmp_path}:{Path.cwd()}")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert 'pip install "llama-index-memory-ext[mcp]"' in done.stderr

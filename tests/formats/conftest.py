@@ -1,0 +1,3 @@
+"""The fixtures of these tests."""
+
+from tests.fixtures import *
