@@ -58,8 +58,8 @@ def refresh(stored: list[Cell], now: list[Cell]) -> None:
 
 
 def _text(content: Any) -> str:
-    """Notebooks keep a text as one, or as a list of its lines."""
-    return "".join(content)
+    """Notebooks keep a text as one, or as a list of its lines; each row of a table on a line of its own."""
+    return "".join(content).replace("</tr>", "</tr>\n")
 
 
 def _masked(line: str) -> str:
