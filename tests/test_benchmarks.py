@@ -1,8 +1,7 @@
-"""The benchmarks count right, and their results and the notebook that draws them belong together."""
+"""The benchmarks count right, and their results and the plots of them belong together."""
 
 from __future__ import annotations
 
-import ast
 import json
 import sys
 from pathlib import Path
@@ -22,18 +21,9 @@ honesty = pytest.importorskip("benchmarks.honesty")
 altered_quotes = pytest.importorskip("benchmarks.altered_quotes")
 one_message = pytest.importorskip("benchmarks.one_message")
 told = pytest.importorskip("benchmarks.told")
+plots = pytest.importorskip("benchmarks.plots")
 
-NOTEBOOK = json.loads((Path(__file__).parents[1] / "notebooks" / "benchmarks.ipynb").read_text(encoding="utf-8"))
-CODE = "\n".join("".join(cell["source"]) for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code")
 FILES = sorted(report.RESULTS.glob("*.json"))
-
-
-def assigned(name: str) -> Any:
-    """The value of a name that the notebook sets to a literal."""
-    for node in ast.parse(CODE).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
-            return ast.literal_eval(node.value)
-    raise AssertionError(name)
 
 
 def read(name: str) -> Any:
@@ -53,7 +43,7 @@ def test_results_say_what_was_run_where_and_with_which_versions(file: Path) -> N
     assert result["measures"] or result["promises"]
 
 
-@pytest.mark.parametrize("name", assigned("NAMES"))
+@pytest.mark.parametrize("name", plots.NAMES)
 def test_results_hold_what_the_notebook_shows_of_them(name: str) -> None:
     result = read(name)
     assert result["machine"].keys() >= {"processor", "cpus", "memory_gb", "system", "python"}
@@ -61,22 +51,20 @@ def test_results_hold_what_the_notebook_shows_of_them(name: str) -> None:
     assert result["seconds"] >= 0
 
 
-def test_the_notebook_can_draw_every_series() -> None:
-    styles = assigned("STYLES")
-    series = [line for name in assigned("NAMES") for line in read(name)["series"]]
-    for line in series:
-        assert line["side"] in styles
-        assert line["what"] in CODE
-        assert line["setting"] in CODE
-        xs = [x for x, _ in line["points"]]
-        assert xs == sorted(xs)
-        assert len(xs) > 1
-
-
-def test_the_notebook_is_stored_without_outputs() -> None:
-    cells = [cell for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
-    assert cells
-    assert not any(cell["outputs"] or cell["execution_count"] for cell in cells)
+def test_every_series_is_drawn_with_all_its_points() -> None:
+    results = plots.read_results()
+    figures = [
+        *(plots.tokens_per_turn(results, setting) for setting in (plots.AS_THEY_COME, plots.LIMITED)),
+        *(plots.cached_share(results, setting) for setting in (plots.AS_THEY_COME, plots.LIMITED)),
+        plots.recall(results),
+        plots.time_of_turns(results),
+    ]
+    drawn = {tuple(map(tuple, line.get_xydata())) for one in figures for ax in one.axes for line in ax.lines}
+    series = [line for name in plots.NAMES for line in read(name)["series"]]
+    assert [line["side"] for line in series if tuple(map(tuple, line["points"])) not in drawn] == []
+    assert all(xs == sorted(xs) for xs in ([x for x, _ in line["points"]] for line in series))
+    assert plots.prices(results).axes[0].containers
+    plots.plt.close("all")
 
 
 @given(

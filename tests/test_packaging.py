@@ -124,12 +124,20 @@ def test_whoever_makes_the_pages_has_the_command_line_whose_help_is_one_of_them(
     assert "cli" in {extra for line in extras["docs"] for extra in Requirement(line).extras}
 
 
-def test_the_versions_of_python_are_those_that_are_allowed(pyproject: dict[str, Any]) -> None:
+def test_the_versions_of_python_are_all_from_the_lowest_that_is_allowed_on(pyproject: dict[str, Any]) -> None:
+    """Those to come are not forbidden, as LlamaIndex forbids none."""
     project = pyproject["project"]
     prefix = "Programming Language :: Python :: "
-    named = {entry.removeprefix(prefix) for entry in project["classifiers"] if entry.startswith(prefix)}
+    named = [entry.removeprefix(prefix) for entry in project["classifiers"] if entry.startswith(prefix)]
     allowed = SpecifierSet(project["requires-python"])
-    assert named == {f"3.{minor}" for minor in range(30) if f"3.{minor}" in allowed}
+    lowest = next(minor for minor in range(30) if f"3.{minor}" in allowed)
+    assert named == [f"3.{minor}" for minor in range(lowest, lowest + len(named))]
+    assert "3.29" in allowed
+
+
+def test_the_checks_look_for_each_python_that_is_named(pyproject: dict[str, Any]) -> None:
+    named = [entry.split(".")[-1] for entry in pyproject["project"]["classifiers"] if ":: Python :: 3." in entry]
+    assert f"minors=({' '.join(named)})" in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
 
 
 def test_llamahub_finds_what_it_is_told_of(pyproject: dict[str, Any]) -> None:

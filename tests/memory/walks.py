@@ -33,6 +33,7 @@ class Walk:
         self._started_in: dict[asyncio.Task[Any], tuple[str, ...]] = {}
 
     def make_task(self, loop: asyncio.AbstractEventLoop, work: Work, /, **options: Any) -> asyncio.Task[Any]:
+        assert isinstance(work, Coroutine)  # From Python 3.12 on a task takes nothing else.
         task = asyncio.Task(work, loop=loop, **options)
         self._started_in[task] = self._path(sys._getframe(1))
         return task
