@@ -26,7 +26,7 @@ cli         chat > facts files forget > app > demo > __init__ offline_model othe
 agents      tools > requests retriever                                    # memory as an agent's tools
 .           caching_openai                                                # OpenAI's models, with cache breakpoints
 ---
-memory      condensed_memory > flushing limits preset stats > prompt_caches template  # the preset, what is sent
+memory      condensed_memory > search turns > flushing limits preset stats > prompt_caches template  # the preset
 ---
 record      block > summary > recall summary_checks window > message_index selection > entry  # within the limit
 facts       backfill > block > extractor > learning > sources verification > cache explanation prompt validation >

@@ -12,6 +12,8 @@ from llama_index_memory_ext.background.jobs import log_failure
 from llama_index_memory_ext.errors import StoreTimeoutError
 from llama_index_memory_ext.log_block import LogBlock
 from llama_index_memory_ext.text.cutting import plan_flush
+from llama_index_memory_ext.text.messages import has_calls
+from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,6 +76,16 @@ def leaving(
     if ratio <= FLUSH_EVERY_TURN:
         return plan_flush([1] * len(messages), turn_starts=starts, limit=0)
     return plan_flush([tokens(message) for message in messages], turn_starts=starts, limit=int(token_limit * ratio))
+
+
+def is_over(turn: Sequence[ChatMessage]) -> bool:
+    """Returns whether a turn ends with an answer; False for no messages."""
+    return bool(turn) and turn[-1].role in ASSISTANT_ROLES and not has_calls(turn[-1])
+
+
+def leaving_at_end(messages: Sequence[ChatMessage]) -> int:
+    """Returns how many of the oldest messages leave when a memory is closed: all, but for a turn that is not over."""
+    return len(messages) if is_over(messages) else leaving(messages, 0, FLUSH_EVERY_TURN, lambda _: 1)
 
 
 async def wait_for_jobs(memory: HasSession) -> None:
