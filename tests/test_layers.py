@@ -23,7 +23,7 @@ cli         chat > facts files forget > app > demo > __init__ offline_model othe
 ---
 .           __init__                                                      # the public names
 ---
-agents      tools > requests retriever                                    # memory as an agent's tools
+agents      tools > requests retriever > contexts                         # memory as an agent's tools, in contexts
 .           caching_openai                                                # OpenAI's models, with cache breakpoints
 ---
 memory      condensed_memory > search turns > flushing limits preset stats > prompt_caches template  # the preset

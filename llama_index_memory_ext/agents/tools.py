@@ -9,8 +9,9 @@ from operator import attrgetter
 from llama_index.core.schema import NodeWithScore
 from llama_index.core.tools.tool_spec.base import BaseToolSpec
 
+from llama_index_memory_ext.agents.contexts import check_memory
 from llama_index_memory_ext.agents.requests import asks_to_forget
-from llama_index_memory_ext.agents.retriever import MemoryRetriever, check_memory, store_errors
+from llama_index_memory_ext.agents.retriever import MemoryRetriever, store_errors
 from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.errors import FactError, LimitError
 from llama_index_memory_ext.fact import DEFAULT_CATEGORY, Fact, normalised, utc_now

@@ -1,4 +1,4 @@
-"""Lists and changes the facts of a user."""
+"""Lists, finds and changes the facts of a user."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import Fact, restored, retire, utc_now
 from llama_index_memory_ext.facts.history import history_of
+from llama_index_memory_ext.facts.ranking import rank
 from llama_index_memory_ext.text.visible import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from llama_index_memory_ext.fact import RetiredBy
+    from llama_index_memory_ext.facts.ranking import RankedFact
     from llama_index_memory_ext.store import MemoryStore
 
 _SCHEMA_VERSION = 1
@@ -29,6 +31,7 @@ class FactBook:
         namespace: Whose facts they are.
         categories: The categories that a fact may be given; None: any.
         clock: Says what time it is, with a time zone.
+        search: Finds facts for a question, best first; None: by their words.
     """
 
     def __init__(
@@ -38,8 +41,9 @@ class FactBook:
         *,
         categories: Sequence[str] | None = None,
         clock: Callable[[], datetime] = utc_now,
+        search: Callable[[str], Awaitable[Sequence[RankedFact]]] | None = None,
     ) -> None:
-        self._store, self._clock = store, clock
+        self._store, self._clock, self._search = store, clock, search or self._by_words
         self.namespace = namespace
         self.categories = None if categories is None else tuple(categories)
 
@@ -52,6 +56,16 @@ class FactBook:
         kept = [fact for fact in facts if with_retired or not fact.retired]
         chosen = [fact for fact in kept if with_expired or not fact.expired(now)]
         return sorted(chosen, key=lambda fact: fact.created_at, reverse=True)
+
+    async def asearch(self, question: str, *, similarity_top_k: int = 10) -> list[RankedFact]:
+        """The facts that have something in common with a question, best first; [] if none has, or it is empty.
+
+        They are ranked as the memory ranks them: with an ``embed_model`` nearly every fact has something in common. A
+        question about the past finds past facts, too, whose entries say ``past``. A ValueError if ``similarity_top_k``,
+        the most entries, is less than 1.
+        """
+        check_top_k(similarity_top_k)
+        return [*(await self._search(question))[:similarity_top_k]] if question.strip() else []
 
     async def aadd(self, /, fact: Fact | str, *, ttl: timedelta | None = None, **fields: Any) -> Fact:
         """Store a new fact, or a text with the fields of ``Fact``; returns it as stored in this namespace.
@@ -117,6 +131,11 @@ class FactBook:
         await self._store.facts.write(self.namespace, facts)
         return len(facts)
 
+    async def _by_words(self, question: str) -> list[RankedFact]:
+        now = self._clock()
+        present = [fact for fact in await self.alist() if fact.state(now) == "present"]
+        return [entry for entry in rank(present, question) if entry.similarity > 0]
+
     def _checked(self, ttl: timedelta | None, fields: dict[str, Any]) -> dict[str, Any]:
         """The fields, with ``expires_at`` from the ``ttl``; a FactError for what is no ttl or category of this book."""
         if isinstance(fields.get("category"), str):
@@ -138,6 +157,7 @@ class FactBook:
         return fact
 
     list = in_sync(alist)
+    search = in_sync(asearch)
     add = in_sync(aadd)
     update = in_sync(aupdate)
     retire = in_sync(aretire)
@@ -146,6 +166,12 @@ class FactBook:
     forget = in_sync(aforget)
     export = in_sync(aexport)
     import_ = in_sync(aimport)
+
+
+def check_top_k(similarity_top_k: int) -> None:
+    """Raises a ValueError if the most entries of a search are less than 1."""
+    if similarity_top_k < 1:
+        raise ValueError(f"similarity_top_k is the most that is found of a kind, at least 1; saw {similarity_top_k}.")
 
 
 def _expiry(ttl: timedelta, now: datetime, fields: dict[str, Any]) -> datetime:

@@ -17,6 +17,7 @@ from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from llama_index.core.base.llms.types import ChatMessage
     from llama_index.core.memory import BaseMemoryBlock
@@ -40,6 +41,12 @@ class HasSession(Protocol):
 
     session_id: str
     sql_store: MemoryStore
+
+
+class HasBlocks(HasSession, Protocol):
+    """A memory with its blocks."""
+
+    memory_blocks: list[BaseMemoryBlock[Any]]
 
 
 def log_blocks(blocks: Sequence[BaseMemoryBlock[Any]]) -> list[LogBlock]:
@@ -91,6 +98,14 @@ def leaving_at_end(messages: Sequence[ChatMessage]) -> int:
 async def wait_for_jobs(memory: HasSession) -> None:
     """Waits until what was started for the session so far is done, or has failed."""
     await memory.sql_store.jobs.wait_for_started(memory.session_id)
+
+
+async def flush(memory: HasBlocks, plan: Plan, lock: AbstractAsyncContextManager[object]) -> None:
+    """Passes on to the blocks what leaves by the plan, within the lock; waits for facts and summary."""
+    async with lock:
+        await append(memory.sql_store, memory.session_id, memory.memory_blocks, [], plan)
+    for block in log_blocks(memory.memory_blocks):
+        await block.aflush(memory.session_id)
 
 
 async def append(

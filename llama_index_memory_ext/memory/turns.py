@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from llama_index.core.base.llms.types import MessageRole
 
@@ -18,18 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from llama_index.core.base.llms.types import ChatMessage
-    from llama_index.core.memory import BaseMemoryBlock
 
+    from llama_index_memory_ext.facts.block import RelevantFactsBlock
+    from llama_index_memory_ext.record.block import CondensedMemoryBlock
     from llama_index_memory_ext.store import MemoryStore
 
 
-class HasTurns(flushing.HasSession, Protocol):
-    """A memory with its blocks."""
-
-    memory_blocks: list[BaseMemoryBlock[Any]]
-
-
-Memory = TypeVar("Memory", bound=HasTurns)
+Memory = TypeVar("Memory", bound=flushing.HasSession)
 
 
 class Turn(NamedTuple):
@@ -46,16 +41,19 @@ class Turn(NamedTuple):
 
 @asynccontextmanager
 async def current_turn(
-    memory: HasTurns, question: str | ChatMessage | None, reader: str, *, last_id: int, watch: str
+    memory: flushing.HasBlocks,
+    question: str | ChatMessage | None,
+    record: CondensedMemoryBlock,
+    facts: RelevantFactsBlock,
 ) -> AsyncIterator[Turn]:
-    """Gives the current turn; all else is as in ``looking``.
+    """Gives the current turn; what blocks on the store read within is as old, as in ``looking``.
 
     LlamaIndex's chat engines put their question when it was answered. With a ``question`` that is still to come, a
     turn that is over moves into the record here, as it would when the question is put.
     """
     store, session_id = memory.sql_store, memory.session_id
-    known: Any = {"last_id": last_id, "watch": watch}
-    async with looking(store, session_id, reader, **known) as messages:
+    known: Any = {"last_id": record.last_seen(session_id), "watch": facts.namespace_of(session_id)}
+    async with looking(store, session_id, record.name, **known) as messages:
         turn = Turn(messages, template.with_question(messages, question))
         if turn.asked is messages or (messages and not flushing.is_over(messages)):
             yield turn
@@ -64,7 +62,7 @@ async def current_turn(
             yield turn._replace(is_to_come=not await _is_stored(store, session_id, turn.asked))
             return
     await flushing.append(store, session_id, memory.memory_blocks, [], len)
-    async with looking(store, session_id, reader, **known) as messages:
+    async with looking(store, session_id, record.name, **known) as messages:
         yield Turn(messages, template.with_question(messages, question), is_to_come=not messages)
 
 
