@@ -19,6 +19,7 @@ from llama_index_memory_ext.errors import StoreTimeoutError as StoreTimeoutError
 from llama_index_memory_ext.errors import TurnError as TurnError
 
 if TYPE_CHECKING:
+    from llama_index_memory_ext.agents.contexts import restore_context as restore_context
     from llama_index_memory_ext.agents.retriever import MemoryRetriever as MemoryRetriever
     from llama_index_memory_ext.agents.tools import MemoryToolSpec as MemoryToolSpec
     from llama_index_memory_ext.caching_openai import CachingOpenAI as CachingOpenAI
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 # Each name is imported at its first use: LlamaIndex takes a second or two to start, and some commands do not need it.
 _NAMES = {
+    "agents.contexts": ["restore_context"],
     "agents.retriever": ["MemoryRetriever"],
     "agents.tools": ["MemoryToolSpec"],
     "caching_openai": ["CachingOpenAI", "CachingOpenAIResponses"],

@@ -25,10 +25,10 @@ inspector   report server > deeds pages > access views > prompt > served  # page
 ---
 .           __init__                                                      # the public names
 ---
-agents      mcp tools > changes > requests retriever                      # memory as an agent's tools
+agents      mcp tools > changes > requests retriever > contexts           # memory as an agent's tools
 .           caching_openai offline_model                                  # OpenAI's with breakpoints; a model of rules
 ---
-memory      condensed_memory > flushing limits options preset stats > prompt_caches template  # the preset, what is sent
+memory      condensed_memory > search turns > flushing limits options preset stats > prompt_caches template  # preset
 ---
 record      block > summary > recall summary_checks window > message_index selection > entry  # within the limit
 facts       backfill > block > extractor > learning > sources verification > cache explanation prompt validation >

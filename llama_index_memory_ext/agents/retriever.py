@@ -13,10 +13,11 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
 from pydantic import ValidationError
 
+from llama_index_memory_ext.agents.contexts import check_memory
 from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.errors import LimitError, MemoryExtError, StoreError
 from llama_index_memory_ext.facts.scoring import Weights, days_of
-from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
+from llama_index_memory_ext.memory.search import check_search
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS
 from llama_index_memory_ext.text.messages import escape_tags
 from llama_index_memory_ext.text.tokens import fit_tokens
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from llama_index.core.schema import QueryBundle
 
     from llama_index_memory_ext.facts.ranking import RankedFact
+    from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
     from llama_index_memory_ext.record.recall import FoundMessage
 
 logger = logging.getLogger(__name__)
@@ -113,10 +115,7 @@ class MemoryRetriever(BaseRetriever):
     ) -> None:
         super().__init__(callback_manager=callback_manager)
         check_memory(memory, type(self).__name__)
-        if not (facts or messages):
-            raise ValueError("facts=False and messages=False leave nothing to look for; set one of them to True.")
-        if similarity_top_k < 1:
-            raise ValueError(f"similarity_top_k is the most nodes, at least 1; saw {similarity_top_k}.")
+        check_search(similarity_top_k, facts=facts, messages=messages)
         if token_limit is not None and token_limit < 1:
             raise LimitError(f"token_limit must be at least 1, or None for no limit; saw {token_limit}.")
         self.memory = memory
@@ -190,15 +189,6 @@ class MemoryRetriever(BaseRetriever):
         if self.token_limit is None:
             return LONGEST_MESSAGE_TOKENS
         return min(LONGEST_MESSAGE_TOKENS, max(1, int(self.token_limit * _NODE_SHARE)))
-
-
-def check_memory(memory: object, who: str) -> None:
-    """Raises a TypeError for anything but a ``CondensedMemory``."""
-    if not isinstance(memory, CondensedMemory):
-        raise TypeError(
-            f"{who} asks a CondensedMemory; this is a {type(memory).__name__}. "
-            "Build one with CondensedMemory.from_defaults(...)."
-        )
 
 
 def _node(node_id: str, text: str, score: float, **metadata: object) -> NodeWithScore:

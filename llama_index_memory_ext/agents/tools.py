@@ -8,7 +8,8 @@ from llama_index.core.schema import NodeWithScore
 from llama_index.core.tools.tool_spec.base import BaseToolSpec
 
 from llama_index_memory_ext.agents.changes import NO_QUOTE, SHORT_ID_CHARACTERS, forget, remember
-from llama_index_memory_ext.agents.retriever import MemoryRetriever, check_memory
+from llama_index_memory_ext.agents.contexts import check_memory
+from llama_index_memory_ext.agents.retriever import MemoryRetriever
 from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.errors import FactError, LimitError
 from llama_index_memory_ext.fact import DEFAULT_CATEGORY, Fact

@@ -211,8 +211,9 @@ class RelevantFactsBlock(LogBlock):
 
     def book(self, session_id: str = DEFAULT_SESSION_ID) -> FactBook:
         """The facts of a session's user, to look at and to change."""
-        whose: Any = {"agent_id": self.agent_id, "scope": self.scope, "categories": tuple(self.categories)}
-        return FactBook(self._store, self.namespace_of(session_id), clock=self._clock, **whose)
+        how: Any = {"categories": tuple(self.categories), "clock": self._clock}
+        how |= {"agent_id": self.agent_id, "scope": self.scope, "search": partial(self.asearch, session_id=session_id)}
+        return FactBook(self._store, self.namespace_of(session_id), **how)
 
     async def asearch(self, question: str, *, session_id: str = DEFAULT_SESSION_ID) -> list[RankedFact]:
         """The facts that have something in common with a question, best first; [] if none has.
@@ -294,9 +295,10 @@ class RelevantFactsBlock(LogBlock):
             self.jobs.start(self.job_key(session_id), work, self.retry_seconds)
 
     async def aflush(self, session_id: str = DEFAULT_SESSION_ID) -> None:
-        """Extract what is left of the session; a failure is logged, and the next start tries again."""
+        """Extract what is left of the session, also of a turn that goes on; a failure is logged, and tried again."""
         if self.extract_facts:
-            await self.jobs.finish(self.job_key(session_id), self.extractor(session_id, at_once=True).extract)
+            work = partial(self.extractor(session_id, at_once=True).extract, with_active=True)
+            await self.jobs.finish(self.job_key(session_id), work)
             # What has failed was told.
             self._store.jobs.unread.discard(session_id)
 

@@ -1,4 +1,4 @@
-"""Lists and changes the facts of a user."""
+"""Lists, finds and changes the facts of a user."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import Fact, FactFields, restored, retire, utc_now
 from llama_index_memory_ext.facts.foreign import EXPORTS, foreign_facts
 from llama_index_memory_ext.facts.history import history_of
+from llama_index_memory_ext.facts.ranking import rank
 from llama_index_memory_ext.signatures import unpacked
 from llama_index_memory_ext.text.visible import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from llama_index_memory_ext.agent_view import Scope
     from llama_index_memory_ext.fact import RetiredBy
+    from llama_index_memory_ext.facts.ranking import RankedFact
     from llama_index_memory_ext.store import MemoryStore
 
 _SCHEMA, _SCHEMA_VERSION = "llama_index_memory_ext.fact", 1
@@ -40,6 +42,7 @@ class FactBook:
         scope: Which facts are seen, as for ``RelevantFactsBlock``; "all": those of all agents, and the shared ones.
         categories: The categories that a fact may be given; None: any.
         clock: Says what time it is, with a time zone.
+        search: Finds facts for a question, best first; None: by their words.
 
     Raises:
         FactError: The scope needs an ``agent_id``.
@@ -54,8 +57,9 @@ class FactBook:
         scope: Scope | Literal["all"] | None = None,
         categories: Sequence[str] | None = None,
         clock: Callable[[], datetime] = utc_now,
+        search: Callable[[str], Awaitable[Sequence[RankedFact]]] | None = None,
     ) -> None:
-        self._store, self._clock = store, clock
+        self._store, self._clock, self._search = store, clock, search or self._by_words
         self.namespace, self._view = namespace, view_of(agent_id, scope)
         self.categories = None if categories is None else tuple(categories)
 
@@ -68,6 +72,16 @@ class FactBook:
         kept = [fact for fact in facts if with_retired or not fact.retired]
         chosen = [fact for fact in kept if with_expired or not fact.expired(now)]
         return sorted(chosen, key=lambda fact: fact.created_at, reverse=True)
+
+    async def asearch(self, question: str, *, similarity_top_k: int = 10) -> list[RankedFact]:
+        """The facts that have something in common with a question, best first; [] if none has, or it is empty.
+
+        They are ranked as the memory ranks them: with an ``embed_model`` nearly every fact has something in common. A
+        question about the past finds past facts, too, whose entries say ``past``. A ValueError if ``similarity_top_k``,
+        the most entries, is less than 1.
+        """
+        check_top_k(similarity_top_k)
+        return [*(await self._search(question))[:similarity_top_k]] if question.strip() else []
 
     @unpacked(FactFields, Fact)
     async def aadd(self, /, fact: Fact | str, *, ttl: timedelta | None = None, **fields: Unpack[FactFields]) -> Fact:
@@ -170,6 +184,11 @@ class FactBook:
     async def _all(self) -> list[Fact]:
         return (await self._store.facts.read(self.namespace, view=self._view)).facts
 
+    async def _by_words(self, question: str) -> list[RankedFact]:
+        now = self._clock()
+        present = [fact for fact in await self.alist() if fact.state(now) == "present"]
+        return [entry for entry in rank(present, question) if entry.similarity > 0]
+
     def _checked(self, ttl: timedelta | None, fields: dict[str, Any]) -> dict[str, Any]:
         """The fields, with ``expires_at`` from the ``ttl``; a FactError for what is no ttl or category of this book."""
         if isinstance(fields.get("category"), str):
@@ -193,6 +212,7 @@ class FactBook:
         return fact
 
     list = in_sync(alist)
+    search = in_sync(asearch)
     add = in_sync(aadd)
     update = in_sync(aupdate)
     retire = in_sync(aretire)
@@ -201,6 +221,12 @@ class FactBook:
     forget = in_sync(aforget)
     export = in_sync(aexport)
     import_ = in_sync(aimport)
+
+
+def check_top_k(similarity_top_k: int) -> None:
+    """Raises a ValueError if the most entries of a search are less than 1."""
+    if similarity_top_k < 1:
+        raise ValueError(f"similarity_top_k is the most that is found of a kind, at least 1; saw {similarity_top_k}.")
 
 
 def _expiry(ttl: timedelta, now: datetime, fields: dict[str, Any]) -> datetime:

@@ -76,7 +76,7 @@ class Explanation:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader of the table must know: the tokens, how the score is made, and what similarity is."""
-        parts = [f"{weight:.2f} {name}" for name, weight in self.weights._asdict().items() if weight >= 0.005]
+        parts = [f"{weight:.2f} {name}" for name, weight in self.weights._asdict().items() if round(weight, 2)]
         number = sum(fact.injected for fact in self.facts)
         shown = f"{number} fact{'s' * (number != 1)}, {self.tokens} tokens"
         tokens = f"Shown: {shown}. There is room for {self.limit} tokens: the limit without the tags around all facts."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole
@@ -15,12 +14,12 @@ from typing_extensions import Self, Unpack
 from llama_index_memory_ext.asking.shield import shielded
 from llama_index_memory_ext.background.locks import SharedLock, lock_for
 from llama_index_memory_ext.background.loop import in_sync
-from llama_index_memory_ext.errors import TurnError
 from llama_index_memory_ext.facts.backfill import Backfilled, backfill
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.formats import messages_from_json, messages_to_json
-from llama_index_memory_ext.log_block import Counter, looking
-from llama_index_memory_ext.memory import flushing, limits, options, preset, template
+from llama_index_memory_ext.log_block import Counter
+from llama_index_memory_ext.memory import flushing, limits, options, preset, template, turns
+from llama_index_memory_ext.memory.search import MemorySearchResult, search
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
 from llama_index_memory_ext.record.block import CondensedMemoryBlock
 from llama_index_memory_ext.record.window import CachePoints
@@ -32,6 +31,7 @@ from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
     from llama_index.core.llms.llm import LLM
@@ -225,29 +225,28 @@ class CondensedMemory(Memory):
 
     async def aflush(self) -> None:
         """Move the last turn into the record too, as the next question would; wait for facts and summary."""
-        async with self._calls():
-            await flushing.append(self.sql_store, self.session_id, self.memory_blocks, [], len)
-        for block in flushing.log_blocks(self.memory_blocks):
-            await block.aflush(self.session_id)
+        await flushing.flush(self, len, self._calls())
 
     async def aget(
         self, /, input: str | ChatMessage | None = None, initial_token_count: int = 0, **block_kwargs: Any
     ) -> list[ChatMessage]:
         """Returns the messages for the model: the current turn, with the record in front of its question.
 
-        ``input`` is the question for the blocks if it is not among the messages; ``initial_token_count`` tokens of the
-        limit are left free; ``block_kwargs`` are passed on to each block.
+        ``input`` is the question. If it is not put yet, as by LlamaIndex's chat engines, the caller has to send it
+        behind these messages: a turn that is over moves into the record, and that comes as one system message.
+        ``initial_token_count`` tokens of the limit are left free; ``block_kwargs`` are passed on to each block.
         """
-        record, session_id = self.condensed_block, self.session_id
-        known: Any = {"last_id": record.last_seen(session_id), "watch": self.facts_block.namespace_of(session_id)}
-        async with self._calls(), looking(self.sql_store, session_id, record.name, **known) as turn:
-            contents = await self._get_memory_blocks_content(template.with_question(turn, input), **block_kwargs)
-            room = self.token_limit - initial_token_count - sum(map(self._tokens, turn))
+        looked = turns.current_turn(self, input, self.condensed_block, self.facts_block)
+        async with self._calls(), looked as (turn, asked, is_to_come):
+            contents = await self._get_memory_blocks_content(asked, **block_kwargs)
+            room = self.token_limit - initial_token_count - sum(map(self._tokens, asked if is_to_come else turn))
             content, messages = await self._fit(contents, room, turn)
         # An agent asks again for each of its tool calls, whose results it may keep to itself.
         question_hash = hash(body_of(turn[0])) if turn else 0
         goes_on, self._question_hash = bool(turn) and question_hash == self._question_hash, question_hash
-        shown = self._insert_memory_content([template.without_our_tags(one) for one in turn], content, messages)
+        shown = template.before_question(content, messages)
+        if not is_to_come:
+            shown = self._insert_memory_content([template.without_our_tags(one) for one in turn], content, messages)
         return template.with_cache_points(shown, self.session_id, self.cache_points, goes_on=goes_on)
 
     def aiter_all(self, status: MessageStatus | None = None) -> AsyncIterator[ChatMessage]:
@@ -279,18 +278,36 @@ class CondensedMemory(Memory):
         """The facts of the user: to list, add, change, retire, restore, forget, export and import."""
         return self.facts_block.book(self.session_id)
 
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[CondensedMemory]:
+    async def asearch(
+        self, question: str, *, facts: bool = True, messages: bool = True, similarity_top_k: int = 10
+    ) -> MemorySearchResult:
+        """Returns the user's facts and the session's messages that have to do with a question, best first.
+
+        Facts are ranked as the memory ranks them, and messages as for recall, without the turn that is going on. An
+        empty question finds nothing, and with an ``embed_model`` nearly every other finds something. The result prints
+        a line for each.
+
+        Args:
+            question: What is looked for.
+            facts: Whether facts are searched.
+            messages: Whether messages are.
+            similarity_top_k: Most facts, and most messages.
+
+        Raises:
+            ValueError: There is nothing to look for, or ``similarity_top_k`` is less than 1.
+        """
+        return await search(self, question, facts=facts, messages=messages, similarity_top_k=similarity_top_k)
+
+    def turn(self) -> AbstractAsyncContextManager[Self]:
         """Let one run of a session through at a time, in this process; a TurnError for a turn within a turn."""
-        lock = lock_for("turn", self.session_id, *self.sql_store.database.identity)
-        if lock.holder is not None and lock.holder is asyncio.current_task():
-            raise TurnError("This task is within memory.turn() already; run the agent without opening another.")
-        async with lock:
-            yield self
+        return turns.one_run(self)
 
     async def aclose(self) -> None:
-        """Flush, and close the database connections that this memory has opened."""
-        await self.aflush()
+        """Flush, and close the database connections that this memory has opened.
+
+        A turn without an answer goes on: its question stays in short-term memory, for whoever opens the session next.
+        """
+        await flushing.flush(self, flushing.leaving_at_end, self._calls())
         await self.condensed_block.aclose()
         await self.facts_block.aclose()
         if self._owns_store:
@@ -383,6 +400,7 @@ class CondensedMemory(Memory):
     get = in_sync(aget)
     get_all = in_sync(Memory.aget_all)
     stats = in_sync(astats)
+    search = in_sync(asearch)
     close = in_sync(aclose)
     import_ = in_sync(aimport, after=flushing.wait_for_jobs, note=flushing.WAITS)
     export = in_sync(aexport)
@@ -398,6 +416,10 @@ class CondensedMemory(Memory):
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         # A workflow that copies its start event must go on writing to this conversation.
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        preset.check_travels(self.sql_store)
+        return super().__getstate__()
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
         super().__setstate__(state)

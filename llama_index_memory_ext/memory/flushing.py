@@ -12,9 +12,12 @@ from llama_index_memory_ext.background.jobs import log_failure
 from llama_index_memory_ext.errors import StoreTimeoutError
 from llama_index_memory_ext.log_block import LogBlock
 from llama_index_memory_ext.text.cutting import plan_flush
+from llama_index_memory_ext.text.messages import has_calls
+from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from llama_index.core.base.llms.types import ChatMessage
     from llama_index.core.memory import BaseMemoryBlock
@@ -38,6 +41,12 @@ class HasSession(Protocol):
 
     session_id: str
     sql_store: MemoryStore
+
+
+class HasBlocks(HasSession, Protocol):
+    """A memory with its blocks."""
+
+    memory_blocks: list[BaseMemoryBlock[Any]]
 
 
 def log_blocks(blocks: Sequence[BaseMemoryBlock[Any]]) -> list[LogBlock]:
@@ -76,9 +85,27 @@ def leaving(
     return plan_flush([tokens(message) for message in messages], turn_starts=starts, limit=int(token_limit * ratio))
 
 
+def is_over(turn: Sequence[ChatMessage]) -> bool:
+    """Returns whether a turn ends with an answer; False for no messages."""
+    return bool(turn) and turn[-1].role in ASSISTANT_ROLES and not has_calls(turn[-1])
+
+
+def leaving_at_end(messages: Sequence[ChatMessage]) -> int:
+    """Returns how many of the oldest messages leave when a memory is closed: all, but for a turn that is not over."""
+    return len(messages) if is_over(messages) else leaving(messages, 0, FLUSH_EVERY_TURN, lambda _: 1)
+
+
 async def wait_for_jobs(memory: HasSession) -> None:
     """Waits until what was started for the session so far is done, or has failed."""
     await memory.sql_store.jobs.wait_for_started(memory.session_id)
+
+
+async def flush(memory: HasBlocks, plan: Plan, lock: AbstractAsyncContextManager[object]) -> None:
+    """Passes on to the blocks what leaves by the plan, within the lock; waits for facts and summary."""
+    async with lock:
+        await append(memory.sql_store, memory.session_id, memory.memory_blocks, [], plan)
+    for block in log_blocks(memory.memory_blocks):
+        await block.aflush(memory.session_id)
 
 
 async def append(

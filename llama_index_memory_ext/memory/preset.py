@@ -61,3 +61,12 @@ def session_of(store: object, session_id: object) -> str:
             "again. Give it one: CondensedMemory.from_defaults(session_id=...)."
         )
     return session_id or generate_chat_store_key()
+
+
+def check_travels(store: MemoryStore) -> None:
+    """Raises a StoreError if a memory on this store would come out of a pickle without its conversation."""
+    if store.database.in_memory:
+        raise StoreError(
+            "This memory cannot be pickled: its database is in memory, and the copy would be empty. Keep it in a file "
+            'or on a server, as with async_database_uri="sqlite+aiosqlite:///memory.db", or pass on the memory itself.'
+        )

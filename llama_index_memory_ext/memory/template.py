@@ -20,7 +20,7 @@ from llama_index_memory_ext.record.window import (
     cache_points_in,
 )
 from llama_index_memory_ext.text.identity import ID_KEY
-from llama_index_memory_ext.text.messages import body_of, escape_tags
+from llama_index_memory_ext.text.messages import body_of, cleaned, escape_tags
 from llama_index_memory_ext.text.tokens import CountedText
 
 if TYPE_CHECKING:
@@ -144,8 +144,18 @@ def with_question(turn: list[ChatMessage], question: str | ChatMessage | None) -
     if question is None:
         return turn
     asked = ChatMessage(content=question) if isinstance(question, str) else question
-    questions = [message for message in turn if message.role == MessageRole.USER]
-    return turn if questions and body_of(questions[-1]) == body_of(asked) else [*turn, asked]
+    last = next((message for message in reversed(turn) if message.role == MessageRole.USER), None)
+    # Of a question with an image, agents repeat the text.
+    is_own = last is not None and (body_of(last) == body_of(asked) or last.content == cleaned(asked.content))
+    return turn if is_own else [*turn, asked]
+
+
+def before_question(content: list[ContentBlock], messages: list[ChatMessage]) -> list[ChatMessage]:
+    """Returns the messages that stand before a question to come: what blocks gave, as a system message.
+
+    A user's message would stand next to that of the question, and many models take turns with users only.
+    """
+    return [*([ChatMessage(role=MessageRole.SYSTEM, blocks=content)] if content else []), *messages]
 
 
 def without_our_tags(message: ChatMessage) -> ChatMessage:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.search.function_words import FUNCTION_WORDS
 from llama_index_memory_ext.search.stems import LANGUAGES, stem
@@ -53,7 +53,7 @@ def checked_languages(codes: Sequence[str] | None) -> tuple[str, ...] | None:
     """
     if codes is None:
         return None
-    named = list(codes) if isinstance(codes, list | tuple) else [codes]
+    named: list[Any] = list(codes) if isinstance(codes, list | tuple) else [codes]
     unknown = [code for code in named if not isinstance(code, str) or code not in LANGUAGES]
     if unknown or not named:
         raise ValueError(

@@ -100,6 +100,9 @@ def test_no_secret_is_in_what_a_memory_shows(uri: str | None, way: str) -> None:
     """Nor in what its blocks, its store and its facts show."""
     memory = memory_with_secrets(uri)
     parts = parts_of(memory)
+    if uri is None and ("pickle" in way or "serializer" in way):
+        # What holds such a memory refuses.
+        parts = [part for part in parts if part is not memory and getattr(part, "memory", None) is None]
     if way in DUMPS:
         shown = [DUMPS[way](part) for part in parts if isinstance(part, BaseModel)]
     else:

@@ -13,7 +13,7 @@ from tests.memory.walks import walking
 
 # Of the files of an extraction ten are the checks in grounding, which are plain functions. Four of each way are the
 # store's: by these, calls are bounded in time, and connections belong to an event loop.
-LONGEST_AGET, LONGEST_EXTRACTION, LONGEST_FORGETTING = 25, 46, 12
+LONGEST_AGET, LONGEST_EXTRACTION, LONGEST_FORGETTING = 26, 46, 12
 
 
 class Reporter(MockLLM):

@@ -1,0 +1,84 @@
+"""Puts a memory back into the context of a workflow that was kept as JSON."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from llama_index.core.workflow import Context, JsonSerializer
+from workflows.context.serializers import BaseSerializer
+
+from llama_index_memory_ext.errors import StoreError
+from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from llama_index.core.workflow import Workflow
+
+# LlamaIndex's agents keep these in the context: the memory, and the question of the last run.
+_MEMORY, _QUESTION = "memory", "user_msg_str"
+# A null in JSON, for whoever reads the context without this serializer, and no other serializer writes it so.
+_STANDS_FOR_MEMORY = " null"
+
+
+class _WithMemory(BaseSerializer):
+    """A serializer for which one memory is a word: what is written with it is read with the same memory."""
+
+    def __init__(self, memory: CondensedMemory, others: BaseSerializer) -> None:
+        self._memory, self._others = memory, others
+
+    def serialize(self, value: Any) -> str:
+        return _STANDS_FOR_MEMORY if value is self._memory else self._others.serialize(value)
+
+    def deserialize(self, value: str) -> Any:
+        return self._memory if value == _STANDS_FOR_MEMORY else self._others.deserialize(value)
+
+    @contextmanager
+    def validation_context(self) -> Iterator[None]:
+        # Older versions have none.
+        with getattr(self._others, "validation_context", nullcontext)():
+            yield
+
+
+async def restore_context(
+    workflow: Workflow, data: dict[str, Any], memory: CondensedMemory, *, serializer: BaseSerializer | None = None
+) -> Context[Any]:
+    """Returns ``Context.from_dict(workflow, data)`` with the memory in it, which JSON cannot hold.
+
+    Runs of an agent go on with it: one that waits for a human, ``agent.run(ctx=ctx)``, and the next one,
+    ``agent.run(question, ctx=ctx)``. Give the memory the session and the database of the run that was interrupted.
+
+    Args:
+        workflow: The agent, or the workflow of agents, made as the one that was interrupted.
+        data: What ``ctx.to_dict()`` returned there; it is not changed.
+        memory: The memory.
+        serializer: The one that ``to_dict`` was given; default: a ``JsonSerializer``.
+
+    Raises:
+        StoreError: The context comes from a run, and the memory holds no message of its session, as after a restart
+            with a database in memory.
+        TypeError: ``memory`` is not a ``CondensedMemory``.
+    """
+    check_memory(memory, "restore_context")
+    ctx: Context[Any] = Context.from_dict(
+        workflow, data, serializer=_WithMemory(memory, serializer or JsonSerializer())
+    )
+    has_run = await ctx.store.get(_QUESTION, default=None) is not None
+    if has_run and not await memory.sql_store.users.knows(memory.session_id):
+        raise StoreError(
+            f"This context comes from a run, and its memory holds no message of session {memory.session_id!r} in "
+            f"{memory.sql_store.address}. Give the memory the session_id and the async_database_uri of that run; a "
+            "database in memory ends with its process."
+        )
+    await ctx.store.set(_MEMORY, memory)
+    return ctx
+
+
+def check_memory(memory: object, who: str) -> None:
+    """Raises a TypeError for anything but a ``CondensedMemory``."""
+    if not isinstance(memory, CondensedMemory):
+        raise TypeError(
+            f"{who} asks a CondensedMemory; this is a {type(memory).__name__}. "
+            "Build one with CondensedMemory.from_defaults(...)."
+        )

@@ -1,0 +1,76 @@
+"""Searches what a memory knows: the facts of its user, and the messages of its session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from llama_index_memory_ext.facts.book import check_top_k
+from llama_index_memory_ext.facts.scoring import days_of
+
+if TYPE_CHECKING:
+    from llama_index_memory_ext.facts.book import FactBook
+    from llama_index_memory_ext.facts.ranking import RankedFact
+    from llama_index_memory_ext.record.block import CondensedMemoryBlock
+    from llama_index_memory_ext.record.recall import FoundMessage
+
+
+class HasKnowledge(Protocol):
+    """A memory."""
+
+    session_id: str
+
+    @property
+    def facts(self) -> FactBook:
+        """The facts of the user."""
+
+    @property
+    def condensed_block(self) -> CondensedMemoryBlock:
+        """The block that searches the messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySearchResult:
+    """What was found for a question, best first: ``print`` shows a line for each; both are empty if nothing was.
+
+    ``facts`` have a ``fact`` and a ``score``, both 0..1 as in the ranking; ``messages`` a ``role``, a ``day``, a
+    ``text`` of at most 500 tokens, and a ``similarity``, 1 for the best one.
+    """
+
+    facts: tuple[RankedFact, ...] = ()
+    messages: tuple[FoundMessage, ...] = ()
+
+    def __repr__(self) -> str:
+        # What users have said is no part of it: a log may show it.
+        return f"{type(self).__name__}({len(self.facts)} facts, {len(self.messages)} messages)"
+
+    def __str__(self) -> str:
+        facts = [
+            _line(entry.score, ["fact", *days_of(entry.fact).values()], entry.fact.content) for entry in self.facts
+        ]
+        messages = [_line(one.similarity, [one.role, one.day], one.text) for one in self.messages]
+        return "\n".join([*facts, *messages]) or "Nothing found."
+
+
+async def search(
+    memory: HasKnowledge, question: str, *, facts: bool, messages: bool, similarity_top_k: int
+) -> MemorySearchResult:
+    """As ``CondensedMemory.asearch``."""
+    check_search(similarity_top_k, facts=facts, messages=messages)
+    if not question.strip():
+        return MemorySearchResult()
+    known = await memory.facts.asearch(question, similarity_top_k=similarity_top_k) if facts else []
+    block = memory.condensed_block
+    said = await block.asearch(question, session_id=memory.session_id, most=similarity_top_k) if messages else []
+    return MemorySearchResult(tuple(known), tuple(said))
+
+
+def check_search(similarity_top_k: int, *, facts: bool, messages: bool) -> None:
+    """Raises a ValueError if there is nothing to look for, or ``similarity_top_k`` is less than 1."""
+    if not (facts or messages):
+        raise ValueError("facts=False and messages=False leave nothing to look for; set one of them to True.")
+    check_top_k(similarity_top_k)
+
+
+def _line(score: float, about: list[str], text: str) -> str:
+    return f"{score:.2f}  {', '.join(filter(None, about))}: {' '.join(text.split())}"

@@ -1,0 +1,83 @@
+"""Reads the current turn of a session for one call at a time, and lets one run at a time through."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from llama_index.core.base.llms.types import MessageRole
+
+from llama_index_memory_ext.background.locks import lock_for
+from llama_index_memory_ext.errors import TurnError
+from llama_index_memory_ext.log_block import looking
+from llama_index_memory_ext.memory import flushing, template
+from llama_index_memory_ext.store.rows import Seen
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from llama_index.core.base.llms.types import ChatMessage
+
+    from llama_index_memory_ext.facts.block import RelevantFactsBlock
+    from llama_index_memory_ext.record.block import CondensedMemoryBlock
+    from llama_index_memory_ext.store import MemoryStore
+
+
+Memory = TypeVar("Memory", bound=flushing.HasSession)
+
+
+class Turn(NamedTuple):
+    """The messages of the current turn, and with the question behind them if it is none of them.
+
+    Of a question that ``is_to_come``, whoever asks sends the messages of the memory and then the question itself. The
+    turn has no messages then.
+    """
+
+    messages: list[ChatMessage]
+    asked: list[ChatMessage]
+    is_to_come: bool = False
+
+
+@asynccontextmanager
+async def current_turn(
+    memory: flushing.HasBlocks,
+    question: str | ChatMessage | None,
+    record: CondensedMemoryBlock,
+    facts: RelevantFactsBlock,
+) -> AsyncIterator[Turn]:
+    """Gives the current turn; what blocks on the store read within is as old, as in ``looking``.
+
+    LlamaIndex's chat engines put their question when it was answered. With a ``question`` that is still to come, a
+    turn that is over moves into the record here, as it would when the question is put.
+    """
+    store, session_id = memory.sql_store, memory.session_id
+    known: Any = {"last_id": record.last_seen(session_id), "watch": facts.namespace_of(session_id)}
+    async with looking(store, session_id, record.name, **known) as messages:
+        turn = Turn(messages, template.with_question(messages, question))
+        if turn.asked is messages or (messages and not flushing.is_over(messages)):
+            yield turn
+            return
+        if not messages:
+            yield turn._replace(is_to_come=not await _is_stored(store, session_id, turn.asked))
+            return
+    await flushing.append(store, session_id, memory.memory_blocks, [], len)
+    async with looking(store, session_id, record.name, **known) as messages:
+        yield Turn(messages, template.with_question(messages, question), is_to_come=not messages)
+
+
+async def _is_stored(store: MemoryStore, session_id: str, asked: list[ChatMessage]) -> bool:
+    """Whether a question is the last message of the log: a flush has moved it there while it is being answered."""
+    rows = (await store.readers.page(session_id, "", Seen(), limit=1)).rows
+    last = [row.message for row in rows if row.role == MessageRole.USER.value]
+    return bool(last) and template.with_question(last, asked[-1]) is last
+
+
+@asynccontextmanager
+async def one_run(memory: Memory) -> AsyncIterator[Memory]:
+    """Lets one run of a session through at a time, in this process; a TurnError for a run within a run."""
+    lock = lock_for("turn", memory.session_id, *memory.sql_store.database.identity)
+    if lock.holder is not None and lock.holder is asyncio.current_task():
+        raise TurnError("This task is within memory.turn() already; run the agent without opening another.")
+    async with lock:
+        yield memory
