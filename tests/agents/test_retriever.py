@@ -252,6 +252,21 @@ async def test_a_query_engine_answers_from_the_memory(open_memory: OpenMemory, s
     assert "I bought a red bike in Berlin." in str(await tool.acall("bike"))
 
 
+async def test_a_query_engine_without_a_word_in_common_needs_a_model_of_meanings(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    """LlamaIndex asks no model where nothing was found, and answers "Empty Response" itself."""
+    llm, server = start_model(lambda messages, tools: say("Rex."))
+    for embed_model, answer in ((None, "Empty Response"), (Meanings(), "Rex.")):
+        memory = open_memory("chat", user_id="ann", embed_model=embed_model)
+        await memory.facts.aforget()
+        await memory.facts.aadd("Dog Rex")
+        engine = RetrieverQueryEngine.from_args(MemoryRetriever(memory), llm=llm)
+        assert str(await engine.aquery("Puppy?")) == answer
+        assert str(await engine.aquery("Which dog?")) == "Rex."
+    assert len(server.requests) == 3
+
+
 def test_it_works_without_an_event_loop(database_uri: str) -> None:
     memory = CondensedMemory.from_defaults("chat", async_database_uri=database_uri, extract_facts=False)
     memory.put_messages(BIKE)

@@ -270,7 +270,7 @@ async def test_a_failure_is_told_with_its_number_and_its_pause(
         FactsExtractedEvent,
     ]
     answers += [fail(500, "I like secrets")] * 2
-    await memory.aclose()
+    await memory.aflush()
     again = heard.of(ExtractionFailedEvent)[2:]
     assert [(one.failures, one.retry_seconds) for one in again] == [(1, 0.01), (2, None)]
 
