@@ -9,14 +9,8 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
-from llama_index.core.bridge.pydantic import (
-    BeforeValidator,
-    Field,
-    PrivateAttr,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from llama_index.core.bridge.pydantic import BeforeValidator, Field, PrivateAttr
+from pydantic import ValidationInfo, field_validator, model_validator
 
 from llama_index_memory_ext.agent_view import AgentView, Scope, view_of
 from llama_index_memory_ext.background.jobs import JobKey
@@ -32,12 +26,12 @@ from llama_index_memory_ext.fact import (
     utc_now,
 )
 from llama_index_memory_ext.facts.book import FactBook
-from llama_index_memory_ext.facts.cache import FactCache, UserFacts
+from llama_index_memory_ext.facts.cache import FactCache, UserFacts, ranker_in
 from llama_index_memory_ext.facts.categories import check_categories, check_extraction_prompt
 from llama_index_memory_ext.facts.explanation import Explanation, explain
 from llama_index_memory_ext.facts.extractor import Extractor
 from llama_index_memory_ext.facts.learning import Learner
-from llama_index_memory_ext.facts.scoring import Weights, fit_facts
+from llama_index_memory_ext.facts.scoring import Weights, fitted_text
 from llama_index_memory_ext.facts.sources import retire_deleted
 from llama_index_memory_ext.facts.talk import Talk, read_talk
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, AnyEmbedding, LogBlock
@@ -48,7 +42,7 @@ from llama_index_memory_ext.text.responses import Usage
 from llama_index_memory_ext.text.tokens import CountedText
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from llama_index.core.base.llms.types import ChatMessage
     from typing_extensions import Self
@@ -177,7 +171,8 @@ class RelevantFactsBlock(LogBlock):
         shown = cached = self._shown.get(key)
         if shown is None:
             prepared = await cache.prepare(asked, [question, *context])
-            shown = self._fitted(cache.shown(asked, question, context), known)
+            best_first, first = cache.shown(asked, question, context)
+            shown = fitted_text(best_first, first, self._room, self.tokenizer_fn, known.rendered)
             if prepared:
                 self._shown.put(key, shown)
         text, facts = shown
@@ -329,25 +324,14 @@ class RelevantFactsBlock(LogBlock):
     def _cache(self) -> FactCache:
         weights = Weights(self.similarity_weight, self.confidence_weight, self.recency_weight)
         least, clock = (self.min_similarity, self.general_facts), self._clock
-        model, make = self._shielded("embed_model"), self.ranker_factory
-        languages = checked_languages(self.languages)
-        if make is TfidfRanker and languages:
-            make = partial(TfidfRanker, languages=languages)
+        model, languages = self._shielded("embed_model"), checked_languages(self.languages)
+        make = ranker_in(self.ranker_factory, languages)
         return FactCache(self._store, self._users, make, model, weights, *least, clock, self.view, languages)
 
     @property
     def _room(self) -> int:
         """Tokens for all facts: the limit without the element around them."""
         return max(0, self.token_limit - self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n"))
-
-    def _fitted(self, facts: tuple[Iterable[Fact], Iterable[Fact]], known: UserFacts) -> tuple[CountedText, list[Fact]]:
-        """The text with the facts that there is room for, best first, and these facts."""
-        counter, rendered = self.tokenizer_fn, known.rendered
-        best_first, first = facts
-        shown = fit_facts(best_first, self._room, counter, rendered, first)
-        text = "".join(rendered[fact.id] for fact in shown)
-        tokens = sum(rendered[fact.id].tokens for fact in shown) if counter.adds_up else counter.count(text)
-        return CountedText(text, tokens), shown
 
     async def _talk_before(self, session_id: str, namespace: str) -> tuple[Talk, tuple[int, int] | None]:
         """The last messages in the log, and how far the changes of the facts have come."""

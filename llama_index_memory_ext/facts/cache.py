@@ -36,6 +36,11 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.tokens import CountedText
 
 
+def ranker_in(make: Callable[[], FactRanker], languages: tuple[str, ...] | None) -> Callable[[], FactRanker]:
+    """Returns what makes a ranker for questions in these languages; one of your own knows them itself."""
+    return partial(TfidfRanker, languages=languages) if make is TfidfRanker and languages else make
+
+
 @dataclass(frozen=True)
 class Candidates:
     """The facts that may be shown for a question, past ones if it asks for a ``period``, and what ranks them."""

@@ -296,6 +296,20 @@ def fit_facts(
     return [seen[i] for i in kept]
 
 
+def fitted_text(
+    facts: Iterable[Fact],
+    first: Iterable[Fact],
+    limit: int,
+    counter: TokenCounter,
+    rendered: dict[str, CountedText],
+) -> tuple[CountedText, list[Fact]]:
+    """The text with the facts that fit into ``limit`` tokens, and these facts; arguments as for ``fit_facts``."""
+    shown = fit_facts(facts, limit, counter, rendered, first)
+    text = "".join(rendered[fact.id] for fact in shown)
+    tokens = sum(rendered[fact.id].tokens for fact in shown) if counter.adds_up else counter.count(text)
+    return CountedText(text, tokens), shown
+
+
 def _ongoing(question: str, context: Sequence[str]) -> float:
     terms = {term for text in (question, *context) for term in terms_of(text)}
     return min(1.0, len(terms) / _ONGOING_TERMS) ** 2
