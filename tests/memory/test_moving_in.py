@@ -207,5 +207,10 @@ def test_json_of_openais_comes_and_goes(tmp_path: Path) -> None:
     assert json.loads(exported) == json.loads((tmp_path / "chat.json").read_text())
 
 
+def test_facts_of_mem0_and_messages_of_langgraph_arrive(tmp_path: Path) -> None:
+    assert output_of("imported_from", tmp_path) == "mem0\n"
+    assert "I live in Köln." in output_of("messages_from_json(", tmp_path)
+
+
 def test_every_block_of_the_guide_is_tested_here() -> None:
-    assert len(BLOCKS) == 4
+    assert len(BLOCKS) == 6
