@@ -38,7 +38,10 @@ async def begin(memory: CondensedMemory, first: str = HOUND) -> None:
 async def ask(memory: CondensedMemory, question: str = "dog?") -> list[str]:
     """What is recalled when all is embedded."""
     await memory.condensed_block.await_jobs(memory.session_id)
-    return [text for _, text in recalled(sent_text(await memory.aget(question)))]
+    found = [text for _, text in recalled(sent_text(await memory.aget(question)))]
+    # The question has ended the turn before it, which is embedded, too.
+    await memory.condensed_block.await_jobs(memory.session_id)
+    return found
 
 
 async def stored(store: MemoryStore, session_id: str = "chat") -> set[int]:
