@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from llama_index_memory_ext.background.jobs import Failure, JobKey, Jobs
-    from llama_index_memory_ext.store.rows import Glance
+    from llama_index_memory_ext.store.rows import Glance, Opening
 
 DEFAULT_SESSION_ID = "default"
 
@@ -59,13 +59,17 @@ _glanced: ContextVar[_Glanced | None] = ContextVar("glanced", default=None)
 
 @asynccontextmanager
 async def looking(
-    store: MemoryStore, session_id: str, reader: str, *, last_id: int, watch: str
+    store: MemoryStore, session_id: str, reader: str, opening: Opening, *, last_id: int, watch: str
 ) -> AsyncIterator[list[ChatMessage]]:
     """Gives the messages of the current turn; what blocks on the store read within is as old, and mostly no query.
 
     The record, the ``reader``, has seen the log up to the row ``last_id``; ``watch`` is the namespace of the facts.
+    Raises a SessionOwnerError if the session is not open to the one who is ``opening`` it.
     """
-    seen = _Glanced(store, session_id, await store.readers.glance(session_id, reader, last_id, watch))
+    glance = await store.readers.glance(session_id, reader, last_id, watch, opening)
+    if glance.is_closed:
+        await store.users.check(session_id, opening)
+    seen = _Glanced(store, session_id, glance)
     token = _glanced.set(seen)
     try:
         yield [row.message for row in seen.glance.active] if seen.glance else []
@@ -175,10 +179,6 @@ class LogBlock(BaseMemoryBlock[str]):
 
     async def aflush(self, session_id: str = DEFAULT_SESSION_ID) -> None:
         """Do the background work now; a failure is logged, and the next start tries again."""
-
-    def owners_of(self, session_id: str) -> tuple[str, ...]:
-        """The users that the store registers as owners when a session is written to."""
-        return ()
 
     def readers_of(self, session_id: str) -> tuple[str, ...]:
         """The readers that the store registers when a session is written to."""

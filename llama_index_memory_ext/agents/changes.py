@@ -67,6 +67,7 @@ async def remember(
     confidence = max(_CONFIDENCE, block.min_confidence)
     reply = ExtractionReply.model_validate({"new_facts": [{**fact, "confidence": confidence}]})
     with store_errors("Nothing was remembered", memory.session_id):
+        await memory.acheck_session()
         extractor = block.extractor(memory.session_id)
         lines, results = await _said(extractor, said)
         valid, changed = await extractor.apply(reply, lines, others=results)
@@ -86,6 +87,7 @@ async def forget(
 ) -> Forgotten:
     """Retires the facts with these ids or words if the user's last words ask for it; see ``remember``."""
     with store_errors("Nothing was forgotten", memory.session_id):
+        await memory.acheck_session()
         meant = await _meant(memory, wanted)
         extractor = memory.facts_block.extractor(memory.session_id)
         chosen = list({found[0].id: found[0] for found in meant if len(found) == 1}.values())

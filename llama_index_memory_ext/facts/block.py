@@ -257,10 +257,6 @@ class RelevantFactsBlock(LogBlock):
         """The key of this block's job of a session."""
         return JobKey(session_id, self.reader_of(session_id))
 
-    def owners_of(self, session_id: str) -> tuple[str, ...]:
-        """The user whose session it is."""
-        return (self.namespace_of(session_id),)
-
     def readers_of(self, session_id: str) -> tuple[str, ...]:
         """This block's cursor, if it extracts facts."""
         return (self.reader_of(session_id),) if self.extract_facts else ()

@@ -129,7 +129,7 @@ async def _copied(store: MemoryStore, session_id: str, user_id: str, limits: Lim
     most = max(_LEAST_ROWS, blank.condensed_block.token_limit // _LEAST_TOKENS)
     skipped = 0 if blank.condensed_block.recall_token_limit else max(count - most, 0)
     rows = await store.readers.find(session_id, [ARCHIVED, ACTIVE], limit=LAST_ID, offset=skipped)
-    kept = ("id", "role", "data", "timestamp", "status")
+    kept = ("id", "role", "data", "timestamp", "status", "user_id")
     copy = MemoryStore(db_data=[{"key": name, **{field: getattr(row, field) for field in kept}} for row in rows])
     try:
         if position:

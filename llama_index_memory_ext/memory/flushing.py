@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from llama_index.core.memory import BaseMemoryBlock
 
     from llama_index_memory_ext.store import MemoryStore
+    from llama_index_memory_ext.store.rows import Opening
 
 # Says of messages how many of the oldest leave short-term memory.
 Plan: TypeAlias = "Callable[[Sequence[ChatMessage]], int]"
@@ -41,6 +42,10 @@ class HasSession(Protocol):
 
     session_id: str
     sql_store: MemoryStore
+
+    @property
+    def opening(self) -> Opening:
+        """Who opens the session."""
 
 
 class HasBlocks(HasSession, Protocol):
@@ -103,29 +108,23 @@ async def wait_for_jobs(memory: HasSession) -> None:
 async def flush(memory: HasBlocks, plan: Plan, lock: AbstractAsyncContextManager[object]) -> None:
     """Passes on to the blocks what leaves by the plan, within the lock; waits for facts and summary."""
     async with lock:
-        await append(memory.sql_store, memory.session_id, memory.memory_blocks, [], plan)
+        await append(memory, [], plan)
     for block in log_blocks(memory.memory_blocks):
         await block.aflush(memory.session_id)
 
 
 async def append(
-    store: MemoryStore,
-    session_id: str,
-    blocks: Sequence[BaseMemoryBlock[Any]],
-    messages: Sequence[ChatMessage],
-    plan: Plan | None,
-    *,
-    replace: bool = False,
+    memory: HasBlocks, messages: Sequence[ChatMessage], plan: Plan | None, *, replace: bool = False
 ) -> None:
     """Writes messages, and passes on to the blocks those that leave by the plan; a block that fails is logged."""
-    readers = log_blocks(blocks)
-    flushed = await store.log.append(
+    session_id, blocks = memory.session_id, memory.memory_blocks
+    flushed = await memory.sql_store.log.append(
         session_id,
         messages,
         plan,
         replace=replace,
-        owners=[user_id for block in readers for user_id in block.owners_of(session_id)],
-        readers=[name for block in readers for name in block.readers_of(session_id)],
+        opening=memory.opening,
+        readers=[name for block in log_blocks(blocks) for name in block.readers_of(session_id)],
     )
     if not flushed:
         return

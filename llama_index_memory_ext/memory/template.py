@@ -19,7 +19,7 @@ from llama_index_memory_ext.record.window import (
     cache_point,
     cache_points_in,
 )
-from llama_index_memory_ext.text.identity import ID_KEY
+from llama_index_memory_ext.text.identity import ID_KEY, SPEAKER_KEY
 from llama_index_memory_ext.text.messages import body_of, cleaned, escape_tags
 from llama_index_memory_ext.text.tokens import CountedText
 
@@ -161,14 +161,16 @@ def before_question(content: list[ContentBlock], messages: list[ChatMessage]) ->
 def without_our_tags(message: ChatMessage) -> ChatMessage:
     """Returns the message with our tags escaped in a user's text, which is sent in one message with the record.
 
-    It has no ``message_id``, which some integrations would send.
+    It has no ``message_id`` and ``user_id``, which some integrations would send.
     """
     kwargs, blocks = message.additional_kwargs, message.blocks
     if message.role == MessageRole.USER:
         blocks = [TextBlock(text=escape_tags(one.text)) if isinstance(one, TextBlock) else one for one in blocks]
-    elif ID_KEY not in kwargs:
+    elif not kwargs.keys() & {ID_KEY, SPEAKER_KEY}:
         return message
-    kwargs = {key: value for key, value in kwargs.items() if key != ID_KEY}
+    # A provider takes no name of any form, and it stands in the record.
+    unsent = {ID_KEY, SPEAKER_KEY, *(["name"] if SPEAKER_KEY in kwargs else [])}
+    kwargs = {key: value for key, value in kwargs.items() if key not in unsent}
     return ChatMessage(role=message.role, blocks=blocks, additional_kwargs=kwargs)
 
 

@@ -52,8 +52,9 @@ async def current_turn(
     turn that is over moves into the record here, as it would when the question is put.
     """
     store, session_id = memory.sql_store, memory.session_id
+    opening = memory.opening
     known: Any = {"last_id": record.last_seen(session_id), "watch": facts.namespace_of(session_id)}
-    async with looking(store, session_id, record.name, **known) as messages:
+    async with looking(store, session_id, record.name, opening, **known) as messages:
         turn = Turn(messages, template.with_question(messages, question))
         if turn.asked is messages or (messages and not flushing.is_over(messages)):
             yield turn
@@ -61,8 +62,8 @@ async def current_turn(
         if not messages:
             yield turn._replace(is_to_come=not await _is_stored(store, session_id, turn.asked))
             return
-    await flushing.append(store, session_id, memory.memory_blocks, [], len)
-    async with looking(store, session_id, record.name, **known) as messages:
+    await flushing.append(memory, [], len)
+    async with looking(store, session_id, record.name, opening, **known) as messages:
         yield Turn(messages, template.with_question(messages, question), is_to_come=not messages)
 
 

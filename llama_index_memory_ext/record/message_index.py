@@ -156,7 +156,9 @@ class MessageIndex:
         return shown if fits and all(entry.body.strip() for entry in shown) else []
 
     def _whole(self, rows: Sequence[LogRow], *, brief: bool = True) -> list[Entry]:
-        found = (entry_of(row.id, row.message, self._counter, self._tags, brief=brief) for row in rows)
+        found = (
+            entry_of(row.id, row.message, self._counter, self._tags, speaker=row.speaker, brief=brief) for row in rows
+        )
         return [entry for entry in found if entry is not None]
 
     def _add(self, row: LogRow) -> None:

@@ -313,7 +313,7 @@ class RecordReader:
 
     def _entries(self, rows: Sequence[LogRow]) -> list[Entry]:
         counter, tags = self.settings.counter, (self.settings.name,)
-        return [entry for row in rows if (entry := entry_of(row.id, row.message, counter, tags))]
+        return [entry for row in rows if (entry := entry_of(row.id, row.message, counter, tags, speaker=row.speaker))]
 
 
 def _must_reread(window: Window, page: LogPage) -> bool:

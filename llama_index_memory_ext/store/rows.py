@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.bridge.pydantic import ValidationError
@@ -22,12 +22,19 @@ logger = logging.getLogger(__name__)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
+class Opening(NamedTuple):
+    """Who opens a session: a user, None for a memory without one. ``shared``: other users may read and write there."""
+
+    user_id: str | None = None
+    shared: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class LogRow:
     """One message of a session, parsed when it is asked for. ``id`` grows in the order of writing.
 
     ``timestamp`` is when it was written, in nanoseconds since 1970; 0 where the query did not ask for it. The default
-    ``status`` is that of the log.
+    ``status`` is that of the log. ``user_id`` says who wrote it in a session of several users, "" if that is unknown.
     """
 
     id: int
@@ -35,6 +42,13 @@ class LogRow:
     data: Json
     timestamp: int = 0
     status: str = ARCHIVED
+    user_id: str | None = None
+
+    @property
+    def speaker(self) -> str:
+        """The name, or else the id, of the user who said it, in a session of several users; "" in any other."""
+        kwargs = self.data.get("additional_kwargs") if self.user_id else None
+        return str((kwargs or {}).get("name") or self.user_id or "")
 
     @property
     def written_at(self) -> datetime | None:
@@ -117,6 +131,7 @@ class Glance:
 
     ``active`` are its active rows, and ``log`` the newest rows of its log from a known row on, both oldest first.
     ``position`` is the cursor of the reader of this name, ``facts`` as in ``LogPage`` of the namespace ``watch``.
+    ``is_closed``: the session holds words of another user.
     """
 
     reader: str
@@ -125,6 +140,7 @@ class Glance:
     position: int
     facts: tuple[int, int]
     is_empty: bool
+    is_closed: bool
     active: tuple[LogRow, ...]
     log: tuple[LogRow, ...]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
 
 from llama_index_memory_ext.errors import MessageError
-from llama_index_memory_ext.text.identity import ID_KEY, message_id_of
+from llama_index_memory_ext.text.identity import ID_KEY, SPEAKER_KEY, message_id_of
 from llama_index_memory_ext.text.times import times_in
 from llama_index_memory_ext.text.tokens import CountedText
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, CALL_KEYS, HIDDEN, RESULT_ROLES, calls_of, to_json
@@ -33,13 +33,28 @@ MEDIA_TOKENS = {"image": 256, "audio": 256, "video": 256, "document": 2048}
 
 # Shown by a block or by the tags of an entry, or added by LlamaIndex for its own use, as its Anthropic class does.
 _SHOWN_ELSEWHERE = frozenset(
-    {*CALL_KEYS, ID_KEY, "session_id", "tool_call_id", "name", "images", "usage", "stop_reason", "thinking_delta"}
+    {
+        *CALL_KEYS,
+        ID_KEY,
+        SPEAKER_KEY,
+        "session_id",
+        "tool_call_id",
+        "name",
+        "images",
+        "usage",
+        "stop_reason",
+        "thinking_delta",
+    }
 )
 _ROLE = "<message role="
 _SHOWN_ROLE = re.compile(r'<message (?:role=")?(\w+)')
 _UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
 # A message of a ReActAgent, with its last answer if there is one.
 _REACT = re.compile(r"\s*(?:Thought|Action|Action Input|Observation):(?:.*\sAnswer:(?P<answer>.*))?", re.DOTALL)
+
+
+# The role of what another user has said, in a session of several.
+OTHER_ROLE = "other user"
 
 
 class Utterance(NamedTuple):
@@ -98,13 +113,23 @@ class Entry:
 
 
 def entry_of(
-    row_id: int, message: ChatMessage, counter: TokenCounter, tags: Iterable[str] = (), *, brief: bool = False
+    row_id: int,
+    message: ChatMessage,
+    counter: TokenCounter,
+    tags: Iterable[str] = (),
+    *,
+    speaker: str = "",
+    brief: bool = False,
 ) -> Entry | None:
-    """Returns the entry of a message; None if there is nothing to show. No text can forge our tags or ``tags``."""
+    """Returns the entry of a message; None if there is nothing to show. No text can forge our tags or ``tags``.
+
+    The ``speaker`` is named, if there is one.
+    """
     body = escape_tags(body_of(message), tags)
     if not body.strip():
         return None
-    text = f"{_opening(message, brief=brief)}{body.rstrip()}\n" if brief else f"{_opening(message)}{body}{CLOSING}"
+    opening = _opening(message, speaker, brief=brief)
+    text = f"{opening}{body.rstrip()}\n" if brief else f"{opening}{body}{CLOSING}"
     return Entry(row_id, text, counter.count(text))
 
 
@@ -262,8 +287,8 @@ def _tag_pattern(tags: frozenset[str], opening: str = "<") -> re.Pattern[str]:
     return re.compile(rf"{opening}(?=\s*/?\s*(?:{names})(?![\w.:-]))", re.IGNORECASE)
 
 
-def _opening(message: ChatMessage, *, brief: bool = False) -> str:
-    kwargs = message.additional_kwargs if message.role in RESULT_ROLES else {}
+def _opening(message: ChatMessage, speaker: str, *, brief: bool = False) -> str:
+    kwargs = message.additional_kwargs if message.role in RESULT_ROLES else {"name": speaker}
     given = {key: " ".join(str(kwargs.get(key) or "").split()) for key in ("tool_call_id", "name")}
     names = "".join(f' {key}="{escape(value[:200])}"' for key, value in given.items() if value)
     role = message.role.value

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, RelevantFactsBlock, StoreError
 from llama_index_memory_ext.facts.book import FactBook
-from llama_index_memory_ext.store.rows import Seen
+from llama_index_memory_ext.store.rows import Opening, Seen
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.facts.test_block import learner, shown
 from tests.memories import OpenMemory, OpenPlainMemory
@@ -132,23 +132,13 @@ async def test_a_session_that_was_reset_is_still_known_as_theirs(store: MemorySt
     assert await is_empty(store)
 
 
-async def test_a_session_that_two_have_shared_goes_with_either_and_the_facts_stay(store: MemoryStore) -> None:
-    ann, bob = on(store), on(store, "chat", "bob")
-    await ann.aput(user("Hello from Ann."))
-    await bob.aput(user("Hello from Bob."))
-    await bob.facts.aadd("Likes tea")
-    assert (await store.sessions())[0].user_ids == ("ann", "bob")
-    assert await ann.aforget() == {"messages": 2, "cursors": 2, "facts": 0, "embeddings": 0}
-    assert [fact.content for fact in await bob.facts.alist()] == ["Likes tea"]
-
-
 async def test_what_a_session_knew_before_it_had_a_user_goes_too(store: MemoryStore) -> None:
     """Such a session is its own user."""
     before = on(store, user_id=None)
     await before.aput(user("Hello."))
     await before.facts.aadd("Likes tea")
     await on(store).aput(user("Hello again."))
-    assert await store.forget_user("ann") == {"messages": 2, "cursors": 2, "facts": 1, "embeddings": 0}
+    assert await store.forget_user("ann") == {"messages": 2, "cursors": 1, "facts": 1, "embeddings": 0}
     assert await is_empty(store)
 
 
@@ -215,7 +205,7 @@ async def test_many_sessions_are_deleted_at_once(store: MemoryStore) -> None:
     sessions = [f"s{i}" for i in range(1_200)]
     async with store.database.writing(sessions=sessions) as connection:
         for session_id in sessions:
-            await store.readers.register_within(connection, session_id, ["ann"], [])
+            await store.users.claim_within(connection, session_id, Opening("ann"), (), [])
     assert await store.forget_user("ann", vacuum=False) == {**NOTHING, "messages": 1, "cursors": 1_200}
     assert await is_empty(store)
 
