@@ -278,14 +278,9 @@ class CondensedMemory(Memory):
         async for message in self.sql_store.iter_messages(self.session_id, status):
             yield message
 
-    @property
-    def opening(self) -> Opening:
-        """Who opens the session: the user, and whether others may be in it."""
-        return Opening(self.user_id, self.shared)
-
     async def acheck_session(self) -> None:
         """Raise a SessionOwnerError if the session holds words of another user, and is not shared by both."""
-        await self.sql_store.users.check(self.session_id, self.opening)
+        await self.sql_store.users.check(self.session_id, Opening(self.user_id, self.shared))
 
     async def astats(self) -> MemoryStats:
         """Returns how much the session holds and shows, and what has failed; all zero before the first message.

@@ -11,6 +11,7 @@ from llama_index.core.base.llms.types import MessageRole
 from llama_index_memory_ext.background.jobs import log_failure
 from llama_index_memory_ext.errors import StoreTimeoutError
 from llama_index_memory_ext.log_block import LogBlock
+from llama_index_memory_ext.store.rows import Opening
 from llama_index_memory_ext.text.cutting import plan_flush
 from llama_index_memory_ext.text.messages import has_calls
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from llama_index.core.memory import BaseMemoryBlock
 
     from llama_index_memory_ext.store import MemoryStore
-    from llama_index_memory_ext.store.rows import Opening
 
 # Says of messages how many of the oldest leave short-term memory.
 Plan: TypeAlias = "Callable[[Sequence[ChatMessage]], int]"
@@ -42,10 +42,8 @@ class HasSession(Protocol):
 
     session_id: str
     sql_store: MemoryStore
-
-    @property
-    def opening(self) -> Opening:
-        """Who opens the session."""
+    user_id: str | None
+    shared: bool
 
 
 class HasBlocks(HasSession, Protocol):
@@ -123,7 +121,7 @@ async def append(
         messages,
         plan,
         replace=replace,
-        opening=memory.opening,
+        opening=Opening(memory.user_id, memory.shared),
         readers=[name for block in log_blocks(blocks) for name in block.readers_of(session_id)],
     )
     if not flushed:

@@ -12,7 +12,7 @@ from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.errors import TurnError
 from llama_index_memory_ext.log_block import looking
 from llama_index_memory_ext.memory import flushing, template
-from llama_index_memory_ext.store.rows import Seen
+from llama_index_memory_ext.store.rows import Opening, Seen
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -52,7 +52,7 @@ async def current_turn(
     turn that is over moves into the record here, as it would when the question is put.
     """
     store, session_id = memory.sql_store, memory.session_id
-    opening = memory.opening
+    opening = Opening(memory.user_id, memory.shared)
     known: Any = {"last_id": record.last_seen(session_id), "watch": facts.namespace_of(session_id)}
     async with looking(store, session_id, record.name, opening, **known) as messages:
         turn = Turn(messages, template.with_question(messages, question))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.bridge.pydantic import ValidationError
 
-from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED
+from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, OWN, SHARED
 from llama_index_memory_ext.text.times import times_in
 from llama_index_memory_ext.text.tool_calls import RESULT_ROLES
 
@@ -27,6 +27,16 @@ class Opening(NamedTuple):
 
     user_id: str | None = None
     shared: bool = False
+
+    @property
+    def kind(self) -> str:
+        """How the user has opened it."""
+        return SHARED if self.shared else OWN
+
+    @property
+    def closed(self) -> str:
+        """What sessions of others are closed to the user, besides those that are theirs alone."""
+        return OWN if self.shared else SHARED
 
 
 @dataclass(frozen=True, slots=True)

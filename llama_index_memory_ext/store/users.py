@@ -109,30 +109,26 @@ class Users:
         Returns whether it is of several users. A session that was begun without a user becomes that of the first one,
         with its facts. Raises a SessionOwnerError if it is another user's, unless both have opened it as shared.
         """
-        is_known = not self.database.is_new(conn, key, ("claimed", opening, "", *readers))
-        if is_known and not opening.shared:
+        if not (opening.shared or self.database.is_new(conn, key, ("claimed", opening, *readers))):
             return False
-        owners = await self._owners_within(conn, key, opening)
-        user, kind = opening.user_id or key, SHARED if opening.shared else OWN
-        if opening.user_id is None:
-            kind = owners.get(user, OF_NOBODY)
+        owners, user = await self._owners_within(conn, key, opening), opening.user_id or key
+        kind = opening.kind if opening.user_id else owners.get(key, OF_NOBODY)
         new = [{"key": key, "user_id": one, "kind": kind} for one in {user, *speakers} if owners.get(one) != kind]
         if new:
             await conn.execute(self._put_owners, new)
-        if owners.get(key) == OF_NOBODY and user != key:
+        if user != key and owners.pop(key, None) == OF_NOBODY:
             await self._take_over(conn, key, user)
-        before = [one for one in owners if owners[one] != OF_NOBODY]
-        is_of_several = len({user, *speakers, *before}) > 1
-        if is_of_several and len(before) <= 1:
-            await self._begin_sharing(conn, key, next(iter(before), user))
+        everyone = {user, *speakers, *owners}
+        if len(everyone) > 1 >= len(owners):
+            await self._begin_sharing(conn, key, next(iter(owners), user))
         await self._readers.register_within(conn, key, readers)
-        return is_of_several
+        return len(everyone) > 1
 
     async def _owners_within(self, conn: AsyncConnection, key: str, opening: Opening) -> dict[str, str]:
         """How each owner has opened a session; a SessionOwnerError if it is not open to this one."""
         owners = {row.user_id: row.kind for row in await conn.execute(self._owners, {"session": key})}
-        closed = {OWN} if opening.shared else {OWN, SHARED}
-        if any(kind in closed for user, kind in owners.items() if user != (opening.user_id or key)):
+        user = opening.user_id or key
+        if any(kind in (OWN, opening.closed) for owner, kind in owners.items() if owner != user):
             raise SessionOwnerError(
                 f"Session {key!r} holds words of another user, which nobody else is shown; nothing was read or "
                 "written. Open a session of its own for each user, or give each memory of this session a user_id and "
