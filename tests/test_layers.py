@@ -30,7 +30,7 @@ agents      mcp tools > changes > requests retriever > contexts           # memo
 ---
 memory      condensed_memory > search turns > flushing limits options preset stats > prompt_caches template  # preset
 ---
-record      block > summary > recall summary_checks window > message_index selection > entry  # within the limit
+record      block > summary > recall summary_checks window > message_index selection media > entry  # within the limit
 facts       backfill > block > extractor > learning > sources verification > cache explanation prompt validation >
             batches book categories checks offering options recovery talk > evidence foreign ranking reply >
             matches scoring fields history > period
@@ -47,7 +47,7 @@ formats     __init__ > foreign > openai                                   # mess
 .           agent_view fact                                               # a fact; which facts an agent sees
 asking      options > failures shield window                              # what a model can read and takes; failures
 ---
-text        trim responses > cutting loose_json > messages > identity times > tokens tool_calls visible  # as text
+text        trim responses > cutting loose_json > messages > identity times > media tokens tool_calls visible  # as text
 ---
 background  jobs > leftovers locks loop                                   # work that no answer waits for
 ---

@@ -150,6 +150,23 @@ def with_question(turn: list[ChatMessage], question: str | ChatMessage | None) -
     return turn if is_own else [*turn, asked]
 
 
+def with_media(
+    content: list[ContentBlock], turn: list[ChatMessage], media: list[ContentBlock], insert_method: InsertMethod
+) -> tuple[list[ContentBlock], list[ChatMessage]]:
+    """Returns the content, with the media behind the memory and before the hint, and the turn.
+
+    Where the content is a system's message, which has no media, they stand in front of the question of the turn.
+    """
+    if insert_method != InsertMethod.USER:
+        question = next(message for message in reversed(turn) if message.role == MessageRole.USER)
+        question.blocks = [*media, *question.blocks]
+        return content, turn
+    end, last = f"{HINT}\n\n", content[-1]
+    if isinstance(last, TextBlock) and last.text.endswith(end):
+        return [*content[:-1], TextBlock(text=last.text.removesuffix(end)), *media, TextBlock(text=end)], turn
+    return [*content, *media], turn
+
+
 def before_question(content: list[ContentBlock], messages: list[ChatMessage]) -> list[ChatMessage]:
     """Returns the messages that stand before a question to come: what blocks gave, as a system message.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from llama_index.core.base.llms.types import TextBlock
+from llama_index.core.base.llms.types import MessageRole, TextBlock
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 
 from llama_index_memory_ext.background.jobs import JobKey
@@ -134,6 +134,12 @@ class CondensedMemoryBlock(LogBlock):
         "the record leaves them free, or a fifth less if it does not; 0: none.",
     )
 
+    media_turns: int = Field(
+        default=2,
+        ge=0,
+        description="Turns before the current one whose pictures, sounds, films and documents are sent again by a "
+        "`CondensedMemory`, behind the record, if the model has answered to them; 0: none.",
+    )
     cache_points: CachePoints = Field(
         default=False,
         description="Whether the record comes as text blocks with cache points between them, for models that find a "
@@ -177,7 +183,10 @@ class CondensedMemoryBlock(LogBlock):
         earlier = await self._earlier(session_id, window, messages or [])
         if not self._has_room(window):
             return ""
-        record, counter = self._parts.reader.text(session_id, window, earlier), self.tokenizer_fn
+        # Turns that are shown as messages of their own have their media there.
+        others = max(sum(one.role == MessageRole.USER for one in messages or []) - 1, 0)
+        record = self._parts.reader.text(session_id, window, earlier, self.media_turns - others)
+        counter = self.tokenizer_fn
         excess = 0 if counter.adds_up else counter.count(record) - self._parts.reader.settings.room
         if excess > 0:
             record = RecordText(truncated(record, excess, counter), 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,6 +13,7 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
 
 from llama_index_memory_ext.errors import MessageError
 from llama_index_memory_ext.text.identity import ID_KEY, message_id_of
+from llama_index_memory_ext.text.media import MEDIA_TOKENS, is_medium
 from llama_index_memory_ext.text.times import times_in
 from llama_index_memory_ext.text.tokens import CountedText
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, CALL_KEYS, HIDDEN, RESULT_ROLES, calls_of, to_json
@@ -28,8 +29,6 @@ OUR_TAGS = frozenset(
     {"memory", "condensed_memory", "relevant_facts", "message", "fact", "conversation_summary", "earlier_messages"}
 )
 CLOSING = "</message>\n"
-# What LlamaIndex's Memory counts for a block that is not text.
-MEDIA_TOKENS = {"image": 256, "audio": 256, "video": 256, "document": 2048}
 
 # Shown by a block or by the tags of an entry, or added by LlamaIndex for its own use, as its Anthropic class does.
 _SHOWN_ELSEWHERE = frozenset(
@@ -62,12 +61,13 @@ class Utterance(NamedTuple):
 class Entry:
     """One message as the record shows it: ``<message role="user">the text</message>`` and a newline.
 
-    Of a brief one, ``<message user>the text`` and a newline, the next tag is the end.
+    Of a brief one, ``<message user>the text`` and a newline, the next tag is the end. Media are marks in it.
     """
 
     row_id: int
     text: str
     tokens: int
+    has_media: bool = False
 
     @property
     def opening(self) -> str:
@@ -105,7 +105,7 @@ def entry_of(
     if not body.strip():
         return None
     text = f"{_opening(message, brief=brief)}{body.rstrip()}\n" if brief else f"{_opening(message)}{body}{CLOSING}"
-    return Entry(row_id, text, counter.count(text))
+    return Entry(row_id, text, counter.count(text), any(map(is_medium, message.blocks)))
 
 
 def clip_entry(entry: Entry, limit: int, counter: TokenCounter, clip: Callable[[str, int], str] | None = None) -> Entry:
@@ -116,7 +116,7 @@ def clip_entry(entry: Entry, limit: int, counter: TokenCounter, clip: Callable[[
     if entry.tokens <= limit:
         return entry
     text = clipped_element(entry.tags, entry.body, limit, counter, clip or counter.clip)
-    return Entry(entry.row_id, text, text.tokens)
+    return replace(entry, text=text, tokens=text.tokens)
 
 
 def clipped_element(
