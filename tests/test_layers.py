@@ -47,7 +47,7 @@ formats     __init__ > foreign > openai                                   # mess
 .           agent_view fact                                               # a fact; which facts an agent sees
 asking      options > failures shield window                              # what a model can read and takes; failures
 ---
-text        trim responses > cutting loose_json > messages > identity times > media tokens tool_calls visible  # as text
+text        trim responses > cutting loose_json > messages > identity times > tokens tool_calls visible  # as text
 ---
 background  jobs > leftovers locks loop                                   # work that no answer waits for
 ---

@@ -22,13 +22,11 @@ from llama_index_memory_ext.memory import flushing, limits, options, preset, tem
 from llama_index_memory_ext.memory.search import MemorySearchResult, search
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
 from llama_index_memory_ext.record.block import CondensedMemoryBlock
-from llama_index_memory_ext.record.media import read_media
-from llama_index_memory_ext.record.window import CachePoints, RecordText
+from llama_index_memory_ext.record.window import CachePoints
 from llama_index_memory_ext.refusals import check_names, checked
 from llama_index_memory_ext.signatures import unpacked
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
-from llama_index_memory_ext.text.media import MEDIA_TOKENS, is_medium, media_tokens
-from llama_index_memory_ext.text.messages import body_of, checked_messages, is_answer, message_tokens
+from llama_index_memory_ext.text.messages import MEDIA_TOKENS, body_of, checked_messages, is_answer, tokens_by_bytes
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:
@@ -130,10 +128,10 @@ class CondensedMemory(Memory):
             token_flush_size: Without a meaning here, where whole turns leave for the record; a UserWarning says so.
             memory_blocks_template: Joins the texts of the blocks; default: as they are, within ``<memory>``.
             insert_method: ``"user"``, in front of the question, or ``"system"``.
-            image_token_size_estimate: Least tokens of an image, at least 0. LlamaIndex's own estimate is taken if it is
-                higher and the bytes are in the message, as for the following two.
-            audio_token_size_estimate: Least tokens of an audio block, at least 0.
-            video_token_size_estimate: Least tokens of a video, at least 0.
+            image_token_size_estimate: Tokens of an image, at least 0. If its bytes are in the message, LlamaIndex's own
+                estimate is taken where it is higher.
+            audio_token_size_estimate: Tokens of an audio block, at least 0.
+            video_token_size_estimate: Tokens of a video, at least 0.
             chat_store: A store of your own instead of the following four; it is not closed.
             table_name: The chat table.
             async_database_uri: SQLite by aiosqlite or PostgreSQL by asyncpg; default: in memory.
@@ -242,10 +240,10 @@ class CondensedMemory(Memory):
         looked = turns.current_turn(self, input, self.condensed_block, self.facts_block)
         async with self._calls(), looked as (turn, asked, is_to_come):
             contents = await self._get_memory_blocks_content(asked, **block_kwargs)
-            room = self.token_limit - initial_token_count - await self._count(asked if is_to_come else turn)
-            content, messages = await self._fit(contents, room, turn)
-            record = contents.get(self.condensed_block.name)
-            media = await self._media(record, turn, room, [*messages, ChatMessage(blocks=content)])
+            room = self.token_limit - initial_token_count - sum(map(self._tokens, asked if is_to_come else turn))
+            content, messages, left = await self._fit(contents, room, turn)
+            questions = sum(message.role == MessageRole.USER for message in turn) if content else 0
+            media = await self.condensed_block.amedia(self.session_id, questions, left, self._tokens)
         # An agent asks again for each of its tool calls, whose results it may keep to itself.
         question_hash = hash(body_of(turn[0])) if turn else 0
         goes_on, self._question_hash = bool(turn) and question_hash == self._question_hash, question_hash
@@ -253,7 +251,7 @@ class CondensedMemory(Memory):
         if not is_to_come:
             asked = [template.without_our_tags(one) for one in turn]
             if media:
-                content, asked = template.with_media(content, asked, media, self.insert_method)
+                template.add_media(media, content, asked)
             shown = self._insert_memory_content(asked, content, messages)
         return template.with_cache_points(shown, self.session_id, self.cache_points, goes_on=goes_on)
 
@@ -445,9 +443,10 @@ class CondensedMemory(Memory):
 
     async def _fit(
         self, contents: dict[str, Any], room: int, turn: list[ChatMessage]
-    ) -> tuple[list[ContentBlock], list[ChatMessage]]:
+    ) -> tuple[list[ContentBlock], list[ChatMessage], int]:
         """Returns what blocks gave as content of one message and as messages, truncated to ``room`` tokens if possible.
 
+        The number is of tokens that are left at least, below 0 for what is still over.
         ``contents`` is what each block gave, by its name; truncated contents replace it there. The ``turn`` may have
         cache points of its own.
         """
@@ -457,33 +456,19 @@ class CondensedMemory(Memory):
             hint = template.hint_for(turn, contents.get(self.condensed_block.name), self.insert_method)
             content = template.formatted(shape, parts, contents, self.cache_points, turn, hint=hint)
             # The bound is never too low; only where it is over the room the exact count decides.
-            is_over = template.max_tokens(shape, contents, self.tokenizer_fn) > room
-            excess = sum(map(self._tokens, [*messages, ChatMessage(blocks=content)])) - room if is_over else 0
+            tokens = template.max_tokens(shape, contents, self.tokenizer_fn)
+            if tokens > room:
+                tokens = sum(map(self._tokens, [*messages, ChatMessage(blocks=content)]))
+            excess = int(tokens) - room
             block = template.least_important(self.memory_blocks, contents)
             if excess <= 0 or block is None:
                 template.warn_of_excess(self.memory_blocks, contents, excess, self.token_limit)
-                return content, messages
+                return content, messages, -excess
             contents[block.name] = await block.atruncate(contents[block.name], excess)
 
-    async def _media(
-        self, record: object, turn: list[ChatMessage], room: int, shown: list[ChatMessage]
-    ) -> list[ContentBlock]:
-        """Returns the media of the last turns for which ``shown`` leaves room, if the turn has a question for them."""
-        has_question = any(message.role == MessageRole.USER for message in turn)
-        if not (has_question and isinstance(record, RecordText) and record.media.whose):
-            return []
-        room -= await asyncio.to_thread(sum, map(self._tokens, shown))
-        return await read_media(self.sql_store, self.session_id, record.media, room, self._tokens)
-
-    async def _count(self, messages: list[ChatMessage]) -> int:
-        counts = map(self._tokens, messages)
-        # Media are megabytes to decode, for which the event loop must not be blocked.
-        has_media = any(is_medium(block) for message in messages for block in message.blocks)
-        return await asyncio.to_thread(sum, counts) if has_media else sum(counts)
-
     def _tokens(self, message: ChatMessage) -> int:
-        least = {kind: getattr(self, f"{kind}_token_size_estimate") for kind in MEDIA_TOKENS}
-        return message_tokens(message, self.tokenizer_fn, {}) + media_tokens(message.blocks, least)
+        estimates = {kind: getattr(self, f"{kind}_token_size_estimate") for kind in MEDIA_TOKENS}
+        return tokens_by_bytes(message, self.tokenizer_fn, estimates)
 
     def _calls(self) -> SharedLock:
         """Returns the lock by which a turn is read as it was written: one call at a time per session and event loop.

@@ -150,21 +150,18 @@ def with_question(turn: list[ChatMessage], question: str | ChatMessage | None) -
     return turn if is_own else [*turn, asked]
 
 
-def with_media(
-    content: list[ContentBlock], turn: list[ChatMessage], media: list[ContentBlock], insert_method: InsertMethod
-) -> tuple[list[ContentBlock], list[ChatMessage]]:
-    """Returns the content, with the media behind the memory and before the hint, and the turn.
+def add_media(media: list[ContentBlock], content: list[ContentBlock], turn: list[ChatMessage]) -> None:
+    """Adds media to what is sent: behind the memory, in front of the hint.
 
-    Where the content is a system's message, which has no media, they stand in front of the question of the turn.
+    Without a hint they stand in front of the question of the turn, as where the content becomes a system's message,
+    which has no media.
     """
-    if insert_method != InsertMethod.USER:
+    last, end = content[-1], f"{HINT}\n\n"
+    if isinstance(last, TextBlock) and last.text.endswith(end):
+        content[-1:] = [TextBlock(text=last.text.removesuffix(end)), *media, TextBlock(text=end)]
+    else:
         question = next(message for message in reversed(turn) if message.role == MessageRole.USER)
         question.blocks = [*media, *question.blocks]
-        return content, turn
-    end, last = f"{HINT}\n\n", content[-1]
-    if isinstance(last, TextBlock) and last.text.endswith(end):
-        return [*content[:-1], TextBlock(text=last.text.removesuffix(end)), *media, TextBlock(text=end)], turn
-    return [*content, *media], turn
 
 
 def before_question(content: list[ContentBlock], messages: list[ChatMessage]) -> list[ChatMessage]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from llama_index.core.base.llms.types import MessageRole, TextBlock
+from llama_index.core.base.llms.types import ChatMessage, TextBlock
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 
 from llama_index_memory_ext.background.jobs import JobKey
@@ -13,6 +14,7 @@ from llama_index_memory_ext.errors import LimitError, StoreError
 from llama_index_memory_ext.events import SummaryFailedEvent
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, AnyEmbedding, LogBlock
 from llama_index_memory_ext.record.entry import truncated
+from llama_index_memory_ext.record.media import can_be_sent, whose_media
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS, FoundMessage, MessageSearch
 from llama_index_memory_ext.record.selection import RecordSettings
 from llama_index_memory_ext.record.summary import Summarizer
@@ -29,7 +31,7 @@ from llama_index_memory_ext.text.responses import Usage
 from llama_index_memory_ext.text.tokens import CountedText
 
 if TYPE_CHECKING:
-    from llama_index.core.base.llms.types import ChatMessage, ContentBlock
+    from llama_index.core.base.llms.types import ContentBlock
 
     from llama_index_memory_ext.background.jobs import Jobs
 
@@ -137,8 +139,7 @@ class CondensedMemoryBlock(LogBlock):
     media_turns: int = Field(
         default=2,
         ge=0,
-        description="Turns before the current one whose pictures, sounds, films and documents are sent again by a "
-        "`CondensedMemory`, behind the record, if the model has answered to them; 0: none.",
+        description="Turns before the current one whose media a `CondensedMemory` sends again; 0: none.",
     )
     cache_points: CachePoints = Field(
         default=False,
@@ -183,10 +184,7 @@ class CondensedMemoryBlock(LogBlock):
         earlier = await self._earlier(session_id, window, messages or [])
         if not self._has_room(window):
             return ""
-        # Turns that are shown as messages of their own have their media there.
-        others = max(sum(one.role == MessageRole.USER for one in messages or []) - 1, 0)
-        record = self._parts.reader.text(session_id, window, earlier, self.media_turns - others)
-        counter = self.tokenizer_fn
+        record, counter = self._parts.reader.text(session_id, window, earlier), self.tokenizer_fn
         excess = 0 if counter.adds_up else counter.count(record) - self._parts.reader.settings.room
         if excess > 0:
             record = RecordText(truncated(record, excess, counter), 0)
@@ -225,6 +223,31 @@ class CondensedMemoryBlock(LogBlock):
         """The id of the last row of the log that the record has taken; 0 if this process does not know the session."""
         window = self._parts.reader.windows.get(session_id)
         return window.seen.last_id if window else 0
+
+    async def amedia(
+        self, session_id: str, questions: int, room: int, tokens: Callable[[ChatMessage], int]
+    ) -> list[ContentBlock]:
+        """The newest media of the last turns within ``room`` tokens, oldest first, each behind a line that says whose.
+
+        They are of messages that the record has just shown. ``questions`` are those of the turn that is shown as it
+        is: with none there is no message for media, and each further one is one turn less. Only media that are shown
+        are read, and the next ones; none is kept.
+        """
+        shown: list[ContentBlock] = []
+        window = self._parts.reader.windows.get(session_id)
+        if window is None or not questions:
+            return shown
+        for row_id, whose in whose_media(window.shown, self.media_turns - questions + 1).items():
+            for row in await self._store.readers.rows_in(session_id, [row_id], window.seen.epoch) or []:
+                # Megabytes are decoded, for which the event loop must not be blocked.
+                message = await asyncio.to_thread(getattr, row, "message")
+                for block in filter(can_be_sent, reversed(message.blocks)):
+                    lined = [TextBlock(text=f"[{block.block_type} of {whose}]\n"), block]
+                    room -= tokens(ChatMessage(blocks=lined))
+                    if room < 0:
+                        return shown
+                    shown = [*lined, *shown]
+        return shown
 
     async def asummary(self, session_id: str = DEFAULT_SESSION_ID) -> str:
         """The running summary of what has left the record; "" if there is none."""

@@ -14,7 +14,6 @@ from typing_extensions import Self
 from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.events import HistoryCondensedEvent, is_heard, send
 from llama_index_memory_ext.record.entry import NO_TEXT, summary_element
-from llama_index_memory_ext.record.media import NO_MEDIA, MediaRows, whose_media
 from llama_index_memory_ext.record.selection import Kept
 from llama_index_memory_ext.store.rows import Seen
 from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, Entry, clip_entry, entry_of, tokens_of
@@ -54,27 +53,18 @@ class RecordText(CountedText):
     """The text of a record, whose blocks stay as they are while it grows.
 
     A block ends at each of ``ends``; the text behind the last of them, with recalled messages, is no block yet. At
-    ``marks``, oldest first, this request and those before it have ended their newest blocks. ``media`` are those that
-    are to be sent again.
+    ``marks``, oldest first, this request and those before it have ended their newest blocks.
     """
 
-    __slots__ = ("ends", "marks", "media")
+    __slots__ = ("ends", "marks")
 
     ends: Sequence[BlockEnd]
     marks: Sequence[BlockEnd]
-    media: MediaRows
 
-    def __new__(
-        cls,
-        text: str,
-        tokens: int,
-        ends: Sequence[BlockEnd] = (),
-        marks: Sequence[BlockEnd] = (),
-        media: MediaRows = NO_MEDIA,
-    ) -> Self:
-        """Make it of a text, its number of tokens, where its blocks end, and the rows with media."""
+    def __new__(cls, text: str, tokens: int, ends: Sequence[BlockEnd] = (), marks: Sequence[BlockEnd] = ()) -> Self:
+        """Make it of a text, its number of tokens, and where its blocks end."""
         record = super().__new__(cls, text, tokens)
-        record.ends, record.marks, record.media = ends, marks, media
+        record.ends, record.marks = ends, marks
         return record
 
     def content_blocks(self, cache_points: CachePoints = False, others: int = 0) -> list[ContentBlock]:
@@ -171,17 +161,13 @@ class RecordReader:
     windows: Recent[str, Window] = field(default_factory=Recent)
     ended: Recent[str, tuple[int, ...]] = field(default_factory=Recent)
 
-    def text(self, session_id: str, window: Window, earlier: CountedText, media_turns: int = 0) -> RecordText:
-        """Returns the window and recalled messages as text with its blocks; remembers where the newest block ends.
-
-        It names the media of the last ``media_turns`` turns.
-        """
+    def text(self, session_id: str, window: Window, earlier: CountedText) -> RecordText:
+        """Returns the window and recalled messages as text with its blocks; remembers where the newest block ends."""
         ends = block_ends(window.shown, self.settings.room, start=len(window.head))
         before = self.ended.get(session_id) or ()
         marks = marked_ends(ends, window.shown, before)
         self.ended.put(session_id, tuple(sorted({*before, *(end.row_id for end in ends[-1:])})[-2:]))
-        media = MediaRows(whose_media(window.shown, media_turns), window.seen.epoch)
-        return RecordText(window.text + earlier, window.tokens + earlier.tokens, ends, marks, media)
+        return RecordText(window.text + earlier, window.tokens + earlier.tokens, ends, marks)
 
     async def shown(self, session_id: str, glance: Glance | None = None) -> Window:
         """The window within its limits. What is to be summarised is only left out until it is."""

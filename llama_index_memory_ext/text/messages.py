@@ -9,11 +9,10 @@ from functools import lru_cache
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
+from llama_index.core.base.llms.types import ChatMessage, ImageBlock, MessageRole, TextBlock, ToolCallBlock
 
 from llama_index_memory_ext.errors import MessageError
 from llama_index_memory_ext.text.identity import ID_KEY, message_id_of
-from llama_index_memory_ext.text.media import MEDIA_TOKENS, is_medium
 from llama_index_memory_ext.text.times import times_in
 from llama_index_memory_ext.text.tokens import CountedText
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, CALL_KEYS, HIDDEN, RESULT_ROLES, calls_of, to_json
@@ -29,6 +28,10 @@ OUR_TAGS = frozenset(
     {"memory", "condensed_memory", "relevant_facts", "message", "fact", "conversation_summary", "earlier_messages"}
 )
 CLOSING = "</message>\n"
+# What LlamaIndex's Memory counts for a block that is not text.
+MEDIA_TOKENS = {"image": 256, "audio": 256, "video": 256, "document": 2048}
+# Of a picture: its size stands at the beginning, and the whole takes long to decode. Whole groups of base64.
+_BEGINNING = 65_536
 
 # Shown by a block or by the tags of an entry, or added by LlamaIndex for its own use, as its Anthropic class does.
 _SHOWN_ELSEWHERE = frozenset(
@@ -61,7 +64,7 @@ class Utterance(NamedTuple):
 class Entry:
     """One message as the record shows it: ``<message role="user">the text</message>`` and a newline.
 
-    Of a brief one, ``<message user>the text`` and a newline, the next tag is the end. Media are marks in it.
+    Of a brief one, ``<message user>the text`` and a newline, the next tag is the end.
     """
 
     row_id: int
@@ -105,7 +108,7 @@ def entry_of(
     if not body.strip():
         return None
     text = f"{_opening(message, brief=brief)}{body.rstrip()}\n" if brief else f"{_opening(message)}{body}{CLOSING}"
-    return Entry(row_id, text, counter.count(text), any(map(is_medium, message.blocks)))
+    return Entry(row_id, text, counter.count(text), any(one.block_type in MEDIA_TOKENS for one in message.blocks))
 
 
 def clip_entry(entry: Entry, limit: int, counter: TokenCounter, clip: Callable[[str, int], str] | None = None) -> Entry:
@@ -203,6 +206,23 @@ def message_tokens(message: ChatMessage, counter: TokenCounter, media_tokens: Ma
     """Returns the tokens of a message: exact for text and tool calls, ``media_tokens`` for blocks of other types."""
     media = sum(media_tokens.get(block.block_type, 0) for block in message.blocks)
     return counter.count(body_of(message)) + media
+
+
+def tokens_by_bytes(message: ChatMessage, counter: TokenCounter, media_tokens: Mapping[str, int]) -> int:
+    """As ``message_tokens``, but LlamaIndex's estimate of pictures whose bytes are in the message, if it is higher.
+
+    Of a picture elsewhere nothing is read.
+    """
+    pictures = [_beginning(block) for block in message.blocks if isinstance(block, ImageBlock)]
+    more = sum(max(one.estimate_tokens() - media_tokens["image"], 0) for one in pictures if one.image)
+    return message_tokens(message, counter, media_tokens) + more
+
+
+def _beginning(picture: ImageBlock) -> ImageBlock:
+    held, url = picture.image, str(picture.url or "")
+    if not isinstance(held, bytes):
+        held = url.partition(",")[2].encode() if url.startswith("data:") else b""
+    return picture.model_copy(update={"image": held[:_BEGINNING]})
 
 
 def tokens_of(messages: Iterable[Counted]) -> int:

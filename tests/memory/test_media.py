@@ -218,15 +218,15 @@ async def test_media_change_nothing_of_what_stands_before_them(open_memory: Open
     assert len(marks) == (2 if cache_points else 0)
     assert all(mark < before for mark in marks)
     assert sent_text([shown]).replace(LAST, "") == sent_text([without])
-    assert isinstance(shown.blocks[place - 2], TextBlock)
-    assert shown.blocks[place - 2].text.endswith("</memory>\n\n")
+    assert sent_text([ChatMessage(role="user", blocks=shown.blocks[: place - 1])]).endswith("</memory>\n\n")
 
 
 async def test_breakpoints_of_openai_stand_before_the_media(open_memory: OpenMemory, start_client: StartClient) -> None:
     llm, server = start_client(CachingOpenAI, lambda messages, tools: say("I see."), model="gpt-5.6-sol")
     memory = open_memory(condensed_token_limit=2_000, cache_points=True)
     agent = FunctionAgent(llm=llm)
-    for question in (*(f"This is the question number {i}." for i in range(12)), showing(), "And?"):
+    questions: list[str | ChatMessage] = [f"This is the question number {i}." for i in range(12)]
+    for question in (*questions, showing(), "And?"):
         await agent.run(question, memory=memory)
     content: list[Message] = server.bodies[-1]["messages"][-1]["content"]
     marked = [i for i, part in enumerate(content) if "prompt_cache_breakpoint" in part]
@@ -261,7 +261,8 @@ async def test_another_template_gets_media_behind_its_text(open_memory: OpenMemo
         def format_messages(self, llm: Any = None, **kwargs: Any) -> list[ChatMessage]:
             return [user(sent_text(super().format_messages(llm, **kwargs)).upper())]
 
-    memory = open_memory(memory_blocks_template=Upper())
+    upper: Any = Upper
+    memory = open_memory(memory_blocks_template=upper())
     await told(memory, showing())
     (shown,) = await memory.aget()
     assert [block.block_type for block in shown.blocks] == ["text", "text", "image", "text"]
