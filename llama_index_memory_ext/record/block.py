@@ -137,9 +137,7 @@ class CondensedMemoryBlock(LogBlock):
     )
 
     media_turns: int = Field(
-        default=2,
-        ge=0,
-        description="Turns before the current one whose media a `CondensedMemory` sends again; 0: none.",
+        default=2, ge=0, description="Turns before this one whose media a `CondensedMemory` sends again; 0: none."
     )
     cache_points: CachePoints = Field(
         default=False,

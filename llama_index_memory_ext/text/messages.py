@@ -213,16 +213,21 @@ def tokens_by_bytes(message: ChatMessage, counter: TokenCounter, media_tokens: M
 
     Of a picture elsewhere nothing is read.
     """
-    pictures = [_beginning(block) for block in message.blocks if isinstance(block, ImageBlock)]
-    more = sum(max(one.estimate_tokens() - media_tokens["image"], 0) for one in pictures if one.image)
+    least = media_tokens["image"]
+    more = sum(max(_by_bytes(block) - least, 0) for block in message.blocks if isinstance(block, ImageBlock))
     return message_tokens(message, counter, media_tokens) + more
 
 
-def _beginning(picture: ImageBlock) -> ImageBlock:
+def _by_bytes(picture: ImageBlock) -> int:
     held, url = picture.image, str(picture.url or "")
     if not isinstance(held, bytes):
         held = url.partition(",")[2].encode() if url.startswith("data:") else b""
-    return picture.model_copy(update={"image": held[:_BEGINNING]})
+    try:
+        # Asynchronous in name alone: with the bytes at hand it waits for nothing. Of no bytes it gives 0.
+        picture.model_copy(update={"image": held[:_BEGINNING]}).aestimate_tokens().send(None)
+    except StopIteration as estimated:
+        return int(estimated.value)
+    return 0
 
 
 def tokens_of(messages: Iterable[Counted]) -> int:
