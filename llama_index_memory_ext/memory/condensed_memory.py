@@ -29,7 +29,7 @@ from llama_index_memory_ext.refusals import check_names, checked
 from llama_index_memory_ext.signatures import unpacked
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.store.rows import Opening
-from llama_index_memory_ext.text.messages import MEDIA_TOKENS, body_of, checked_messages, is_answer, message_tokens
+from llama_index_memory_ext.text.messages import MEDIA_TOKENS, body_of, checked_messages, is_answer, tokens_by_bytes
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:
@@ -134,7 +134,8 @@ class CondensedMemory(Memory):
             token_flush_size: Without a meaning here, where whole turns leave for the record; a UserWarning says so.
             memory_blocks_template: Joins the texts of the blocks; default: as they are, within ``<memory>``.
             insert_method: ``"user"``, in front of the question, or ``"system"``.
-            image_token_size_estimate: Tokens of an image, at least 0.
+            image_token_size_estimate: Tokens of an image, at least 0. If its bytes are in the message, LlamaIndex's own
+                estimate is taken where it is higher.
             audio_token_size_estimate: Tokens of an audio block, at least 0.
             video_token_size_estimate: Tokens of a video, at least 0.
             chat_store: A store of your own instead of the following four; it is not closed.
@@ -255,13 +256,18 @@ class CondensedMemory(Memory):
         async with self._calls(), looked as (turn, asked, is_to_come):
             contents = await self._get_memory_blocks_content(asked, **block_kwargs)
             room = self.token_limit - initial_token_count - sum(map(self._tokens, asked if is_to_come else turn))
-            content, messages = await self._fit(contents, room, turn)
+            content, messages, left = await self._fit(contents, room, turn)
+            questions = sum(message.role == MessageRole.USER for message in turn) if content else 0
+            media = await self.condensed_block.amedia(self.session_id, questions, left, self._tokens)
         # An agent asks again for each of its tool calls, whose results it may keep to itself.
         question_hash = hash(body_of(turn[0])) if turn else 0
         goes_on, self._question_hash = bool(turn) and question_hash == self._question_hash, question_hash
         shown = template.before_question(content, messages)
         if not is_to_come:
-            shown = self._insert_memory_content([template.without_our_tags(one) for one in turn], content, messages)
+            asked = [template.without_our_tags(one) for one in turn]
+            if media:
+                template.add_media(media, content, asked)
+            shown = self._insert_memory_content(asked, content, messages)
         return template.with_cache_points(shown, self.session_id, self.cache_points, goes_on=goes_on)
 
     async def aget_all(self, status: MessageStatus | None = None) -> list[ChatMessage]:
@@ -467,9 +473,10 @@ class CondensedMemory(Memory):
 
     async def _fit(
         self, contents: dict[str, Any], room: int, turn: list[ChatMessage]
-    ) -> tuple[list[ContentBlock], list[ChatMessage]]:
+    ) -> tuple[list[ContentBlock], list[ChatMessage], int]:
         """Returns what blocks gave as content of one message and as messages, truncated to ``room`` tokens if possible.
 
+        The number is of tokens that are left at least, below 0 for what is still over.
         ``contents`` is what each block gave, by its name; truncated contents replace it there. The ``turn`` may have
         cache points of its own.
         """
@@ -479,17 +486,19 @@ class CondensedMemory(Memory):
             hint = template.hint_for(turn, contents.get(self.condensed_block.name), self.insert_method)
             content = template.formatted(shape, parts, contents, self.cache_points, turn, hint=hint)
             # The bound is never too low; only where it is over the room the exact count decides.
-            is_over = template.max_tokens(shape, contents, self.tokenizer_fn) > room
-            excess = sum(map(self._tokens, [*messages, ChatMessage(blocks=content)])) - room if is_over else 0
+            tokens = template.max_tokens(shape, contents, self.tokenizer_fn)
+            if tokens > room:
+                tokens = sum(map(self._tokens, [*messages, ChatMessage(blocks=content)]))
+            excess = int(tokens) - room
             block = template.least_important(self.memory_blocks, contents)
             if excess <= 0 or block is None:
                 template.warn_of_excess(self.memory_blocks, contents, excess, self.token_limit)
-                return content, messages
+                return content, messages, -excess
             contents[block.name] = await block.atruncate(contents[block.name], excess)
 
     def _tokens(self, message: ChatMessage) -> int:
         estimates = {kind: getattr(self, f"{kind}_token_size_estimate") for kind in MEDIA_TOKENS}
-        return message_tokens(message, self.tokenizer_fn, estimates)
+        return tokens_by_bytes(message, self.tokenizer_fn, estimates)
 
     def _calls(self) -> SharedLock:
         """Returns the lock by which a turn is read as it was written: one call at a time per session and event loop.

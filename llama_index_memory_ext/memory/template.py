@@ -150,6 +150,20 @@ def with_question(turn: list[ChatMessage], question: str | ChatMessage | None) -
     return turn if is_own else [*turn, asked]
 
 
+def add_media(media: list[ContentBlock], content: list[ContentBlock], turn: list[ChatMessage]) -> None:
+    """Adds media to what is sent: behind the memory, in front of the hint.
+
+    Without a hint they stand in front of the question of the turn, as where the content becomes a system's message,
+    which has no media.
+    """
+    last, end = content[-1], f"{HINT}\n\n"
+    if isinstance(last, TextBlock) and last.text.endswith(end):
+        content[-1:] = [TextBlock(text=last.text.removesuffix(end)), *media, TextBlock(text=end)]
+    else:
+        question = next(message for message in reversed(turn) if message.role == MessageRole.USER)
+        question.blocks = [*media, *question.blocks]
+
+
 def before_question(content: list[ContentBlock], messages: list[ChatMessage]) -> list[ChatMessage]:
     """Returns the messages that stand before a question to come: what blocks gave, as a system message.
 

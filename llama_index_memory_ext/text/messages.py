@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
+from llama_index.core.base.llms.types import ChatMessage, ImageBlock, MessageRole, TextBlock, ToolCallBlock
 
 from llama_index_memory_ext.errors import MessageError
 from llama_index_memory_ext.text.identity import ID_KEY, SPEAKER_KEY, message_id_of
@@ -30,6 +30,8 @@ OUR_TAGS = frozenset(
 CLOSING = "</message>\n"
 # What LlamaIndex's Memory counts for a block that is not text.
 MEDIA_TOKENS = {"image": 256, "audio": 256, "video": 256, "document": 2048}
+# Of a picture: its size stands at the beginning, and the whole takes long to decode. Whole groups of base64.
+_BEGINNING = 65_536
 
 # Shown by a block or by the tags of an entry, or added by LlamaIndex for its own use, as its Anthropic class does.
 _SHOWN_ELSEWHERE = frozenset(
@@ -83,6 +85,7 @@ class Entry:
     row_id: int
     text: str
     tokens: int
+    has_media: bool = False
 
     @property
     def opening(self) -> str:
@@ -130,7 +133,7 @@ def entry_of(
         return None
     opening = _opening(message, speaker, brief=brief)
     text = f"{opening}{body.rstrip()}\n" if brief else f"{opening}{body}{CLOSING}"
-    return Entry(row_id, text, counter.count(text))
+    return Entry(row_id, text, counter.count(text), any(one.block_type in MEDIA_TOKENS for one in message.blocks))
 
 
 def clip_entry(entry: Entry, limit: int, counter: TokenCounter, clip: Callable[[str, int], str] | None = None) -> Entry:
@@ -141,7 +144,7 @@ def clip_entry(entry: Entry, limit: int, counter: TokenCounter, clip: Callable[[
     if entry.tokens <= limit:
         return entry
     text = clipped_element(entry.tags, entry.body, limit, counter, clip or counter.clip)
-    return Entry(entry.row_id, text, text.tokens)
+    return replace(entry, text=text, tokens=text.tokens)
 
 
 def clipped_element(
@@ -228,6 +231,28 @@ def message_tokens(message: ChatMessage, counter: TokenCounter, media_tokens: Ma
     """Returns the tokens of a message: exact for text and tool calls, ``media_tokens`` for blocks of other types."""
     media = sum(media_tokens.get(block.block_type, 0) for block in message.blocks)
     return counter.count(body_of(message)) + media
+
+
+def tokens_by_bytes(message: ChatMessage, counter: TokenCounter, media_tokens: Mapping[str, int]) -> int:
+    """As ``message_tokens``, but LlamaIndex's estimate of pictures whose bytes are in the message, if it is higher.
+
+    Of a picture elsewhere nothing is read.
+    """
+    least = media_tokens["image"]
+    more = sum(max(_by_bytes(block) - least, 0) for block in message.blocks if isinstance(block, ImageBlock))
+    return message_tokens(message, counter, media_tokens) + more
+
+
+def _by_bytes(picture: ImageBlock) -> int:
+    held, url = picture.image, str(picture.url or "")
+    if not isinstance(held, bytes):
+        held = url.partition(",")[2].encode() if url.startswith("data:") else b""
+    try:
+        # Asynchronous in name alone: with the bytes at hand it waits for nothing. Of no bytes it gives 0.
+        picture.model_copy(update={"image": held[:_BEGINNING]}).aestimate_tokens().send(None)
+    except StopIteration as estimated:
+        return int(estimated.value)
+    return 0
 
 
 def tokens_of(messages: Iterable[Counted]) -> int:
