@@ -2,9 +2,9 @@
 
     python -m benchmarks.secrets_stored
 
-``secrets.json`` was written by hand: 30 facts that hold a secret and 30 that only look like it, of several languages, each
-with what was said. No number belongs to anybody. The package checks each as it checks a model's reply whose quote is the
-whole message. Rules were chosen by the half "dev" alone; the half "check" was only counted at first.
+``secrets.json`` was written by hand: 30 facts that hold a secret and 30 that only look like it, in several languages,
+each with what was said. No number belongs to anybody. The package checks each as it checks a model's reply that quotes
+the whole message. Rules were chosen by the half "dev".
 
 Stored is a fact that is accepted; lost is a harmless one that is not.
 """
