@@ -4,7 +4,8 @@
 
 ``secrets.json`` was written by hand: 30 facts that hold a secret and 30 that only look like it, in several languages,
 each with what was said. No number belongs to anybody. The package checks each as it checks a model's reply that quotes
-the whole message. Rules were chosen by the half "dev".
+the whole message. Rules were chosen by the half "dev": then 2 of the 15 secrets of the half "check"
+were still stored. They were mended after that, so that neither half is unseen now.
 
 Stored is a fact that is accepted; lost is a harmless one that is not.
 """

@@ -174,9 +174,8 @@ class _Tools:
             raise ToolError(NO_QUOTE)
         with _errors_told():
             done = await forget(self._memory, facts, quote, self._said(quote))
-        problems = [
-            f"Not forgotten: [{escape_tags(fact.id)}] {self._shown(fact).content}: {why}" for fact, why in done.kept
-        ]
+        kept = [(self._shown(fact), why) for fact, why in done.kept]
+        problems = [f"Not forgotten: [{fact.id}] {fact.content}: {why}" for fact, why in kept]
         for found in done.unclear:
             ids = ", ".join(escape_tags(" ".join(fact.id.split())) for fact in found[:_SHOWN_CANDIDATES])
             problems.append(f"Nothing was forgotten for words that {len(found)} facts have; name the ids meant: {ids}")
@@ -191,8 +190,7 @@ class _Tools:
 
     def _shown(self, fact: Fact) -> KnownFact:
         content = self._memory.tokenizer_fn.clip(escape_tags(" ".join(fact.content.split())), _SHOWN_TOKENS)
-        names = {"id": escape_tags(fact.id), "category": escape_tags(fact.category)}
-        return KnownFact(**names, content=content, **days_of(fact))
+        return KnownFact(id=escape_tags(fact.id), content=content, category=escape_tags(fact.category), **days_of(fact))
 
 
 @contextmanager

@@ -18,9 +18,7 @@ _KEYS = re.compile(
 )
 _TOKEN = re.compile(r"[A-Za-z0-9_+/=-]{20,}")
 # Random, and known to everybody: a UUID, and what names a version or a file by its content.
-_PUBLIC = re.compile(
-    r"(?i)\b(?:(?:commit|digest|sha-?\d+)\W{1,3}(?:is )?[\da-f]{7,64}|[\da-f]{8}(?:-[\da-f]{4,12}){4})\b"
-)
+_PUBLIC = re.compile(r"(?i)\b(?:(?:commit|sha-?\d+)\W{1,3}(?:is )?[\da-f]{7,64}|[\da-f]{8}(?:-[\da-f]{4,12}){4})\b")
 # A card has 13 to 19 digits; the longest are not phone numbers, dates or amounts, whatever their check digit.
 _CARD, _ACCOUNT_DIGITS = re.compile(r"(?<![\d.])\d(?:[ -]?\d){12,18}(?![\d.])"), 16
 _IBAN = re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]){11,30}\b")

@@ -139,7 +139,11 @@ def json_shape(text: str) -> Any:
 
 async def fill(memory: CondensedMemory, user: str, names: Names) -> None:
     """A fact, and turns with a tool, of which some have left the record."""
-    told = {"content": f"{names.text} garden", "quote": f"garden {names.text}", "category": f"c{names.text}c"}
+    told: dict[str, Any] = {
+        "content": f"{names.text} garden",
+        "quote": f"garden {names.text}",
+        "category": f"c{names.text}c",
+    }
     fact = Fact(id=names.id, session_id=memory.session_id, source=names.text, **told)
     await memory.sql_store.facts.write(
         user, [fact, Fact(id=f"{names.id}2", **{**told, "content": f"garden, {names.text}"})]
@@ -186,7 +190,7 @@ async def shown(names: Names) -> dict[str, Any]:
             "refused": await tools.aremember(f"{names.text} pond", "Nobody said that."),
             "unclear": await tools.aforget(["garden"], "garden"),
         }
-        listed = [await server.call_tool(name, given) for name, given in MCP_CALLS]
+        listed: list[Any] = [await server.call_tool(name, given) for name, given in MCP_CALLS]
         with pytest.raises(ToolError) as refused:
             await server.call_tool("forget", {"facts": ["garden"], "quote": "Forget the garden."})
         told["unclear by MCP"] = str(refused.value)
