@@ -20,6 +20,7 @@ NAMES = (
     "sharded",
     "evidence_in_prompt",
     "honesty",
+    "secrets_stored",
     "per_turn",
     "turn_cost",
     "history_cost",

@@ -16,6 +16,7 @@ from llama_index_memory_ext.text.identity import ID_KEY, SPEAKER_KEY, message_id
 from llama_index_memory_ext.text.times import times_in
 from llama_index_memory_ext.text.tokens import CountedText
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, CALL_KEYS, HIDDEN, RESULT_ROLES, calls_of, to_json
+from llama_index_memory_ext.text.visible import CONTROLS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,6 +51,7 @@ _SHOWN_ELSEWHERE = frozenset(
 )
 _ROLE = "<message role="
 _SHOWN_ROLE = re.compile(r'<message (?:role=")?(\w+)')
+_UNSEEN = f"[\u200c\u200d{CONTROLS}]"
 _UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
 # A message of a ReActAgent, with its last answer if there is one.
 _REACT = re.compile(r"\s*(?:Thought|Action|Action Input|Observation):(?:.*\sAnswer:(?P<answer>.*))?", re.DOTALL)
@@ -308,8 +310,10 @@ def extract_conversation_context(messages: Iterable[ChatMessage], max_turns: int
 
 @lru_cache(maxsize=64)
 def _tag_pattern(tags: frozenset[str], opening: str = "<") -> re.Pattern[str]:
-    names = "|".join(re.escape(tag) for tag in sorted(tags))
-    return re.compile(rf"{opening}(?=\s*/?\s*(?:{names})(?![\w.:-]))", re.IGNORECASE)
+    # A model reads over what nobody sees. Each sign fits one place only, so that a long run of them takes no longer.
+    names = "|".join(f"{_UNSEEN}*".join(map(re.escape, tag)) for tag in sorted(tags))
+    gap = rf"(?:\s|{_UNSEEN})*"
+    return re.compile(rf"{opening}(?={gap}(?:/{gap})?(?:{names})(?![\w.:-]))", re.IGNORECASE)
 
 
 def _opening(message: ChatMessage, speaker: str, *, brief: bool = False) -> str:
