@@ -95,7 +95,7 @@ class RememberedFact(BaseModel):
 class ForgottenFacts(BaseModel):
     """The facts that were forgotten, and what was not, with the reason."""
 
-    forgotten: list[KnownFact]
+    forgotten: list[KnownFact] = Field(description="They can be restored: `llama-index-memory facts restore ID`.")
     problems: list[str]
 
 

@@ -115,7 +115,7 @@ class MemoryToolSpec(BaseToolSpec):
         if not str(quote).strip():
             return NO_QUOTE
         done = await forget(self.memory, [facts] if isinstance(facts, str) else facts or [], str(quote))
-        answers = [f"Forgotten: {self._named(fact)}" for fact in done.facts]
+        answers = [f"Forgotten: {self._named(fact)} (it can be restored)" for fact in done.facts]
         answers += [f"Not forgotten: {self._named(fact)}: {why}" for fact, why in done.kept]
         answers += [self._which_of(found) for found in done.unclear]
         return "\n".join(answers if done.is_all_known else [*answers, NOT_KNOWN])
