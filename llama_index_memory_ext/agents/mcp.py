@@ -165,7 +165,9 @@ class _Tools:
         return RememberedFact(outcome=outcome, fact=self._shown(done.fact))
 
     async def forget(self, facts: _Facts, quote: _Quote) -> ForgottenFacts:
-        """Forget facts about the user, only when the user asks for it and names them, or everything.
+        """Forget facts about the user, only when the user asks you to forget them and names them, not to edit a text.
+
+        Everything at once needs a session and two calls: the second when the user has said yes to what would go.
 
         Example: facts=["3f2a91bc"], quote="please forget where I live"
         """

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _MEMORY = (
     r"\b(?:your (?:\w+ )?memor(?:y|ies)|the fact that i\b(?!.* (?:from|in) (?:my|the|this)\b)|(?:what|all|every\w+)"
     r"(?: that)? you(?:['\u2019]ve| have)? (?:know|remember|(?:learn|not|sav|stor)\w+ about m[ey])"
-    r"|du .*wei(?:\u00df|ss)t|deine[mnr]? (?:ged\u00e4chtnis|speicher|erinnerung)|(?:ta|tu|tua|sua|votre) m[e\u00e9]m[o\u00f3](?:ire|ria)"
-    r"|(?:que|che) (?:tu |vous |voc\u00ea )?(?:sais|savez|sabes?|sai)\b)"
+    r"|du .*wei(?:\u00df|ss)t|deine[mnr]? (?:ged\u00e4chtnis|speicher|erinnerung)|(?:ta|tu|tua|sua|votre) m[e\u00e9]m"
+    r"[o\u00f3](?:ire|ria)|(?:que|che) (?:tu |vous |voc\u00ea )?(?:sais|savez|sabes?|sai)\b)"
 )
 _MEMORY_IN_CHARACTERS = r"[你您](?:的?[记記][忆憶]|所?(?:知道|[记記][得住]))|記憶から|(?:覚えて|知って)い?る"
 # An order begins the sentence, or follows a polite beginning. Verbs of editing give one to the memory if they name it.
@@ -76,9 +76,11 @@ def asks_to_forget(
 
 
 def _is_order(sentence: str) -> bool:
-    found = None if _EXCEPT.search(sentence) else _ASKS.search(sentence)
+    found = _ASKS.search(sentence)
+    if found is None or _EXCEPT.search(sentence):
+        return False
     # What the order is about may be denied, not the order.
-    return bool(found) and not (denies(sentence[: found.start()]) or denies(_OBJECT.split(sentence[found.end() :])[0]))
+    return not (denies(sentence[: found.start()]) or denies(_OBJECT.split(sentence[found.end() :])[0]))
 
 
 def _names(sentence: str, content: str, before: Sequence[str]) -> bool:
