@@ -95,7 +95,7 @@ class RememberedFact(BaseModel):
 class ForgottenFacts(BaseModel):
     """The facts that were forgotten, and what was not, with the reason."""
 
-    forgotten: list[KnownFact]
+    forgotten: list[KnownFact] = Field(description="They can be restored: `llama-index-memory facts restore ID`.")
     problems: list[str]
 
 
@@ -166,7 +166,9 @@ class _Tools:
         return RememberedFact(outcome=outcome, fact=self._shown(done.fact))
 
     async def forget(self, facts: _Facts, quote: _Quote) -> ForgottenFacts:
-        """Forget facts about the user, only when the user asks for it and names them, or everything.
+        """Forget facts about the user, only when the user asks you to forget them and names them, not to edit a text.
+
+        Everything at once needs a session and two calls: the second when the user has said yes to what would go.
 
         Example: facts=["3f2a91bc"], quote="please forget where I live"
         """

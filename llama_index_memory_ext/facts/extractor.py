@@ -100,14 +100,15 @@ class Extractor:
         part = self._part(rows, utterances, await self._before(rows[0].id), room)
         return await self._learn(replace(page, rows=rows), part, progress.without(turn))
 
-    async def recent(self) -> tuple[list[Utterance], str]:
+    async def recent(self) -> tuple[list[Utterance], list[Utterance]]:
         """What was said last in the session, oldest first, and what tools gave; the turn that is going on included."""
         readers = self._store.readers
         page = await readers.page(self._session_id, "", Seen(), limit=_BATCH_ROWS)
         after = page.rows[-1].id if page.rows else 0
         unread = await readers.unread(self._session_id, "", with_active=True, after=after)
         rows = [*page.rows, *unread.rows][-_BATCH_ROWS:]
-        results = "\n".join((row.message.content or "")[:_MOST_RESULT] for row in rows if row.is_result)
+        given = [(row, (row.message.content or "")[:_MOST_RESULT]) for row in rows if row.is_result]
+        results = [Utterance(row.id, row.role, text) for row, text in given]
         return [one for one in await self._utterances(rows, Room()) if one.text], results
 
     async def apply(
