@@ -45,7 +45,18 @@ class Document(NamedTuple):
     date: str = ""
 
 
-class FactRanker(Protocol):
+class Similar(Protocol):
+    """Computes how similar documents are to a query."""
+
+    def similarities(self, query: str) -> Mapping[str, float]:
+        """Returns the similarity of each document to the query, 0..1, by id; a missing document has 0.
+
+        Only the proportions within one answer matter. A query without a usable word (empty, only stop words or emoji)
+        gives an empty mapping. No string raises an error.
+        """
+
+
+class FactRanker(Similar, Protocol):
     """Holds the documents of one namespace, and computes how similar they are to a query.
 
     Threads may call it at the same time: ``similarities`` sees each ``add`` or ``remove`` completely or not at all.
@@ -56,13 +67,6 @@ class FactRanker(Protocol):
 
     def remove(self, ids: Iterable[str]) -> None:
         """Removes documents, so that they have no influence any more; unknown ids are ignored."""
-
-    def similarities(self, query: str) -> Mapping[str, float]:
-        """Returns the similarity of each document to the query, 0..1, by id; a missing document has 0.
-
-        Only the proportions within one answer matter. A query without a usable word (empty, only stop words or emoji)
-        gives an empty mapping. No string raises an error.
-        """
 
 
 class Vectorizer(Protocol):
@@ -329,7 +333,7 @@ class TfidfRanker:
 
 
 def similarities_with_context(
-    ranker: FactRanker, ids: Sequence[str], question: str, context: Sequence[str], turn_weight: float = EARLIER_WEIGHT
+    ranker: Similar, ids: Sequence[str], question: str, context: Sequence[str], turn_weight: float = EARLIER_WEIGHT
 ) -> Values:
     """Returns the similarity of each of ``ids`` to a question and the turns before it, the best 1; all 0 if none is.
 
