@@ -29,6 +29,7 @@ NAMES = (
     "restore",
     "facts_cost",
     "ranking_speed",
+    "index_operations",
     "recall",
     "growing",
     "many_sessions",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.facts.period import Period
     from llama_index_memory_ext.search.concern import Asked
-    from llama_index_memory_ext.search.tfidf import FactRanker
+    from llama_index_memory_ext.search.tfidf import Similar
 
 Numbers: TypeAlias = NDArray[np.float64]
 # A line without content: where its tokens do not fit, no fact does.
@@ -178,7 +178,7 @@ def scored(
     columns: Columns,
     question: str,
     context: Sequence[str],
-    ranker: FactRanker,
+    ranker: Similar,
     weights: Weights,
     *,
     period: Period | None = None,

@@ -40,6 +40,8 @@ _NEIGHBOUR_SHARES = (0.2, 0.1, 0.05)
 _REACH = len(_NEIGHBOUR_SHARES)
 # Only messages with this share of the best one's similarity may have what the record leaves of its limit.
 WORTH_MORE = 0.15
+# The epoch of an index in which something went wrong: that of no log, so that it is made anew.
+BROKEN = -1
 _INDEXED_CHARACTERS, _NEIGHBOUR_CHARACTERS = 20_000, 2_000
 
 
@@ -110,6 +112,10 @@ class MessageIndex:
         """Let messages that are taken from now on be ranked by their embeddings, too; returns what ranks them."""
         self._ranker = self.embeddings = EmbeddingRanker(model, lexical=self._ranker, keeper=keeper)
         return self.embeddings
+
+    def drop(self) -> None:
+        """Let it be made anew."""
+        self.epoch = BROKEN
 
     def take(self, rows: Iterable[LogRow]) -> None:
         """Index rows, oldest first, but for known ones."""
