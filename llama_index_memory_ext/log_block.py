@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from llama_index_memory_ext.background.jobs import Failure, JobKey, Jobs
-    from llama_index_memory_ext.store.rows import Glance
+    from llama_index_memory_ext.store.rows import Glance, LogRow
 
 DEFAULT_SESSION_ID = "default"
 
@@ -60,15 +60,15 @@ _glanced: ContextVar[_Glanced | None] = ContextVar("glanced", default=None)
 @asynccontextmanager
 async def looking(
     store: MemoryStore, session_id: str, reader: str, *, last_id: int, watch: str
-) -> AsyncIterator[list[ChatMessage]]:
-    """Gives the messages of the current turn; what blocks on the store read within is as old, and mostly no query.
+) -> AsyncIterator[Sequence[LogRow]]:
+    """Gives the rows of the current turn; what blocks on the store read within is as old, and mostly no query.
 
     The record, the ``reader``, has seen the log up to the row ``last_id``; ``watch`` is the namespace of the facts.
     """
     seen = _Glanced(store, session_id, await store.readers.glance(session_id, reader, last_id, watch))
     token = _glanced.set(seen)
     try:
-        yield [row.message for row in seen.glance.active] if seen.glance else []
+        yield seen.glance.active if seen.glance else ()
     finally:
         _glanced.reset(token)
         seen.glance = None

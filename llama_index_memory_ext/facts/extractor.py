@@ -15,6 +15,7 @@ from llama_index_memory_ext.facts.learning import Extracted, Part
 from llama_index_memory_ext.facts.recovery import Action, Progress, SetAside, after_failure, blame_of, progress_of
 from llama_index_memory_ext.store.rows import Seen
 from llama_index_memory_ext.text.messages import Utterance, spoken
+from llama_index_memory_ext.text.tool_calls import as_taken
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -157,14 +158,13 @@ class Extractor:
 
     async def _utterances(self, rows: Sequence[LogRow], room: Room) -> list[Utterance]:
         # Counting some megabytes takes a second, for which the event loop must not be blocked.
-        return await asyncio.to_thread(lambda: [self._utterance(row, room.batch // 2) for row in rows])
+        return await asyncio.to_thread(lambda: [self._clipped(one, room.batch // 2) for one in _said_in(rows)])
 
-    def _utterance(self, row: LogRow, limit: int) -> Utterance:
-        text = spoken(row.message)
+    def _clipped(self, line: Utterance, limit: int) -> Utterance:
         # No token is shorter than a byte.
-        if len(text.encode()) > limit:
-            text = self.learner.block.tokenizer_fn.clip(text, limit)
-        return Utterance(row.id, row.role, text)
+        if len(line.text.encode()) <= limit:
+            return line
+        return line._replace(text=self.learner.block.tokenizer_fn.clip(line.text, limit))
 
     def _tokens(self, utterances: Sequence[Utterance], most: int) -> list[int]:
         """The tokens of each text, or its bytes where ``most`` tokens hold them all: no token is shorter than one."""
@@ -176,8 +176,8 @@ class Extractor:
     async def _before(self, row_id: int) -> list[Utterance]:
         """What was said right before a row: a short answer may need the question."""
         page = await self._store.readers.page(self._session_id, "", Seen(), before=row_id, limit=_CONTEXT_ROWS)
-        lines = (Utterance(row.id, row.role, spoken(row.message)) for row in page.rows)
-        return [line._replace(text=line.text[-_CONTEXT_CHARACTERS:]) for line in lines if line.text]
+        lines = [line for line in _said_in(page.rows) if line.text]
+        return [line._replace(text=line.text[-_CONTEXT_CHARACTERS:]) for line in lines]
 
     def _part(
         self,
@@ -278,6 +278,12 @@ class Extractor:
                 completion_tokens=learned.usage.completion_tokens,
             )
         )
+
+
+def _said_in(rows: Sequence[LogRow]) -> list[Utterance]:
+    """What each row says. LlamaIndex's own memory has written all that is put as the user's as such."""
+    messages = as_taken(row.message for row in rows)
+    return [Utterance(row.id, one.role.value, spoken(one)) for row, one in zip(rows, messages, strict=True)]
 
 
 def ids_by_change(changed: Sequence[Fact], before: Mapping[str, Fact]) -> tuple[list[str], list[str], list[str]]:

@@ -28,6 +28,7 @@ from llama_index_memory_ext.signatures import unpacked
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.text.messages import MEDIA_TOKENS, body_of, checked_messages, is_answer, message_tokens
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
+from llama_index_memory_ext.text.tool_calls import as_taken
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -203,7 +204,7 @@ class CondensedMemory(Memory):
         messages = checked_messages(messages)
         if messages:
             # Only a new question ends the turn before it.
-            ends_turn = any(message.role == MessageRole.USER for message in messages)
+            ends_turn = any(message.role == MessageRole.USER for message in as_taken(messages))
             await self._append(messages, self._plan_flush if ends_turn else None)
             if any(is_answer(message) for message in messages):
                 await self.facts_block.anotice(self.session_id, answered=True)
@@ -237,17 +238,20 @@ class CondensedMemory(Memory):
         ``initial_token_count`` tokens of the limit are left free; ``block_kwargs`` are passed on to each block.
         """
         looked = turns.current_turn(self, input, self.condensed_block, self.facts_block)
-        async with self._calls(), looked as (turn, asked, is_to_come):
+        async with self._calls(), looked as (turn, asked, is_to_come, printed):
             contents = await self._get_memory_blocks_content(asked, **block_kwargs)
             room = self.token_limit - initial_token_count - sum(map(self._tokens, asked if is_to_come else turn))
             content, messages = await self._fit(contents, room, turn)
         # An agent asks again for each of its tool calls, whose results it may keep to itself.
         question_hash = hash(body_of(turn[0])) if turn else 0
         goes_on, self._question_hash = bool(turn) and question_hash == self._question_hash, question_hash
-        shown = template.before_question(content, messages)
+        shown, sent = template.before_question(content, messages), [template.without_our_tags(one) for one in turn]
         if not is_to_come:
-            shown = self._insert_memory_content([template.without_our_tags(one) for one in turn], content, messages)
-        return template.with_cache_points(shown, self.session_id, self.cache_points, goes_on=goes_on)
+            shown = self._insert_memory_content(sent, content, messages)
+        shown = template.with_cache_points(shown, self.session_id, self.cache_points, goes_on=goes_on)
+        for i in printed:
+            sent[i].role = MessageRole.USER
+        return shown
 
     def aiter_all(self, status: MessageStatus | None = None) -> AsyncIterator[ChatMessage]:
         """Returns an iterator (``async for``) over the messages of the session, or those with a status, oldest first.

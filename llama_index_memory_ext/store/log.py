@@ -7,7 +7,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import ChatMessage
-from sqlalchemy import insert, update
+from sqlalchemy import func, insert, select, update
 
 from llama_index_memory_ext.store.calls import UnchangedError, writes_session
 from llama_index_memory_ext.store.deletions import Deletions
@@ -15,6 +15,7 @@ from llama_index_memory_ext.store.message_ids import MessageIds
 from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED
 from llama_index_memory_ext.text.identity import is_same
 from llama_index_memory_ext.text.messages import storable
+from llama_index_memory_ext.text.tool_calls import as_taken, is_printed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,11 +69,11 @@ class Log:
         if not (messages or active):
             raise UnchangedError(result=[])
         await self._readers.register_within(conn, key, owners, readers)
-        old = [row.message for row in active]
-        flushed_count = plan_flush([*old, *messages]) if plan_flush else 0
+        taken = await self._taken(conn, key, messages)
+        flushed_count = plan_flush([*(row.message for row in active), *taken]) if plan_flush else 0
         await self._archive(conn, key, active[:flushed_count])
-        new = await self._insert(conn, key, messages, archived=flushed_count - len(old))
-        return [*old[:flushed_count], *new]
+        new = await self._insert(conn, key, messages, taken, archived=flushed_count - len(active))
+        return [*(row.as_put for row in active[:flushed_count]), *new]
 
     async def _replace(
         self, conn: AsyncConnection, key: str, messages: Sequence[ChatMessage], plan_flush: Plan
@@ -81,11 +82,12 @@ class Log:
         kept, rows = await self._unchanged(conn, key, messages), self._tables.rows
         await self._deletions.delete_within(conn, key, rows.c.id > (kept[-1].id if kept else 0))
         new = await self._ids.unknown_within(conn, key, messages[len(kept) :])
-        flushed = plan_flush([*messages[: len(kept)], *new]) if plan_flush else 0
+        taken = await self._taken(conn, key, new)
+        flushed = plan_flush([*(row.message for row in kept), *taken]) if plan_flush else 0
         await self._archive(conn, key, kept[:flushed])
         await self._activate(conn, key, kept[flushed:])
-        written = await self._insert(conn, key, new, archived=flushed - len(kept))
-        return [*(row.message for row in kept[:flushed] if row.is_active), *written]
+        written = await self._insert(conn, key, new, taken, archived=flushed - len(kept))
+        return [*(row.as_put for row in kept[:flushed] if row.is_active), *written]
 
     async def _unchanged(self, conn: AsyncConnection, key: str, messages: Sequence[ChatMessage]) -> list[LogRow]:
         """The oldest rows of a session, as far as they hold these messages."""
@@ -106,7 +108,7 @@ class Log:
         if not found:
             raise UnchangedError
         await self._deletions.delete_within(conn, key, self._tables.rows.c.id == row_id)
-        return found[0].message
+        return found[0].as_put
 
     @writes_session
     async def delete(self, conn: AsyncConnection, key: str, status: str | None = None) -> None:
@@ -123,7 +125,7 @@ class Log:
         elif oldest:
             rows = self._tables.rows
             await self._deletions.delete_within(conn, key, rows.c.status == ACTIVE, rows.c.id <= oldest[-1].id)
-        return [row.message for row in oldest]
+        return [row.as_put for row in oldest]
 
     async def _archive(self, conn: AsyncConnection, key: str, oldest: Sequence[LogRow]) -> None:
         """Move these rows into the log, and those before them."""
@@ -139,16 +141,31 @@ class Log:
             these = (rows.c.key == key, rows.c.status == ARCHIVED, rows.c.id >= newest[0].id)
             await conn.execute(update(rows).where(*these).values(status=ACTIVE))
 
+    async def _taken(self, conn: AsyncConnection, key: str, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+        """What messages are taken for behind those of the session."""
+        before: list[ChatMessage] = []
+        if messages and is_printed(messages[0]):
+            rows = self._tables.rows
+            last = (await conn.execute(select(func.max(rows.c.id)).where(rows.c.key == key))).scalar()
+            before = [row.message for row in await self._readers.rows_within(conn, key, [last or 0])]
+        return as_taken([*before, *messages])[len(before) :]
+
     async def _insert(
-        self, conn: AsyncConnection, key: str, messages: Sequence[ChatMessage], *, archived: int
+        self,
+        conn: AsyncConnection,
+        key: str,
+        messages: Sequence[ChatMessage],
+        taken: Sequence[ChatMessage],
+        *,
+        archived: int,
     ) -> list[ChatMessage]:
-        """Write messages, the first ones into the log; returns copies of those."""
+        """Write messages, with the roles for which they are taken, the first ones into the log; copies of those."""
         now = time.time_ns()
         rows = [
             {
                 "key": key,
                 "timestamp": now + i,
-                "role": message.role.value,
+                "role": taken[i].role.value,
                 "status": ARCHIVED if i < archived else ACTIVE,
                 "data": storable(message),
             }
@@ -163,4 +180,4 @@ class Log:
     async def add(self, conn: AsyncConnection, key: str, messages: Sequence[ChatMessage], *, archive: bool) -> None:
         """Write messages, to the active ones or into the log."""
         new = await self._ids.unknown_within(conn, key, messages)
-        await self._insert(conn, key, new, archived=len(new) if archive else 0)
+        await self._insert(conn, key, new, await self._taken(conn, key, new), archived=len(new) if archive else 0)

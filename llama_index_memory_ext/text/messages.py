@@ -15,7 +15,16 @@ from llama_index_memory_ext.errors import MessageError
 from llama_index_memory_ext.text.identity import ID_KEY, message_id_of
 from llama_index_memory_ext.text.times import times_in
 from llama_index_memory_ext.text.tokens import CountedText
-from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, CALL_KEYS, HIDDEN, RESULT_ROLES, calls_of, to_json
+from llama_index_memory_ext.text.tool_calls import (
+    ASSISTANT_ROLES,
+    CALL_KEYS,
+    HIDDEN,
+    RESULT_ROLES,
+    as_taken,
+    calls_of,
+    runs_code,
+    to_json,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -167,7 +176,7 @@ def spoken(message: ChatMessage) -> str:
     text: str = cleaned(message.content or "").strip()
     if message.role == MessageRole.USER:
         return text
-    if message.role not in ASSISTANT_ROLES or has_calls(message):
+    if message.role not in ASSISTANT_ROLES or has_calls(message) or runs_code(message):
         return ""
     thoughts = _REACT.match(text)
     return (thoughts["answer"] or "").strip() if thoughts else text
@@ -252,7 +261,7 @@ def extract_conversation_context(messages: Iterable[ChatMessage], max_turns: int
         messages: Any messages. Tool calls and results are left out.
         max_turns: Most turns, the current one included.
     """
-    turns = turns_in(messages)
+    turns = turns_in(as_taken(messages))
     return "\n\n".join(" ".join(" ".join(texts).split()) for texts in turns[max(len(turns) - max_turns, 0) :])
 
 
