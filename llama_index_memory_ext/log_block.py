@@ -74,6 +74,14 @@ async def looking(
         seen.glance = None
 
 
+def set_llm() -> LLM | None:
+    """Returns the model that the program has set as ``Settings.llm``, shielded; None if it has set none."""
+    # The property of the settings would make an OpenAI, to which nobody has agreed.
+    llm = shielded(Settings._llm)  # noqa: SLF001
+    # What LlamaIndex takes where somebody sets None.
+    return None if type(model_of(llm)) is MockLLM else llm
+
+
 class LogBlock(BaseMemoryBlock[str]):
     """A block that reads the log of its store.
 
@@ -89,7 +97,7 @@ class LogBlock(BaseMemoryBlock[str]):
     store: MemoryStore | None = Field(
         default=None, exclude=True, repr=False, description="The store whose log is read; None for a private one."
     )
-    llm: AnyLLM = Field(default=None, exclude=True, repr=False, description="None: Settings.llm at first use.")
+    llm: AnyLLM = Field(default=None, exclude=True, repr=False, description="None: Settings.llm, if it is set.")
     languages: Languages = Field(
         default=None, description="In which languages questions may be, as ['de', 'en']; None: told for each question."
     )
@@ -114,15 +122,8 @@ class LogBlock(BaseMemoryBlock[str]):
     def chosen_llm(self) -> LLM:
         """The model of this block, or else of ``Settings``, shielded; raises a NoModelError if there is none."""
         given: LLM | None = self._shielded("llm")
-        if given is not None:
-            return given
-        try:
-            llm = shielded(Settings.llm)
-        except (ValueError, ImportError) as error:
-            # LlamaIndex makes an OpenAI where nothing is set, and that has no key.
-            raise NoModelError from error
-        if type(model_of(llm)) is MockLLM:
-            # What LlamaIndex takes where somebody sets None.
+        llm = set_llm() if given is None else given
+        if llm is None:
             raise NoModelError
         return llm
 
