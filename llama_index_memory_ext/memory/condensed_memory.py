@@ -144,7 +144,8 @@ class CondensedMemory(Memory):
             facts_token_limit: Most tokens of the facts; 0 shows none; default: an eighth of ``token_limit``, at most
                 2,000.
             user_id: The user whose facts are shown, in all of their sessions; default: each session's own.
-            llm: Extracts facts, and summarises with ``summarize``; default: ``Settings.llm`` at first use.
+            llm: Extracts facts, one more call for each turn, and summarises with ``summarize``; default: ``Settings.llm``
+                if one is set when a turn ends, else no facts are extracted.
             embed_model: Ranks facts, and messages that are found for a question, together with their words; default:
                 words alone.
             cache_points: Whether the prompt has LlamaIndex's cache points, for models that find a prompt in their cache
@@ -367,8 +368,8 @@ class CondensedMemory(Memory):
             go on; after three failures in a row the rest is named in ``not_tried``.
 
         Raises:
-            StoreError: One of ``session_ids`` does not exist; no model was asked then. Without any model, LlamaIndex
-                raises its own error.
+            StoreError: One of ``session_ids`` does not exist; no model was asked then.
+            NoModelError: There is neither an ``llm`` nor a ``Settings.llm`` that the program has set.
         """
         how = {"show_progress": show_progress, "failed": failed}
         return await backfill(self.sql_store, self.facts_block, self.session_id, session_ids, **how)
