@@ -119,10 +119,14 @@ class LogBlock(BaseMemoryBlock[str]):
         super().model_post_init(context)
         self._store = self.store if self.store is not None else MemoryStore()
 
-    def chosen_llm(self) -> LLM:
-        """The model of this block, or else of ``Settings``, shielded; raises a NoModelError if there is none."""
+    def known_llm(self) -> LLM | None:
+        """The model of this block, or else of ``Settings``, shielded; None if there is none."""
         given: LLM | None = self._shielded("llm")
-        llm = set_llm() if given is None else given
+        return set_llm() if given is None else given
+
+    def chosen_llm(self) -> LLM:
+        """As ``known_llm``; raises a NoModelError if there is none."""
+        llm = self.known_llm()
         if llm is None:
             raise NoModelError
         return llm

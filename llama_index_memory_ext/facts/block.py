@@ -16,7 +16,6 @@ from pydantic import ValidationInfo, field_validator, model_validator
 from llama_index_memory_ext.agent_view import AgentView, Scope, view_of
 from llama_index_memory_ext.background.jobs import JobKey
 from llama_index_memory_ext.background.locks import Recent
-from llama_index_memory_ext.errors import NoModelError
 from llama_index_memory_ext.events import ExtractionFailedEvent, FactsInjectedEvent, is_heard, send
 from llama_index_memory_ext.fact import (
     CATEGORIES,
@@ -326,14 +325,10 @@ class RelevantFactsBlock(LogBlock):
 
     def _extracts(self) -> bool:
         """Whether facts are extracted now. Once in a process it is logged by which model, or that there is none."""
-        try:
-            llm = self.chosen_llm() if self.extract_facts else None
-        except NoModelError:
-            _warn_without_model()
-            return False
-        if llm is not None:
-            _tell_of_model(repr(llm))
-        return self.extract_facts
+        llm = self.known_llm()
+        if self.extract_facts:
+            _tell_of_model("" if llm is None else repr(llm))
+        return self.extract_facts and llm is not None
 
     @property
     def _cache(self) -> FactCache:
@@ -367,13 +362,11 @@ class RelevantFactsBlock(LogBlock):
 
 
 @cache
-def _warn_without_model() -> None:
+def _tell_of_model(name: str) -> None:
+    if name:
+        logger.info("Facts are extracted by %s.", name)
+        return
     logger.warning(
         "No facts are extracted, because there is no model: pass llm=... or set Settings.llm, and what was said until "
         "then is read, too. If none are wanted, say extract_facts=False."
     )
-
-
-@cache
-def _tell_of_model(name: str) -> None:
-    logger.info("Facts are extracted by %s.", name)

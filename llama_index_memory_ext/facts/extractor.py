@@ -14,8 +14,7 @@ from llama_index_memory_ext.facts.batches import Room, answered_end, batch_end, 
 from llama_index_memory_ext.facts.learning import Extracted, Part
 from llama_index_memory_ext.facts.recovery import Action, Progress, SetAside, after_failure, blame_of, progress_of
 from llama_index_memory_ext.store.rows import Seen
-from llama_index_memory_ext.text.messages import Utterance, spoken
-from llama_index_memory_ext.text.tool_calls import as_taken
+from llama_index_memory_ext.text.messages import Utterance, as_taken, spoken
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

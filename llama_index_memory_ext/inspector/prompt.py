@@ -14,8 +14,7 @@ from llama_index_memory_ext.inspector.served import Part, Served, runs, served
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, LAST_ID
-from llama_index_memory_ext.text.messages import body_of, question_in, turns_in
-from llama_index_memory_ext.text.tool_calls import as_taken
+from llama_index_memory_ext.text.messages import as_taken, body_of, question_in, turns_in
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence

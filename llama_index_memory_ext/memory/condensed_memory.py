@@ -28,7 +28,6 @@ from llama_index_memory_ext.signatures import unpacked
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.text.messages import MEDIA_TOKENS, body_of, checked_messages, is_answer, message_tokens
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
-from llama_index_memory_ext.text.tool_calls import as_taken
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -144,8 +143,8 @@ class CondensedMemory(Memory):
             facts_token_limit: Most tokens of the facts; 0 shows none; default: an eighth of ``token_limit``, at most
                 2,000.
             user_id: The user whose facts are shown, in all of their sessions; default: each session's own.
-            llm: Extracts facts, one more call for each turn, and summarises with ``summarize``; default: ``Settings.llm``
-                if one is set when a turn ends, else no facts are extracted.
+            llm: Extracts facts, by one more call for each turn, and summarises with ``summarize``; default:
+                ``Settings.llm`` if one is set when a turn ends, else no facts are extracted.
             embed_model: Ranks facts, and messages that are found for a question, together with their words; default:
                 words alone.
             cache_points: Whether the prompt has LlamaIndex's cache points, for models that find a prompt in their cache
@@ -205,7 +204,7 @@ class CondensedMemory(Memory):
         messages = checked_messages(messages)
         if messages:
             # Only a new question ends the turn before it.
-            ends_turn = any(message.role == MessageRole.USER for message in as_taken(messages))
+            ends_turn = any(message.role == MessageRole.USER for message in messages)
             await self._append(messages, self._plan_flush if ends_turn else None)
             if any(is_answer(message) for message in messages):
                 await self.facts_block.anotice(self.session_id, answered=True)

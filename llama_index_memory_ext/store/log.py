@@ -14,8 +14,7 @@ from llama_index_memory_ext.store.deletions import Deletions
 from llama_index_memory_ext.store.message_ids import MessageIds
 from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED
 from llama_index_memory_ext.text.identity import is_same
-from llama_index_memory_ext.text.messages import storable
-from llama_index_memory_ext.text.tool_calls import as_taken, is_printed
+from llama_index_memory_ext.text.messages import as_taken, is_printed, storable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -69,10 +68,10 @@ class Log:
         if not (messages or active):
             raise UnchangedError(result=[])
         await self._readers.register_within(conn, key, owners, readers)
-        taken = await self._taken(conn, key, messages)
-        flushed_count = plan_flush([*(row.message for row in active), *taken]) if plan_flush else 0
+        taken = as_taken([*(row.message for row in active), *messages])
+        flushed_count = plan_flush(taken) if plan_flush else 0
         await self._archive(conn, key, active[:flushed_count])
-        new = await self._insert(conn, key, messages, taken, archived=flushed_count - len(active))
+        new = await self._insert(conn, key, messages, archived=flushed_count - len(active))
         return [*(row.as_put for row in active[:flushed_count]), *new]
 
     async def _replace(
@@ -82,11 +81,10 @@ class Log:
         kept, rows = await self._unchanged(conn, key, messages), self._tables.rows
         await self._deletions.delete_within(conn, key, rows.c.id > (kept[-1].id if kept else 0))
         new = await self._ids.unknown_within(conn, key, messages[len(kept) :])
-        taken = await self._taken(conn, key, new)
-        flushed = plan_flush([*(row.message for row in kept), *taken]) if plan_flush else 0
+        flushed = plan_flush(as_taken([*messages[: len(kept)], *new])) if plan_flush else 0
         await self._archive(conn, key, kept[:flushed])
         await self._activate(conn, key, kept[flushed:])
-        written = await self._insert(conn, key, new, taken, archived=flushed - len(kept))
+        written = await self._insert(conn, key, new, archived=flushed - len(kept))
         return [*(row.as_put for row in kept[:flushed] if row.is_active), *written]
 
     async def _unchanged(self, conn: AsyncConnection, key: str, messages: Sequence[ChatMessage]) -> list[LogRow]:
@@ -151,16 +149,10 @@ class Log:
         return as_taken([*before, *messages])[len(before) :]
 
     async def _insert(
-        self,
-        conn: AsyncConnection,
-        key: str,
-        messages: Sequence[ChatMessage],
-        taken: Sequence[ChatMessage],
-        *,
-        archived: int,
+        self, conn: AsyncConnection, key: str, messages: Sequence[ChatMessage], *, archived: int
     ) -> list[ChatMessage]:
-        """Write messages, with the roles for which they are taken, the first ones into the log; copies of those."""
-        now = time.time_ns()
+        """Write messages, the first ones into the log, with what they are taken for as roles; copies of those."""
+        now, taken = time.time_ns(), await self._taken(conn, key, messages)
         rows = [
             {
                 "key": key,
@@ -180,4 +172,4 @@ class Log:
     async def add(self, conn: AsyncConnection, key: str, messages: Sequence[ChatMessage], *, archive: bool) -> None:
         """Write messages, to the active ones or into the log."""
         new = await self._ids.unknown_within(conn, key, messages)
-        await self._insert(conn, key, new, await self._taken(conn, key, new), archived=len(new) if archive else 0)
+        await self._insert(conn, key, new, archived=len(new) if archive else 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -21,9 +20,6 @@ RESULT_ROLES: frozenset[str] = frozenset({MessageRole.TOOL, MessageRole.FUNCTION
 CALL_KEYS = ("tool_calls", "function_call")
 # The kinds of blocks that are never shown.
 HIDDEN = frozenset({"thinking", "cache"})
-# What a CodeActAgent runs of an answer, and how its message about the result begins.
-_CODE = re.compile(r"<execute>(.*?)</execute>", re.DOTALL)
-_PRINTED = "Result of executing the code given:"
 _ARGUMENTS_KEYS = ("arguments", "args", "input", "parameters")
 
 
@@ -68,36 +64,6 @@ def has_content(message: ChatMessage) -> bool:
         block.text.strip() if isinstance(block, TextBlock) else block.block_type not in HIDDEN
         for block in message.blocks
     )
-
-
-def runs_code(message: ChatMessage) -> bool:
-    """Returns whether a CodeActAgent runs code that the assistant has written in this message."""
-    code = _CODE.findall(message.content or "") if message.role in ASSISTANT_ROLES else []
-    return any(map(str.strip, code))
-
-
-def is_printed(message: ChatMessage) -> bool:
-    """Returns whether a user's message reads as what a CodeActAgent stores of a program; a user may write that, too."""
-    return message.role == MessageRole.USER and (message.content or "").startswith(_PRINTED)
-
-
-def as_taken(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
-    """Returns the messages with those that a CodeActAgent stores as the user's as a tool's results, in copies.
-
-    They tell what the assistant's code, right before them, has printed. All other messages are the same objects.
-
-    >>> code = ChatMessage("<execute>print(1)</execute>", role="assistant")
-    >>> [one.role.value for one in as_taken([code, ChatMessage("Result of executing the code given: 1")])]
-    ['assistant', 'tool']
-    """
-    taken: list[ChatMessage] = []
-    ran = False
-    for message in messages:
-        is_result = ran and is_printed(message)
-        taken.append(message.model_copy(update={"role": MessageRole.TOOL}) if is_result else message)
-        # The result of a call at the same time may stand between them.
-        ran = runs_code(message) or (ran and taken[-1].role in RESULT_ROLES)
-    return taken
 
 
 def tool_call_groups(messages: Iterable[M]) -> list[list[M]]:
