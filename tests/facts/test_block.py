@@ -583,7 +583,7 @@ def test_a_program_that_ends_well_is_told_nothing(database_uri: str, end: str) -
 @pytest.mark.filterwarnings("ignore:.*Database.__del__:pytest.PytestUnraisableExceptionWarning")
 def test_a_memory_that_is_collected_is_told_of_too(database_uri: str, caplog: pytest.LogCaptureFixture) -> None:
     async def talk() -> None:
-        options: dict[str, Any] = {"extract_every_turns": 5, "async_database_uri": database_uri}
+        options: dict[str, Any] = {"llm": MockLLM(), "extract_every_turns": 5, "async_database_uri": database_uri}
         memory = CondensedMemory.from_defaults("chat", user_id="ann", **options)
         await memory.aput_messages([user("I like tea."), assistant("Fine.")])
         await memory.facts_block.await_jobs("chat")
