@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from llama_index_memory_ext.background.jobs import Failure, JobKey, Jobs
-    from llama_index_memory_ext.store.rows import Glance, Opening
+    from llama_index_memory_ext.store.rows import Glance, LogRow, Opening
 
 DEFAULT_SESSION_ID = "default"
 
@@ -60,8 +60,8 @@ _glanced: ContextVar[_Glanced | None] = ContextVar("glanced", default=None)
 @asynccontextmanager
 async def looking(
     store: MemoryStore, session_id: str, reader: str, opening: Opening, *, last_id: int, watch: str
-) -> AsyncIterator[list[ChatMessage]]:
-    """Gives the messages of the current turn; what blocks on the store read within is as old, and mostly no query.
+) -> AsyncIterator[Sequence[LogRow]]:
+    """Gives the rows of the current turn; what blocks on the store read within is as old, and mostly no query.
 
     The record, the ``reader``, has seen the log up to the row ``last_id``; ``watch`` is the namespace of the facts.
     Raises a SessionOwnerError if the session is not open to the one who is ``opening`` it.
@@ -72,10 +72,18 @@ async def looking(
     seen = _Glanced(store, session_id, glance)
     token = _glanced.set(seen)
     try:
-        yield [row.message for row in seen.glance.active] if seen.glance else []
+        yield seen.glance.active if seen.glance else ()
     finally:
         _glanced.reset(token)
         seen.glance = None
+
+
+def set_llm() -> LLM | None:
+    """Returns the model that the program has set as ``Settings.llm``, shielded; None if it has set none."""
+    # The property of the settings would make an OpenAI, to which nobody has agreed.
+    llm = shielded(Settings._llm)  # noqa: SLF001
+    # What LlamaIndex takes where somebody sets None.
+    return None if type(model_of(llm)) is MockLLM else llm
 
 
 class LogBlock(BaseMemoryBlock[str]):
@@ -93,7 +101,7 @@ class LogBlock(BaseMemoryBlock[str]):
     store: MemoryStore | None = Field(
         default=None, exclude=True, repr=False, description="The store whose log is read; None for a private one."
     )
-    llm: AnyLLM = Field(default=None, exclude=True, repr=False, description="None: Settings.llm at first use.")
+    llm: AnyLLM = Field(default=None, exclude=True, repr=False, description="None: Settings.llm, if it is set.")
     languages: Languages = Field(
         default=None, description="In which languages questions may be, as ['de', 'en']; None: told for each question."
     )
@@ -115,18 +123,15 @@ class LogBlock(BaseMemoryBlock[str]):
         super().model_post_init(context)
         self._store = self.store if self.store is not None else MemoryStore()
 
-    def chosen_llm(self) -> LLM:
-        """The model of this block, or else of ``Settings``, shielded; raises a NoModelError if there is none."""
+    def known_llm(self) -> LLM | None:
+        """The model of this block, or else of ``Settings``, shielded; None if there is none."""
         given: LLM | None = self._shielded("llm")
-        if given is not None:
-            return given
-        try:
-            llm = shielded(Settings.llm)
-        except (ValueError, ImportError) as error:
-            # LlamaIndex makes an OpenAI where nothing is set, and that has no key.
-            raise NoModelError from error
-        if type(model_of(llm)) is MockLLM:
-            # What LlamaIndex takes where somebody sets None.
+        return set_llm() if given is None else given
+
+    def chosen_llm(self) -> LLM:
+        """As ``known_llm``; raises a NoModelError if there is none."""
+        llm = self.known_llm()
+        if llm is None:
             raise NoModelError
         return llm
 

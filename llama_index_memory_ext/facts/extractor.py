@@ -16,7 +16,7 @@ from llama_index_memory_ext.facts.batches import Room, answered_end, batch_end, 
 from llama_index_memory_ext.facts.learning import Extracted, Part
 from llama_index_memory_ext.facts.recovery import Action, Progress, SetAside, after_failure, blame_of, progress_of
 from llama_index_memory_ext.store.rows import Opening, Seen
-from llama_index_memory_ext.text.messages import OTHER_ROLE, Utterance, spoken
+from llama_index_memory_ext.text.messages import OTHER_ROLE, Utterance, as_taken, spoken
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -162,17 +162,15 @@ class Extractor:
     async def _utterances(self, rows: Sequence[LogRow], room: Room) -> list[Utterance]:
         owners = await self._store.users.owners(self._session_id)
         # Counting some megabytes takes a second, for which the event loop must not be blocked.
-        return await asyncio.to_thread(lambda: [self._utterance(row, owners, room.batch // 2) for row in rows])
+        return await asyncio.to_thread(
+            lambda: [self._clipped(one, room.batch // 2) for one in _said_in(rows, self.namespace, owners)]
+        )
 
-    def _utterance(self, row: LogRow, owners: Sequence[str], limit: int) -> Utterance:
-        text, role = spoken(row.message), row.role
+    def _clipped(self, line: Utterance, limit: int) -> Utterance:
         # No token is shorter than a byte.
-        if len(text.encode()) > limit:
-            text = self.learner.block.tokenizer_fn.clip(text, limit)
-        # The facts of somebody who does not talk here, as of a team, are those of all who do.
-        is_known = row.user_id == self.namespace or (row.user_id is None and len(owners) == 1)
-        is_others = role == MessageRole.USER and self.namespace in owners and not is_known
-        return Utterance(row.id, OTHER_ROLE if is_others else role, text)
+        if len(line.text.encode()) <= limit:
+            return line
+        return line._replace(text=self.learner.block.tokenizer_fn.clip(line.text, limit))
 
     def _tokens(self, utterances: Sequence[Utterance], most: int) -> list[int]:
         """The tokens of each text, or its bytes where ``most`` tokens hold them all: no token is shorter than one."""
@@ -286,6 +284,20 @@ class Extractor:
                 completion_tokens=learned.usage.completion_tokens,
             )
         )
+
+
+def _said_in(rows: Sequence[LogRow], namespace: str, owners: Sequence[str]) -> list[Utterance]:
+    """What each row says, and who: the user whose facts these are, another one of the ``owners``, or the assistant.
+
+    The facts of somebody who does not talk here, as of a team, are those of all who do. LlamaIndex's own memory has
+    written all that is put as the user's as such.
+    """
+    said = []
+    for row, message in zip(rows, as_taken(row.message for row in rows), strict=True):
+        is_known = row.user_id == namespace or (row.user_id is None and len(owners) == 1)
+        is_others = message.role == MessageRole.USER and namespace in owners and not is_known
+        said.append(Utterance(row.id, OTHER_ROLE if is_others else message.role.value, spoken(message)))
+    return said
 
 
 def ids_by_change(changed: Sequence[Fact], before: Mapping[str, Fact]) -> tuple[list[str], list[str], list[str]]:

@@ -14,7 +14,7 @@ from llama_index_memory_ext.inspector.served import Part, Served, runs, served
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, LAST_ID
-from llama_index_memory_ext.text.messages import body_of, question_in, turns_in
+from llama_index_memory_ext.text.messages import as_taken, body_of, question_in, turns_in
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -112,7 +112,7 @@ async def _asked(memory: CondensedMemory, question: str) -> tuple[str, list[str]
     """The question, or else the last one of the session, and the turns before it."""
     store, session_id, most = memory.sql_store, memory.session_id, memory.facts_block.context_turns
     skipped = max(await store.count_messages(session_id, None) - _LEAST_ROWS, 0)
-    said = await store.get_messages(session_id, None, offset=skipped)
+    said = as_taken(await store.get_messages(session_id, None, offset=skipped))
     if question:
         return question, question_in([ChatMessage(question)], turns_in(said)[-most:], most)[1]
     last = next((i for i in range(len(said) - 1, -1, -1) if said[i].role == MessageRole.USER), None)

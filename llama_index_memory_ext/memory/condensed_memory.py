@@ -154,7 +154,8 @@ class CondensedMemory(Memory):
             shared: Whether other users may read the session and write to it, with memories that are shared, too. Each
                 one's facts are of their own words. A message of another user than this one names them in
                 ``additional_kwargs["user_id"]``.
-            llm: Extracts facts, and summarises with ``summarize``; default: ``Settings.llm`` at first use.
+            llm: Extracts facts, by one more call for each turn, and summarises with ``summarize``; default:
+                ``Settings.llm`` if one is set when a turn ends, else no facts are extracted.
             embed_model: Ranks facts, and messages that are found for a question, together with their words; default:
                 words alone.
             cache_points: Whether the prompt has LlamaIndex's cache points, for models that find a prompt in their cache
@@ -253,7 +254,7 @@ class CondensedMemory(Memory):
         ``initial_token_count`` tokens of the limit are left free; ``block_kwargs`` are passed on to each block.
         """
         looked = turns.current_turn(self, input, self.condensed_block, self.facts_block)
-        async with self._calls(), looked as (turn, asked, is_to_come):
+        async with self._calls(), looked as (turn, asked, is_to_come, printed):
             contents = await self._get_memory_blocks_content(asked, **block_kwargs)
             room = self.token_limit - initial_token_count - sum(map(self._tokens, asked if is_to_come else turn))
             content, messages, left = await self._fit(contents, room, turn)
@@ -262,13 +263,15 @@ class CondensedMemory(Memory):
         # An agent asks again for each of its tool calls, whose results it may keep to itself.
         question_hash = hash(body_of(turn[0])) if turn else 0
         goes_on, self._question_hash = bool(turn) and question_hash == self._question_hash, question_hash
-        shown = template.before_question(content, messages)
+        shown, sent = template.before_question(content, messages), [template.without_our_tags(one) for one in turn]
         if not is_to_come:
-            asked = [template.without_our_tags(one) for one in turn]
             if media:
-                template.add_media(media, content, asked)
-            shown = self._insert_memory_content(asked, content, messages)
-        return template.with_cache_points(shown, self.session_id, self.cache_points, goes_on=goes_on)
+                template.add_media(media, content, sent)
+            shown = self._insert_memory_content(sent, content, messages)
+        shown = template.with_cache_points(shown, self.session_id, self.cache_points, goes_on=goes_on)
+        for i in printed:
+            sent[i].role = MessageRole.USER
+        return shown
 
     async def aget_all(self, status: MessageStatus | None = None) -> list[ChatMessage]:
         """Returns the messages of the session, or those with a status, oldest first."""
@@ -399,8 +402,8 @@ class CondensedMemory(Memory):
             go on; after three failures in a row the rest is named in ``not_tried``.
 
         Raises:
-            StoreError: One of ``session_ids`` does not exist; no model was asked then. Without any model, LlamaIndex
-                raises its own error.
+            StoreError: One of ``session_ids`` does not exist; no model was asked then.
+            NoModelError: There is neither an ``llm`` nor a ``Settings.llm`` that the program has set.
         """
         how = {"show_progress": show_progress, "failed": failed}
         return await backfill(self.sql_store, self.facts_block, self.session_id, session_ids, **how)

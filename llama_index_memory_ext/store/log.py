@@ -7,7 +7,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
-from sqlalchemy import insert, update
+from sqlalchemy import func, insert, select, update
 
 from llama_index_memory_ext.errors import MessageError
 from llama_index_memory_ext.store.calls import UnchangedError, writes_session
@@ -15,7 +15,7 @@ from llama_index_memory_ext.store.deletions import Deletions
 from llama_index_memory_ext.store.message_ids import MessageIds
 from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED
 from llama_index_memory_ext.text.identity import SPEAKER_KEY, is_same, message_id_of
-from llama_index_memory_ext.text.messages import cleaned, storable
+from llama_index_memory_ext.text.messages import as_taken, cleaned, is_printed, storable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -62,22 +62,35 @@ class Log:
         ``Users.claim_within``, which may refuse it.
         Returns copies of the messages that went into the log, oldest first; those that were there are not among them.
         """
-        speakers = _speakers_in(messages, opening) if opening else ()
         active: list[LogRow] = []
         if not replace:
             messages = await self._ids.unknown_within(conn, key, messages)
             active = await self._readers.find_within(conn, key, [ACTIVE]) if plan_flush else []
             if not (messages or active):
                 raise UnchangedError(result=[])
-        is_of_several = opening and await self._users.claim_within(conn, key, opening, speakers, readers)
-        user_id = opening.user_id if opening and is_of_several else None
+        user_id = await self._claim(conn, key, messages, opening, readers)
         if replace:
             return await self._replace(conn, key, messages, plan_flush, user_id)
-        old = [row.message for row in active]
-        flushed_count = plan_flush([*old, *messages]) if plan_flush else 0
+        taken = as_taken([*(row.message for row in active), *messages])
+        flushed_count = plan_flush(taken) if plan_flush else 0
         await self._archive(conn, key, active[:flushed_count])
-        new = await self._insert(conn, key, messages, user_id, archived=flushed_count - len(old))
-        return [*old[:flushed_count], *new]
+        new = await self._insert(conn, key, messages, user_id, archived=flushed_count - len(active))
+        return [*(row.as_put for row in active[:flushed_count]), *new]
+
+    async def _claim(
+        self,
+        conn: AsyncConnection,
+        key: str,
+        messages: Sequence[ChatMessage],
+        opening: Opening | None,
+        readers: Sequence[str],
+    ) -> str | None:
+        """Make the session the user's who opens it; returns that user where the session is of several, else None."""
+        if opening is None:
+            return None
+        speakers = _speakers_in(messages, opening)
+        is_of_several = await self._users.claim_within(conn, key, opening, speakers, readers)
+        return opening.user_id if is_of_several else None
 
     async def _replace(
         self, conn: AsyncConnection, key: str, messages: Sequence[ChatMessage], plan_flush: Plan, user_id: str | None
@@ -86,11 +99,11 @@ class Log:
         kept, rows = await self._unchanged(conn, key, messages), self._tables.rows
         await self._deletions.delete_within(conn, key, rows.c.id > (kept[-1].id if kept else 0))
         new = await self._ids.unknown_within(conn, key, messages[len(kept) :])
-        flushed = plan_flush([*messages[: len(kept)], *new]) if plan_flush else 0
+        flushed = plan_flush(as_taken([*messages[: len(kept)], *new])) if plan_flush else 0
         await self._archive(conn, key, kept[:flushed])
         await self._activate(conn, key, kept[flushed:])
         written = await self._insert(conn, key, new, user_id, archived=flushed - len(kept))
-        return [*(row.message for row in kept[:flushed] if row.is_active), *written]
+        return [*(row.as_put for row in kept[:flushed] if row.is_active), *written]
 
     async def _unchanged(self, conn: AsyncConnection, key: str, messages: Sequence[ChatMessage]) -> list[LogRow]:
         """The oldest rows of a session, as far as they hold these messages."""
@@ -111,7 +124,7 @@ class Log:
         if not found:
             raise UnchangedError
         await self._deletions.delete_within(conn, key, self._tables.rows.c.id == row_id)
-        return found[0].message
+        return found[0].as_put
 
     @writes_session
     async def delete(self, conn: AsyncConnection, key: str, status: str | None = None) -> None:
@@ -128,7 +141,7 @@ class Log:
         elif oldest:
             rows = self._tables.rows
             await self._deletions.delete_within(conn, key, rows.c.status == ACTIVE, rows.c.id <= oldest[-1].id)
-        return [row.message for row in oldest]
+        return [row.as_put for row in oldest]
 
     async def _archive(self, conn: AsyncConnection, key: str, oldest: Sequence[LogRow]) -> None:
         """Move these rows into the log, and those before them."""
@@ -144,22 +157,31 @@ class Log:
             these = (rows.c.key == key, rows.c.status == ARCHIVED, rows.c.id >= newest[0].id)
             await conn.execute(update(rows).where(*these).values(status=ACTIVE))
 
+    async def _taken(self, conn: AsyncConnection, key: str, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+        """What messages are taken for behind those of the session."""
+        before: list[ChatMessage] = []
+        if messages and is_printed(messages[0]):
+            rows = self._tables.rows
+            last = (await conn.execute(select(func.max(rows.c.id)).where(rows.c.key == key))).scalar()
+            before = [row.message for row in await self._readers.rows_within(conn, key, [last or 0])]
+        return as_taken([*before, *messages])[len(before) :]
+
     async def _insert(
         self, conn: AsyncConnection, key: str, messages: Sequence[ChatMessage], user_id: str | None, *, archived: int
     ) -> list[ChatMessage]:
-        """Write messages, the first ones into the log; returns copies of those.
+        """Write messages, the first ones into the log, with what they are taken for as roles; returns copies of those.
 
         With a ``user_id``, that of whoever has said it, by default this one, is written beside each of a user's.
         """
-        now = time.time_ns()
+        now, taken = time.time_ns(), await self._taken(conn, key, messages)
         rows = [
             {
                 "key": key,
                 "timestamp": now + i,
-                "role": message.role.value,
+                "role": taken[i].role.value,
                 "status": ARCHIVED if i < archived else ACTIVE,
                 "data": storable(message),
-                "user_id": user_id and _speaker_of(message, user_id),
+                "user_id": user_id and _speaker_of(taken[i], user_id),
             }
             for i, message in enumerate(messages)
         ]

@@ -100,7 +100,7 @@ class Readers:
     async def messages(self, conn: AsyncConnection, key: str, status: str | None = ACTIVE) -> list[ChatMessage]:
         """The messages of a session, oldest first; None: of any status."""
         statuses = [status] if status else _LOG_AND_ACTIVE
-        return [row.message for row in await self.find_within(conn, key, statuses)]
+        return [row.as_put for row in await self.find_within(conn, key, statuses)]
 
     @reads
     async def glance(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.bridge.pydantic import ValidationError
 
 from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, OWN, SHARED
@@ -89,6 +89,11 @@ class LogRow:
         return self.role in RESULT_ROLES
 
     @property
+    def is_printed(self) -> bool:
+        """Whether it is a tool's result that was put as the user's message, as by ``as_taken``."""
+        return self.is_result and isinstance(self.data, dict) and self.data.get("role") == MessageRole.USER.value
+
+    @property
     def characters(self) -> int:
         """About how long its text is."""
         blocks = self.data.get("blocks") if isinstance(self.data, dict) else None
@@ -96,7 +101,13 @@ class LogRow:
 
     @property
     def message(self) -> ChatMessage:
-        """The message; a placeholder if this version of LlamaIndex cannot read it."""
+        """The message with the role of the row, which is what it is taken for."""
+        message = self.as_put
+        return message.model_copy(update={"role": MessageRole(self.role)}) if self.is_printed else message
+
+    @property
+    def as_put(self) -> ChatMessage:
+        """The message as it was put; a placeholder if this version of LlamaIndex cannot read it."""
         try:
             return ChatMessage.model_validate(self.data)
         except ValidationError:

@@ -52,6 +52,9 @@ _SHOWN_ELSEWHERE = frozenset(
 _ROLE = "<message role="
 _SHOWN_ROLE = re.compile(r'<message (?:role=")?(\w+)')
 _UNSEEN = f"[\u200c\u200d{CONTROLS}]"
+# What a CodeActAgent runs of an answer, and how its message about the result begins.
+_CODE = re.compile(r"<execute>(.*?)</execute>", re.DOTALL)
+_PRINTED = "Result of executing the code given:"
 _UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
 # A message of a ReActAgent, with its last answer if there is one.
 _REACT = re.compile(r"\s*(?:Thought|Action|Action Input|Observation):(?:.*\sAnswer:(?P<answer>.*))?", re.DOTALL)
@@ -197,7 +200,7 @@ def spoken(message: ChatMessage) -> str:
     text: str = cleaned(message.content or "").strip()
     if message.role == MessageRole.USER:
         return text
-    if message.role not in ASSISTANT_ROLES or has_calls(message):
+    if message.role not in ASSISTANT_ROLES or has_calls(message) or runs_code(message):
         return ""
     thoughts = _REACT.match(text)
     return (thoughts["answer"] or "").strip() if thoughts else text
@@ -212,6 +215,36 @@ def has_calls(message: ChatMessage) -> bool:
     """Returns whether a message has tool calls. It is much faster than reading them."""
     in_kwargs = any(message.additional_kwargs.get(key) for key in CALL_KEYS)
     return in_kwargs or any(isinstance(block, ToolCallBlock) for block in message.blocks)
+
+
+def runs_code(message: ChatMessage) -> bool:
+    """Returns whether a CodeActAgent runs code that the assistant has written in this message."""
+    code = _CODE.findall(message.content or "") if message.role in ASSISTANT_ROLES else []
+    return any(map(str.strip, code))
+
+
+def is_printed(message: ChatMessage) -> bool:
+    """Returns whether a user's message reads as what a CodeActAgent stores of a program; a user may write that, too."""
+    return message.role == MessageRole.USER and (message.content or "").startswith(_PRINTED)
+
+
+def as_taken(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
+    """Returns the messages with those that a CodeActAgent stores as the user's as a tool's results, in copies.
+
+    They tell what the assistant's code, right before them, has printed. All other messages are the same objects.
+
+    >>> code = ChatMessage("<execute>print(1)</execute>", role="assistant")
+    >>> [one.role.value for one in as_taken([code, ChatMessage("Result of executing the code given: 1")])]
+    ['assistant', 'tool']
+    """
+    taken: list[ChatMessage] = []
+    ran = False
+    for message in messages:
+        is_result = ran and is_printed(message)
+        taken.append(message.model_copy(update={"role": MessageRole.TOOL}) if is_result else message)
+        # The result of a call at the same time may stand between them.
+        ran = runs_code(message) or (ran and taken[-1].role in RESULT_ROLES)
+    return taken
 
 
 def checked_messages(messages: Json) -> list[ChatMessage]:
@@ -304,7 +337,7 @@ def extract_conversation_context(messages: Iterable[ChatMessage], max_turns: int
         messages: Any messages. Tool calls and results are left out.
         max_turns: Most turns, the current one included.
     """
-    turns = turns_in(messages)
+    turns = turns_in(as_taken(messages))
     return "\n\n".join(" ".join(" ".join(texts).split()) for texts in turns[max(len(turns) - max_turns, 0) :])
 
 
