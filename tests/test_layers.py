@@ -30,7 +30,7 @@ agents      mcp tools > changes > requests retriever > contexts           # memo
 ---
 memory      condensed_memory > search turns > flushing limits options preset stats > prompt_caches template  # preset
 ---
-record      block > summary > recall summary_checks window > message_index selection media > entry  # within the limit
+record      block > summary > recall summary_checks window > message_index selection > entry  # within the limit
 facts       backfill > block > extractor > learning > sources verification > cache explanation prompt validation >
             batches book categories checks offering options recovery talk > evidence foreign ranking reply >
             matches scoring fields history > period

@@ -7,8 +7,7 @@ import logging
 import time
 from asyncio import FIRST_COMPLETED
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from functools import partial
@@ -289,22 +288,6 @@ class JobRegistry:
     async def _stop_here(self, names: Collection[str] | None) -> None:
         for work in [*self._jobs.values(), *self._watched]:
             await work.stop(names)
-
-
-@contextmanager
-def sparing(failures: Counter[str], failed: str, drop: Callable[[], object]) -> Iterator[None]:
-    """Let no failure of an index cost an answer: end the block, and ``drop`` the index, so that it is built anew.
-
-    ``failures`` counts the failures by the type of the error, each of which is logged once.
-    """
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001 - an index may be broken in any way, and a ranker may be anybody's own
-        drop()
-        kind = type(error).__name__
-        failures[kind] += 1
-        if failures[kind] == 1:
-            logger.warning("%s (%s); nothing is lost, and the next question builds the index anew.", failed, kind)
 
 
 def log_failure(failed: str, session_id: str, error: Exception, outcome: str) -> None:

@@ -11,12 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.agent_view import SHARED
-from llama_index_memory_ext.background.jobs import sparing
 from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.facts.history import is_later, past_facts, true_in
 from llama_index_memory_ext.facts.period import period_asked
 from llama_index_memory_ext.facts.ranking import RankedFacts
 from llama_index_memory_ext.facts.scoring import Columns, Concerned, Scored, Weights, document_of, scored
+from llama_index_memory_ext.log_block import sparing
 from llama_index_memory_ext.search.concern import Asked
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.search.tfidf import Similarities, TfidfRanker

@@ -14,7 +14,6 @@ from llama_index_memory_ext.errors import LimitError, StoreError
 from llama_index_memory_ext.events import SummaryFailedEvent
 from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, AnyEmbedding, LogBlock
 from llama_index_memory_ext.record.entry import truncated
-from llama_index_memory_ext.record.media import can_be_sent, whose_media
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS, FoundMessage, MessageSearch
 from llama_index_memory_ext.record.selection import RecordSettings
 from llama_index_memory_ext.record.summary import Summarizer
@@ -24,6 +23,8 @@ from llama_index_memory_ext.record.window import (
     RecordText,
     Window,
     cache_points_in,
+    can_be_sent,
+    whose_media,
 )
 from llama_index_memory_ext.search.languages import checked_languages
 from llama_index_memory_ext.text.cutting import CondensedOptions, Limits

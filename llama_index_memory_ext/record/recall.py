@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from llama_index.core.base.llms.types import MessageRole
 
-from llama_index_memory_ext.background.jobs import JobKey, sparing
+from llama_index_memory_ext.background.jobs import JobKey
 from llama_index_memory_ext.background.locks import Recent, lock_for
+from llama_index_memory_ext.log_block import sparing
 from llama_index_memory_ext.record.entry import EARLIER_CLOSING, EARLIER_OPENING, NO_TEXT, earlier_element
 from llama_index_memory_ext.record.message_index import BROKEN, CONTEXT_TURNS, MessageIndex, Room, shown_day
 from llama_index_memory_ext.search.embeddings import model_key
