@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import logging
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:
+    import collections
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
     from llama_index.core.base.llms.types import ChatMessage

@@ -215,8 +215,11 @@ class FactCache:
             await self.prepare(await self.read(namespace))
 
     def scored(self, asked: Candidates, question: str, context: Sequence[str] = ()) -> Scored:
-        """The candidates with their numbers."""
-        return scored(asked.columns, question, context, asked, self.weights, period=asked.period)
+        """The candidates with their numbers; where their ranker fails, similarities are 0."""
+        how = partial(scored, asked.columns, question, context, weights=self.weights, period=asked.period)
+        with asked.user.sparing():
+            return how(ranker=asked.ranker)
+        return how(ranker=None)
 
     def shown(
         self, asked: Candidates, question: str, context: Sequence[str] = ()

@@ -25,8 +25,8 @@ from llama_index_memory_ext.record.entry import NO_TEXT, summary_element
 from llama_index_memory_ext.record.selection import Kept
 from llama_index_memory_ext.store.rows import Seen
 from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, MEDIA_TOKENS, Entry, clip_entry, entry_of, tokens_of
-from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES
 from llama_index_memory_ext.text.tokens import CountedText
+from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
