@@ -21,7 +21,7 @@ PICTURE = """\
 ---
 cli         chat sessions > facts files forget inspect mcp > app usage > demo answers > __init__ other_model  # words
 ---
-inspector   report server > deeds pages > access views > prompt > served  # pages about a database, for a browser
+inspector   report server > deeds pages > access views > prompt           # pages about a database, for a browser
 ---
 .           __init__                                                      # the public names
 ---

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
-from itertools import zip_longest
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from llama_index.core.base.llms.types import CachePoint, ChatMessage, MessageRole, TextBlock
+from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
 
-from llama_index_memory_ext.inspector.served import Part, Served, runs, served
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, LAST_ID
@@ -52,23 +51,32 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """What the model would be shown: the parts of the prompt, and what a cache would serve of it; what of the facts.
+class Part:
+    """A part of a prompt: of the record, the facts, the question, or a further message of the turn."""
 
-    Without a question it is the prompt of the last turn, and nothing is known of caches. ``limits`` are those used.
+    kind: str
+    role: str
+    text: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What the model would be shown: the parts of the prompt, and what of the facts.
+
+    Without a question it is the prompt of the last turn. ``limits`` are those used.
     """
 
     question: str
     parts: Sequence[Part]
-    served: Served | None
     explanation: Explanation
     summary: str
     limits: dict[str, int]
 
     @property
     def runs(self) -> list[list[Part]]:
-        """The parts in runs that are shown as one."""
-        return runs(self.parts)
+        """The parts in runs that are shown as one: of one kind and role."""
+        return [list(run) for _, run in groupby(self.parts, lambda part: (part.kind, part.role))]
 
     @property
     def tokens(self) -> dict[str, int]:
@@ -80,24 +88,19 @@ class Shown:
 
 
 def memory_on(store: MemoryStore, session_id: str, user_id: str, limits: Limits) -> CondensedMemory:
-    """Returns a memory that asks no model, with cache points, so that it tells where they would be."""
-    options: Any = {"extract_facts": False, "cache_points": True, **limits.given}
+    """Returns a memory that asks no model."""
+    options: Any = {"extract_facts": False, **limits.given}
     return CondensedMemory.from_defaults(session_id, user_id=user_id, chat_store=store, **options)
 
 
 async def show(store: MemoryStore, session_id: str, user_id: str, question: str, limits: Limits) -> Shown:
     """Returns what the model would be shown if the user asked this question now; "": at the last question."""
     async with _copied(store, session_id, user_id, limits) as memory:
-        before = await memory.aget()
         asked, context = await _asked(memory, question)
         explanation = await memory.facts_block.aexplain(asked, context=context)
-        messages = before
         if question:
             await memory.aput(ChatMessage(question))
-            messages = await memory.aget()
-        now = list(_parts(messages, memory))
-        earlier = list(_parts(_sent(before), memory))
-        found = served(earlier, now, memory.tokenizer_fn.count) if question and earlier else None
+        parts = list(_parts(await memory.aget(), memory))
         used = {
             "token_limit": memory.token_limit,
             "condensed_token_limit": memory.condensed_block.token_limit,
@@ -105,7 +108,7 @@ async def show(store: MemoryStore, session_id: str, user_id: str, question: str,
             "recall_token_limit": memory.condensed_block.recall_token_limit,
         }
         summary = await memory.condensed_block.asummary(memory.session_id)
-        return Shown(asked, found.parts if found else now, found, explanation, summary, used)
+        return Shown(asked, parts, explanation, summary, used)
 
 
 async def _asked(memory: CondensedMemory, question: str) -> tuple[str, list[str]]:
@@ -141,14 +144,6 @@ async def _copied(store: MemoryStore, session_id: str, user_id: str, limits: Lim
         await copy.aclose()
 
 
-def _sent(messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
-    """What of a turn was sent to the model last: all but its answer."""
-    end = len(messages)
-    while end and messages[end - 1].role == MessageRole.ASSISTANT:
-        end -= 1
-    return messages[:end]
-
-
 def _parts(messages: Iterable[ChatMessage], memory: CondensedMemory) -> Iterator[Part]:
     """The parts of a prompt: the record in its blocks, the facts, and the question; other messages are one each."""
     count = memory.tokenizer_fn.count
@@ -163,10 +158,8 @@ def _parts(messages: Iterable[ChatMessage], memory: CondensedMemory) -> Iterator
 
 def _parts_of_memory(message: ChatMessage, count: Callable[[str], int]) -> Iterator[Part]:
     kind = "record"
-    for block, after in zip_longest(message.blocks, message.blocks[1:]):
-        texts = list(filter(None, _SECTION.split(block.text))) if isinstance(block, TextBlock) else []
-        for i, text in enumerate(texts, 1):
+    for block in message.blocks:
+        for text in filter(None, _SECTION.split(block.text)) if isinstance(block, TextBlock) else ():
             if kind != "question":
                 kind = next((name for tag, name in _SECTIONS.items() if text.startswith(tag)), kind)
-            marked = isinstance(after, CachePoint) and i == len(texts)
-            yield Part(kind, message.role.value, text, count(text), marked)
+            yield Part(kind, message.role.value, text, count(text))

@@ -169,7 +169,7 @@ async def test_the_page_shows_what_the_model_is_then_really_sent(filled: Path, l
     store = MemoryStore(f"sqlite+aiosqlite:///{filled}")
     async with read_only(store) as reader:
         seen = await show(reader, SESSION, "mia", "What do I eat?", limits)
-    options: Any = {"cache_points": True, "extract_facts": False, **limits.given}
+    options: Any = {"extract_facts": False, **limits.given}
     memory = CondensedMemory.from_defaults(SESSION, user_id="mia", chat_store=store, **options)
     await memory.aget()
     await memory.aput(ChatMessage("What do I eat?"))
@@ -177,9 +177,8 @@ async def test_the_page_shows_what_the_model_is_then_really_sent(filled: Path, l
     assert "".join(part.text for part in seen.parts) == "".join(
         block.text for block in sent[0].blocks if hasattr(block, "text")
     )
-    marks = [part.marked for part in seen.parts if part.marked]
-    assert len(marks) == sum(block.block_type == "cache" for block in sent[0].blocks)
-    assert sum(seen.tokens.values()) == seen.served.prompt if seen.served else False
+    assert [part for run in seen.runs for part in run] == seen.parts
+    assert [run[0].kind for run in seen.runs] == list(seen.tokens) == ["record", "facts", "question"]
     shown = {one.fact.content for one in seen.explanation.facts if one.injected}
     assert "Eats vegetarian food" in shown
     assert all(content in "".join(part.text for part in seen.parts if part.kind == "facts") for content in shown)
@@ -199,7 +198,24 @@ async def test_a_session_tells_what_is_unread_and_whose_it_is(filled: Path, insp
     assert ("46", "messages not read for facts yet") in numbers
     assert ("197", "current facts") in numbers
     assert "shown: pinned" in page
-    assert "cache point" in page
+
+
+async def test_a_session_shows_the_tokens_of_the_prompt_for_a_question_or_of_the_last_turn(
+    filled: Path, inspect: Inspect
+) -> None:
+    client = await inspect(filled)
+    asked, last = [
+        (await client.get("session", params={"id": SESSION, "q": question})).text for question in ("Why?", "")
+    ]
+    kinds = {"the conversation", "facts", "question"}
+    for page, heading, named in (
+        (asked, r"<h2>([\d,]+) tokens</h2>", kinds),
+        (last, r"<h2>([\d,]+) tokens at the last question</h2>", {*kinds, "rest of the turn"}),
+    ):
+        (whole,) = re.findall(heading, page)
+        tokens = dict(re.findall(r"</i>([^<]+) <b>([\d,]+)</b>", page))
+        assert set(tokens) == named
+        assert sum(int(one.replace(",", "")) for one in tokens.values()) == int(whole.replace(",", ""))
 
 
 async def test_a_session_tells_its_summary_and_the_turns_that_were_set_aside(filled: Path, inspect: Inspect) -> None:
