@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.memory.template import MemoryBlocksTemplate as MemoryBlocksTemplate
     from llama_index_memory_ext.offline_model import OfflineModel as OfflineModel
     from llama_index_memory_ext.record.block import CondensedMemoryBlock as CondensedMemoryBlock
+    from llama_index_memory_ext.record.block import CondensedOptions as CondensedOptions
     from llama_index_memory_ext.search.tfidf import FactRanker as FactRanker
     from llama_index_memory_ext.search.tfidf import TfidfRanker as TfidfRanker
     from llama_index_memory_ext.store import MemoryStore as MemoryStore
-    from llama_index_memory_ext.text.cutting import CondensedOptions as CondensedOptions
     from llama_index_memory_ext.text.messages import extract_conversation_context as extract_conversation_context
     from llama_index_memory_ext.text.tokens import TokenCounter as TokenCounter
     from llama_index_memory_ext.text.trim import trim as trim
@@ -63,10 +63,9 @@ _NAMES = {
     "memory.options": ["MemoryOptions"],
     "memory.template": ["MemoryBlocksTemplate"],
     "offline_model": ["OfflineModel"],
-    "record.block": ["CondensedMemoryBlock"],
+    "record.block": ["CondensedMemoryBlock", "CondensedOptions"],
     "search.tfidf": ["FactRanker", "TfidfRanker"],
     "store": ["MemoryStore"],
-    "text.cutting": ["CondensedOptions"],
     "text.messages": ["extract_conversation_context"],
     "text.tokens": ["TokenCounter"],
     "text.trim": ["trim"],

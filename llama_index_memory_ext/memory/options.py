@@ -10,9 +10,8 @@ from llama_index.core.memory import BaseMemoryBlock
 from llama_index_memory_ext.errors import LimitError, SettingError
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.facts.options import FactsOptions
-from llama_index_memory_ext.record.block import CondensedMemoryBlock
+from llama_index_memory_ext.record.block import CondensedMemoryBlock, CondensedOptions
 from llama_index_memory_ext.refusals import shown
-from llama_index_memory_ext.text.cutting import CondensedOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

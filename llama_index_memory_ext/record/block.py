@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationInfo, field_validator
+from typing_extensions import TypedDict
 
 from llama_index_memory_ext.background.jobs import JobKey
 from llama_index_memory_ext.errors import LimitError, StoreError
@@ -27,7 +28,7 @@ from llama_index_memory_ext.record.window import (
     whose_media,
 )
 from llama_index_memory_ext.search.languages import checked_languages
-from llama_index_memory_ext.text.cutting import CondensedOptions, Limits
+from llama_index_memory_ext.text.cutting import Limits
 from llama_index_memory_ext.text.responses import Usage
 from llama_index_memory_ext.text.tokens import CountedText
 
@@ -36,10 +37,23 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.background.jobs import Jobs
 
-Roles: TypeAlias = str | Sequence[str] | None
 _MAX_SUMMARY_TOKENS = 1_000
 # The tags of the record and of two messages, and a few words: with less room, nothing would be shown.
 _MIN_ROOM = 50
+
+
+class CondensedOptions(TypedDict, total=False):
+    """How a conversation is kept short: options of a ``CondensedMemoryBlock``, which documents them."""
+
+    keep_ratio: float
+    max_messages: int | None
+    keep_messages: int | None
+    include_system: bool
+    message_ratio: float | None
+    summarize: bool
+    summary_token_limit: int | None
+    recall_token_limit: int
+    media_turns: int
 
 
 class RecordSize(NamedTuple):
@@ -95,28 +109,11 @@ class CondensedMemoryBlock(LogBlock):
         gt=0,
         le=1,
         description="Share of the limit that one message (a tool call with its results counts as one) may have; a "
-        "longer one is clipped in its middle. Default: two thirds of `keep_ratio`, at most 0.5, or 1 with "
-        "`allow_partial`.",
+        "longer one is clipped in its middle. Default: two thirds of `keep_ratio`, at most 0.5.",
     )
     max_messages: int | None = Field(default=None, ge=1, description="Most messages of the record; None: any number.")
     keep_messages: int | None = Field(
         default=None, ge=1, description="Messages that are left when the record is cut; default: by `keep_ratio`."
-    )
-    allow_partial: bool = Field(
-        default=False, description="Whether the end of a message is shown that only partly fits, instead of its middle."
-    )
-    text_splitter: Any = Field(
-        default=None,
-        exclude=True,
-        repr=False,
-        description="A function from text to its pieces, or a LlamaIndex text splitter: of a message that only partly "
-        "fits, whole pieces are shown. None: as many tokens as fit.",
-    )
-    start_on: Roles = Field(
-        default=None, description="Roles with one of which the record begins, if it holds a message of these roles."
-    )
-    end_on: Roles = Field(
-        default=None, description="Roles with one of which the record ends; later messages are not shown yet."
     )
     include_system: bool = Field(default=False, description="Whether a first system or developer message always stays.")
     summarize: bool = Field(default=False, description="Whether a model sums up, in the background, what has left.")
@@ -150,18 +147,11 @@ class CondensedMemoryBlock(LogBlock):
     _made: _Parts | None = PrivateAttr(default=None)
     _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
 
-    # Checked field by field, because an error of the whole block would carry all of its fields, the model too.
-    @field_validator("keep_messages", "text_splitter", "start_on", "end_on", "include_system")
-    @classmethod
-    def _check_limits(cls, value: object, info: ValidationInfo) -> object:
-        options: dict[str, Any] = {"max_messages": info.data.get("max_messages"), str(info.field_name): value}
-        Limits.checked(**options)
-        return value
-
     @field_validator("recall_token_limit")
     @classmethod
-    def _check_room(cls, value: int, info: ValidationInfo) -> int:
-        """The last field, so that all others are known."""
+    def _check_fields(cls, value: int, info: ValidationInfo) -> int:
+        """The last field, so that all others are known; an error of the whole block would carry them, the model too."""
+        _checked_limits(info.data)
         if info.data.get("token_limit") is not None:
             check_room(info.data["token_limit"], {**info.data, "recall_token_limit": value})
         return value
@@ -274,7 +264,7 @@ class CondensedMemoryBlock(LogBlock):
             window = window.fitted() if self.summarize else window.evicted()
         if not self._has_room(window):
             return RecordSize(summarised=window.summarised)
-        verbatim = len(window.instructions) + len(window.shown)
+        verbatim = len(window.instructions) + len(window.kept)
         return RecordSize(window.tokens, verbatim, window.element.tokens, window.summarised)
 
     @property
@@ -306,8 +296,8 @@ class CondensedMemoryBlock(LogBlock):
                 name=self.name,
                 counter=self.tokenizer_fn,
                 room=max(self.token_limit - tags, 0),
-                limits=Limits.checked(**{name: getattr(self, name) for name in CondensedOptions.__annotations__}),
-                message_ratio=self.message_ratio or (1.0 if self.allow_partial else min(0.5, self.keep_ratio / 1.5)),
+                limits=_checked_limits(self.__dict__),
+                message_ratio=self.message_ratio or min(0.5, self.keep_ratio / 1.5),
                 include_system=self.include_system,
                 summarize=self.summarize,
                 summary_limit=_summary_limit(self.token_limit, self.summary_token_limit),
@@ -326,14 +316,18 @@ class CondensedMemoryBlock(LogBlock):
 
     async def _earlier(self, session_id: str, window: Window, messages: Sequence[ChatMessage]) -> CountedText:
         """The messages from before the record that matter for the question."""
-        position = window.seen.position
-        has_left = position or window.has_overflow or self.start_on
+        has_left = window.seen.position or window.has_overflow
         if not self.recall_token_limit or not has_left:
             return CountedText("", 0)
-        whole = (entry.row_id for entry in window.shown if entry.row_id > position)
-        before = next(whole, window.seen.last_id + 1)
+        before = window.kept[0].row_id if window.kept else window.seen.last_id + 1
         free = self._parts.reader.settings.room - window.tokens
         return await self._parts.search.recall(session_id, messages, seen=window.seen, before=before, free=free)
+
+
+def _checked_limits(fields: Mapping[str, Any]) -> Limits:
+    """The limits by those fields of a block that are known."""
+    most, keep, ratio = fields.get("max_messages"), fields.get("keep_messages"), fields.get("keep_ratio", 1.0)
+    return Limits.checked(None, most, keep, ratio, include_system=fields.get("include_system", False))
 
 
 def check_room(token_limit: int, options: Mapping[str, Any], source: str = "") -> None:

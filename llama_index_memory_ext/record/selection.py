@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_ext.record.entry import clip_entries
-from llama_index_memory_ext.text.cutting import Limits, clip_start, plan_cut
-from llama_index_memory_ext.text.messages import Entry, clip_entry, tokens_of
+from llama_index_memory_ext.text.cutting import Limits, plan_cut
+from llama_index_memory_ext.text.messages import Entry, tokens_of
 from llama_index_memory_ext.text.tool_calls import tool_call_groups
 
 if TYPE_CHECKING:
@@ -56,18 +55,6 @@ class RecordSettings:
         return Selection(limits, self.counter, int(limits.tokens * min(self.message_ratio, limits.keep_ratio)))
 
 
-class Kept(NamedTuple):
-    """The messages that a cut leaves, oldest first; ``partial``: only the end of the first one is left."""
-
-    entries: tuple[Entry, ...] = ()
-    partial: bool = False
-
-    @property
-    def position(self) -> int:
-        """The last row that is not shown whole. ``entries`` must not be empty."""
-        return self.entries[0].row_id - (not self.partial)
-
-
 @dataclass(frozen=True, slots=True)
 class Selection:
     """Selects messages within limits. A message, or a call with its results, is clipped to ``message_limit`` tokens."""
@@ -87,48 +74,20 @@ class Selection:
     def within_shares(self, entries: Sequence[Entry]) -> list[Entry]:
         """Returns the entries, those over their share clipped. A call and its results have one share together."""
         limit = self.message_limit
-        clip = self._end_of_text if self.limits.allow_partial else None
         shown: list[Entry] = []
         for group in tool_call_groups(entries):
-            clipped = clip_entries(group, limit, self.counter, clip)
+            clipped = clip_entries(group, limit, self.counter)
             if tokens_of(clipped) <= limit:
                 shown += clipped
         return shown
 
-    def evict(self, before: Kept, *, low: bool = False) -> Kept:
-        """Returns all that was kept if it is within the limits (``low``: of what a cut keeps), else the newest."""
-        cut = self._plan_cut(before.entries, self.limits.kept if low else self.limits)
-        if not cut:
-            return before
-        kept = before.entries[cut:]
-        end = self._end_of(before.entries[cut - 1], kept)
-        return Kept((end, *kept), partial=True) if end else Kept(kept)
+    def evict(self, entries: tuple[Entry, ...], *, low: bool = False) -> tuple[Entry, ...]:
+        """Returns all entries if they are within the limits (``low``: of what a cut keeps), else the newest."""
+        return self._newest(entries, self.limits.kept if low else self.limits)
 
-    def fit(self, entries: Sequence[Entry]) -> tuple[Entry, ...]:
+    def fit(self, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
         """Returns the newest entries within the limits, as many as possible."""
-        limits = replace(self.limits, keep_ratio=1.0, keep_messages=self.limits.max_messages)
-        return tuple(entries[self._plan_cut(entries, limits) :])
+        return self._newest(entries, replace(self.limits, keep_ratio=1.0, keep_messages=self.limits.max_messages))
 
-    def shown(self, entries: Sequence[Entry]) -> Sequence[Entry]:
-        """Returns the entries from the first role of ``start_on``, if there is one, to the last one of ``end_on``."""
-        return self.limits.ending_on(self.limits.starting_on(entries) or entries)
-
-    def _plan_cut(self, entries: Sequence[Entry], limits: Limits) -> int:
-        # If the end of a message may be shown, no turn has to be whole.
-        turn_starts = limits.start_on or (() if limits.allow_partial else (MessageRole.USER,))
-        return plan_cut(entries, limits, turn_starts=turn_starts)
-
-    def _end_of(self, entry: Entry, kept: Sequence[Entry]) -> Entry | None:
-        """Returns the end of the message in front of those that are kept, if there may be one and there is room."""
-        limits = self.limits
-        has_role = not limits.start_on or entry.role in limits.start_on
-        if not limits.allow_partial or not has_role or entry.is_result or len(kept) >= limits.keep_messages:
-            return None
-        room = limits.keep_tokens - tokens_of(kept)
-        clip = partial(clip_start, counter=self.counter, text_splitter=limits.text_splitter)
-        end = clip_entry(entry, room, self.counter, clip)
-        return end if end.body.strip() and end.tokens <= room else None
-
-    def _end_of_text(self, text: str, limit: int) -> str:
-        # A message over its share is shown in any case.
-        return clip_start(text, limit, self.counter, self.limits.text_splitter) or self.counter.tail(text, limit)
+    def _newest(self, entries: tuple[Entry, ...], limits: Limits) -> tuple[Entry, ...]:
+        return entries[plan_cut(entries, limits, turn_starts=(MessageRole.USER,)) :]

@@ -14,7 +14,6 @@ from llama_index_memory_ext.asking.options import Request, ask_with, token_bound
 from llama_index_memory_ext.asking.window import context_window, tokens_left
 from llama_index_memory_ext.errors import StoreError, SummaryReplyError
 from llama_index_memory_ext.record.entry import clip_entries
-from llama_index_memory_ext.record.selection import Kept
 from llama_index_memory_ext.record.summary_checks import PROMPT_TAGS, checked_summary
 from llama_index_memory_ext.text.messages import clip_entry, entry_of, escape_tags
 from llama_index_memory_ext.text.responses import Usage, usage_of, was_refused, was_truncated
@@ -104,21 +103,21 @@ class Summarizer:
         window = await self.reader.read(session_id)
         while window.has_overflow or window.is_over:
             kept = window.selection.evict(window.kept, low=True)
-            if not kept.entries or kept.position <= window.seen.position:
+            if not kept or kept[0].row_id <= window.seen.position + 1:
                 return
             started, spent = perf_counter(), list[Usage]()
-            stored = await self._summarise_some(window, kept, spent)
+            stored = await self._summarise_some(window, kept[0].row_id - 1, spent)
             before, window = window, await self.reader.read(session_id)
             if stored:
                 await self.reader.announce(session_id, before, window, started, sum(spent, Usage()))
             elif window.place == before.place:
                 raise StoreError("The database was too busy to store a summary; it is made anew.")
 
-    async def _summarise_some(self, window: Window, kept: Kept, spent: list[Usage]) -> bool:
+    async def _summarise_some(self, window: Window, position: int, spent: list[Usage]) -> bool:
         """As ``_summarise``; a batch that is too much for a model is halved, and grows again with each success."""
         halvings, key = self.jobs.halvings, self.key
         try:
-            stored = await self._summarise(window, kept, spent)
+            stored = await self._summarise(window, position, spent)
         except Exception as error:
             if isinstance(error, SummaryReplyError) or is_about_request(error):
                 halvings[key] = min(halvings[key] + 1, _MOST_HALVED)
@@ -129,9 +128,9 @@ class Summarizer:
             halvings.pop(key, None)
         return stored
 
-    async def _summarise(self, window: Window, kept: Kept, spent: list[Usage]) -> bool:
-        """Extend the summary by the oldest messages before those that are kept; returns whether it was stored."""
-        settings, session_id, position = self.reader.settings, self.key.session_id, kept.position
+    async def _summarise(self, window: Window, position: int, spent: list[Usage]) -> bool:
+        """Extend the summary by the oldest messages up to a row; returns whether it was stored."""
+        settings, session_id = self.reader.settings, self.key.session_id
         unread = await self.reader.store.readers.unread(session_id, settings.name, limit=_SUMMARISED_ROWS)
         if (unread.epoch, unread.position) != window.place:
             return False
@@ -144,8 +143,8 @@ class Summarizer:
         entries, taken = await asyncio.to_thread(batch_of, rows, settings.counter, (settings.name,), room=room)
         summary = await self._extended(window, entries, room, spent)
         if taken < len(rows) or not is_all:
-            position, kept = rows[taken - 1].id, Kept()
-        window = replace(window, summary=summary, summarised=window.summarised + taken, kept=kept)
+            position = rows[taken - 1].id
+        window = replace(window, summary=summary, summarised=window.summarised + taken)
         return await self.reader.move(session_id, window, position)
 
     def _room(self) -> SummaryRoom:

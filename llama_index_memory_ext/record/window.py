@@ -22,7 +22,6 @@ from typing_extensions import Self
 from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.events import HistoryCondensedEvent, is_heard, send
 from llama_index_memory_ext.record.entry import NO_TEXT, summary_element
-from llama_index_memory_ext.record.selection import Kept
 from llama_index_memory_ext.store.rows import Seen
 from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, MEDIA_TOKENS, Entry, clip_entry, entry_of, tokens_of
 from llama_index_memory_ext.text.tokens import CountedText
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
 _PAGE_ROWS, _CHUNK_ROWS = 256, 16
 _LONG_CHARACTERS = 50_000
-_NOTHING_KEPT = Kept()
 # A block has at least one of so many parts of the record's room, so there are no more blocks than this. With more of
 # them less is left behind the last one, which is paid in full each time. How far caches look (OpenAI at the latest 80
 # marks, Anthropic at 20 blocks before a mark) does not matter: a request marks where the one before has ended.
@@ -107,19 +105,13 @@ class Window:
     summary: str = ""
     element: CountedText = NO_TEXT
     summarised: int = 0
-    kept: Kept = _NOTHING_KEPT
+    kept: tuple[Entry, ...] = ()
     has_overflow: bool = False
 
     @property
     def place(self) -> tuple[int, int]:
         """The epoch and the cursor with which it was read."""
         return self.seen.epoch, self.seen.position
-
-    @cached_property
-    def shown(self) -> Sequence[Entry]:
-        """The messages that are shown of those that are kept, oldest first."""
-        entries, limits = self.kept.entries, self.selection.limits
-        return self.selection.shown(entries) if limits.start_on or limits.end_on else entries
 
     @cached_property
     def head(self) -> str:
@@ -129,24 +121,17 @@ class Window:
     @cached_property
     def text(self) -> str:
         """The record without the element around it, and without what is recalled."""
-        return "".join([self.head, *(entry.text for entry in self.shown)])
+        return "".join([self.head, *(entry.text for entry in self.kept)])
 
     @cached_property
     def tokens(self) -> int:
         """The tokens of all parts of ``text``."""
-        return self.element.tokens + tokens_of(self.instructions) + tokens_of(self.shown)
+        return self.element.tokens + tokens_of(self.instructions) + tokens_of(self.kept)
 
     @cached_property
     def is_over(self) -> bool:
         """Whether the messages exceed a limit."""
-        entries, limits = self.kept.entries, self.selection.limits
-        return len(entries) > limits.max_messages or tokens_of(entries) > limits.tokens
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether all that it has shown was taken back, so that what had left it has room again."""
-        seen = self.seen
-        return seen.position > 0 and not (seen.last_id or self.summary or self.kept.partial)
+        return self.selection.is_over(self.kept)
 
     def evicted(self) -> Window:
         """The window after a cut."""
@@ -154,7 +139,7 @@ class Window:
 
     def fitted(self) -> Window:
         """The window without what has no room. As little as possible is left out."""
-        return replace(self, kept=Kept(self.selection.fit(self.kept.entries)), has_overflow=True)
+        return replace(self, kept=self.selection.fit(self.kept), has_overflow=True)
 
 
 @dataclass(frozen=True)
@@ -172,16 +157,18 @@ class RecordReader:
 
     def text(self, session_id: str, window: Window, earlier: CountedText) -> RecordText:
         """Returns the window and recalled messages as text with its blocks; remembers where the newest block ends."""
-        ends = block_ends(window.shown, self.settings.room, start=len(window.head))
+        ends = block_ends(window.kept, self.settings.room, start=len(window.head))
         before = self.ended.get(session_id) or ()
-        marks = marked_ends(ends, window.shown, before)
+        marks = marked_ends(ends, window.kept, before)
         self.ended.put(session_id, tuple(sorted({*before, *(end.row_id for end in ends[-1:])})[-2:]))
         return RecordText(window.text + earlier, window.tokens + earlier.tokens, ends, marks)
 
     async def shown(self, session_id: str, glance: Glance | None = None) -> Window:
         """The window within its limits. What is to be summarised is only left out until it is."""
         window = await self.read(session_id, glance)
-        if window.is_behind and await self.move(session_id, window, 0):
+        # If all that was shown has been taken back, what had left has room again.
+        is_behind = window.seen.position and not (window.seen.last_id or window.summary)
+        if is_behind and await self.move(session_id, window, 0):
             window = await self.read(session_id)
         if window.is_over and not self.settings.summarize:
             return await self._cut(session_id, window)
@@ -196,26 +183,26 @@ class RecordReader:
         A ``glance`` of the session, just now, spares a query.
         """
         window, page = await self._known(session_id, glance)
-        if page.rows or page.position != window.seen.position or self.settings.limits.allow_partial:
-            moved = await self._moved(session_id, window, page)
+        has_moved = page.position != window.seen.position
+        if page.rows or has_moved:
+            moved = await self._moved(session_id, window, page) if has_moved else window
             if moved is None:
                 # Another process has moved the cursor since.
                 return await self.read(session_id)
             new, has_older = await self._newest(session_id, moved, window.seen, page)
             # If there are older messages than these, they and the known ones have no room in the record any more.
-            known = () if has_older else window.kept.entries
+            known = () if has_older else window.kept
             after = max([page.position, *(entry.row_id for entry in window.instructions)])
-            entries = (entry for entry in (*known, *new) if entry.row_id > after)
+            kept = tuple(entry for entry in (*known, *new) if entry.row_id > after)
             seen = Seen(page.epoch, page.position, page.rows[-1].id if page.rows else window.seen.last_id)
-            window = replace(moved, kept=Kept((*moved.kept.entries, *entries), moved.kept.partial), seen=seen)
+            window = replace(moved, kept=kept, seen=seen)
         self.windows.put(session_id, window)
         return window
 
     async def move(self, session_id: str, window: Window, position: int) -> bool:
-        """Move the cursor, and store what the window shows before whole messages; False as ``Readers.move``."""
+        """Move the cursor, and store the summary of the window; False as ``Readers.move``."""
         (epoch, old), name = window.place, self.settings.name
-        partial = window.kept.entries[0].text if window.kept.partial else ""
-        made = {"summary": window.summary, "partial": partial, "summarised": window.summarised}
+        made = {"summary": window.summary, "summarised": window.summarised}
         state = made if any(made.values()) else None
         return await self.store.readers.move(session_id, name, epoch=epoch, old=old, new=position, state=state)
 
@@ -245,7 +232,7 @@ class RecordReader:
         if after.kept == window.kept:
             # A call with more results than messages are allowed is kept whole.
             return window
-        position = after.kept.position
+        position = after.kept[0].row_id - 1
         if await self.move(session_id, after, position):
             after = replace(after, seen=replace(window.seen, position=position))
             self.windows.put(session_id, after)
@@ -275,24 +262,20 @@ class RecordReader:
         return tuple(entry for entry in short if entry.tokens <= room)
 
     async def _moved(self, session_id: str, window: Window, page: LogPage) -> Window | None:
-        """The window with what was made of the rows before the page, and no messages; None if the cursor has moved."""
+        """The window with the summary of the rows before the page; None if the cursor has moved since."""
         settings = self.settings
-        if page.position == window.seen.position and not settings.limits.allow_partial:
-            return replace(window, kept=_NOTHING_KEPT)
         position, stored = await self.store.readers.state(session_id, settings.name)
         if position != page.position:
             return None
-        state, counter = stored or {}, settings.counter
-        summary, partial = str(state.get("summary") or ""), str(state.get("partial") or "")
-        limit = settings.shown_summary_limit(window.instructions)
-        element = summary_element(summary, limit, counter, (settings.name,))
+        state = stored or {}
+        summary, limit = str(state.get("summary") or ""), settings.shown_summary_limit(window.instructions)
+        element = summary_element(summary, limit, settings.counter, (settings.name,))
         return replace(
             window,
             selection=settings.selection(window.instructions, element.tokens),
             summary=summary,
             element=element,
             summarised=int(state.get("summarised") or 0),
-            kept=Kept((Entry(position, partial, counter.count(partial)),), partial=True) if partial else _NOTHING_KEPT,
         )
 
     async def _newest(self, session_id: str, window: Window, seen: Seen, page: LogPage) -> tuple[list[Entry], bool]:
@@ -327,7 +310,7 @@ class RecordReader:
 
 def _must_reread(window: Window, page: LogPage) -> bool:
     # A result shares the room of its call; and rows that were not shown may have room again after a move.
-    return bool(window.kept.entries and page.rows and page.rows[0].is_result) or (
+    return bool(window.kept and page.rows and page.rows[0].is_result) or (
         window.has_overflow and page.position != window.seen.position
     )
 

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import chain
+from itertools import chain, dropwhile
 from typing import TYPE_CHECKING
 
-from llama_index.core.base.llms.types import CachePoint, TextBlock, ThinkingBlock, ToolCallBlock
+from llama_index.core.base.llms.types import CachePoint, MessageRole, TextBlock, ThinkingBlock, ToolCallBlock
 
-from llama_index_memory_ext.text.cutting import Limits, clip_start, group_start, plan_cut, share_out
+from llama_index_memory_ext.errors import RoleError, SplitterError
+from llama_index_memory_ext.text.cutting import Limits, group_start, plan_cut, share_out
 from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, checked_messages, message_tokens, tokens_of
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 from llama_index_memory_ext.text.tool_calls import CALL_KEYS, complete_calls, has_content, tool_call_groups
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import TypeAlias
 
     from llama_index.core.base.llms.types import ChatMessage, ContentBlock
+    from llama_index.core.node_parser import TextSplitter
 
-    from llama_index_memory_ext.text.cutting import Splitter
     from llama_index_memory_ext.text.tokens import Tokenizer
 
+    Splitter: TypeAlias = TextSplitter | Callable[[str], list[str]]
     Group: TypeAlias = Sequence["_Counted"]
     Blocks: TypeAlias = Sequence[ContentBlock | None]
 
+# The names that other libraries have for these roles.
+_OTHER_ROLES = {"human": "user", "ai": "assistant"}
 # Without these a message is no call or no result. All else that a provider has added may be left out.
 _NEEDED_KWARGS = frozenset({*CALL_KEYS, "tool_call_id", "name"})
 
@@ -86,24 +91,21 @@ def trim(
         [', world', 'Hello!']
     """
     messages = checked_messages(messages)
-    limits = Limits.checked(
-        token_limit=token_limit,
-        max_messages=max_messages,
-        keep_messages=keep_messages,
-        keep_ratio=keep_ratio,
-        allow_partial=allow_partial,
-        text_splitter=text_splitter,
-        start_on=start_on,
-        end_on=end_on,
-        include_system=include_system,
-    )
-    trimmer = _Trimmer(as_counter(tokenizer_fn) if tokenizer_fn is not None else TokenCounter())
+    limits = Limits.checked(token_limit, max_messages, keep_messages, keep_ratio, include_system=include_system)
+    if not (text_splitter is None or callable(text_splitter) or hasattr(text_splitter, "split_text")):
+        raise SplitterError(
+            "text_splitter must be a function from a text to its pieces, or one of LlamaIndex's text splitters; "
+            f"this is a {type(text_splitter).__name__}. str.splitlines keeps whole lines."
+        )
+    roles = _checked_roles("start_on", start_on), _checked_roles("end_on", end_on)
+    counter = as_counter(tokenizer_fn) if tokenizer_fn is not None else TokenCounter()
+    trimmer = _Trimmer(counter, allow_partial, text_splitter, *roles)
     split = int(include_system and bool(messages) and messages[0].role in INSTRUCTION_ROLES)
-    head, rest = trimmer.complete(messages[:split]), limits.ending_on(trimmer.complete(messages[split:]))
+    head, rest = trimmer.complete(messages[:split]), trimmer.ending_on(trimmer.complete(messages[split:]))
     if tokens_of(head) > limits.tokens - bool(rest):
         head = trimmer.clip(head[0], limits.tokens // 2, trimmer.clipped_blocks)
     limits = limits.remaining(tokens_of(head), len(head))
-    kept = limits.starting_on(trimmer.newest(rest, limits)) or trimmer.newest_from_start(rest, limits.kept)
+    kept = trimmer.starting_on(trimmer.newest(rest, limits)) or trimmer.newest_from_start(rest, limits.kept)
     return [counted.message for counted in (*head, *kept)]
 
 
@@ -120,54 +122,72 @@ class _Counted:
 
 @dataclass(frozen=True, slots=True)
 class _Trimmer:
-    """Finds the messages that fit, and shortens those that do not; [] is what is left of one that cannot be shown."""
+    """Finds the messages that fit, and shortens those that do not; [] is what is left of one that cannot be shown.
+
+    No roles stand for any.
+    """
 
     counter: TokenCounter
+    allow_partial: bool
+    text_splitter: Splitter | None
+    start_on: frozenset[str]
+    end_on: frozenset[str]
 
     def complete(self, messages: Iterable[ChatMessage]) -> Group:
         return [_Counted(message, self.counter) for message in complete_calls(messages)]
+
+    def starting_on(self, messages: Group) -> Group:
+        """Returns the messages from the first one of ``start_on``, never a result; [] if there is none."""
+        groups = dropwhile(lambda group: group[0].role not in self.start_on, tool_call_groups(messages))
+        return list(chain.from_iterable(groups)) if self.start_on else messages
+
+    def ending_on(self, messages: Group) -> Group:
+        """Returns the messages up to the last one of ``end_on``, never a call with results; [] if there is none."""
+        end = len(messages)
+        while self.end_on and end and messages[end - 1].role not in self.end_on:
+            end = group_start(messages, end)
+        return messages[:end]
 
     def newest(self, messages: Group, limits: Limits) -> Group:
         """Returns the newest messages within the limits, the newest group shortened if it is too large."""
         start = group_start(messages, len(messages))
         while tokens_of(messages[start:]) > limits.tokens:
             limits = limits.kept
-            shortened = self.shortened(messages[start:], limits.tokens, limits)
-            messages = [*messages[:start], *shortened] if shortened else limits.ending_on(messages[:start])
+            shortened = self.shortened(messages[start:], limits.tokens)
+            messages = [*messages[:start], *shortened] if shortened else self.ending_on(messages[:start])
             start = group_start(messages, len(messages))
         cut = plan_cut(messages, limits)
         kept = messages[cut:]
         if not cut or len(kept) >= limits.keep_messages:
             return kept
         before = messages[group_start(messages, cut) : cut]
-        return [*self.clip_start(before, limits.keep_tokens - tokens_of(kept), limits), *kept]
+        return [*self.clip_start(before, limits.keep_tokens - tokens_of(kept), self.text_splitter), *kept]
 
     def newest_from_start(self, messages: Group, limits: Limits) -> Group:
         """Returns the newest group of ``start_on``, shortened if necessary, and the newest messages after it."""
         groups = tool_call_groups(messages)
-        for i in reversed([i for i, group in enumerate(groups) if group[0].role in limits.start_on]):
+        for i in reversed([i for i, group in enumerate(groups) if group[0].role in self.start_on]):
             share, *_ = share_out([tokens_of(groups[i]), *map(tokens_of, groups[i + 1 :][-1:])], limits.tokens)
-            start = self.shortened(groups[i], share, limits) or self.shortened(groups[i], limits.tokens, limits)
+            start = self.shortened(groups[i], share) or self.shortened(groups[i], limits.tokens)
             after = chain.from_iterable(groups[i + 1 :] if len(start) < limits.max_messages else [])
             kept = [*start, *self.newest(list(after), limits.remaining(tokens_of(start), len(start)))]
-            if start and limits.ending_on(kept) == kept:
+            if start and self.ending_on(kept) == kept:
                 return kept
         return []
 
-    def shortened(self, group: Group, limit: int, limits: Limits) -> Group:
+    def shortened(self, group: Group, limit: int) -> Group:
         """Returns the group if it has at most ``limit`` tokens, else a shortened one."""
         if tokens_of(group) <= limit:
             return group
         if len(group) > 1:
             return self.clip_results(group, limit)
-        whole_pieces = self.clip_start(group, limit, limits)
-        end = whole_pieces or self.clip_start(group, limit, replace(limits, text_splitter=None))
+        end = self.clip_start(group, limit, self.text_splitter) or self.clip_start(group, limit)
         return end or self.clip(group[0], limit, self.clipped_blocks)
 
-    def clip_start(self, group: Group, limit: int, limits: Limits) -> Group:
+    def clip_start(self, group: Group, limit: int, text_splitter: Splitter | None = None) -> Group:
         """Returns the end of a message, [] if no part may be kept; of a call with its results none may be kept."""
-        blocks_of = partial(self.last_blocks, text_splitter=limits.text_splitter)
-        return self.clip(group[0], limit, blocks_of) if limits.allow_partial and len(group) == 1 else []
+        blocks_of = partial(self.last_blocks, text_splitter=text_splitter)
+        return self.clip(group[0], limit, blocks_of) if self.allow_partial and len(group) == 1 else []
 
     def clip_results(self, group: Group, limit: int) -> Group:
         """Returns a call and its results, whose texts share what the calls leave; [] if one of them has no room."""
@@ -237,6 +257,49 @@ class _Trimmer:
 
     def _excess(self, message: ChatMessage, blocks: Sequence[ContentBlock | None], limit: int) -> int:
         return message_tokens(_with_blocks(message, blocks), self.counter) - limit
+
+
+def clip_start(text: str, limit: int, counter: TokenCounter, text_splitter: Splitter | None = None) -> str:
+    """Returns the end of the text with at most ``limit`` tokens; "" for a limit of 0 or less.
+
+    With a ``text_splitter`` it begins where a piece begins; "" if not even the last piece fits.
+
+    >>> from llama_index_memory_ext import TokenCounter
+    >>> clip_start("one two. three four. five", 3, TokenCounter(), lambda text: text.split(". "))
+    'five'
+    """
+    end = counter.tail(text, limit)
+    if text_splitter is None or end in ("", text):
+        return end
+    # LlamaIndex's splitters can be called too, but with documents.
+    split = text_splitter.split_text if hasattr(text_splitter, "split_text") else text_splitter
+    ends = (text[start:] for start in sorted(_starts(text, split(text), len(text) - len(end))))
+    return next((found for found in ends if counter.count(found) <= limit), "")
+
+
+def _starts(text: str, pieces: Sequence[str], first: int) -> Iterator[int]:
+    """Yields where the pieces begin, back to ``first``; they may overlap, or lack the white space between them."""
+    start = len(text)
+    for piece in filter(str.strip, reversed(pieces)):
+        before = text.rfind(piece, 0, start)
+        if before < 0 or text[before + len(piece) : start].strip():
+            # It does not end where the next one begins, so it overlaps that.
+            before = text.rfind(piece, 0, start + len(piece) - 1)
+        start = before
+        if start < first:
+            return
+        yield start
+
+
+def _checked_roles(option: str, roles: str | Sequence[str] | None) -> frozenset[str]:
+    names = [] if roles is None else [roles] if isinstance(roles, str) or not isinstance(roles, Iterable) else roles
+    known = [role.value for role in MessageRole]
+    for name in names:
+        if name not in known:
+            other = _OTHER_ROLES.get(str(name).lower())
+            hint = f"Use {other!r} instead." if other else "Use one of these."
+            raise RoleError(f"{option} must name roles of messages: {', '.join(known)}; it names {name!r}. {hint}")
+    return frozenset(names)
 
 
 def _without_extras(message: ChatMessage) -> ChatMessage:

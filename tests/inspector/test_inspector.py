@@ -223,7 +223,7 @@ async def test_a_session_tells_its_summary_and_the_turns_that_were_set_aside(fil
     store = client.inspector.writer
     rows = await store.readers.find(SESSION, ["archived"], limit=6)
     states = {
-        "condensed_memory": {"summary": "They plan a journey to Japan.", "partial": "", "summarised": 6},
+        "condensed_memory": {"summary": "They plan a journey to Japan.", "summarised": 6},
         "relevant_facts of mia": {"rows": [[rows[0].id, rows[1].id, "FactReplyError"]]},
     }
     for reader, state in states.items():

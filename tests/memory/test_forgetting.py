@@ -222,7 +222,7 @@ async def fill(memory: CondensedMemory, old: CondensedMemory) -> None:
     await memory.aput_messages([calling(("call_1", "look", {"for": "xylophone"})), result("call_1", "obelisk " * 500)])
     await memory.aput(user("And?"))
     page = await memory.sql_store.readers.page("chat", "condensed_memory", Seen(), limit=10)
-    state = {"summary": "It was about marzipan.", "partial": ""}
+    state = {"summary": "It was about marzipan.", "summarised": 1}
     await memory.sql_store.readers.move("chat", "condensed_memory", epoch=page.epoch, old=0, new=1, state=state)
     fact = Fact(content="Likes nutmeg", quote="I like nutmeg", source="turmeric, I said. " * 100)
     await memory.facts.aadd(fact)

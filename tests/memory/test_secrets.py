@@ -146,7 +146,7 @@ async def test_serialising_a_run_leaves_the_memory_whole(open_memory: OpenMemory
 
 @pytest.mark.parametrize(
     "options",
-    [{"keep_messages": 3}, {"token_limit": 9, "recall_token_limit": 9}, {"start_on": "ai"}, {"max_message": 1}],
+    [{"keep_messages": 3}, {"token_limit": 9, "recall_token_limit": 9}, {"start_on": "user"}, {"max_message": 1}],
 )
 def test_an_error_about_settings_does_not_carry_the_key_of_the_model(options: dict[str, Any]) -> None:
     """Whatever of it is looked at."""

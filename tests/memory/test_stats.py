@@ -223,18 +223,16 @@ async def test_a_long_log_is_counted_and_not_read(open_memory: OpenMemory) -> No
     turns=st.lists(st.integers(0, 3), max_size=12),
     limit=st.integers(60, 300),
     keep=st.sampled_from([0.3, 0.75, 1.0]),
-    partial=st.booleans(),
     system=st.booleans(),
 )
 @settings(max_examples=20)
-def test_every_message_is_counted_once(turns: list[int], limit: int, keep: float, partial: bool, system: bool) -> None:
+def test_every_message_is_counted_once(turns: list[int], limit: int, keep: float, system: bool) -> None:
     """Active, in the record, or no longer in it; and the record's tokens are those that it is shown with."""
 
     async def check() -> None:
         memory = CondensedMemory.from_defaults(
             condensed_token_limit=limit,
             keep_ratio=keep,
-            allow_partial=partial,
             include_system=system,
             extract_facts=False,
         )
@@ -251,7 +249,7 @@ def test_every_message_is_counted_once(turns: list[int], limit: int, keep: float
             assert stats.record_tokens == memory.tokenizer_fn.count(text)
             assert stats.verbatim == len(record(text))
             behind = stats.messages - stats.active - stats.left
-            assert 0 <= stats.verbatim <= behind + partial + system
+            assert 0 <= stats.verbatim <= behind + system
             assert stats.messages == len(await memory.aget_all())
         await memory.aclose()
 

@@ -108,7 +108,6 @@ async def test_no_question_is_refused_with_a_model_whose_window_is_known(
         {"token_limit": 6_000},
         {"context_window": WINDOW, "insert_method": "system"},
         {"context_window": WINDOW, "include_system": True, "summarize": True},
-        {"context_window": WINDOW, "allow_partial": True},
         {"context_window": WINDOW, "chat_history_token_ratio": 0.6},
     ],
 )

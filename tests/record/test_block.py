@@ -14,7 +14,6 @@ from llama_index_memory_ext import (
     CondensedMemoryBlock,
     LimitError,
     MemoryStore,
-    RoleError,
     SettingError,
     StoreError,
     TokenCounter,
@@ -253,9 +252,6 @@ async def test_a_field_that_is_changed_counts_from_the_next_prompt_on() -> None:
     block = CondensedMemoryBlock(token_limit=2_000)
     await block.aput([user(f"question {i}, with a few more words to it") for i in range(50)], session_id="chat")
     assert len(await shown(block)) == 50
-    block.end_on = "assistant"
-    assert await shown(block) == []
-    block.end_on = None
     block.max_messages = 20
     assert len(await shown(block)) == 8
     block.token_limit, block.keep_ratio, block.max_messages = 150, 0.5, None
@@ -265,8 +261,8 @@ async def test_a_field_that_is_changed_counts_from_the_next_prompt_on() -> None:
     assert (await block.ameasure("chat")).record_tokens == COUNTER.count(await block.aget([], session_id="chat"))
     block.token_limit, block.recall_token_limit = 600, 400
     assert "question 3," in await block.aget([user("What was question 3?")], session_id="chat")
-    block.start_on = "bot"
-    with pytest.raises(RoleError, match="start_on must name roles of messages"):
+    block.keep_messages = 9
+    with pytest.raises(LimitError, match="keep_messages=9 needs a max_messages"):
         await block.aget([], session_id="chat")
     await block.aclose()
 

@@ -84,10 +84,6 @@ OPTIONS = st.fixed_dictionaries(
     {},
     optional={
         "keep_ratio": st.just(1.0),
-        "allow_partial": st.booleans(),
-        "text_splitter": st.just(str.splitlines),
-        "start_on": st.sampled_from(["user", "assistant"]),
-        "end_on": st.sampled_from(["user", "assistant", "tool"]),
         "include_system": st.booleans(),
         "summarize": st.booleans(),
         "recall_token_limit": st.integers(0, 300),

@@ -120,7 +120,7 @@ async def test_nothing_comes_back_while_everything_is_still_shown(open_memory: O
     assert prompt.count("alpacas") == 1
 
 
-@pytest.mark.parametrize("options", [{}, {"max_messages": 4}, {"start_on": "user"}, {"allow_partial": True}])
+@pytest.mark.parametrize("options", [{}, {"max_messages": 4}])
 async def test_what_is_shown_word_for_word_never_comes_twice(open_memory: OpenMemory, options: dict[str, Any]) -> None:
     memory = open_memory(**SMALL, **options)
     for i in range(30):
@@ -337,15 +337,6 @@ async def test_it_works_with_a_number_of_messages(open_memory: OpenMemory) -> No
     prompt = await ask(memory, "What does Caroline breed?")
     assert len(verbatim(prompt)) <= 4
     assert ("user", "Caroline breeds alpacas.") in recalled(prompt)
-
-
-async def test_what_stands_before_the_first_message_of_a_role_can_come_back(open_memory: OpenMemory) -> None:
-    """Though it has never been in the record."""
-    memory = open_memory(**SMALL, start_on="user")
-    await say(memory, assistant("Welcome to the alpaca farm."), user("Hello."), assistant("Hi."))
-    prompt = await ask(memory, "Which farm?")
-    assert verbatim(prompt)[0] == ("user", "Hello.")
-    assert recalled(prompt) == [("assistant", "Welcome to the alpaca farm.")]
 
 
 @pytest.mark.parametrize("limit", [1, 20, 40, 60, 100])

@@ -16,6 +16,7 @@ from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, MemoryStore, TokenCounter
 from llama_index_memory_ext.record.summary import summary_room
+from llama_index_memory_ext.store.rows import Seen
 from tests.conversation import assistant, calling, record, result, sent_text, user
 from tests.memories import OpenMemory, OpenPlainMemory
 from tests.models import StartModel, client_without_connections
@@ -94,6 +95,26 @@ async def test_a_turn_does_not_wait_for_the_summary(open_memory: OpenMemory, sta
     assert "question 3, answer 3]" in summary_in(text)
     assert [said for _, said in record(text)] == ["question 4", "answer 4"]
     assert len(server.requests) == 1
+
+
+async def test_what_an_earlier_version_has_kept_beside_the_summary_does_no_harm(database_uri: str) -> None:
+    """It kept the end of a message that only partly fitted."""
+    store = MemoryStore(database_uri)
+    await store.log.append("chat", turns(1, 3), len)
+    state = {"summary": "They talked.", "partial": '<message role="assistant">1</message>\n', "summarised": 2}
+    page = await store.readers.page("chat", "condensed_memory", Seen(), limit=10)
+    place = page.rows[1].id
+    assert await store.readers.move("chat", "condensed_memory", epoch=page.epoch, old=0, new=place, state=state)
+    block = CondensedMemoryBlock(store=store, token_limit=2_000, max_messages=5)
+    text = await block.aget([], session_id="chat")
+    assert summary_in(text) == "They talked."
+    assert record(text) == record_of(turns(2, 3))
+    assert (await block.ameasure("chat")).summarised == 2
+    await store.log.append("chat", turns(4, 4), len)
+    text = await block.aget([], session_id="chat")
+    assert summary_in(text) == "They talked."
+    assert record(text)[-2:] == record_of(turns(4, 4))
+    await store.aclose()
 
 
 def record_of(messages: list[ChatMessage]) -> list[tuple[str, str]]:

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import TokenCounter
-from llama_index_memory_ext.record.selection import Kept, Selection
+from llama_index_memory_ext.record.selection import Selection
 from llama_index_memory_ext.text.cutting import Limits
 from llama_index_memory_ext.text.messages import Entry, entry_of
 from llama_index_memory_ext.text.tokens import as_counter
@@ -48,12 +48,13 @@ def places(kept: Sequence[Entry]) -> str:
 def limits(
     tokens: int = 10_000, *, message_ratio: float = 0.5, counter: TokenCounter = WORDS, **options: Any
 ) -> Selection:
-    limits = Limits.checked(token_limit=tokens, **{"keep_ratio": 0.75, **options})
+    most, keep = options.get("max_messages"), options.get("keep_messages")
+    limits = Limits.checked(tokens, most, keep, options.get("keep_ratio", 0.75))
     return Selection(limits, counter, int(tokens * min(message_ratio, limits.keep_ratio)))
 
 
-def cut(notation: str, tokens: int = 10_000, **options: Any) -> Kept:
-    return limits(tokens, **options).evict(Kept(tuple(entries(notation))))
+def cut(notation: str, tokens: int = 10_000, **options: Any) -> tuple[Entry, ...]:
+    return limits(tokens, **options).evict(tuple(entries(notation)))
 
 
 def test_the_notation_is_counted_as_it_says() -> None:
@@ -82,64 +83,18 @@ def test_the_notation_is_counted_as_it_says() -> None:
         ("u a t t a", {"max_messages": 4, "keep_messages": 3}, "a5"),
         ("u a t t", {"max_messages": 3, "keep_messages": 2}, "a2 t3 t4"),
         ("u a t t", {"max_messages": 1}, "a2 t3 t4"),
-        # Only at the roles of start_on, as long as one of them fits.
-        ("u a a u a a a", {"max_messages": 6, "keep_messages": 5, "start_on": {"user"}}, "u4 a5 a6 a7"),
-        ("u a a a a", {"max_messages": 3, "keep_messages": 3, "start_on": {"user"}}, "a3 a4 a5"),
-        ("u a u a u a", {"max_messages": 5, "keep_messages": 5, "start_on": {"assistant"}}, "a2 u3 a4 u5 a6"),
-        # Where the end of a message may be shown, no turn has to be whole.
-        ("u a u a u a", {"max_messages": 5, "keep_messages": 3, "allow_partial": True}, "a4 u5 a6"),
     ],
 )
 def test_what_a_cut_leaves(notation: str, options: dict[str, Any], left: str) -> None:
-    assert places(cut(notation, **options).entries) == left
-
-
-@pytest.mark.parametrize(
-    ("notation", "options", "end", "left"),
-    [
-        ("u20 a5", {"tokens": 24}, "w1.13 w1.14 w1.15 w1.16 w1.17 w1.18 w1.19", "u1 a2"),
-        ("u20 a a5", {"tokens": 31}, "w1.12 w1.13 w1.14 w1.15 w1.16 w1.17 w1.18 w1.19", "u1 a2 a3"),
-        # There is no end of a result, of a message that start_on does not name, and of one beyond the number.
-        ("a t20 a5", {"tokens": 24}, None, "a3"),
-        ("u20 a5", {"tokens": 24, "start_on": {"assistant"}}, None, "a2"),
-        ("u20 a5", {"tokens": 24, "max_messages": 2, "keep_messages": 1}, None, "a2"),
-        # Nor is there one where its tags alone would not fit.
-        ("u20 a12", {"tokens": 24}, None, "a2"),
-    ],
-)
-def test_the_end_of_a_message_is_kept_that_fits_partly(
-    notation: str, options: dict[str, Any], end: str | None, left: str
-) -> None:
-    kept = cut(notation, allow_partial=True, **options)
-    assert (kept.entries[0].body.strip() if kept.partial else None) == end
-    assert places(kept.entries) == left
-
-
-def test_an_end_begins_where_a_piece_of_the_splitter_begins() -> None:
-    def by_tens(text: str) -> list[str]:
-        words = text.split()
-        return [" ".join(words[i : i + 10]) for i in range(0, len(words), 10)]
-
-    kept = cut("u40 a5", 44, allow_partial=True, text_splitter=by_tens)
-    assert kept.partial
-    assert kept.entries[0].body.split() == [f"w1.{i}" for i in range(20, 40)]
-    assert not cut("u40 a25", 44, allow_partial=True, text_splitter=by_tens).partial
+    assert places(cut(notation, **options)) == left
 
 
 def test_a_cut_can_be_asked_for_before_the_limit_is_reached() -> None:
     """What is summarised goes down to what is kept, at once."""
-    before = Kept(tuple(entries("u a u a u a")))
+    before = tuple(entries("u a u a u a"))
     assert limits(24, keep_ratio=0.5).evict(before) == before
-    assert places(limits(24, keep_ratio=0.5).evict(before, low=True).entries) == "u5 a6"
-    assert limits(12, keep_ratio=0.5).evict(Kept(tuple(entries("u")))) == Kept(tuple(entries("u")))
-
-
-def test_a_position_is_the_last_row_that_is_left_behind_or_partly_shown() -> None:
-    first, second, third = entries("u a u")
-    assert Kept((second, third)).position == 1
-    assert Kept((first, second, third), partial=True).position == 1
-    assert Kept((first, third), partial=True).position == 1
-    assert Kept((third,)).position == 2
+    assert places(limits(24, keep_ratio=0.5).evict(before, low=True)) == "u5 a6"
+    assert limits(12, keep_ratio=0.5).evict(tuple(entries("u"))) == tuple(entries("u"))
 
 
 # ---- fitting -------------------------------------------------------------------------------------------
@@ -156,34 +111,7 @@ def test_a_position_is_the_last_row_that_is_left_behind_or_partly_shown() -> Non
     ],
 )
 def test_as_much_is_kept_as_fits(notation: str, options: dict[str, Any], left: str) -> None:
-    assert places(limits(**options).fit(entries(notation))) == left
-
-
-# ---- showing -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("notation", "options", "left"),
-    [
-        ("a u a u", {}, "a1 u2 a3 u4"),
-        ("a u a u", {"start_on": {"user"}}, "u2 a3 u4"),
-        ("a a t", {"start_on": {"user"}}, "a1 a2 t3"),
-        ("u a u", {"end_on": {"assistant"}}, "u1 a2"),
-        ("u a t", {"end_on": {"assistant"}}, ""),
-        ("u a t a t t u", {"end_on": {"tool"}}, "u1 a2 t3 a4 t5 t6"),
-        ("u a t u", {"end_on": {"assistant", "tool"}}, "u1 a2 t3"),
-        ("a u a u", {"start_on": {"user"}, "end_on": {"assistant"}}, "u2 a3"),
-        ("u u", {"end_on": {"assistant"}}, ""),
-        ("", {"start_on": {"user"}, "end_on": {"user"}}, ""),
-        # A result is no beginning, for it has one before it.
-        ("u a t u", {"start_on": {"tool"}}, "u1 a2 t3 u4"),
-        ("a t u", {"start_on": {"tool", "user"}}, "u3"),
-    ],
-)
-def test_what_is_shown_begins_and_ends_with_the_roles_that_are_named(
-    notation: str, options: dict[str, Any], left: str
-) -> None:
-    assert places(limits(**options).shown(entries(notation))) == left
+    assert places(limits(**options).fit(tuple(entries(notation)))) == left
 
 
 # ---- shares --------------------------------------------------------------------------------------------
@@ -207,18 +135,6 @@ def test_a_message_over_its_share_is_clipped(notation: str, options: dict[str, A
     assert len(shown) == len(tokens)
     for entry, most in zip(shown, tokens, strict=True):
         assert most * 0.7 <= entry.tokens <= most
-
-
-def test_with_allow_partial_a_message_over_its_share_is_clipped_to_its_end() -> None:
-    (entry,) = limits(40, allow_partial=True, message_ratio=1.0, keep_ratio=0.5).within_shares(entries("u50"))
-    assert entry.body.split() == [f"w1.{i}" for i in range(33, 50)]
-
-
-def test_where_no_piece_of_the_splitter_fits_the_end_of_the_last_is_shown() -> None:
-    """A message that is longer than its share is shown in any case."""
-    options: dict[str, Any] = {"allow_partial": True, "text_splitter": lambda text: [text]}
-    (entry,) = limits(40, **options).within_shares(entries("u50"))
-    assert entry.body.split() == [f"w1.{i}" for i in range(33, 50)]
 
 
 # ---- being full ----------------------------------------------------------------------------------------
@@ -245,7 +161,6 @@ def test_a_page_is_full_when_nothing_older_can_be_shown(notation: str, options: 
 notations = st.lists(st.tuples(st.sampled_from("uatats"), st.integers(1, 60)), max_size=15).map(
     lambda parts: " ".join(f"{letter}{words}" for letter, words in parts)
 )
-role_sets = st.frozensets(st.sampled_from(["user", "assistant", "tool"]), max_size=2)
 any_limits = st.builds(
     limits,
     tokens=st.integers(60, 300),
@@ -253,10 +168,6 @@ any_limits = st.builds(
     keep_ratio=st.floats(0.3, 1),
     message_ratio=st.floats(0.3, 1),
     max_messages=st.none() | st.integers(1, 10),
-    allow_partial=st.booleans(),
-    text_splitter=st.sampled_from([None, str.splitlines, lambda text: text.split(".")]),
-    start_on=role_sets,
-    end_on=role_sets,
 ).flatmap(
     lambda rules: (
         st.builds(
@@ -292,81 +203,44 @@ def test_shares_keep_every_unit_within_what_a_cut_leaves(rules: Selection, notat
 @given(rules=any_limits, notation=notations, low=st.booleans())
 def test_a_cut_keeps_the_newest_within_the_limits_and_parts_no_unit(rules: Selection, notation: str, low: bool) -> None:
     before = tuple(rules.within_shares(given_to(rules, notation)))
-    kept = rules.evict(Kept(before), low=low)
-    whole = kept.entries[kept.partial :]
-    assert bool(whole) == bool(before)
-    assert before[len(before) - len(whole) :] == whole
-    assert sum(entry.tokens for entry in kept.entries) <= rules.limits.tokens
-    only_unit = len(tool_call_groups(kept.entries)) == 1
-    assert not rules.is_over(kept.entries) or only_unit
-    if whole and whole != before:
-        assert not whole[0].is_result
+    kept = rules.evict(before, low=low)
+    assert bool(kept) == bool(before)
+    assert before[len(before) - len(kept) :] == kept
+    assert sum(entry.tokens for entry in kept) <= rules.limits.tokens
+    only_unit = len(tool_call_groups(kept)) == 1
+    assert not rules.is_over(kept) or only_unit
+    if kept and kept != before:
+        assert not kept[0].is_result
     assert rules.evict(kept, low=low) == kept
 
 
-@given(rules=any_limits, notation=notations)
-def test_the_end_of_a_message_is_a_true_end_of_its_text(rules: Selection, notation: str) -> None:
-    before = {entry.row_id: entry for entry in rules.within_shares(given_to(rules, notation))}
-    kept = rules.evict(Kept(tuple(before.values())))
-    if kept.partial:
-        end, following = kept.entries[:2]
-        whole = before[end.row_id]
-        assert rules.limits.allow_partial
-        assert not end.is_result
-        assert whole.body.endswith(end.body)
-        assert end.body.strip()
-        assert end.opening == whole.opening
-        assert following == list(before.values())[list(before).index(end.row_id) + 1]
-
-
 @given(rules=any_limits, talk=st.lists(notations, min_size=1, max_size=6))
-@example(rules=limits(60, allow_partial=True), talk=["u50", "a40", "u60", "a3", "u9", "u60"])
-def test_a_position_never_goes_back(rules: Selection, talk: list[str]) -> None:
+def test_what_has_left_never_comes_back(rules: Selection, talk: list[str]) -> None:
     """However the conversation goes on behind what was kept."""
-    kept, position = Kept(), 0
+    kept: tuple[Entry, ...] = ()
+    first = 0
     for entry_ids, notation in enumerate(talk):
         more = [
             entry_of(entry_ids * 100 + entry.row_id, message(part, entry.row_id), rules.counter)
             for part, entry in zip(notation.split(), given_to(rules, notation), strict=True)
         ]
         new = rules.within_shares([entry for entry in more if entry])
-        if kept.entries and new and new[0].is_result:
+        if kept and new and new[0].is_result:
             continue
-        kept = rules.evict(Kept((*kept.entries, *new), kept.partial))
-        if kept.entries:
-            assert kept.position >= position
-            position = kept.position
-            assert all(entry.row_id > position for entry in kept.entries[kept.partial :])
+        kept = rules.evict((*kept, *new))
+        if kept:
+            assert first <= kept[0].row_id == min(entry.row_id for entry in kept)
+            first = kept[0].row_id
 
 
 @given(rules=any_limits, notation=notations)
 def test_what_fits_is_within_the_limits_and_leaves_nothing_out_that_has_room(rules: Selection, notation: str) -> None:
-    before = rules.within_shares(given_to(rules, notation))
+    before = tuple(rules.within_shares(given_to(rules, notation)))
     kept = rules.fit(before)
     assert bool(kept) == bool(before)
-    assert tuple(before[len(before) - len(kept) :]) == kept
+    assert before[len(before) - len(kept) :] == kept
     assert not rules.is_over(kept) or len(tool_call_groups(kept)) == 1
     units = tool_call_groups(before)
     gone = units[: len(units) - len(tool_call_groups(kept))]
-    turns_matter = rules.limits.start_on or (
-        not rules.limits.allow_partial and any(entry.role == "user" for entry in before)
-    )
-    if gone and not turns_matter:
+    if gone and not any(entry.role == "user" for entry in before):
         assert rules.is_over([*gone[-1], *kept])
-
-
-@given(rules=any_limits, notation=notations)
-def test_what_is_shown_is_whole_units_side_by_side(rules: Selection, notation: str) -> None:
-    before = given_to(rules, notation)
-    shown = list(rules.shown(before))
-    assert all(unit in tool_call_groups(before) for unit in tool_call_groups(shown))
-    rows = [entry.row_id for entry in shown]
-    assert rows == list(range(rows[0], rows[0] + len(rows))) if rows else rules.limits.end_on or not before
-    if shown and rules.limits.end_on:
-        assert shown[-1].role in rules.limits.end_on
-    if (
-        shown
-        and rules.limits.start_on
-        and any(entry.role in rules.limits.start_on and not entry.is_result for entry in before)
-    ):
-        assert shown[0].role in rules.limits.start_on or shown[0].is_result

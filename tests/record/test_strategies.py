@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_index.core.llms import ChatMessage
-from llama_index.core.node_parser import SentenceSplitter
 
-from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, MemoryStore, TokenCounter
+from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, TokenCounter
 from tests.conversation import assistant, calling, record, result, sent_text, user
 from tests.memories import OpenMemory
 
@@ -52,80 +50,6 @@ async def test_a_ratio_of_one_cuts_each_turn() -> None:
     await block.aclose()
 
 
-async def test_the_end_of_a_message_is_kept_that_only_partly_fits() -> None:
-    """As many tokens of it as there is room for."""
-    block = CondensedMemoryBlock(token_limit=300, keep_ratio=1.0, allow_partial=True)
-    entries = await shown(block, user(f"one {LONG}"), assistant("two"), user("three"))
-    assert [text for _, text in entries[1:]] == ["two", "three"]
-    assert f"one {LONG}".endswith(entries[0][1])
-    assert not entries[0][1].startswith("one")
-    assert COUNTER.count(await block.aget([], session_id="chat")) >= 280
-    await block.aclose()
-
-
-async def test_the_newest_message_is_kept_to_its_end_if_it_alone_is_too_large() -> None:
-    block = CondensedMemoryBlock(token_limit=300, keep_ratio=1.0, allow_partial=True)
-    ((_, text),) = await shown(block, user("old"), user(f"new {LONG}"))
-    assert f"new {LONG}".endswith(text)
-    assert COUNTER.count(text) >= 260
-    await block.aclose()
-
-
-async def test_whole_pieces_of_a_splitter_are_kept() -> None:
-    lines = "\n".join(f"line {i} says something" for i in range(40))
-    sentences = SentenceSplitter(chunk_size=30, chunk_overlap=8)
-    splitters: list[tuple[Any, Callable[[str], list[str]]]] = [
-        (str.splitlines, str.splitlines),
-        (sentences, sentences.split_text),
-    ]
-    for splitter, split in splitters:
-        block = CondensedMemoryBlock(token_limit=200, keep_ratio=1.0, allow_partial=True, text_splitter=splitter)
-        entries = await shown(block, user(lines), assistant("Good."))
-        begin = lines.index(entries[0][1])
-        assert lines.endswith(entries[0][1])
-        assert any(piece.startswith(lines[begin:][:15]) for piece in split(lines))
-        assert len(entries) == 2
-        await block.aclose()
-
-
-@pytest.mark.parametrize("keep_ratio", [0.75, 1.0])
-async def test_what_is_kept_partly_is_the_same_for_every_worker_and_after_a_restart(
-    database_uri: str, keep_ratio: float
-) -> None:
-    store = MemoryStore(database_uri)
-    options: dict[str, Any] = {"token_limit": 250, "allow_partial": True, "keep_ratio": keep_ratio, "store": store}
-    first, second = CondensedMemoryBlock(**options), CondensedMemoryBlock(**options)
-    partly = 0
-    for i in range(30):
-        said = [user(f"question {i}: " + " ".join(f"q{i}x{j}" for j in range(i % 7 * 6))), assistant(f"answer {i}")]
-        await store.log.append("chat", said, len)
-        one = await shown(first if i % 2 else second)
-        two = await shown(second if i % 2 else first)
-        assert one == two == await shown(CondensedMemoryBlock(**options))
-        partly += not one[0][1].startswith(("question", "answer"))
-    assert partly
-    await store.aclose()
-
-
-async def test_the_record_begins_with_a_role() -> None:
-    block = CondensedMemoryBlock(token_limit=120, start_on="user")
-    assert await shown(block, assistant("Hello, I am here.")) == [("assistant", "Hello, I am here.")]
-    for i in range(12):
-        entries = await shown(block, user(f"question {i}"), assistant("yes"), assistant("and no"))
-        assert entries[0][0] == "user"
-    await block.aclose()
-
-
-async def test_the_record_ends_with_a_role() -> None:
-    """What comes later is shown as soon as such a message has come."""
-    block = CondensedMemoryBlock(end_on=("assistant",))
-    assert await shown(block, user("one")) == []
-    assert len(await shown(block, assistant("two"), user("three"))) == 2
-    assert len(await shown(block, calling(("c1", "f", {})), result("c1", "r"))) == 2
-    assert len(await shown(block, assistant("four"))) == 6
-    await block.aclose()
-
-
 async def test_the_first_instructions_stay_for_good() -> None:
     """In front of everything; others leave like all messages."""
     block = CondensedMemoryBlock(token_limit=200, include_system=True)
@@ -157,7 +81,7 @@ async def test_instructions_count_as_a_message() -> None:
 
 
 async def test_the_preset_hands_the_settings_on(open_memory: OpenMemory) -> None:
-    memory = open_memory(max_messages=4, keep_messages=2, start_on="user", recall_token_limit=500)
+    memory = open_memory(max_messages=4, keep_messages=2, recall_token_limit=500)
     for i in range(5):
         await memory.aput_messages([user(f"question {i}"), assistant(f"answer {i}")])
     await memory.aput(user("What was question 1?"))
@@ -176,9 +100,8 @@ def test_a_setting_that_does_not_exist_is_refused_by_name() -> None:
     ("options", "said"),
     [
         ({"max_message": 3}, "no argument 'max_message'"),
-        ({"start_on": "human"}, "start_on must name roles of messages: .* Use 'user' instead"),
-        ({"end_on": ["user", "ai"]}, "end_on must name roles of messages: .* Use 'assistant' instead"),
-        ({"text_splitter": 3}, "text_splitter must be a function from a text to its pieces"),
+        ({"start_on": "user"}, "no argument 'start_on'"),
+        ({"keep_messages": 3}, "keep_messages=3 needs a max_messages"),
         ({"recall_token_limit": -1}, "recall_token_limit"),
         ({"summary_token_limit": 0}, "summary_token_limit"),
     ],
@@ -189,9 +112,7 @@ def test_settings_that_cannot_be_are_refused(options: dict[str, Any], said: str)
 
 
 async def test_a_block_with_all_settings_can_be_copied_and_pickled() -> None:
-    block = CondensedMemoryBlock(
-        token_limit=900, allow_partial=True, text_splitter=str.splitlines, summarize=True, recall_token_limit=300
-    )
+    block = CondensedMemoryBlock(token_limit=900, include_system=True, summarize=True, recall_token_limit=300)
     await shown(block, user("one"), assistant("two"))
     assert await shown(copy.deepcopy(block)) == [("user", "one"), ("assistant", "two")]
     twin = pickle.loads(pickle.dumps(block))
@@ -204,12 +125,12 @@ kinds = st.lists(st.sampled_from(["u", "U", "a", "A", "c"]), min_size=1, max_siz
 
 
 @settings(max_examples=80)
-@given(kinds=kinds, partial=st.booleans(), keep_ratio=st.sampled_from([0.5, 0.75, 1.0]), batch=st.integers(1, 4))
+@given(kinds=kinds, keep_ratio=st.sampled_from([0.5, 0.75, 1.0]), batch=st.integers(1, 4))
 async def test_no_result_is_parted_from_its_call_and_the_newest_is_there(
-    kinds: list[str], partial: bool, keep_ratio: float, batch: int
+    kinds: list[str], keep_ratio: float, batch: int
 ) -> None:
     """U and A are long; c is a call, its result, and the answer."""
-    block = CondensedMemoryBlock(token_limit=260, allow_partial=partial, keep_ratio=keep_ratio)
+    block = CondensedMemoryBlock(token_limit=260, keep_ratio=keep_ratio)
     said: list[list[ChatMessage]] = []
     for i, kind in enumerate(kinds):
         text = f"message {i}" + (f" {LONG[:600]} end {i}" if kind in "UA" else "")

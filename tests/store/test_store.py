@@ -163,7 +163,7 @@ async def test_what_was_made_of_the_rows_behind_a_cursor_moves_with_it(store: Me
     page = await store.readers.page("chat", "reader", Seen(), limit=10)
     ids = [row.id for row in page.rows]
     assert await store.readers.state("chat", "reader") == (0, None)
-    state = {"summary": "They said \u65e5\u672c \U0001f600.", "partial": ""}
+    state = {"summary": "They said \u65e5\u672c \U0001f600.", "summarised": 2}
     assert await store.readers.move("chat", "reader", epoch=page.epoch, old=0, new=ids[1], state=state)
     assert not await store.readers.move("chat", "reader", epoch=page.epoch, old=0, new=ids[2], state={"summary": "x"})
     assert await store.readers.state("chat", "reader") == (ids[1], state)

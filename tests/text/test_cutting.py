@@ -5,17 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llama_index.core.node_parser import SentenceSplitter, TokenTextSplitter
 
 from llama_index_memory_ext import TokenCounter
-from llama_index_memory_ext.text.cutting import Limits, clip_start, excerpt, plan_cut, plan_flush, share_out
+from llama_index_memory_ext.text.cutting import Limits, excerpt, plan_cut, plan_flush, share_out
 from llama_index_memory_ext.text.tokens import as_counter
 
 COUNTER = TokenCounter()
-WORDS = as_counter(str.split)
 ROLES = {"u": "user", "a": "assistant", "t": "tool"}
 KINDS = st.lists(st.tuples(st.sampled_from("uaat"), st.integers(1, 30)), max_size=25)
 
@@ -45,13 +42,6 @@ def test_a_cut_in_front_of_a_turn_is_preferred_unless_it_costs_too_much() -> Non
     """A long turn is cut within itself rather than lost whole."""
     assert cut("uaaaaau", [11] + [15] * 6) == 2
     assert cut("uauaaau", [40, 10, 20, 15, 15, 15, 5]) == 2
-
-
-def test_a_cut_can_be_made_at_starts_only() -> None:
-    """Whatever that costs; where none of them fits, the limit still holds."""
-    limits = {"keep_ratio": 1.0, "start_on": frozenset({"user"})}
-    assert cut("uaua", [90, 70, 5, 5], **limits) == 2
-    assert cut("uaua", [90, 70, 50, 60], **limits) == 3
 
 
 def test_a_result_is_never_parted_from_its_call() -> None:
@@ -112,80 +102,6 @@ def test_shares_keep_to_the_common_limit(tokens: list[int], limit: int) -> None:
     assert all(0 <= share <= wanted for share, wanted in zip(shares, tokens, strict=True))
     if sum(tokens) <= limit:
         assert shares == tokens
-
-
-# ---- the end of a text ---------------------------------------------------------------------------------
-
-TEXT = "One is here. Two is here.  Three is there.\n\nFour was it. " * 3
-
-
-def sentences(text: str) -> list[str]:
-    """In place of LlamaIndex's own, for which NLTK is loaded."""
-    return re.findall(r"[^.]+\.?\s*|\.", text)
-
-
-def overlapping(text: str) -> list[str]:
-    """Ten characters each, four of them shared with the next."""
-    return [text[start : start + 10] for start in range(0, len(text), 6)]
-
-
-SPLITTERS: dict[str, Any] = {
-    "lines with their ends": lambda text: text.splitlines(keepends=True),
-    "lines without their ends": str.splitlines,
-    "words": str.split,
-    "a separator that is lost": lambda text: text.split(". "),
-    "overlapping": overlapping,
-    "LlamaIndex's sentences": SentenceSplitter(chunk_size=12, chunk_overlap=0, chunking_tokenizer_fn=sentences),
-    "LlamaIndex's sentences, overlapping": SentenceSplitter(
-        chunk_size=30, chunk_overlap=12, chunking_tokenizer_fn=sentences
-    ),
-    "LlamaIndex's tokens, overlapping": TokenTextSplitter(chunk_size=12, chunk_overlap=4),
-    "another text": lambda text: [text.upper()],
-    "nothing": lambda text: [],
-}
-
-
-def test_without_a_splitter_the_tokens_decide() -> None:
-    assert clip_start("one two three four", 2, COUNTER) == " three four"
-
-
-@pytest.mark.parametrize(
-    ("splitter", "limit", "end"),
-    [
-        ("lines with their ends", 5, "Four was it. "),
-        ("lines without their ends", 5, "Four was it. "),
-        ("words", 2, "was it. "),
-        ("a separator that is lost", 8, " Three is there.\n\nFour was it. "),
-        ("LlamaIndex's sentences", 6, "Three is there.\n\nFour was it. "),
-        ("LlamaIndex's tokens, overlapping", 4, "was it. "),
-        ("another text", 50, ""),
-        ("nothing", 50, ""),
-    ],
-)
-def test_the_end_begins_where_a_piece_begins(splitter: str, limit: int, end: str) -> None:
-    """Also if the splitter strips white space or overlaps."""
-    text = TEXT if limit < 50 else TEXT * 20
-    assert clip_start(text, limit, WORDS, SPLITTERS[splitter]) == end
-
-
-def test_equal_pieces_are_told_apart() -> None:
-    assert clip_start("aa\naa\naa\naa", 2, WORDS, str.splitlines) == "aa\naa"
-    assert clip_start("aaaaaaaa", 5, as_counter(list), lambda _: ["aa", "aa", "aa", "aa"]) == "aaaa"
-
-
-def test_a_piece_that_does_not_fit_leaves_nothing() -> None:
-    assert clip_start("a long line of words", 3, WORDS, str.splitlines) == ""
-
-
-@pytest.mark.parametrize("splitter", SPLITTERS)
-@given(text=st.text(alphabet="ab .\n\t日", max_size=80) | st.sampled_from([TEXT, TEXT * 4]), limit=st.integers(-1, 80))
-def test_the_end_is_the_texts_own_and_within_the_limit(splitter: str, text: str, limit: int) -> None:
-    """Whatever the splitter; a text that fits is whole."""
-    end = clip_start(text, limit, COUNTER, SPLITTERS[splitter])
-    assert text.endswith(end)
-    assert COUNTER.count(end) <= max(limit, 0)
-    if COUNTER.count(text) <= limit:
-        assert end == text
 
 
 # ---- the part of a text that has the words of a question -----------------------------------------------
