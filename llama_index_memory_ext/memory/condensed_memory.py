@@ -69,6 +69,11 @@ class CondensedMemory(Memory):
     # Of the question that was shown last. Its words must not travel with a pickle.
     _question_hash: int = PrivateAttr(default=0)
 
+    if not TYPE_CHECKING:  # With this method, a type checker would not know the fields.
+
+        def __init__(self, **values: Any) -> None:
+            checked(type(self), super().__init__, **values)
+
     @model_validator(mode="before")
     @classmethod
     def _check_blocks(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -164,15 +169,14 @@ class CondensedMemory(Memory):
         window = limits.model_window(llm, context_window)
         allowed = limits.checked_limits(window, asked, settings, counts_exactly=tokenizer_fn is not None)
         preset.check_cache_points(cache_points, memory_blocks_template, llm)
-        store = chat_store or MemoryStore(async_database_uri, table_name, async_engine, db_schema=db_schema)
+        place: Any = {"async_database_uri": async_database_uri, "table_name": table_name, "async_engine": async_engine}
+        store = preset.store_of(chat_store, **place, db_schema=db_schema)
         session_id = preset.session_of(store, session_id)
         counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
         shared: Any = {"llm": llm, "embed_model": embed_model, "tokenizer_fn": counter, "store": store}
         of_user = session_id if user_id is None else user_id
         blocks = options.blocks_for(settings, allowed.condensed, allowed.facts, of_user, **shared)
-        memory = checked(
-            cls,
-            cls,
+        memory = cls(
             session_id=session_id,
             token_limit=allowed.token_limit,
             memory_blocks=[*blocks, *options.further_blocks(memory_blocks)],
@@ -186,7 +190,7 @@ class CondensedMemory(Memory):
             audio_token_size_estimate=audio_token_size_estimate,
             video_token_size_estimate=video_token_size_estimate,
         )
-        memory._owns_store = chat_store is None  # noqa: SLF001 - of this class
+        memory._owns_store = chat_store is None
         if chat_history is not None:
             memory.set(chat_history)
         return memory
@@ -306,8 +310,11 @@ class CondensedMemory(Memory):
         """Flush, and close the database connections that this memory has opened.
 
         A turn without an answer goes on: its question stays in short-term memory, for whoever opens the session next.
+        A later call opens a file or a server again. What was in memory is gone, and a later call raises a StoreError;
+        closing twice does no harm.
         """
-        await flushing.flush(self, flushing.leaving_at_end, self._calls())
+        if not self.sql_store.database.is_gone:
+            await flushing.flush(self, flushing.leaving_at_end, self._calls())
         await self.condensed_block.aclose()
         await self.facts_block.aclose()
         if self._owns_store:
