@@ -184,7 +184,7 @@ class CondensedMemory(Memory):
             sql_store=store,
             chat_history_token_ratio=chat_history_token_ratio,
             memory_blocks_template=memory_blocks_template or template.MemoryBlocksTemplate(),
-            insert_method=insert_method,
+            insert_method=insert_method,  # type: ignore[arg-type]  # a text is made one
             cache_points=cache_points,
             image_token_size_estimate=image_token_size_estimate,
             audio_token_size_estimate=audio_token_size_estimate,

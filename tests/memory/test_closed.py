@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from llama_index.core.memory import Memory
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import (
@@ -20,6 +19,7 @@ from llama_index_memory_ext import (
     StoreError,
 )
 from tests.conversation import assistant, user
+from tests.memories import OpenPlainMemory
 
 GONE = r"was in memory and was closed: what it held is gone\. .* keep it in a file: async_database_uri="
 USES: dict[str, Callable[[CondensedMemory], Awaitable[Any]]] = {
@@ -130,9 +130,9 @@ async def test_a_database_in_memory_with_a_name_may_have_others_who_use_it() -> 
     await other.aclose()
 
 
-async def test_the_private_stores_of_blocks_are_gone_with_them() -> None:
+async def test_the_private_stores_of_blocks_are_gone_with_them(open_plain_memory: OpenPlainMemory) -> None:
     blocks = CondensedMemoryBlock(), RelevantFactsBlock(extract_facts=False)
-    memory = Memory.from_defaults("chat", memory_blocks=list(blocks), token_limit=30, token_flush_size=10)
+    memory = open_plain_memory(*blocks, token_limit=30, token_flush_size=10)
     await memory.aput_messages([user("I like tea. " * 9), assistant("Noted. " * 9), user("And now?")])
     for block in blocks:
         await block.aclose()
@@ -141,7 +141,6 @@ async def test_the_private_stores_of_blocks_are_gone_with_them() -> None:
             await block.aget(session_id="chat")
     with pytest.raises(StoreError, match=GONE):
         await memory.aput_messages([assistant("Noted. " * 9), user("And then?")])
-    await memory.sql_store._async_engine.dispose()
 
 
 async def test_a_copy_is_as_closed_as_the_memory() -> None:

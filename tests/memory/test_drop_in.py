@@ -188,7 +188,7 @@ def test_no_argument_takes_just_anything(name: str) -> None:
         (RelevantFactsBlock, {"categories": {}}, "categories: expected 1 to 50 names"),
         (RelevantFactsBlock, {"verify": "yes"}, r"verify must be a valid boolean; saw 'yes'\..* for False\."),
         (RelevantFactsBlock, {"user_id": ""}, r"user_id must be a text, must not be empty, .* around it; saw ''\."),
-        (CondensedMemoryBlock, {"languages": ["xx"]}, "^languages: expected one or more languages of .*; saw 'xx'"),
+        (CondensedMemoryBlock, {"languages": ["xx"]}, "^languages: expected one or more languages: .*; saw 'xx'"),
         (CondensedMemory, {}, r"needs a CondensedMemoryBlock .* CondensedMemory\.from_defaults"),
         (CondensedMemory, {"token_limit": KEY}, r"needs a CondensedMemoryBlock .* CondensedMemory\.from_defaults"),
     ],
