@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from llama_index_memory_ext.errors import FactError
+from llama_index_memory_ext.refusals import check_id
 from llama_index_memory_ext.text.messages import cleaned
 
 # The facts that all agents share, those of one agent alone, or both.
@@ -57,15 +58,15 @@ SHARED = AgentView()
 def view_of(agent_id: str | None, scope: str | None) -> AgentView:
     """Returns what an agent sees; without a ``scope`` both, or without an ``agent_id`` the shared facts.
 
-    The scope "all" shows everybody's facts. Raises a FactError where a scope lacks its agent, for a blank
-    ``agent_id``, and for an unknown scope.
+    The scope "all" shows everybody's facts. Raises a FactError where a scope lacks its agent, and for an unknown scope;
+    a SettingError for an ``agent_id`` that is no id.
 
     >>> view_of("travel", None), view_of(None, None) == SHARED
     (AgentView(agents=(None, 'travel'), own='travel'), True)
     """
     if agent_id is None and scope in (None, "user"):
         return SHARED
-    _check_agent(agent_id)
+    check_id("agent_id", agent_id)
     if scope == "all":
         return AgentView(None)
     name = cleaned(agent_id)
@@ -79,12 +80,6 @@ def view_of(agent_id: str | None, scope: str | None) -> AgentView:
             "out the scope for facts that all agents share."
         )
     return view
-
-
-def _check_agent(agent_id: object) -> None:
-    if agent_id is not None and not (isinstance(agent_id, str) and agent_id.strip()):
-        seen = "a blank text" if isinstance(agent_id, str) else f"a {type(agent_id).__name__}"
-        raise FactError(f"Expected agent_id to be the name of an agent, or None; saw {seen}.")
 
 
 def _described(agent_id: str | None) -> str:

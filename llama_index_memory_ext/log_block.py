@@ -16,7 +16,7 @@ from llama_index.core.llms.llm import LLM
 from llama_index.core.llms.mock import MockLLM
 from llama_index.core.memory import BaseMemoryBlock
 from llama_index.core.settings import Settings
-from pydantic import AfterValidator
+from pydantic import AfterValidator, StrictBool
 
 from llama_index_memory_ext.asking.shield import model_of, shielded
 from llama_index_memory_ext.errors import NoModelError
@@ -46,6 +46,8 @@ AnyLLM: TypeAlias = Annotated[LLM | None, AfterValidator(shielded)]
 AnyEmbedding: TypeAlias = Annotated[BaseEmbedding | None, AfterValidator(shielded)]
 # Codes of ISO 639-1; None stands for any language.
 Languages: TypeAlias = Annotated[Sequence[str] | None, BeforeValidator(checked_languages)]
+# A field that does not take "yes" and 1.
+Switch: TypeAlias = StrictBool
 _MODELS = frozenset({"llm", "embed_model"})
 
 
@@ -234,6 +236,6 @@ class LogBlock(BaseMemoryBlock[str]):
         return {kind: failure for kind, failure in found.items() if failure}
 
     async def aclose(self) -> None:
-        """Close a private store, whose messages are gone then. A given store stays open."""
+        """Close a private store: its messages are gone, and later calls raise a StoreError. A given one stays open."""
         if self.store is None:
             await self._store.aclose()

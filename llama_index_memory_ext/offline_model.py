@@ -275,8 +275,9 @@ class OfflineModel(CustomLLM, FunctionCallingLLM):
         yield self.complete(prompt)
 
     def _prepare_chat_with_tools(
-        self, tools: Sequence[BaseTool], user_msg: Any = None, chat_history: Any = None, *_: object, **__: object
+        self, tools: Sequence[BaseTool], *_: object, tool_required: bool = False, **given: Any
     ) -> Arguments:
+        user_msg, chat_history = given.get("user_msg"), given.get("chat_history")
         asked = ChatMessage(user_msg) if isinstance(user_msg, str) else user_msg
         messages = [*(chat_history or []), *([asked] if asked else [])]
         return {"messages": messages, "tools": [tool.metadata.get_name() for tool in tools]}

@@ -32,7 +32,9 @@ def unpacked(options: Any, *models: type[BaseModel], with_defaults: bool = True)
         signature = inspect.signature(function)
         named = [one for one in signature.parameters.values() if one.kind != one.VAR_KEYWORD]
         for name, hint in options.__annotations__.items():
-            default = fields[name].default if with_defaults and fields[name].default_factory is None else ...
+            # A field without a default has an object of pydantic's in its place.
+            has_default = with_defaults and fields[name].default_factory is None and not fields[name].is_required()
+            default = fields[name].default if has_default else ...
             shown: Any = getattr(hint, "__forward_arg__", hint)
             named.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=shown))
         vars(function)["__signature__"] = signature.replace(parameters=named)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import Fact, normalised
 from llama_index_memory_ext.text.messages import cleaned
 from llama_index_memory_ext.text.visible import visible
@@ -38,9 +39,26 @@ def test_a_fact_needs_nothing_but_its_content() -> None:
     ],
 )
 def test_what_no_fact_can_be_is_refused(wrong: dict[str, Any]) -> None:
-    """A datetime without a zone too: nobody could say when it was."""
-    with pytest.raises(ValidationError, match=next(iter(wrong))):
+    """A datetime without a zone too: nobody could say when it was. In one line, without what pydantic writes."""
+    with pytest.raises(FactError, match=next(iter(wrong))) as refused:
         Fact(**{"content": "Likes tea", **wrong})
+    assert "\n" not in str(refused.value)
+    assert "pydantic" not in str(refused.value)
+    assert refused.value.__cause__ is refused.value.__context__ is None
+
+
+def test_what_is_refused_of_a_fact_is_said_with_the_way_out() -> None:
+    """And never with the words of the fact."""
+    with pytest.raises(FactError, match=r"confidence must be less than or equal to 1; saw 7\. It is: .* for 1\.0\."):
+        Fact(content="Likes tea", confidence=7)
+    with pytest.raises(
+        FactError, match=r'content must be given; saw nothing\. It is: "The fact in one sentence\." Give'
+    ):
+        Fact()  # type: ignore[call-arg]
+    with pytest.raises(FactError, match=r"created_at must be a valid datetime or date.*; saw a str\."):
+        Fact(content="Likes tea", created_at="my secret")  # type: ignore[arg-type]
+    with pytest.raises(FactError, match=r"no argument 'confidnce'\. Did you mean 'confidence'"):
+        Fact(content="Likes tea", confidnce=1)  # type: ignore[call-arg]
 
 
 def test_times_come_out_in_utc_and_a_fact_was_updated_when_it_was_created() -> None:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from llama_index_memory_ext.agents.contexts import check_memory
 from llama_index_memory_ext.background.loop import run
-from llama_index_memory_ext.errors import LimitError, MemoryExtError, StoreError
+from llama_index_memory_ext.errors import LimitError, StoreError
 from llama_index_memory_ext.facts.scoring import Weights, days_of
 from llama_index_memory_ext.memory.search import check_search
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS
@@ -56,9 +56,9 @@ def store_errors(what: str, session_id: str) -> Iterator[None]:
     """
     try:
         yield
-    except MemoryExtError:
-        raise
-    except Exception as error:
+    except Exception as raised:
+        # A StoreError says by its cause that there is no connection.
+        error = (raised.__cause__ if isinstance(raised, StoreError) else None) or raised
         modules = {base.__module__.partition(".")[0] for base in type(error).__mro__}
         if not isinstance(error, _DATABASE_ERRORS) and _DATABASE_LIBRARIES.isdisjoint(modules):
             raise

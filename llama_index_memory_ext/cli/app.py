@@ -47,20 +47,36 @@ def _check_not_empty(value: str | None) -> str | None:
     return value
 
 
+def _check_id(value: str | None) -> str | None:
+    # Imported here: it takes a while, and the help does not need it.
+    from llama_index_memory_ext.refusals import check_id
+
+    try:
+        check_id("it", value)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return value
+
+
 # What typer.Option returns is declared as Any.
 def _option(name: str, metavar: str, help_: str, envvar: str | None = None) -> Any:
     return typer.Option(name, metavar=metavar, envvar=envvar, callback=_check_not_empty, help=help_, show_default=False)
+
+
+def id_option(name: str, help_: str, check: Callable[[str | None], str | None] | None = _check_id) -> Any:
+    """Returns the option for the id of a user, a session or an agent; without a ``check`` for any that is stored."""
+    return typer.Option(name, metavar="ID", callback=check, help=help_, show_default=False)
 
 
 _DB_HELP = "The database: a SQLite file, or a SQLAlchemy address. Default: a file in your own folder."
 _TABLE_HELP = "The chat table; the names of the other tables begin with its name. Default: llama_index_memory."
 _SCHEMA_HELP = "The schema of the tables, on PostgreSQL."
 Db = Annotated[str | None, _option("--db", "DB", _DB_HELP, "LLAMA_INDEX_MEMORY_DB")]
-User = Annotated[
-    str | None, _option("--user", "ID", "The user. What is known about them applies in all their sessions.")
-]
-Session = Annotated[str | None, _option("--session", "ID", "The session: one conversation.")]
-Agent = Annotated[str | None, _option("--agent", "ID", "What this agent of the user sees. Default: all agents' facts.")]
+USER_HELP = "The user. What is known about them applies in all their sessions."
+SESSION_HELP = "The session: one conversation."
+User = Annotated[str | None, id_option("--user", USER_HELP)]
+Session = Annotated[str | None, id_option("--session", SESSION_HELP)]
+Agent = Annotated[str | None, id_option("--agent", "What this agent of the user sees. Default: all agents' facts.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else; errors as JSON on stderr.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 _Table = Annotated[str, _option("--table", "NAME", _TABLE_HELP, "LLAMA_INDEX_MEMORY_TABLE")]
@@ -158,9 +174,7 @@ async def check_store(store: ext.MemoryStore, file: Path | None, *, create: bool
     try:
         version = await store.read_schema_version()
     except Exception as error:  # noqa: BLE001 - each driver has errors of its own
-        reason = describe_error(error).removeprefix("the database cannot be used: ")
-        if isinstance(error, ModuleNotFoundError):
-            reason = f'it needs {error.name}: pip install "llama-index-memory-ext[postgres]"'
+        reason = describe_error(error).rpartition("cannot be used: ")[2]
         raise TerminalError(f"The database at {name} cannot be used: {reason}") from None
     if create and file == default_file():
         # Only the user may read it.
@@ -203,7 +217,7 @@ async def check_writable(store: ext.MemoryStore, file: Path | None) -> None:
             await try_writing(store)
         except Exception as error:  # noqa: BLE001 - each driver has errors of its own
             if not (isinstance(error, ext.StoreTimeoutError) or "locked" in str(error)):
-                reason = describe_error(error).removeprefix("the database cannot be used: ")
+                reason = describe_error(error).rpartition("cannot be used: ")[2]
     elif file:
         reason = _why_not_writable(file)
     if reason:
@@ -248,7 +262,7 @@ def one_of(user: str | None, session: str | None) -> str:
     """Returns the one of two options that is given; both or none are wrong usage."""
     if (user is None) == (session is None):
         raise typer.BadParameter("say either --user ID or --session ID.")
-    return user or str(session)
+    return str(session) if user is None else user
 
 
 def is_terminal() -> bool:

@@ -7,12 +7,12 @@ import json
 import sqlite3
 from contextlib import aclosing, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import TerminalError, pluralize
 from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.app import Db, Json, Session, User, Yes
+from llama_index_memory_ext.cli.app import SESSION_HELP, USER_HELP, Db, Json, Yes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -26,6 +26,9 @@ _PIECE_BYTES = 48
 _BLOCK_BYTES = 1 << 22
 # Columns of names that are no user's and no session's.
 _OTHER_NAMES = frozenset({"role", "status", "agent_id"})
+# Of any id that is stored, also of one that no memory takes.
+User = Annotated[str | None, cli.id_option("--user", USER_HELP, check=None)]
+Session = Annotated[str | None, cli.id_option("--session", SESSION_HELP, check=None)]
 
 
 class DeletionResidue(NamedTuple):
@@ -64,7 +67,7 @@ async def _forget(
             messages = pluralize(sum(info.messages for info in infos), "message")
             counts = f"{messages} in {pluralize(len(infos), 'session')}, {pluralize(len(facts), 'fact')}."
             hint = "" if users else "\nWhat is known of its user stays; `forget --user` deletes that too."
-            cli.say(f"Stored about {user or session}: {counts}{hint}", stderr=True)
+            cli.say(f"Stored about {cli.one_of(user, session)}: {counts}{hint}", stderr=True)
         if asks:
             cli.confirm("Delete all of it for good?")
         with cli.waiting("Deleting"):
@@ -86,17 +89,17 @@ async def _find(
     store: ext.MemoryStore, user: str | None, session: str | None
 ) -> tuple[list[str], list[SessionInfo], list[ext.Fact]]:
     """Returns the users, sessions and facts that are to be deleted."""
-    infos = await store.sessions(user, session_ids=[session] if session else [])
+    # Imported here: it imports LlamaIndex.
+    from llama_index_memory_ext.facts.book import FactBook
+
+    infos = await store.sessions(user, session_ids=[] if session is None else [session])
     # A session without a user is a user of its own.
     own = [info.session_id for info in infos if info.session_id in info.user_ids]
-    users = list(dict.fromkeys(filter(None, [user, *own])))
-    facts = [
-        fact
-        for name in users
-        for fact in await cli.book_of(cli.memory_on(store, name)).alist(with_retired=True, with_expired=True)
-    ]
+    users = list(dict.fromkeys(own if user is None else [user, *own]))
+    books = [FactBook(store, name, scope="all") for name in users]
+    facts = [fact for book in books for fact in await book.alist(with_retired=True, with_expired=True)]
     if not (infos or facts):
-        raise TerminalError(f"Nothing is stored about {user or session!r}.")
+        raise TerminalError(f"Nothing is stored about {cli.one_of(user, session)!r}.")
     return users, infos, facts
 
 

@@ -15,7 +15,7 @@ _NOT_INSTALLED = 'The command mcp needs the MCP package: pip install "llama-inde
 _WAITING = "Waiting for an MCP client on stdin. Programs start this command themselves; Ctrl-C ends it."
 _SESSION_HELP = "A conversation that another program writes: its messages are searched, and quotes must be in it."
 
-_Session = Annotated[str | None, typer.Option("--session", metavar="ID", help=_SESSION_HELP)]
+_Session = Annotated[str | None, cli.id_option("--session", _SESSION_HELP)]
 _ReadOnly = Annotated[bool, typer.Option("--read-only", help="Only search and list.")]
 
 

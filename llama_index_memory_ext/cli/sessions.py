@@ -64,21 +64,22 @@ class _Session(NamedTuple):
 
 async def _read(store: ext.MemoryStore, session: str, last: int) -> _Session:
     # Imported here: it imports LlamaIndex.
+    from llama_index_memory_ext.facts.book import FactBook
     from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED
 
     info = next(iter(await store.sessions(session_ids=[session])), None)
     if info is None:
         raise TerminalError(f"There is no session {session!r}. `sessions list` shows those that there are.")
-    owners = [cli.memory_on(store, session, user) for user in info.user_ids or (None,)]
-    reader = owners[0].condensed_block.name
+    reader = cli.memory_on(store, "any").condensed_block.name
+    books = [FactBook(store, user) for user in info.user_ids or (session,)]
     counts = await store.users.counts(session, record=reader, extraction="", namespace="")
     active, left = int(counts["active"]), int(counts["left"])
     skipped = max(0, info.messages - last)
     rows = await store.readers.find(session, (ACTIVE, ARCHIVED), limit=last, offset=skipped)
     facts = [
         fact
-        for owner in owners
-        for fact in await owner.facts.alist(with_retired=True, with_expired=True)
+        for book in books
+        for fact in await book.alist(with_retired=True, with_expired=True)
         if fact.session_id == session
     ]
     return _Session(info, active, info.messages - active - left, left, rows, facts)

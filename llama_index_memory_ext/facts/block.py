@@ -35,7 +35,8 @@ from llama_index_memory_ext.facts.learning import Learner
 from llama_index_memory_ext.facts.scoring import Weights, fitted_text
 from llama_index_memory_ext.facts.sources import retire_deleted
 from llama_index_memory_ext.facts.talk import Talk, read_talk
-from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, AnyEmbedding, LogBlock
+from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, AnyEmbedding, LogBlock, Switch
+from llama_index_memory_ext.refusals import check_id
 from llama_index_memory_ext.search.languages import checked_languages
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 from llama_index_memory_ext.text.messages import question_in
@@ -109,12 +110,12 @@ class RelevantFactsBlock(LogBlock):
     min_confidence: float = Field(
         default=DEFAULT_MIN_CONFIDENCE, ge=0, le=1, description="New facts with less are not stored."
     )
-    extract_facts: bool = Field(default=True, description="Whether new facts are extracted.")
+    extract_facts: Switch = Field(default=True, description="Whether new facts are extracted.")
     extract_every_turns: int = Field(default=1, ge=1, description="Finished turns that wait for one extraction.")
-    retire_with_messages: bool = Field(
+    retire_with_messages: Switch = Field(
         default=False, description="Whether a fact is retired when the message was deleted in which it was said."
     )
-    verify: bool = Field(default=False, description="Whether a second call checks what the first one has extracted.")
+    verify: Switch = Field(default=False, description="Whether a second call checks what the first one has extracted.")
     categories: Annotated[Any, BeforeValidator(check_categories)] = Field(
         default=CATEGORIES, description="The kinds of facts; with a dict, what each of them is."
     )
@@ -146,7 +147,8 @@ class RelevantFactsBlock(LogBlock):
         return "RelevantFactsBlock"
 
     @model_validator(mode="after")
-    def _check_scope(self) -> Self:
+    def _check_whose(self) -> Self:
+        check_id("user_id", self.user_id)
         view_of(self.agent_id, self.scope)
         return self
 

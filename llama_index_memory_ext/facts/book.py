@@ -97,15 +97,16 @@ class FactBook:
 
         Raises:
             FactError: The category is none of the book's, the agent is one whose facts the book does not see, the id is
-                that of one of its facts, or the ``ttl`` is not more than 0, is no timedelta, or stands
-                beside ``expires_at``.
-            pydantic.ValidationError: No field takes such a value.
+                that of one of its facts, no field takes such a value, or the ``ttl`` is not more than 0, is no
+                timedelta, or stands beside ``expires_at``.
         """
         values = self._checked(ttl, dict(fields))
         if isinstance(fact, str):
             new = Fact(content=fact, **values)
+        elif not isinstance(fact, Fact):
+            raise FactError(f"Expected a Fact, or what it says as a text; this is a {type(fact).__name__}.")
         else:
-            new = Fact.model_validate({**fact.model_dump(), **values}) if values else fact
+            new = Fact(**{**fact.model_dump(), **values}) if values else fact
             if "category" in fact.model_fields_set:
                 self._check_category(new.category)
         owner = self._view.own
@@ -128,10 +129,9 @@ class FactBook:
 
         Raises:
             FactError: There is no fact with this id, and as for ``aadd``.
-            pydantic.ValidationError: No field takes such a value.
         """
         changed = {"updated_at": utc_now(), **self._checked(ttl, dict(fields))}
-        return await self._change(fact_id, lambda fact: Fact.model_validate({**fact.model_dump(), **changed}))
+        return await self._change(fact_id, lambda fact: Fact(**{**fact.model_dump(), **changed}))
 
     async def aretire(self, fact_id: str, reason: str = "retired by hand", replaced_by: str | None = None) -> Fact:
         """Stop showing a fact; it is kept, for ``arestore``. A FactError if there is none with this id.
@@ -160,6 +160,8 @@ class FactBook:
 
         ``CondensedMemory.aforget`` and ``MemoryStore.forget_user`` delete those of all agents.
         """
+        if not all(isinstance(one, str) for one in fact_ids):
+            raise FactError("Expected ids of facts as single texts, aforget(*ids); saw others. Nothing was deleted.")
         return await self._store.facts.delete(self.namespace, list(fact_ids) or None, view=self._view)
 
     async def aexport(self) -> str:

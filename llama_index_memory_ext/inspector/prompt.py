@@ -125,8 +125,9 @@ async def _asked(memory: CondensedMemory, question: str) -> tuple[str, list[str]
 @asynccontextmanager
 async def _copied(store: MemoryStore, session_id: str, user_id: str, limits: Limits) -> AsyncIterator[CondensedMemory]:
     """A memory on a copy of what a prompt needs of the session and of its user's facts. It is gone with the block."""
-    blank = memory_on(MemoryStore(), _UNNAMED, user_id, limits)
-    name = session_id or _UNNAMED
+    # Ids that no memory takes may be stored.
+    name, user = session_id.strip() or _UNNAMED, user_id.strip() or _UNNAMED
+    blank = memory_on(MemoryStore(), name, user, limits)
     position, state = await store.readers.state(session_id, blank.condensed_block.name)
     count = await store.users.count(session_id)
     most = max(_LEAST_ROWS, blank.condensed_block.token_limit // _LEAST_TOKENS)
@@ -138,8 +139,8 @@ async def _copied(store: MemoryStore, session_id: str, user_id: str, limits: Lim
         if position:
             reader = blank.condensed_block.name
             await copy.readers.move(name, reader, epoch=0, old=0, new=position, state=state)
-        await copy.facts.write(user_id, (await store.facts.read(user_id)).facts)
-        yield memory_on(copy, name, user_id, limits)
+        await copy.facts.write(user, (await store.facts.read(user_id)).facts)
+        yield memory_on(copy, name, user, limits)
     finally:
         await copy.aclose()
 

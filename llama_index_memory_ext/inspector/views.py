@@ -155,7 +155,9 @@ class Views:
     async def _stats(self, session_id: str, user: str) -> MemoryStats:
         options = self.limits.given
         record = CondensedMemoryBlock(store=self.store, token_limit=options.get("condensed_token_limit", 50_000))
-        return await read_stats(self.store, record, RelevantFactsBlock(store=self.store, user_id=user), session_id)
+        # Not checked: any that is stored may be looked at.
+        facts = RelevantFactsBlock(store=self.store).model_copy(update={"user_id": user})
+        return await read_stats(self.store, record, facts, session_id)
 
 
 def _matches(info: SessionInfo, wanted: str) -> bool:

@@ -19,7 +19,7 @@ from llama_index_memory_ext.errors import SessionOwnerError
 from llama_index_memory_ext.facts.backfill import Backfilled, backfill
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.formats import messages_from_json, messages_to_json
-from llama_index_memory_ext.log_block import Counter
+from llama_index_memory_ext.log_block import Counter, Switch
 from llama_index_memory_ext.memory import flushing, limits, options, preset, template, turns
 from llama_index_memory_ext.memory.search import MemorySearchResult, search
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
@@ -66,13 +66,18 @@ class CondensedMemory(Memory):
     tokenizer_fn: Counter = Field(default_factory=TokenCounter, exclude=True, repr=False)
     cache_points: CachePoints = False
     user_id: str | None = None
-    shared: bool = False
+    shared: Switch = False
     sql_store: MemoryStore = Field(default_factory=MemoryStore, exclude=True, repr=False)
 
     _owns_store: bool = PrivateAttr(default=False)
     _opened: bool = PrivateAttr(default=False)
     # Of the question that was shown last. Its words must not travel with a pickle.
     _question_hash: int = PrivateAttr(default=0)
+
+    if not TYPE_CHECKING:  # With this method, a type checker would not know the fields.
+
+        def __init__(self, **values: Any) -> None:
+            checked(type(self), super().__init__, **values)
 
     @model_validator(mode="before")
     @classmethod
@@ -177,16 +182,15 @@ class CondensedMemory(Memory):
         window = limits.model_window(llm, context_window)
         allowed = limits.checked_limits(window, asked, settings, counts_exactly=tokenizer_fn is not None)
         preset.check_cache_points(cache_points, memory_blocks_template, llm)
-        store = chat_store or MemoryStore(async_database_uri, table_name, async_engine, db_schema=db_schema)
+        place: Any = {"async_database_uri": async_database_uri, "table_name": table_name, "async_engine": async_engine}
+        store = preset.store_of(chat_store, **place, db_schema=db_schema)
         session_id = preset.session_of(store, session_id)
         preset.check_shared(shared, user_id)
         counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
         of_both: Any = {"llm": llm, "embed_model": embed_model, "tokenizer_fn": counter, "store": store}
         of_user = session_id if user_id is None else user_id
         blocks = options.blocks_for(settings, allowed.condensed, allowed.facts, of_user, **of_both)
-        memory = checked(
-            cls,
-            cls,
+        memory = cls(
             session_id=session_id,
             token_limit=allowed.token_limit,
             memory_blocks=[*blocks, *options.further_blocks(memory_blocks)],
@@ -194,7 +198,7 @@ class CondensedMemory(Memory):
             sql_store=store,
             chat_history_token_ratio=chat_history_token_ratio,
             memory_blocks_template=memory_blocks_template or template.MemoryBlocksTemplate(),
-            insert_method=insert_method,
+            insert_method=insert_method,  # type: ignore[arg-type]  # a text is made one
             cache_points=cache_points,
             user_id=user_id,
             shared=shared,
@@ -202,7 +206,7 @@ class CondensedMemory(Memory):
             audio_token_size_estimate=audio_token_size_estimate,
             video_token_size_estimate=video_token_size_estimate,
         )
-        memory._owns_store = chat_store is None  # noqa: SLF001 - of this class
+        memory._owns_store = chat_store is None
         if chat_history is not None:
             memory.set(chat_history)
         return memory
@@ -343,10 +347,13 @@ class CondensedMemory(Memory):
         """Flush, and close the database connections that this memory has opened.
 
         A turn without an answer goes on: its question stays in short-term memory, for whoever opens the session next.
+        A later call opens a file or a server again. What was in memory is gone, and a later call raises a StoreError;
+        closing twice does no harm.
         """
         # Of a session that is not open to it, a memory has put nothing.
         with suppress(SessionOwnerError):
-            await flushing.flush(self, flushing.leaving_at_end, self._calls())
+            if not self.sql_store.database.is_gone:
+                await flushing.flush(self, flushing.leaving_at_end, self._calls())
         await self.condensed_block.aclose()
         await self.facts_block.aclose()
         if self._owns_store:

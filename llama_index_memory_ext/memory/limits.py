@@ -9,7 +9,7 @@ from llama_index_memory_ext.asking.window import context_window as window_of
 from llama_index_memory_ext.errors import LimitError
 from llama_index_memory_ext.log_block import set_llm
 from llama_index_memory_ext.memory.prompt_caches import name_of
-from llama_index_memory_ext.record.block import check_room
+from llama_index_memory_ext.record.block import MIN_ROOM, check_room
 from llama_index_memory_ext.text.tokens import is_openai_model
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ _CONDENSED_LIMIT, _FACTS_LIMIT = 50_000, 2_000
 _WINDOW_SHARE = 0.75
 # The current turn has a quarter of the limit for itself, or so many tokens.
 _TURN_TOKENS = 8_000
+# With less, a quarter for the turn and an eighth for the facts leave no room for a record.
+_LEAST = 80
 # 4,000 tokens of o200k_base were 4,531 of SmolLM2's.
 _OTHER_TOKENIZER = 1.13
 
@@ -51,16 +53,7 @@ class TokenLimits(NamedTuple):
 
 
 def model_window(llm: LLM | None, given: int | None) -> ModelWindow:
-    """Returns the window that is given, else that of the model, by default of ``Settings.llm`` if one is set.
-
-    Raises:
-        LimitError: The given one is less than 1.
-    """
-    if given is not None and given < 1:
-        raise LimitError(
-            f"context_window is most tokens of the model's prompt and answer together, at least 1; saw {given}. "
-            "Leave it out if it is unknown."
-        )
+    """Returns the window that is given, else that of the model, by default of ``Settings.llm`` if one is set."""
     model = set_llm() if llm is None else llm
     if model is None:
         return ModelWindow(given)
@@ -82,14 +75,17 @@ def limits_for(
         (60000, 50000, 2000)
     """
     total, source = _token_limit(window, token_limit)
+    if total < _LEAST:
+        wider = "context_window" if source else "it"
+        raise LimitError(f"token_limit={total}{source} leaves a record no room: raise {wider}, to {_LEAST} at least.")
     if facts is None:
         facts = _facts_limit(total, condensed)
     if condensed is None:
         condensed = min(_CONDENSED_LIMIT, total - facts - min(_TURN_TOKENS, total // 4))
-    if condensed < 1 or facts < 0 or condensed + facts > total:
+    if condensed < MIN_ROOM or facts < 0 or condensed + facts > total:
         raise LimitError(
-            f"The blocks' limits must be at least 1 (0 for no facts) and fit into token_limit={total}{source}; "
-            f"condensed_token_limit={condensed} and facts_token_limit={facts} make {condensed + facts}. "
+            f"The blocks' limits must be at least {MIN_ROOM} (0 for no facts) and fit into token_limit={total}"
+            f"{source}; condensed_token_limit={condensed} and facts_token_limit={facts} make {condensed + facts}. "
             f"Lower them, or raise {'context_window' if source else 'token_limit'}."
         )
     return TokenLimits(total, condensed, facts, source)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llama_index.core.memory.memory import generate_chat_store_key
 
 from llama_index_memory_ext.errors import LayoutError, SettingError, StoreError
 from llama_index_memory_ext.memory.prompt_caches import warn_without_cache_points
 from llama_index_memory_ext.memory.template import MemoryBlocksTemplate
-from llama_index_memory_ext.refusals import shown
-from llama_index_memory_ext.store import MemoryStore
+from llama_index_memory_ext.refusals import check_id
+from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,34 +42,39 @@ def check_cache_points(cache_points: CachePoints, memory_blocks_template: object
 
 def check_shared(shared: object, user_id: str | None) -> None:
     """Raises a SettingError for a shared session of no user: it would not be known who says what."""
-    if not isinstance(shared, bool) or (shared and user_id is None):
-        raise SettingError(
-            f"shared must be True or False, and with True the memory needs a user_id, which says who is speaking; saw "
-            f"shared={shown(shared)} and {'no' if user_id is None else 'a'} user_id. Give it the id of its user."
-        )
+    if shared and user_id is None:
+        raise SettingError("shared=True needs a user_id, which says who is speaking; saw none. Give it the user's id.")
 
 
 def session_of(store: object, session_id: object) -> str:
     """Returns the name of the session, by default a new one.
 
     Raises a StoreError for a store without cursors, or one that outlives a session without a name; a SettingError for
-    a name that is no text.
+    what is no id.
     """
     if not isinstance(store, MemoryStore):
         raise StoreError(
             f"chat_store must be a MemoryStore, which keeps the cursors of the blocks; it is a "
             f"{type(store).__name__}. Use MemoryStore(async_database_uri)."
         )
-    if not isinstance(session_id, str | None):
-        raise SettingError(
-            f"session_id must be a text, or None for a new one; saw {shown(session_id)}. str() makes one of a number."
-        )
+    check_id("session_id", session_id)
     if not (session_id or store.database.in_memory):
         raise StoreError(
             f"{store!r} outlives this process, but without a session_id nobody could find the conversation "
             "again. Give it one: CondensedMemory.from_defaults(session_id=...)."
         )
-    return session_id or generate_chat_store_key()
+    return generate_chat_store_key() if session_id is None else str(session_id)
+
+
+def store_of(chat_store: MemoryStore | None, **place: Any) -> MemoryStore:
+    """Returns the store that is given, or a new one at this place; a SettingError for both."""
+    if chat_store is None:
+        return MemoryStore(**place)
+    if given := [name for name, value in place.items() if value not in (None, DEFAULT_TABLE_NAME)]:
+        raise SettingError(
+            f"chat_store has a database and tables of its own; saw {', '.join(given)} beside it. Leave out one of them."
+        )
+    return chat_store
 
 
 def check_travels(store: MemoryStore) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
@@ -13,7 +12,7 @@ from typing_extensions import TypedDict
 from llama_index_memory_ext.background.jobs import JobKey
 from llama_index_memory_ext.errors import LimitError, StoreError
 from llama_index_memory_ext.events import SummaryFailedEvent
-from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, AnyEmbedding, LogBlock
+from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, AnyEmbedding, LogBlock, Switch
 from llama_index_memory_ext.record.entry import truncated
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS, FoundMessage, MessageSearch
 from llama_index_memory_ext.record.selection import RecordSettings
@@ -33,13 +32,15 @@ from llama_index_memory_ext.text.responses import Usage
 from llama_index_memory_ext.text.tokens import CountedText
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from llama_index.core.base.llms.types import ContentBlock
 
     from llama_index_memory_ext.background.jobs import Jobs
 
 _MAX_SUMMARY_TOKENS = 1_000
 # The tags of the record and of two messages, and a few words: with less room, nothing would be shown.
-_MIN_ROOM = 50
+MIN_ROOM = 50
 
 
 class CondensedOptions(TypedDict, total=False):
@@ -115,8 +116,8 @@ class CondensedMemoryBlock(LogBlock):
     keep_messages: int | None = Field(
         default=None, ge=1, description="Messages that are left when the record is cut; default: by `keep_ratio`."
     )
-    include_system: bool = Field(default=False, description="Whether a first system or developer message always stays.")
-    summarize: bool = Field(default=False, description="Whether a model sums up, in the background, what has left.")
+    include_system: Switch = Field(default=False, description="Whether a first system or developer message stays.")
+    summarize: Switch = Field(default=False, description="Whether a model sums up, in the background, what has left.")
     summary_token_limit: int | None = Field(
         default=None, ge=1, description="Most tokens of the summary; default: a quarter of the limit, at most 1,000."
     )
@@ -337,7 +338,7 @@ def check_room(token_limit: int, options: Mapping[str, Any], source: str = "") -
     """
     summary = options.get("summary_token_limit") if options.get("summarize") else 0
     reserved = (options.get("recall_token_limit") or 0) + _summary_limit(token_limit, summary)
-    if reserved and reserved + _MIN_ROOM > token_limit:
+    if reserved and reserved + MIN_ROOM > token_limit:
         raise LimitError(
             f"The summary and what is recalled may have {reserved} tokens, and leave no room for messages in "
             f"the {token_limit} of the whole record{source}. Raise token_limit (condensed_token_limit of the memory), "

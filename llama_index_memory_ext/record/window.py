@@ -21,6 +21,7 @@ from typing_extensions import Self
 
 from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.events import HistoryCondensedEvent, is_heard, send
+from llama_index_memory_ext.log_block import Switch
 from llama_index_memory_ext.record.entry import NO_TEXT, summary_element
 from llama_index_memory_ext.store.rows import Seen
 from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, MEDIA_TOKENS, Entry, clip_entry, entry_of, tokens_of
@@ -46,7 +47,7 @@ MOST_BLOCKS = 256
 # Anthropic refuses a request with more, and OpenAI writes no more.
 MOST_CACHE_POINTS = 4
 
-CachePoints: TypeAlias = bool | CacheControl
+CachePoints: TypeAlias = Switch | CacheControl
 
 
 class BlockEnd(NamedTuple):

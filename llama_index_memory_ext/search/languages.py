@@ -57,8 +57,8 @@ def checked_languages(codes: Sequence[str] | None) -> tuple[str, ...] | None:
     unknown = [code for code in named if not isinstance(code, str) or code not in LANGUAGES]
     if unknown or not named:
         raise ValueError(
-            f"languages must be one or more of {', '.join(LANGUAGES)}; saw {unknown[0] if unknown else 'none'!r}. None "
-            "tells the language of each question. Chinese, Japanese and Korean need no code."
+            f"expected one or more languages: {', '.join(LANGUAGES)}; saw {unknown[0] if unknown else 'none'!r}. None"
+            " tells the language of each question. Chinese, Japanese and Korean need no code."
         )
     return tuple(dict.fromkeys(named))
 

@@ -137,7 +137,9 @@ class MemoryStore(SQLAlchemyChatStore):
         return await self.database.read_version()
 
     async def aclose(self) -> None:
-        """Close the engine if this store has opened it; a later call opens it again. An in-memory database is gone.
+        """Close the engine if this store has opened it; a later call opens it again. Closing twice does no harm.
+
+        An in-memory database is gone then, and a later call raises a StoreError.
 
         Background work of memories on this store, in this event loop and of synchronous calls, is cancelled first; the
         next memory of that session or user takes it up. Writes that are under way are waited for, at most

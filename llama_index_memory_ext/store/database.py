@@ -26,6 +26,7 @@ from llama_index_memory_ext.store.engine import (
     is_in_memory,
     is_missing,
     open_engine,
+    unusable,
     without_password,
 )
 from llama_index_memory_ext.store.engines import Engines
@@ -95,6 +96,8 @@ class Database:
         check_backend(self.url)
         self.backend = self.url.get_backend_name()
         self.in_memory = is_in_memory(self.url)
+        # One with a name may have other connections.
+        self._is_private = self.in_memory and "mode" not in self.url.query
         self.shown_uri = without_password(checked_url(None) if self.in_memory else self.url)
         self.tables = Tables(table_name, None if self.backend == "sqlite" else db_schema)
         place = os.path.realpath(self.url.database or "") if self.backend == "sqlite" else self.shown_uri
@@ -106,8 +109,8 @@ class Database:
         self._engines = Engines(self._open_engine, shared=self.backend == "sqlite")
         self._lent, self._rows, self._pool_size = lent, rows, pool_size
         self._done: Recent[Hashable, bool] = Recent(_MOST_DONE)
-        # Whether all tables exist.
-        self._is_ready = False
+        # Whether all tables exist; whether what was in memory is gone.
+        self._is_ready = self.is_gone = False
         self._anchor: sqlite3.Connection | None = None
         self._lock_sessions = lock_rows(self.tables.sessions, self.backend)
         if self.backend == "postgresql":
@@ -167,7 +170,10 @@ class Database:
         async with AsyncExitStack() as stack:
             if self.in_memory or (writes and is_sqlite):
                 await stack.enter_async_context(lock_for("database", *self.identity))
-            conn = await stack.enter_async_context(connect(engine, unbroken=is_sqlite))
+            try:
+                conn = await stack.enter_async_context(connect(engine, unbroken=is_sqlite))
+            except Exception as error:  # each driver has errors of its own
+                raise unusable(self.url, error) from error
             if self._lent is not None:
                 # The engine may have any isolation level, set in several ways; a connection's option overrides all.
                 await conn.execution_options(isolation_level=LEVELS[self.backend])
@@ -244,12 +250,13 @@ class Database:
                 await engine.dispose()
 
     async def aclose(self) -> None:
-        """Close the engines, unless one was lent; a later call opens one again. A database in memory is gone.
+        """Close the engines, unless one was lent; a later call opens one again. A database in memory is gone for good.
 
         Writes that are under way in this event loop are waited for, within the time for one call.
         """
         await self.calls.finish()
         if self._lent is None:
+            self.is_gone = self._is_private
             await self._close_engines()
 
     async def _close_engines(self) -> None:
@@ -272,8 +279,13 @@ class Database:
             )
 
     def _open_engine(self) -> AsyncEngine:
-        if not self.in_memory or "mode" in self.url.query:
+        if not self._is_private:
             return open_engine(self.url, self.calls.seconds, self._pool_size)
+        if self.is_gone:
+            raise StoreError(
+                "This database was in memory and was closed: what it held is gone. Close it when nothing uses it any "
+                'more, or keep it in a file: async_database_uri="sqlite+aiosqlite:///memory.db".'
+            )
         # A database in memory is gone with its last connection, and SQLAlchemy discards one on which a statement was
         # cancelled, as at the end of asyncio.run. So one more connection stays open.
         name = f"file:{uuid4().hex}?mode=memory&cache=shared"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -34,13 +35,15 @@ LEVELS = {"sqlite": "SERIALIZABLE", "postgresql": "READ COMMITTED"}
 def checked_url(uri: str | None) -> URL:
     """Parse an address, None for a private database in memory; a StoreError if no log can be kept there."""
     try:
-        url = make_url(uri or DEFAULT_ASYNC_DATABASE_URI)
+        url = make_url(DEFAULT_ASYNC_DATABASE_URI if uri is None else uri)
         is_async = url.get_dialect().is_async
     except (ArgumentError, NoSuchModuleError, ValueError):
         # The text of the error, and the address, may hold a password.
+        # What is surely the path of a file.
+        file = str(uri) if re.fullmatch(r"[\w./\\ -]{1,200}\.(?:db|sqlite3?)", str(uri)) else "memory.db"
         raise StoreError(
-            "async_database_uri must be a SQLAlchemy address such as 'sqlite+aiosqlite:///memory.db'; "
-            "what was given cannot be read as one."
+            f"async_database_uri must be a SQLAlchemy address such as 'sqlite+aiosqlite:///{file}' or "
+            "'postgresql+asyncpg://user@host/database'; what was given cannot be read as one."
         ) from None
     if "@" in (url.host or ""):
         # It would be shown as a part of the host's name.
@@ -52,7 +55,20 @@ def checked_url(uri: str | None) -> URL:
             f"The database needs an async driver; {url.drivername!r} names none. "
             f"Write {wanted + '://'!r} instead of {url.drivername + '://'!r}."
         )
+    try:
+        url.get_dialect().import_dbapi()
+    except ModuleNotFoundError as error:
+        raise unusable(url, error) from error
     return url
+
+
+def unusable(url: URL, error: Exception) -> StoreError:
+    """Returns the error for a database to which there is no connection, by what the driver has raised."""
+    reason = str(getattr(error, "orig", error)).partition("\n")[0].rstrip(".") or type(error).__name__
+    hint = "See whether it is there, and whether the address, the user and the password are right."
+    if isinstance(error, ModuleNotFoundError):
+        reason, hint = f"it needs {error.name}", 'pip install "llama-index-memory-ext[postgres]"'
+    return StoreError(f"The database at {without_password(url)} cannot be used: {reason}. {hint}")
 
 
 def check_limits(operation_timeout: float, pool_size: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import and_, bindparam, case, func, literal, null, or_, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from llama_index_memory_ext.errors import StoreTimeoutError
+from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.store.calls import UnchangedError, reads, writes_session
 from llama_index_memory_ext.store.rows import Glance, LogPage, LogRow, Seen
 from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, LAST_ID, OWN, upsert
@@ -196,7 +196,7 @@ class Readers:
         """
         try:
             return await self._move(key, reader, epoch=epoch, old=old, new=new, state=state)
-        except (SQLAlchemyError, StoreTimeoutError) as error:
+        except (SQLAlchemyError, StoreError) as error:
             logger.warning("The cursor of %s was not moved (%s); it is tried again.", reader, type(error).__name__)
             return False
 

@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import Memory
 
-from llama_index_memory_ext import CondensedMemory, MemoryStore
+from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
 from llama_index_memory_ext.__main__ import load_app
 from llama_index_memory_ext.cli import files, plain
 from llama_index_memory_ext.cli.facts import WORDS_STAY, short_ids
 from llama_index_memory_ext.cli.forget import find_pieces, search_file
+from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.store.schema import SCHEMA_VERSION
 from tests.cli.terminal import COMMAND, Here, at_terminal, clean_environment, path_without_extra, run
 
@@ -399,8 +400,10 @@ def test_the_facts_of_all_agents_are_listed_and_those_that_one_of_them_sees(cli:
     assert "There is no fact" in cli("facts", "retire", ids["health"], *ANN, "--agent", "travel").stderr
     assert cli("facts", "retire", ids["health"], *ANN).returncode == 0
     done = cli("facts", "list", *ANN, "--agent", " ")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "saw a blank text" in done.stderr
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "must not be empty, and must have no blanks around it" in " ".join(
+        done.stderr.replace("\u2502", " ").split()
+    )
 
 
 def test_facts_of_all_agents_are_exported_imported_and_forgotten(cli: Here, database: Path, tmp_path: Path) -> None:
@@ -709,6 +712,13 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path, o
     [
         (("facts", "list"), 2, "say whose facts"),
         (("facts", "list", "--user", ""), 2, "must not be empty"),
+        (("facts", "list", "--user", " ann"), 2, "must have no blanks around it; saw ' ann'"),
+        (("facts", "add", "x", *ANN, "--agent", "travel "), 2, "must have no blanks around it; saw 'travel '"),
+        (("export", "--session", ""), 2, "must not be empty"),
+        (("import", "-", "--session", "s "), 2, "must have no blanks around it"),
+        (("sessions", "list", "--user", ""), 2, "must not be empty"),
+        (("forget", "--user", "", "--yes"), 1, "Nothing is stored about ''"),
+        (("sessions", "list", "--db", "postgres://a:secret@b/c"), 1, "'postgresql+asyncpg://user@host/database'"),
         (("facts", "forget", *ANN), 2, "name the facts, or say --all"),
         (("facts", "add", "x", *ANN, "--confidence", "2"), 2, "--confidence"),
         (("facts", "add", " ", *ANN), 1, "Error: content: a fact needs words"),
@@ -734,7 +744,8 @@ def test_mistakes_get_a_clear_sentence(cli: Here, options: tuple[str, ...], code
     add(cli, "Likes tea")
     done = cli(*options)
     assert (done.returncode, done.stdout) == (code, "")
-    assert says in " ".join(done.stderr.split())
+    # Wrong usage stands in a box.
+    assert says in " ".join(done.stderr.replace("\u2502", " ").split())
     assert "Traceback" not in done.stderr
     assert "secret" not in done.stderr
 
@@ -813,6 +824,29 @@ def test_tables_in_a_schema_are_used(cli: Here, postgres_uri: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "Likes tea" in cli(*place, "facts", "list", *ANN, "--db", postgres_uri).stdout
     assert "holds no memory" in cli("--table", "agents", "facts", "list", *ANN, "--db", postgres_uri).stderr
+
+
+@pytest.mark.parametrize("user_id", ["", " ann"])
+def test_what_an_older_version_has_stored_under_no_id_can_be_seen_and_deleted(
+    cli: Here, database: Path, user_id: str
+) -> None:
+    talk(database, "chat", "ann", "I like tea.")
+    add(cli, "Likes tea")
+
+    async def fill() -> None:
+        store = MemoryStore(f"sqlite+aiosqlite:///{database}")
+        await store.log.append("old", [ChatMessage("I like coffee.")], len, owners=[user_id])
+        await FactBook(store, user_id).aadd(Fact(content="Likes coffee", session_id="old"))
+        await store.aclose()
+
+    asyncio.run(fill())
+    assert "Likes coffee" in cli("sessions", "show", "old").stdout
+    done = cli("forget", "--user", user_id, "--yes")
+    assert (done.returncode, "Likes" in done.stderr) == (0, False)
+    assert done.stdout.startswith("Deleted 1 message,")
+    assert "The file was searched: none of" in done.stdout
+    assert "Nothing is stored about" in cli("forget", "--user", user_id, "--yes").stderr
+    assert "Likes tea" in cli("facts", "list", *ANN).stdout
 
 
 @pytest.mark.parametrize("name", ["--table", "--schema"])

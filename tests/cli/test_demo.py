@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
+from llama_index.core.tools import FunctionTool
 
 from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.cli.demo import add, divide, multiply, subtract
@@ -179,6 +180,16 @@ def test_the_offline_model_speaks_every_dialect_of_the_host() -> None:
     model = OfflineModel()
     assert [part.text for part in model.stream_complete("My name is Ann.")] == ["Noted: your name is Ann."]
     assert model.metadata.is_function_calling_model
+
+
+def test_the_offline_model_can_be_told_that_a_tool_is_required(caplog: pytest.LogCaptureFixture) -> None:
+    """It calls one or it does not; LlamaIndex has nothing to warn of."""
+    tool = FunctionTool.from_defaults(lambda a, b: a + b, name="add", description="Adds.")
+    model = OfflineModel()
+    for asked in ("What is 1 + 2?", ChatMessage("What is 1 + 2?")):
+        response = model.chat_with_tools([tool], user_msg=asked, tool_required=True)
+        assert model.get_tool_calls_from_response(response)[0].tool_name == "add"
+    assert caplog.text == ""
 
 
 async def extracted(*said: str, known: tuple[str, ...] = ()) -> ValidatedReply:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import func, select
 
-from llama_index_memory_ext import CondensedMemory, Fact, FactError, MemoryStore, MemoryToolSpec, RelevantFactsBlock
+from llama_index_memory_ext import (
+    CondensedMemory,
+    Fact,
+    FactError,
+    MemoryStore,
+    MemoryToolSpec,
+    RelevantFactsBlock,
+    SettingError,
+)
 from llama_index_memory_ext.events import FactsExtractedEvent, FactsInjectedEvent
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.reply import ExtractionReply
@@ -244,7 +253,10 @@ async def test_what_an_agent_has_left_unread_it_reads_itself(store: MemoryStore,
     assert await contents(a) == ["Likes chess", "Likes tea"]
 
 
-@given(users=st.tuples(st.text(max_size=9), st.text(max_size=9)), agents=st.tuples(st.text(), st.text()))
+IDS = st.text(min_size=1, max_size=9).filter(lambda name: name == name.strip())
+
+
+@given(users=st.tuples(IDS, IDS), agents=st.tuples(st.text(), st.text()))
 def test_no_id_makes_the_cursor_of_another_user_or_agent(users: tuple[str, str], agents: tuple[str, str]) -> None:
     chosen = [(user_id, agent or None) for user_id, agent in zip(users, map(str.strip, agents), strict=True)]
     # As one would choose it who wants to read what others have said.
@@ -325,10 +337,11 @@ def test_a_scope_without_its_agent_says_what_is_missing(scope: Any) -> None:
         FactBook(MemoryStore(), "ann", scope=scope)
 
 
-@pytest.mark.parametrize("agent_id", ["", " \n"])
+@pytest.mark.parametrize("agent_id", ["", " \n", "travel "])
 def test_a_blank_agent_is_refused(agent_id: str) -> None:
-    with pytest.raises(FactError, match="Expected agent_id to be the name of an agent, or None; saw a blank text"):
-        RelevantFactsBlock(agent_id=agent_id)
+    for open_one in (RelevantFactsBlock, CondensedMemory.from_defaults, partial(FactBook, MemoryStore(), "ann")):
+        with pytest.raises(SettingError, match="agent_id must be a text, must not be empty"):
+            open_one(agent_id=agent_id)
 
 
 async def test_a_fact_cannot_be_given_to_an_agent_whose_facts_one_does_not_see(store: MemoryStore) -> None:

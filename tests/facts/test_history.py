@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pydoc
 import re
 from datetime import date, datetime, timedelta, timezone
 from typing import Any
@@ -267,9 +268,14 @@ async def test_exports_without_the_new_fields_can_be_read() -> None:
         ({"ttl": timedelta.max}, "the year 9999"),
         ({"ttl": timedelta(1), "expires_at": NOW}, "either ttl or expires_at"),
         ({"category": "opinion"}, "'allergy', 'diet'; saw 'opinion'"),
+        ({"confidence": 7}, "confidence must be less than or equal to 1; saw 7. It is: "),
+        ({"confidence": "sure"}, "confidence must be a valid number"),
+        ({"pined": True}, "no argument 'pined'. Did you mean 'pinned'?"),
+        ({"created_at": NOW.replace(tzinfo=None)}, "created_at must have timezone info; saw a datetime."),
+        ({"quote": 7}, "quote must be a valid string; saw 7."),
     ],
 )
-async def test_a_wrong_ttl_or_category_is_refused(fields: dict[str, Any], says: str) -> None:
+async def test_a_wrong_ttl_or_field_is_refused(fields: dict[str, Any], says: str) -> None:
     block = await block_of()
     book = FactBook(block._store, "ann", categories=["allergy", "diet"])
     fact = await book.aadd("Eats no nuts", category="allergy")
@@ -279,6 +285,30 @@ async def test_a_wrong_ttl_or_category_is_refused(fields: dict[str, Any], says: 
         await book.aupdate(fact.id, **fields)
     assert await book.alist() == [fact]
     await block.aclose()
+
+
+async def test_what_is_no_fact_and_what_is_no_id_is_refused() -> None:
+    block = await block_of()
+    book = block.book()
+    fact = await book.aadd("Likes tea")
+    anything: Any
+    for anything in (None, 7, ["Likes tea"], {"content": "Likes tea"}):
+        with pytest.raises(FactError, match="Expected a Fact, or what it says as a text; this is a "):
+            await book.aadd(anything)
+    for anything in ([fact.id], None):
+        with pytest.raises(FactError, match=r"Expected ids of facts as single texts, aforget\(\*ids\)"):
+            await book.aforget(anything)
+    with pytest.raises(FactError, match="content: a fact needs words"):
+        await book.aadd(" ")
+    assert await book.alist() == [fact]
+    await block.aclose()
+
+
+def test_help_shows_no_default_where_there_is_none() -> None:
+    for function in (FactBook.aadd, FactBook.add, FactBook.aupdate):
+        shown = pydoc.plain(pydoc.render_doc(function))
+        assert "Undefined" not in shown
+        assert "content: 'str' = Ellipsis" in shown or "content: str = Ellipsis" in shown
 
 
 async def test_a_ttl_counts_from_now_and_an_expired_fact_can_be_restored() -> None:

@@ -186,7 +186,7 @@ async def test_the_page_shows_what_the_model_is_then_really_sent(filled: Path, l
 
 
 async def test_limits_that_do_not_fit_are_refused_before_anything_is_shown() -> None:
-    with pytest.raises(LimitError, match="must be at least 1"):
+    with pytest.raises(LimitError, match="must be at least 50"):
         Limits(token_limit=100, condensed_token_limit=200).check()
 
 

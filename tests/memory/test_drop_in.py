@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from llama_index.core.memory import InsertMethod, Memory
 from llama_index.llms.openai import OpenAI
+from sqlalchemy.ext.asyncio import create_async_engine
 from typing_extensions import Unpack
 
 import llama_index_memory_ext
@@ -147,6 +148,10 @@ MISTAKES: list[dict[str, Any]] = [
     {"memory_blocks": 3}, {"memory_blocks": [3]}, {"memory_blocks": [CondensedMemoryBlock()]},
     {"llm": KEY}, {"embed_model": KEY}, {"chat_store": KEY}, {"async_engine": 3}, {"table_name": 3}, {"db_schema": 3},
     {"async_database_uri": 3}, {"chat_history": 3}, {"chat_history": ["Hello"]}, {"max_message": 3}, {"memory": 3},
+    {"token_limit": 10}, {"context_window": 100}, {"condensed_token_limit": 20}, {"async_database_uri": ""},
+    {"verify": "yes"}, {"extract_facts": "no"}, {"retire_with_messages": 1}, {"summarize": "yes"}, {"allow_partial": 0},
+    {"include_system": 1}, {"cache_points": "yes"}, {"languages": "xx"}, {"languages": ["xx"]},
+    {"user_id": ""}, {"user_id": " ann"}, {"session_id": ""}, {"session_id": "chat\n"}, {"agent_id": "\u3000"},
 ]  # fmt: skip
 
 
@@ -181,12 +186,27 @@ def test_no_argument_takes_just_anything(name: str) -> None:
         (RelevantFactsBlock, {"min_confidence": 2}, r"min_confidence must be .* 1; saw 2\."),
         (RelevantFactsBlock, {"similarity_weight": 0, "confidence_weight": 0}, "not both 0"),
         (RelevantFactsBlock, {"categories": {}}, "categories: expected 1 to 50 names"),
+        (RelevantFactsBlock, {"verify": "yes"}, r"verify must be a valid boolean; saw 'yes'\..* for False\."),
+        (RelevantFactsBlock, {"user_id": ""}, r"user_id must be a text, must not be empty, .* around it; saw ''\."),
+        (CondensedMemoryBlock, {"languages": ["xx"]}, "^languages: expected one or more languages: .*; saw 'xx'"),
+        (CondensedMemory, {}, r"needs a CondensedMemoryBlock .* CondensedMemory\.from_defaults"),
+        (CondensedMemory, {"token_limit": KEY}, r"needs a CondensedMemoryBlock .* CondensedMemory\.from_defaults"),
     ],
 )
 def test_a_block_refuses_mistakes_as_the_memory_does(kind: Any, mistake: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingError, match=said) as refused:
         kind(**mistake)
     assert refused.value.__cause__ is refused.value.__context__ is None
+
+
+@pytest.mark.parametrize("name", ["async_database_uri", "async_engine", "table_name", "db_schema"])
+async def test_a_store_of_ones_own_has_its_place(name: str, database_uri: str) -> None:
+    """Another one beside it would be ignored."""
+    engine = create_async_engine(database_uri)
+    place: dict[str, Any] = {name: engine if name == "async_engine" else database_uri}
+    with pytest.raises(SettingError, match=rf"chat_store has a database .*; saw {name} beside it\. Leave out one"):
+        CondensedMemory.from_defaults("chat", chat_store=MemoryStore(), **place)
+    await engine.dispose()
 
 
 def test_limits_that_contradict_each_other_are_limits_in_a_block_too() -> None:

@@ -184,7 +184,7 @@ async def test_what_is_no_id_is_refused(arguments: tuple[Any, ...]) -> None:
 
 
 async def test_ids_may_be_any_text(store: MemoryStore) -> None:
-    """Each is deleted without the others, of which some look alike to a search by pattern."""
+    """But for those that name nobody. Each is deleted without the others, of which some look alike to a pattern."""
     memories = {user_id: on(store, f"of {user_id}", user_id) for user_id in [*ODD_IDS, "100 percent", "aXn", "ANN'S"]}
     for user_id, memory in memories.items():
         await memory.aput_messages([user("Hello."), assistant(user_id), user("What do I like?")])

@@ -254,10 +254,11 @@ async def test_what_another_says_is_no_evidence(store: MemoryStore, start_model:
     assert 'What an "other user" says is about somebody else.' in prompt
 
 
-@pytest.mark.parametrize("shared", [True, "yes", 1])
-def test_who_shares_a_session_has_a_user_id(shared: Any) -> None:
+def test_who_shares_a_session_has_a_user_id() -> None:
     with pytest.raises(SettingError, match="user_id"):
-        CondensedMemory.from_defaults("chat", shared=shared)
+        CondensedMemory.from_defaults("chat", shared=True)
+    with pytest.raises(SettingError, match="shared"):
+        CondensedMemory.from_defaults("chat", user_id="ann", shared="yes")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import QueuePool
 
-from llama_index_memory_ext import CondensedMemory, MemoryStore
+from llama_index_memory_ext import CondensedMemory, MemoryStore, StoreError
 from tests.conversation import assistant, record, sent_text, user
 from tests.databases import ENGINES_AT, engine_at
 from tests.facts.test_block import learner
@@ -254,7 +254,7 @@ async def test_nobody_can_log_in_with_what_an_error_says() -> None:
     """No server, or a wrong password: neither the address nor the message is quoted with it."""
     uri = "postgresql+asyncpg://me:hunter2@127.0.0.1:1/memory"
     memory = CondensedMemory.from_defaults("chat", async_database_uri=uri, **NO_FACTS)
-    with pytest.raises(OSError, match="Connect") as error:
+    with pytest.raises(StoreError, match="Connect") as error:
         await memory.aput(user("my secret"))
     assert "hunter2" not in f"{error.value!r} {error.getrepr(style='short')}"
     assert "my secret" not in f"{error.value!r}"

@@ -258,7 +258,11 @@ async def test_a_session_can_be_forgotten(store: MemoryStore) -> None:
 @pytest.mark.parametrize(
     ("uri", "says"),
     [
-        ("chat.db", "must be a SQLAlchemy address such as 'sqlite+aiosqlite:///memory.db'"),
+        ("chat.db", "must be a SQLAlchemy address such as 'sqlite+aiosqlite:///chat.db'"),
+        ("./my data/z.sqlite3", "must be a SQLAlchemy address such as 'sqlite+aiosqlite:///./my data/z.sqlite3'"),
+        ("", "must be a SQLAlchemy address such as 'sqlite+aiosqlite:///memory.db'"),
+        ("password=hunter2 dbname=z.db", "must be a SQLAlchemy address such as 'sqlite+aiosqlite:///memory.db'"),
+        ("postgres://me:hunter2@host/db", "or 'postgresql+asyncpg://user@host/database'"),
         ("sqlite:///chat.db", "Write 'sqlite+aiosqlite://' instead of 'sqlite://'"),
         ("postgresql://me:hunter2@host/db", "Write 'postgresql+asyncpg://'"),
         ("mysql+aiomysql://me:hunter2@host/db", "SQLite or PostgreSQL; the address names 'mysql'"),

@@ -1,0 +1,152 @@
+"""A memory that was closed: what was in memory is gone, and nobody goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from llama_index_memory_ext import (
+    CondensedMemory,
+    CondensedMemoryBlock,
+    MemoryStore,
+    RelevantFactsBlock,
+    StoreError,
+)
+from tests.conversation import assistant, user
+from tests.memories import OpenPlainMemory
+
+GONE = r"was in memory and was closed: what it held is gone\. .* keep it in a file: async_database_uri="
+USES: dict[str, Callable[[CondensedMemory], Awaitable[Any]]] = {
+    "aput": lambda memory: memory.aput(user("And now?")),
+    "aget": lambda memory: memory.aget("And now?"),
+    "aget_all": lambda memory: memory.aget_all(),
+    "aset": lambda memory: memory.aset([user("And now?")]),
+    "areset": lambda memory: memory.areset(),
+    "aflush": lambda memory: memory.aflush(),
+    "asearch": lambda memory: memory.asearch("tea"),
+    "astats": lambda memory: memory.astats(),
+    "aexport": lambda memory: memory.aexport(),
+    "aforget": lambda memory: memory.aforget(),
+    "facts": lambda memory: memory.facts.alist(),
+    "aadd": lambda memory: memory.facts.aadd("Likes tea"),
+    "store": lambda memory: memory.sql_store.get_messages("chat"),
+}
+
+
+def open_one(**options: Any) -> CondensedMemory:
+    return CondensedMemory.from_defaults("chat", extract_facts=False, **options)
+
+
+@pytest.mark.parametrize("use", USES)
+async def test_a_closed_memory_in_memory_says_that_it_is_gone(use: str) -> None:
+    async with open_one() as memory:
+        await memory.aput_messages([user("I like tea."), assistant("Noted.")])
+    with pytest.raises(StoreError, match=GONE):
+        await USES[use](memory)
+
+
+@pytest.mark.parametrize("use", USES)
+async def test_a_closed_memory_on_a_file_or_a_server_opens_it_again(database_uri: str, use: str) -> None:
+    memory = open_one(async_database_uri=database_uri)
+    await memory.aput(user("I like tea."))
+    await memory.aclose()
+    await USES[use](memory)
+    await memory.aclose()
+
+
+async def test_a_server_is_opened_again(postgres_uri: str) -> None:
+    async with open_one(async_database_uri=postgres_uri) as memory:
+        await memory.aput(user("I like tea."))
+    async with memory:
+        assert [message.content for message in await memory.aget_all()] == ["I like tea."]
+
+
+async def test_closing_twice_is_no_error(any_database_uri: str | None) -> None:
+    async with open_one(async_database_uri=any_database_uri) as memory:
+        await memory.aput(user("I like tea."))
+        await memory.aclose()
+    await memory.aclose()
+    await memory.sql_store.aclose()
+    async with memory:
+        pass
+
+
+def test_synchronous_calls_say_it_too() -> None:
+    memory = open_one()
+    memory.put(user("I like tea."))
+    memory.close()
+    memory.close()
+    with pytest.raises(StoreError, match=GONE):
+        memory.put(user("And now?"))
+    with pytest.raises(StoreError, match=GONE):
+        memory.get()
+
+
+def test_a_loop_that_has_ended_does_not_close_a_memory() -> None:
+    memory = open_one()
+    asyncio.run(memory.aput(user("I like tea.")))
+    assert len(asyncio.run(memory.aget_all())) == 1
+    asyncio.run(memory.aclose())
+    with pytest.raises(StoreError, match=GONE):
+        asyncio.run(memory.aget_all())
+
+
+async def test_a_store_that_was_lent_is_closed_by_whoever_has_opened_it() -> None:
+    store = MemoryStore()
+    memory = open_one(chat_store=store)
+    await memory.aput(user("I like tea."))
+    await memory.aclose()
+    await memory.aput(user("And coffee."))
+    assert await store.count_messages("chat", None) == 2
+    await store.aclose()
+    for call in (memory.aget(), open_one(chat_store=store).aput(user("Hello?")), store.count_messages("chat")):
+        with pytest.raises(StoreError, match=GONE):
+            await call
+    await memory.aclose()
+
+
+async def test_an_engine_that_was_lent_goes_on() -> None:
+    engine = create_async_engine("sqlite+aiosqlite://")
+    async with open_one(async_engine=engine) as memory:
+        await memory.aput(user("I like tea."))
+    assert len(await memory.aget_all()) == 1
+    await engine.dispose()
+
+
+async def test_a_database_in_memory_with_a_name_may_have_others_who_use_it() -> None:
+    uri = "sqlite+aiosqlite:///file:shared_by_name?mode=memory&cache=shared&uri=true"
+    one, other = (open_one(async_database_uri=uri) for _ in range(2))
+    await one.aput(user("I like tea."))
+    await other.aput(user("And coffee."))
+    await one.aclose()
+    assert len(await one.aget_all()) == 2
+    await one.aclose()
+    await other.aclose()
+
+
+async def test_the_private_stores_of_blocks_are_gone_with_them(open_plain_memory: OpenPlainMemory) -> None:
+    blocks = CondensedMemoryBlock(), RelevantFactsBlock(extract_facts=False)
+    memory = open_plain_memory(*blocks, token_limit=30, token_flush_size=10)
+    await memory.aput_messages([user("I like tea. " * 9), assistant("Noted. " * 9), user("And now?")])
+    for block in blocks:
+        await block.aclose()
+        await block.aclose()
+        with pytest.raises(StoreError, match=GONE):
+            await block.aget(session_id="chat")
+    with pytest.raises(StoreError, match=GONE):
+        await memory.aput_messages([assistant("Noted. " * 9), user("And then?")])
+
+
+async def test_a_copy_is_as_closed_as_the_memory() -> None:
+    async with open_one() as memory:
+        await memory.aput(user("I like tea."))
+    with pytest.raises(StoreError, match=GONE):
+        await copy.deepcopy(memory).aget()
+    with pytest.raises(StoreError, match="cannot be pickled: its database is in memory"):
+        pickle.dumps(memory)
