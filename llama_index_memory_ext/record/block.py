@@ -227,7 +227,7 @@ class CondensedMemoryBlock(LogBlock):
         window = self._parts.reader.windows.get(session_id)
         if window is None or not questions:
             return shown
-        for row_id, whose in whose_media(window.shown, self.media_turns - questions + 1).items():
+        for row_id, whose in whose_media(window.kept, self.media_turns - questions + 1).items():
             for row in await self._store.readers.rows_in(session_id, [row_id], window.seen.epoch) or []:
                 # Megabytes are decoded, for which the event loop must not be blocked.
                 message = await asyncio.to_thread(getattr, row, "message")
