@@ -25,6 +25,10 @@ class StoreError(MemoryExtError, ValueError):
     """A database, a store or a session id that cannot keep the conversation."""
 
 
+class SessionOwnerError(StoreError):
+    """A session that holds words of another user, and was not opened as shared by both."""
+
+
 class StoreTimeoutError(StoreError):
     """A call of the store that has taken longer than its ``operation_timeout``; ``operation`` names it.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -25,13 +26,16 @@ from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    import collections
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
     from llama_index.core.base.llms.types import ChatMessage
     from typing_extensions import Self
 
     from llama_index_memory_ext.background.jobs import Failure, JobKey, Jobs
-    from llama_index_memory_ext.store.rows import Glance
+    from llama_index_memory_ext.store.rows import Glance, LogRow, Opening
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_SESSION_ID = "default"
 
@@ -59,19 +63,47 @@ _glanced: ContextVar[_Glanced | None] = ContextVar("glanced", default=None)
 
 @asynccontextmanager
 async def looking(
-    store: MemoryStore, session_id: str, reader: str, *, last_id: int, watch: str
-) -> AsyncIterator[list[ChatMessage]]:
-    """Gives the messages of the current turn; what blocks on the store read within is as old, and mostly no query.
+    store: MemoryStore, session_id: str, reader: str, opening: Opening, *, last_id: int, watch: str
+) -> AsyncIterator[Sequence[LogRow]]:
+    """Gives the rows of the current turn; what blocks on the store read within is as old, and mostly no query.
 
     The record, the ``reader``, has seen the log up to the row ``last_id``; ``watch`` is the namespace of the facts.
+    Raises a SessionOwnerError if the session is not open to the one who is ``opening`` it.
     """
-    seen = _Glanced(store, session_id, await store.readers.glance(session_id, reader, last_id, watch))
+    glance = await store.readers.glance(session_id, reader, last_id, watch, opening)
+    if glance.is_closed:
+        await store.users.check(session_id, opening)
+    seen = _Glanced(store, session_id, glance)
     token = _glanced.set(seen)
     try:
-        yield [row.message for row in seen.glance.active] if seen.glance else []
+        yield seen.glance.active if seen.glance else ()
     finally:
         _glanced.reset(token)
         seen.glance = None
+
+
+def set_llm() -> LLM | None:
+    """Returns the model that the program has set as ``Settings.llm``, shielded; None if it has set none."""
+    # The property of the settings would make an OpenAI, to which nobody has agreed.
+    llm = shielded(Settings._llm)  # noqa: SLF001
+    # What LlamaIndex takes where somebody sets None.
+    return None if type(model_of(llm)) is MockLLM else llm
+
+
+@contextmanager
+def sparing(failures: collections.Counter[str], failed: str, drop: Callable[[], object]) -> Iterator[None]:
+    """Let no failure of an index cost an answer: end the block, and ``drop`` the index, so that it is built anew.
+
+    ``failures`` counts the failures by the type of the error, each of which is logged once.
+    """
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - an index may be broken in any way, and a ranker may be anybody's own
+        drop()
+        kind = type(error).__name__
+        failures[kind] += 1
+        if failures[kind] == 1:
+            logger.warning("%s (%s); nothing is lost, and the next question builds the index anew.", failed, kind)
 
 
 class LogBlock(BaseMemoryBlock[str]):
@@ -89,7 +121,7 @@ class LogBlock(BaseMemoryBlock[str]):
     store: MemoryStore | None = Field(
         default=None, exclude=True, repr=False, description="The store whose log is read; None for a private one."
     )
-    llm: AnyLLM = Field(default=None, exclude=True, repr=False, description="None: Settings.llm at first use.")
+    llm: AnyLLM = Field(default=None, exclude=True, repr=False, description="None: Settings.llm, if it is set.")
     languages: Languages = Field(
         default=None, description="In which languages questions may be, as ['de', 'en']; None: told for each question."
     )
@@ -111,18 +143,15 @@ class LogBlock(BaseMemoryBlock[str]):
         super().model_post_init(context)
         self._store = self.store if self.store is not None else MemoryStore()
 
-    def chosen_llm(self) -> LLM:
-        """The model of this block, or else of ``Settings``, shielded; raises a NoModelError if there is none."""
+    def known_llm(self) -> LLM | None:
+        """The model of this block, or else of ``Settings``, shielded; None if there is none."""
         given: LLM | None = self._shielded("llm")
-        if given is not None:
-            return given
-        try:
-            llm = shielded(Settings.llm)
-        except (ValueError, ImportError) as error:
-            # LlamaIndex makes an OpenAI where nothing is set, and that has no key.
-            raise NoModelError from error
-        if type(model_of(llm)) is MockLLM:
-            # What LlamaIndex takes where somebody sets None.
+        return set_llm() if given is None else given
+
+    def chosen_llm(self) -> LLM:
+        """As ``known_llm``; raises a NoModelError if there is none."""
+        llm = self.known_llm()
+        if llm is None:
             raise NoModelError
         return llm
 
@@ -175,10 +204,6 @@ class LogBlock(BaseMemoryBlock[str]):
 
     async def aflush(self, session_id: str = DEFAULT_SESSION_ID) -> None:
         """Do the background work now; a failure is logged, and the next start tries again."""
-
-    def owners_of(self, session_id: str) -> tuple[str, ...]:
-        """The users that the store registers as owners when a session is written to."""
-        return ()
 
     def readers_of(self, session_id: str) -> tuple[str, ...]:
         """The readers that the store registers when a session is written to."""

@@ -18,6 +18,7 @@ report = pytest.importorskip("benchmarks.report")
 messages = pytest.importorskip("benchmarks.messages")
 real_engine = pytest.importorskip("benchmarks.real_engine")
 honesty = pytest.importorskip("benchmarks.honesty")
+secrets_stored = pytest.importorskip("benchmarks.secrets_stored")
 altered_quotes = pytest.importorskip("benchmarks.altered_quotes")
 one_message = pytest.importorskip("benchmarks.one_message")
 told = pytest.importorskip("benchmarks.told")
@@ -240,6 +241,15 @@ def test_what_is_lost_and_what_is_kept_wrongly_is_counted_and_no_text_of_it_is_w
     assert "attacks on the tools that change anything" not in missed
     assert "catch false replies: name_not_said" in capsys.readouterr().out
     assert "goat" not in written
+
+
+def test_no_secret_of_the_set_is_stored_and_hardly_a_harmless_fact_is_lost() -> None:
+    entries = [entry for entry, _ in secrets_stored.outcomes()]
+    for half in secrets_stored.HALVES:
+        assert sorted(entry["secret"] for entry in entries if entry["half"] == half) == [False] * 15 + [True] * 15
+    stored, lost = secrets_stored.mistakes()
+    assert [entry["content"] for entry in stored] == []
+    assert [entry["content"] for entry in lost][2:] == []
 
 
 def test_quotes_are_altered_as_models_alter_them() -> None:

@@ -69,7 +69,7 @@ def test_a_block_of_code_runs(code: str, tmp_path: Path) -> None:
     assert done.stderr == ""
     if 'agent.run("What' in code:
         assert done.stdout == "It is 1034908.\nBy multiplying.\n"
-    if "OfflineModel()" in code:
+    if "What is my name?" in code and "OfflineModel()" in code:
         assert done.stdout == "Noted: your name is Logan.\nYour name is Logan.\n"
     assert server.refusals == []
 

@@ -24,7 +24,9 @@ SHORT_ID_CHARACTERS = 8
 # Older messages do not ask for anything any more.
 _ASKING_LINES = 6
 _HOW_TO_QUOTE = "Copy the user's own words from one of their messages; what the user did not say cannot be remembered."
-_HOW_TO_FORGET = "the user's last words must ask for it and name it, or everything. Ask the user what to forget."
+_HOW_TO_FORGET = "the user's last words must ask you to forget it, and name it. Ask the user what to forget."
+_HOW_TO_CONFIRM = "show the user all that would go, and ask. Call this again when their next message says yes."
+_HOW_TO_NAME = "without a session (--session) nobody sees that the user agrees to everything, so they must name it."
 _QUOTES = frozenset({"echo", "no_quote", "not_the_users_words", "quote_not_found"})
 _FULL = "there are as many facts as there may be, and all of them are surer."
 NO_QUOTE = f"Nothing was forgotten: it needs a quote. {_HOW_TO_QUOTE}"
@@ -67,9 +69,10 @@ async def remember(
     confidence = max(_CONFIDENCE, block.min_confidence)
     reply = ExtractionReply.model_validate({"new_facts": [{**fact, "confidence": confidence}]})
     with store_errors("Nothing was remembered", memory.session_id):
+        await memory.acheck_session()
         extractor = block.extractor(memory.session_id)
         lines, results = await _said(extractor, said)
-        valid, changed = await extractor.apply(reply, lines, others=results)
+        valid, changed = await extractor.apply(reply, lines, others="\n".join(one.text for one in results))
     if valid.accepted:
         new = valid.accepted[0]
         is_over = any(entry.id == new.id and entry.retired for entry in changed)
@@ -86,6 +89,7 @@ async def forget(
 ) -> Forgotten:
     """Retires the facts with these ids or words if the user's last words ask for it; see ``remember``."""
     with store_errors("Nothing was forgotten", memory.session_id):
+        await memory.acheck_session()
         meant = await _meant(memory, wanted)
         extractor = memory.facts_block.extractor(memory.session_id)
         chosen = list({found[0].id: found[0] for found in meant if len(found) == 1}.values())
@@ -94,8 +98,8 @@ async def forget(
     return Forgotten(gone, kept, unclear, is_all_known=bool(meant) and all(meant))
 
 
-async def _said(extractor: Extractor, said: Sequence[Utterance] | None) -> tuple[Sequence[Utterance], str]:
-    return await extractor.recent() if said is None else (said, "")
+async def _said(extractor: Extractor, said: Sequence[Utterance] | None) -> tuple[Sequence[Utterance], ...]:
+    return await extractor.recent() if said is None else (said, ())
 
 
 async def _meant(memory: CondensedMemory, wanted: Sequence[str]) -> list[list[Fact]]:
@@ -116,9 +120,11 @@ async def _retire(
     extractor: Extractor, chosen: Sequence[Fact], quote: str, said: Sequence[Utterance] | None
 ) -> tuple[tuple[Fact, ...], tuple[tuple[Fact, str], ...]]:
     """Retires facts if the quote allows it; returns those that were retired, and the others with the reason."""
-    lines = (await _said(extractor, said))[0][-_ASKING_LINES:]
+    lines, results = await _said(extractor, said)
+    lines, contents = lines[-_ASKING_LINES:], [fact.content for fact in chosen]
     # The first comparison of words loads what tells languages apart.
-    asked = await asyncio.to_thread(asks_to_forget, quote, lines, [fact.content for fact in chosen])
+    asked, is_for_all = await asyncio.to_thread(asks_to_forget, quote, lines, results, contents)
+    how = (_HOW_TO_CONFIRM if said is None else _HOW_TO_NAME) if is_for_all else _HOW_TO_FORGET
     entries = [
         {"number": i, "reason": "The user asked to forget it.", "quote": quote}
         for i, is_asked in enumerate(asked, 1)
@@ -127,8 +133,8 @@ async def _retire(
     reply = ExtractionReply.model_validate({"retired": entries})
     valid, _ = await extractor.apply(reply, lines, chosen, retired_by="request")
     ids = {fact.id for fact in valid.retired}
-    why = " ".join(dict.fromkeys(map(attrgetter("detail"), valid.rejected))) or _HOW_TO_FORGET
-    kept = tuple((fact, why) for fact in chosen if fact.id not in ids)
+    why = " ".join(dict.fromkeys(map(attrgetter("detail"), valid.rejected)))
+    kept = tuple((fact, why if ok else how) for fact, ok in zip(chosen, asked, strict=True) if fact.id not in ids)
     return tuple(fact for fact in chosen if fact.id in ids), kept
 
 

@@ -18,7 +18,7 @@ from llama_index_memory_ext.errors import MemoryExtError
 from llama_index_memory_ext.fact import DEFAULT_CATEGORY, Fact
 from llama_index_memory_ext.facts.scoring import days_of
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
-from llama_index_memory_ext.text.messages import Utterance
+from llama_index_memory_ext.text.messages import Utterance, escape_tags
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class RememberedFact(BaseModel):
 class ForgottenFacts(BaseModel):
     """The facts that were forgotten, and what was not, with the reason."""
 
-    forgotten: list[KnownFact]
+    forgotten: list[KnownFact] = Field(description="They can be restored: `llama-index-memory facts restore ID`.")
     problems: list[str]
 
 
@@ -138,7 +138,8 @@ class _Tools:
             known, text = node.node.metadata, node.node.get_content()
             days = {key: known[key] for key in ("date", "until") if known.get(key)}
             if known["kind"] == "fact":
-                found.facts.append(KnownFact(id=known["fact_id"], content=text, category=known["category"], **days))
+                names = {"id": escape_tags(known["fact_id"]), "category": escape_tags(known["category"])}
+                found.facts.append(KnownFact(**names, content=text, **days))
             else:
                 found.messages.append(SaidMessage(role=known["role"], content=text, **days))
         return found
@@ -165,7 +166,9 @@ class _Tools:
         return RememberedFact(outcome=outcome, fact=self._shown(done.fact))
 
     async def forget(self, facts: _Facts, quote: _Quote) -> ForgottenFacts:
-        """Forget facts about the user, only when the user asks for it and names them, or everything.
+        """Forget facts about the user, only when the user asks you to forget them and names them, not to edit a text.
+
+        Everything at once needs a session and two calls: the second when the user has said yes to what would go.
 
         Example: facts=["3f2a91bc"], quote="please forget where I live"
         """
@@ -173,9 +176,10 @@ class _Tools:
             raise ToolError(NO_QUOTE)
         with _errors_told():
             done = await forget(self._memory, facts, quote, self._said(quote))
-        problems = [f"Not forgotten: [{fact.id}] {self._shown(fact).content}: {why}" for fact, why in done.kept]
+        kept = [(self._shown(fact), why) for fact, why in done.kept]
+        problems = [f"Not forgotten: [{fact.id}] {fact.content}: {why}" for fact, why in kept]
         for found in done.unclear:
-            ids = ", ".join(fact.id for fact in found[:_SHOWN_CANDIDATES])
+            ids = ", ".join(escape_tags(" ".join(fact.id.split())) for fact in found[:_SHOWN_CANDIDATES])
             problems.append(f"Nothing was forgotten for words that {len(found)} facts have; name the ids meant: {ids}")
         if not done.is_all_known:
             problems.append(f"Nothing was forgotten for what is not known: {_HOW_TO_FIND}")
@@ -187,8 +191,8 @@ class _Tools:
         return None if self._in_session else said_by_user(quote)
 
     def _shown(self, fact: Fact) -> KnownFact:
-        content = self._memory.tokenizer_fn.clip(" ".join(fact.content.split()), _SHOWN_TOKENS)
-        return KnownFact(id=fact.id, content=content, category=fact.category, **days_of(fact))
+        content = self._memory.tokenizer_fn.clip(escape_tags(" ".join(fact.content.split())), _SHOWN_TOKENS)
+        return KnownFact(id=escape_tags(fact.id), content=content, category=escape_tags(fact.category), **days_of(fact))
 
 
 @contextmanager

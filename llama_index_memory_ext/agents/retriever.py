@@ -141,6 +141,7 @@ class MemoryRetriever(BaseRetriever):
 
     async def _found(self, question: str) -> list[NodeWithScore]:
         memory, most, nodes = self.memory, self.similarity_top_k, list[NodeWithScore]()
+        await memory.acheck_session()
         if self._facts:
             facts = await memory.facts_block.asearch(question, session_id=memory.session_id)
             nodes += map(self._fact_node, facts[:most])

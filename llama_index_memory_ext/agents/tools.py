@@ -35,8 +35,9 @@ class MemoryToolSpec(BaseToolSpec):
     New facts are checked as extracted ones are: quote, names and numbers must be in the conversation, the quote in the
     user's messages; secrets, permissions and one-time instructions are refused, and the confidence of a known fact is
     raised. Besides, two in five of the keywords must be the user's, because an agent also reads what others wrote.
-    Forgetting needs words of the user's last five messages, so a web page or a tool's result cannot ask for it. A
-    forgotten fact is retired, not deleted (``memory.facts.restore``).
+    Forgetting needs words of the user's last five messages, so a web page or a tool's result cannot ask for it, and
+    an order to the memory, not one to edit a text. Everything goes only after the tool has listed it and the user's
+    next message has said yes. A forgotten fact is retired, not deleted (``memory.facts.restore``).
 
     Args:
         memory: The memory. The tools see only its user's facts and its session's messages.
@@ -84,8 +85,9 @@ class MemoryToolSpec(BaseToolSpec):
         return str(run(self.aremember(content, quote, category)))
 
     def forget(self, facts: list[str], quote: str) -> str:
-        """Forget facts about the user, only when the user asks for it.
+        """Forget facts about the user, only when the user asks you to forget them, not to edit a text.
 
+        Everything at once needs two calls: the first lists what would go, the second follows when the user said yes.
         Example: forget(facts=["3f2a91bc"], quote="please forget where I live")
 
         Args:
@@ -115,7 +117,7 @@ class MemoryToolSpec(BaseToolSpec):
         if not str(quote).strip():
             return NO_QUOTE
         done = await forget(self.memory, [facts] if isinstance(facts, str) else facts or [], str(quote))
-        answers = [f"Forgotten: {self._named(fact)}" for fact in done.facts]
+        answers = [f"Forgotten: {self._named(fact)} (it can be restored)" for fact in done.facts]
         answers += [f"Not forgotten: {self._named(fact)}: {why}" for fact, why in done.kept]
         answers += [self._which_of(found) for found in done.unclear]
         return "\n".join(answers if done.is_all_known else [*answers, NOT_KNOWN])

@@ -75,8 +75,11 @@ async def _forget(
             else:
                 deleted = await store.forget(sessions[0])
             await store.vacuum()
+            # Of a session that others share, what they have said stays.
+            kept = [one.session_id for one in await store.sessions(session_ids=sessions)] if sessions else []
+            texts -= await _texts(store, kept, ()) if file else set()
     with cli.waiting("Searching the file for what was deleted"):
-        return deleted, search_file(file, texts, {*users, *sessions}) if file else None
+        return deleted, search_file(file, texts, {*users, *sessions}.difference(kept)) if file else None
 
 
 async def _find(

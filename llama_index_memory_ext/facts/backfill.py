@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from llama_index.core.settings import Settings
-
 from llama_index_memory_ext.background.jobs import log_failure
 from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.errors import StoreError
@@ -77,9 +75,9 @@ async def backfill(
     # Two backfills at once would ask for everything twice, and store only one of the results.
     async with lock_for("backfill", id(asyncio.get_running_loop()), *store.database.identity, namespace):
         unread = {one: await store.users.count(one, reader=block.reader_of(one)) for one in chosen}
-        if any(unread.values()) and block.llm is None:
-            # Raises what LlamaIndex raises where there is no model.
-            _ = Settings.llm
+        if any(unread.values()):
+            # Raises a NoModelError where there is none.
+            block.chosen_llm()
         # Imported here, because it looks for a notebook around it, which takes a while.
         from tqdm.auto import tqdm  # type: ignore[import-untyped]  # tqdm has no type hints
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
-from functools import partial
+from functools import cache, partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.background.jobs import Jobs
     from llama_index_memory_ext.facts.ranking import RankedFact
     from llama_index_memory_ext.facts.recovery import SetAside
+
+logger = logging.getLogger(__name__)
 
 
 class RelevantFactsBlock(LogBlock):
@@ -257,10 +260,6 @@ class RelevantFactsBlock(LogBlock):
         """The key of this block's job of a session."""
         return JobKey(session_id, self.reader_of(session_id))
 
-    def owners_of(self, session_id: str) -> tuple[str, ...]:
-        """The user whose session it is."""
-        return (self.namespace_of(session_id),)
-
     def readers_of(self, session_id: str) -> tuple[str, ...]:
         """This block's cursor, if it extracts facts."""
         return (self.reader_of(session_id),) if self.extract_facts else ()
@@ -274,7 +273,7 @@ class RelevantFactsBlock(LogBlock):
 
     async def aopen(self, session_id: str) -> None:
         """Begin with a session: what other sessions of this user have left unread is extracted, too."""
-        if self.extract_facts:
+        if self._extracts():
             reader = self.reader_of(session_id)
             for other in await self._store.users.pending(reader):
                 if other != session_id:
@@ -283,7 +282,7 @@ class RelevantFactsBlock(LogBlock):
 
     async def anotice(self, session_id: str, *, answered: bool = False) -> None:
         """A turn of the session has ended, ``answered`` just now: extract facts from it in the background."""
-        if self.extract_facts:
+        if self._extracts():
             if answered and not self._store.database.in_memory:
                 self._store.jobs.unread.add(session_id)
             work = partial(self.extractor(session_id).extract, least_turns=self.extract_every_turns, answered=True)
@@ -291,7 +290,7 @@ class RelevantFactsBlock(LogBlock):
 
     async def aflush(self, session_id: str = DEFAULT_SESSION_ID) -> None:
         """Extract what is left of the session, also of a turn that goes on; a failure is logged, and tried again."""
-        if self.extract_facts:
+        if self._extracts():
             work = partial(self.extractor(session_id, at_once=True).extract, with_active=True)
             await self.jobs.finish(self.job_key(session_id), work)
             # What has failed was told.
@@ -319,6 +318,13 @@ class RelevantFactsBlock(LogBlock):
         """Close a private store, and cancel what is being embedded; what was not extracted stays unread."""
         await self._cache.stop()
         await super().aclose()
+
+    def _extracts(self) -> bool:
+        """Whether facts are extracted now. Once in a process it is logged by which model, or that there is none."""
+        llm = self.known_llm()
+        if self.extract_facts:
+            _tell_of_model("" if llm is None else repr(llm))
+        return self.extract_facts and llm is not None
 
     @property
     def _cache(self) -> FactCache:
@@ -349,3 +355,14 @@ class RelevantFactsBlock(LogBlock):
         if await self.anotice_deletion(session_id):
             self._retired_in.put(session_id, epoch)
         return False
+
+
+@cache
+def _tell_of_model(name: str) -> None:
+    if name:
+        logger.info("Facts are extracted by %s.", name)
+        return
+    logger.warning(
+        "No facts are extracted, because there is no model: pass llm=... or set Settings.llm, and what was said until "
+        "then is read, too. If none are wanted, say extract_facts=False."
+    )

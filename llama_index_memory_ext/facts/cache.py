@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta, timezone
 from functools import partial
@@ -15,14 +16,16 @@ from llama_index_memory_ext.facts.history import is_later, past_facts, true_in
 from llama_index_memory_ext.facts.period import period_asked
 from llama_index_memory_ext.facts.ranking import RankedFacts
 from llama_index_memory_ext.facts.scoring import Columns, Concerned, Scored, Weights, document_of, scored
+from llama_index_memory_ext.log_block import sparing
 from llama_index_memory_ext.search.concern import Asked
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
-from llama_index_memory_ext.search.tfidf import TfidfRanker
+from llama_index_memory_ext.search.tfidf import Similarities, TfidfRanker
 from llama_index_memory_ext.store.facts import NOTHING_READ
 from llama_index_memory_ext.store.vectors import KeptVectors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
 
@@ -45,6 +48,7 @@ def ranker_in(make: Callable[[], FactRanker], languages: tuple[str, ...] | None)
 class Candidates:
     """The facts that may be shown for a question, past ones if it asks for a ``period``, and what ranks them."""
 
+    user: UserFacts
     columns: Columns
     ranker: FactRanker | None
     period: Period | None = None
@@ -55,12 +59,20 @@ class Candidates:
         """The facts."""
         return self.columns.facts
 
+    def similarities(self, query: str) -> Mapping[str, float]:
+        """The similarity of each fact to a query, 0..1, by id; {} if there is no ranker, or it fails."""
+        with self.user.sparing():
+            found = self.ranker.similarities(query) if self.ranker else {}
+            return found if isinstance(found, Similarities) else {name: float(one) for name, one in found.items()}
+        return {}
+
 
 @dataclass
 class UserFacts:
     """The facts of one user that an agent sees, as this process knows them.
 
-    The ranker, if there is one yet, holds the active ones.
+    The ranker, if there is one yet, holds the active ones. After one of its ``failures``, which are counted by type,
+    there is none.
 
     Until the time ``holds_until``, ``columns`` are of those that hold, and ``past`` those that were true before. These
     are indexed when a question first asks for them, by a ranker that holds the active ones too.
@@ -73,18 +85,19 @@ class UserFacts:
     past: tuple[Fact, ...] = ()
     holds_until: datetime | None = None
     past_ranker: FactRanker | None = None
+    failures: Counter[str] = field(default_factory=Counter)
     rendered: dict[str, CountedText] = field(default_factory=dict)
     guard: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def version(self) -> tuple[object, ...]:
         """Differs where other facts may be shown for the same question."""
-        return (self.changes.epoch, self.changes.change, self.holds_until)
+        return (self.changes.epoch, self.changes.change, self.holds_until, self.failures.total())
 
     @property
     def present(self) -> Candidates:
         """What may be shown for a question that is not about the past."""
-        return Candidates(self.columns, self.ranker)
+        return Candidates(self, self.columns, self.ranker)
 
     @property
     def active(self) -> tuple[Fact, ...]:
@@ -102,10 +115,11 @@ class UserFacts:
             active = tuple(fact for fact in facts.values() if fact.state(now) == "present")
             past = tuple(past_facts(facts, now))
             changed = {fact.id for fact in changes.facts}
-            self.ranker = self.ranker or make_ranker()
-            _follow(self.ranker, self.active, active, changed)
-            if self.past_ranker:
-                _follow(self.past_ranker, (*self.active, *self.past), (*active, *past), changed)
+            with self.sparing():
+                held, self.ranker = self.active if self.ranker else (), self.ranker or make_ranker()
+                _follow(self.ranker, held, active, changed)
+                if self.past_ranker:
+                    _follow(self.past_ranker, (*self.active, *self.past), (*active, *past), changed)
             self.facts, self.columns, self.past, self.rendered = facts, Columns(active).prepare(), past, {}
             self.holds_until = _next_end(facts.values(), now)
 
@@ -118,11 +132,19 @@ class UserFacts:
             past = tuple(fact for fact in self.past if true_in(fact, period))
             active = tuple(fact for fact in self.active if fact.pinned or not is_later(fact, period))
             if past and self.past_ranker is None:
-                ranker = make_ranker()
-                _follow(ranker, (), (*self.active, *self.past), set())
-                self.past_ranker = ranker
+                with self.sparing():
+                    ranker = make_ranker()
+                    _follow(ranker, (), (*self.active, *self.past), set())
+                    self.past_ranker = ranker
             ranks = self.past_ranker if past else self.ranker
-            return Candidates(Columns((*active, *past)), ranks, period, frozenset(fact.id for fact in past))
+            return Candidates(self, Columns((*active, *past)), ranks, period, frozenset(fact.id for fact in past))
+
+    def sparing(self) -> AbstractContextManager[None]:
+        """A block in which rankers may fail: they are made anew then, and until then confidence decides."""
+        return sparing(self.failures, "Facts were not ranked", self._drop)
+
+    def _drop(self) -> None:
+        self.ranker = self.past_ranker = None
 
 
 def _follow(ranker: FactRanker, before: Sequence[Fact], now: Sequence[Fact], changed: Collection[str]) -> None:
@@ -168,7 +190,8 @@ class FactCache:
                 await self._take(known, namespace, changes)
             known.changes = changes
             self.users.put(key, known)
-        if known.holds_until and known.holds_until <= self.clock():
+        has_ended = known.holds_until and known.holds_until <= self.clock()
+        if has_ended or (known.facts and known.ranker is None):
             await self._take(known, namespace, NOTHING_READ)
         return known
 
@@ -182,7 +205,9 @@ class FactCache:
 
     async def prepare(self, known: UserFacts | Candidates, queries: Sequence[str] = ()) -> bool:
         """Embed what is not embedded yet, where there is a model for it; False if facts are ranked without it now."""
-        return await known.ranker.aprepare(queries) if isinstance(known.ranker, EmbeddingRanker) else True
+        if isinstance(known.ranker, EmbeddingRanker):
+            return await known.ranker.aprepare(queries)
+        return known.ranker is not None
 
     async def refresh(self, namespace: str) -> None:
         """Embed the facts of a user that were just stored, before the next question has to wait for it."""
@@ -190,9 +215,11 @@ class FactCache:
             await self.prepare(await self.read(namespace))
 
     def scored(self, asked: Candidates, question: str, context: Sequence[str] = ()) -> Scored:
-        """The candidates with their numbers."""
-        ranker = asked.ranker or TfidfRanker()
-        return scored(asked.columns, question, context, ranker, self.weights, period=asked.period)
+        """The candidates with their numbers; where their ranker fails, similarities are 0."""
+        how = partial(scored, asked.columns, question, context, weights=self.weights, period=asked.period)
+        with asked.user.sparing():
+            return how(ranker=asked.ranker)
+        return how(ranker=None)
 
     def shown(
         self, asked: Candidates, question: str, context: Sequence[str] = ()

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.grounding.language import is_translation
+from llama_index_memory_ext.grounding.names import shares_word
 from llama_index_memory_ext.grounding.negation import denies
-from llama_index_memory_ext.grounding.quotes import TOKEN
 from llama_index_memory_ext.grounding.secrets import holds_secret
-from llama_index_memory_ext.grounding.statement import unsaid_reason
+from llama_index_memory_ext.grounding.statement import sentences_at, tells_change, unsaid_reason
 from llama_index_memory_ext.grounding.words import keywords, shared
 from llama_index_memory_ext.text.messages import escape_tags
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 MAX_FACT = 500
 _MAX_QUOTE, _MAX_WORD = 2_000, 50
 _SIMILAR_SHARE = 0.6
-# Words that end a fact are a statement of at least so many words or characters.
-_SHORTEST_STATEMENT = 2
 # What nobody sees: tags (U+E0000 to U+E007F), and marks that turn the direction of a text.
 _INVISIBLE = re.compile("[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
 _NOTHING = re.compile(r"(?i)[\W_]*(?:null|none|nil|nan|n/a|undefined|unknown)?[\W_]*")
@@ -128,12 +126,13 @@ def retirement_reasons(fact: Fact, new: Fact | None, entry: Retirement) -> Itera
 
 
 def ending_reasons(
-    fact: Fact, place: Place | None, evidence: Evidence, *, is_likely: bool, is_asked: bool
+    fact: Fact, new: Fact | None, place: Place | None, evidence: Evidence, *, is_only: bool, is_asked: bool
 ) -> Iterator[Rejection]:
     """Yields why the user's words do not end a fact.
 
-    Words that share nothing with it must be a statement, and ``is_likely`` to mean it, or ``is_asked``: then somebody
-    has looked at the request itself.
+    They share a word with it, or the ``new`` fact that holds instead does. Else they must tell a change, and end this
+    fact only (``is_only``) or have led to the new one, or be ``is_asked``: then somebody has looked at the request
+    itself.
     """
     if place is None:
         yield Rejection("quote_not_found", "Its quote is not in the user's words.")
@@ -141,9 +140,10 @@ def ending_reasons(
     reason = unsaid_reason(fact.content, place.text, place.span, may_presuppose=False)
     if reason in ("question", "hypothesis", "quoted"):
         yield Rejection(reason, _UNSAID[reason])
-    words = keywords(f"{place.text}\n{evidence.question(place)}")
-    is_statement = is_likely and len(TOKEN.findall(place.quote)) >= _SHORTEST_STATEMENT
-    if not (shared(keywords(fact.content), words) or is_statement or is_asked):
+    said = " ".join(sentences_at(place.text, place.span))
+    words = f"{said}\n{evidence.question(place)}\n{new.content if new else ''}"
+    is_told = (is_only or new is not None) and tells_change(said)
+    if not (shares_word(fact.content, words) or is_told or is_asked):
         yield Rejection("not_contradicted", "The user's words say nothing of it.")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.grounding.dates import ages_in, missing_dates, period_of, without_dates
 from llama_index_memory_ext.grounding.language import is_translation, language_of, may_be_english
-from llama_index_memory_ext.grounding.names import missing_names, shares_name
+from llama_index_memory_ext.grounding.names import missing_names, shares_word
 from llama_index_memory_ext.grounding.numbers import has_numbers, missing_numbers
 from llama_index_memory_ext.grounding.quotes import TOKEN, Span, find_quote
 from llama_index_memory_ext.grounding.words import keywords, shared
@@ -100,7 +100,7 @@ class Evidence:
 
     def says_something_of(self, statement: str, words: str) -> bool:
         """Returns whether words have a telling word, a name, a number or a date of a statement."""
-        if shared(keywords(statement), keywords(words)) or shares_name(statement, words):
+        if shares_word(statement, words):
             return True
         plain = without_dates(statement)
         if plain != statement and not missing_dates(statement, words, self.said_on):

@@ -7,14 +7,16 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from llama_index.core.base.llms.types import MessageRole
+
 from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.events import FactsExtractedEvent, is_heard, send
 from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.facts.batches import Room, answered_end, batch_end, said_at
 from llama_index_memory_ext.facts.learning import Extracted, Part
 from llama_index_memory_ext.facts.recovery import Action, Progress, SetAside, after_failure, blame_of, progress_of
-from llama_index_memory_ext.store.rows import Seen
-from llama_index_memory_ext.text.messages import Utterance, spoken
+from llama_index_memory_ext.store.rows import Opening, Seen
+from llama_index_memory_ext.text.messages import OTHER_ROLE, Utterance, as_taken, spoken
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -98,14 +100,15 @@ class Extractor:
         part = self._part(rows, utterances, await self._before(rows[0].id), room)
         return await self._learn(replace(page, rows=rows), part, progress.without(turn))
 
-    async def recent(self) -> tuple[list[Utterance], str]:
+    async def recent(self) -> tuple[list[Utterance], list[Utterance]]:
         """What was said last in the session, oldest first, and what tools gave; the turn that is going on included."""
         readers = self._store.readers
         page = await readers.page(self._session_id, "", Seen(), limit=_BATCH_ROWS)
         after = page.rows[-1].id if page.rows else 0
         unread = await readers.unread(self._session_id, "", with_active=True, after=after)
         rows = [*page.rows, *unread.rows][-_BATCH_ROWS:]
-        results = "\n".join((row.message.content or "")[:_MOST_RESULT] for row in rows if row.is_result)
+        given = [(row, (row.message.content or "")[:_MOST_RESULT]) for row in rows if row.is_result]
+        results = [Utterance(row.id, row.role, text) for row, text in given]
         return [one for one in await self._utterances(rows, Room()) if one.text], results
 
     async def apply(
@@ -152,19 +155,22 @@ class Extractor:
             if unread.registered or not unread.rows:
                 return unread
             # The session may be one that a plain Memory has written.
-            owners, epoch = [self.namespace], unread.epoch
-            await readers.register(self._session_id, owners=owners, readers=[self.reader], epoch=epoch)
+            opening = Opening(None if self.namespace == self._session_id else self.namespace)
+            users, epoch = self._store.users, unread.epoch
+            await users.claim(self._session_id, opening, readers=[self.reader], epoch=epoch)
 
     async def _utterances(self, rows: Sequence[LogRow], room: Room) -> list[Utterance]:
+        owners = await self._store.users.owners(self._session_id)
         # Counting some megabytes takes a second, for which the event loop must not be blocked.
-        return await asyncio.to_thread(lambda: [self._utterance(row, room.batch // 2) for row in rows])
+        return await asyncio.to_thread(
+            lambda: [self._clipped(one, room.batch // 2) for one in _said_in(rows, self.namespace, owners)]
+        )
 
-    def _utterance(self, row: LogRow, limit: int) -> Utterance:
-        text = spoken(row.message)
+    def _clipped(self, line: Utterance, limit: int) -> Utterance:
         # No token is shorter than a byte.
-        if len(text.encode()) > limit:
-            text = self.learner.block.tokenizer_fn.clip(text, limit)
-        return Utterance(row.id, row.role, text)
+        if len(line.text.encode()) <= limit:
+            return line
+        return line._replace(text=self.learner.block.tokenizer_fn.clip(line.text, limit))
 
     def _tokens(self, utterances: Sequence[Utterance], most: int) -> list[int]:
         """The tokens of each text, or its bytes where ``most`` tokens hold them all: no token is shorter than one."""
@@ -176,7 +182,7 @@ class Extractor:
     async def _before(self, row_id: int) -> list[Utterance]:
         """What was said right before a row: a short answer may need the question."""
         page = await self._store.readers.page(self._session_id, "", Seen(), before=row_id, limit=_CONTEXT_ROWS)
-        lines = (Utterance(row.id, row.role, spoken(row.message)) for row in page.rows)
+        lines = await self._utterances(page.rows, Room())
         return [line._replace(text=line.text[-_CONTEXT_CHARACTERS:]) for line in lines if line.text]
 
     def _part(
@@ -278,6 +284,20 @@ class Extractor:
                 completion_tokens=learned.usage.completion_tokens,
             )
         )
+
+
+def _said_in(rows: Sequence[LogRow], namespace: str, owners: Sequence[str]) -> list[Utterance]:
+    """What each row says, and who: the user whose facts these are, another one of the ``owners``, or the assistant.
+
+    The facts of somebody who does not talk here, as of a team, are those of all who do. LlamaIndex's own memory has
+    written all that is put as the user's as such.
+    """
+    said = []
+    for row, message in zip(rows, as_taken(row.message for row in rows), strict=True):
+        is_known = row.user_id == namespace or (row.user_id is None and len(owners) == 1)
+        is_others = message.role == MessageRole.USER and namespace in owners and not is_known
+        said.append(Utterance(row.id, OTHER_ROLE if is_others else message.role.value, spoken(message)))
+    return said
 
 
 def ids_by_change(changed: Sequence[Fact], before: Mapping[str, Fact]) -> tuple[list[str], list[str], list[str]]:

@@ -28,7 +28,6 @@ from llama_index_memory_ext.facts.verification import (
     verification_prompt,
     verified,
 )
-from llama_index_memory_ext.search.tfidf import TfidfRanker
 from llama_index_memory_ext.text.messages import Utterance
 from llama_index_memory_ext.text.responses import Usage, usage_of
 
@@ -214,7 +213,7 @@ class Learner:
             return facts
         texts = texts_in(part.lines)
         await self.cache.prepare(known, texts)
-        return offered(facts, texts, known.ranker or TfidfRanker(), self.block.tokenizer_fn, part.room.known)
+        return offered(facts, texts, known.present, self.block.tokenizer_fn, part.room.known)
 
     async def _ask(self, prompt: Sequence[ChatMessage], part: Part, spent: list[Usage]) -> ExtractionReply:
         tokens, heard = part.room.answer_to(self._tokens(part.lines)), list[ChatResponse]()
@@ -235,7 +234,7 @@ class Learner:
     ) -> ValidatedReply:
         """What a second call leaves of a validated reply. If that fails once more, all of it."""
         candidates = candidates_of(valid, quotes)
-        similar = similar_facts(candidates, known.active, known.ranker or TfidfRanker())
+        similar = similar_facts(candidates, known.active, known.present)
         prompt = verification_prompt(candidates, part.lines, similar)
         tokens, heard = part.room.answer_to(_VERDICT * len(candidates)), list[ChatResponse]()
 

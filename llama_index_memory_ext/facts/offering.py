@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from llama_index_memory_ext.fact import Fact
-    from llama_index_memory_ext.search.tfidf import FactRanker
+    from llama_index_memory_ext.search.tfidf import Similar
     from llama_index_memory_ext.text.messages import Utterance
     from llama_index_memory_ext.text.tokens import TokenCounter
 
@@ -26,7 +26,7 @@ def texts_in(lines: Sequence[Utterance]) -> list[str]:
 
 
 def offered(
-    facts: Sequence[Fact], texts: Sequence[str], ranker: FactRanker, counter: TokenCounter, limit: int
+    facts: Sequence[Fact], texts: Sequence[str], ranker: Similar, counter: TokenCounter, limit: int
 ) -> list[Fact]:
     """The facts that have room in about ``limit`` tokens: half of it for the most similar ones, then the shortest.
 
@@ -52,13 +52,13 @@ def offered(
     return list(chosen.values())
 
 
-def most_similar(text: str, facts: Mapping[str, Fact], ranker: FactRanker) -> list[Fact]:
+def most_similar(text: str, facts: Mapping[str, Fact], ranker: Similar) -> list[Fact]:
     """The facts, of these by their ids, that have something in common with a text: the most similar one first."""
     similar = [(value, fact_id) for fact_id, value in ranker.similarities(text).items() if fact_id in facts]
     return [facts[fact_id] for _, fact_id in sorted(similar, reverse=True)]
 
 
-def _best_of_each(facts: Sequence[Fact], texts: Sequence[str], ranker: FactRanker) -> Iterator[Fact]:
+def _best_of_each(facts: Sequence[Fact], texts: Sequence[str], ranker: Similar) -> Iterator[Fact]:
     """The facts that have something in common with one of the texts: the best one of each, then the second ones, ..."""
     by_id = {fact.id: fact for fact in facts}
     rankings = [most_similar(text, by_id, ranker) for text in texts]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.facts.period import Period
     from llama_index_memory_ext.search.concern import Asked
-    from llama_index_memory_ext.search.tfidf import FactRanker
+    from llama_index_memory_ext.search.tfidf import Similar
 
 Numbers: TypeAlias = NDArray[np.float64]
 # A line without content: where its tokens do not fit, no fact does.
@@ -178,7 +178,7 @@ def scored(
     columns: Columns,
     question: str,
     context: Sequence[str],
-    ranker: FactRanker,
+    ranker: Similar | None,
     weights: Weights,
     *,
     period: Period | None = None,
@@ -191,7 +191,10 @@ def scored(
     """
     recencies = columns.recencies if period is None else _within(columns.facts, period)
     shares = weights.shares(_ongoing(question, context) if period is None else 1.0)
-    similarities = similarities_with_context(ranker, columns.ids, question, context)
+    ids = columns.ids
+    similarities = (
+        similarities_with_context(ranker, ids, question, context) if ranker is not None else np.zeros(len(ids))
+    )
     if shares.similarity:
         least = min(_WORTH_OF_A_WORD * shares.confidence / shares.similarity, _MOST_FOR_A_WORD)
         similarities = np.where(similarities > 0, least + (1 - least) * similarities, 0.0)

@@ -149,8 +149,8 @@ class _Validation:
         new = self._by_label.get(entry.replaced_by) if entry.replaced_by else None
         if fact is None:
             return
-        place, is_likely = self.evidence.find(entry.quote), new is not None or quoted == 1
-        ending = ending_reasons(fact, place, self.evidence, is_likely=is_likely, is_asked=is_asked)
+        place = self.evidence.find(entry.quote)
+        ending = ending_reasons(fact, new, place, self.evidence, is_only=quoted == 1, is_asked=is_asked)
         again = [Rejection("duplicate", "It is retired already.")] if fact.id in self._retired else []
         if not self._is_rejected(chain(again, retirement_reasons(fact, new, entry), ending)):
             self._retired[fact.id] = self._ended(fact, new, entry)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.facts.validation import ValidatedReply
-    from llama_index_memory_ext.search.tfidf import FactRanker
+    from llama_index_memory_ext.search.tfidf import Similar
     from llama_index_memory_ext.text.messages import Utterance
     from llama_index_memory_ext.text.tool_calls import Json
 
@@ -89,7 +89,7 @@ def candidates_of(valid: ValidatedReply, quotes: Mapping[str, str]) -> list[Cand
     return new + [Candidate(fact, quotes.get(fact.id, ""), ended=True) for fact in valid.retired]
 
 
-def similar_facts(candidates: Sequence[Candidate], known: Sequence[Fact], ranker: FactRanker) -> list[Fact]:
+def similar_facts(candidates: Sequence[Candidate], known: Sequence[Fact], ranker: Similar) -> list[Fact]:
     """The known facts that may say the same as new ones: the three most similar ones of each, but no retired one."""
     ended = {candidate.fact.id for candidate in candidates if candidate.ended}
     by_id = {fact.id: fact for fact in known if fact.id not in ended}

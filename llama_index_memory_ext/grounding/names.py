@@ -11,7 +11,7 @@ from llama_index_memory_ext.grounding.dates import without_dates
 from llama_index_memory_ext.grounding.language import HAN, KANA, is_translation, language_of
 from llama_index_memory_ext.grounding.numerals import CJK_NUMBER
 from llama_index_memory_ext.grounding.quotes import TOKEN
-from llama_index_memory_ext.grounding.words import are_forms, comparable
+from llama_index_memory_ext.grounding.words import are_forms, comparable, keywords, shared
 from llama_index_memory_ext.search.tokenization import STOP_CHARACTERS, STOP_WORDS
 
 if TYPE_CHECKING:
@@ -62,6 +62,11 @@ def missing_names(statement: str, source: str, known: str = "") -> list[str]:
         return []
     missing = _missing(statement, source)
     return _missing(statement, f"{source}\n{known}") if missing and known else missing
+
+
+def shares_word(statement: str, text: str) -> bool:
+    """Whether a text has a telling word or a name of a statement in some form."""
+    return bool(shared(keywords(statement), keywords(text))) or shares_name(statement, text)
 
 
 def shares_name(statement: str, text: str) -> bool:

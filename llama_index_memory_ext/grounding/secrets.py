@@ -1,4 +1,4 @@
-"""Tells which texts hold a secret: a key by its format, a card or an account by its digits, a password by its name."""
+"""Tells which texts hold a secret: a key by its format, a card by its digits, a password or a passport by its name."""
 
 from __future__ import annotations
 
@@ -12,34 +12,66 @@ _KEYS = re.compile(
     r"|\bgh[opsur]_\w{16,}|\bgithub_pat_\w{16,}|\bglpat-[\w-]{16,}|\bxox[a-z]-[\w-]{8,}|\bxapp-[\w-]{8,}"
     r"|\bAIza[\w-]{20,}|\bya29\.[\w-]{16,}|\bhf_[A-Za-z0-9]{16,}|\bnpm_[A-Za-z0-9]{16,}|\bpypi-[\w-]{16,}"
     r"|\bSG\.[\w-]{10,}\.[\w-]{10,}|\beyJ[\w-]{10,}\.|-----BEGIN [A-Z ]*PRIVATE KEY|\bBearer\s+[\w.~+/-]{16,}"
-    r"|(?i:\bcv[vc]2?\W{1,3}(?:is )?\d{3,4}\b)|\b[a-z][a-z0-9+.-]{0,20}://[^\s/:@]{1,200}:[^\s/@]{1,200}@"
+    r"|(?i:\bcv[vc]2?\W{1,3}(?:is )?\d{3,4}\b)|\b[A-Za-z][A-Za-z0-9+.-]{0,20}://[^\s/:@]{0,200}:[^\s/@]{1,200}@"
+    # A secret key of AWS has 40 characters, and no mark of its own.
+    r"|(?<![\w/+=.-])(?=[A-Za-z0-9/+]{40}(?![\w/+=.-]))(?=.{0,39}[a-z])(?=.{0,39}[A-Z])(?=.{0,39}\d)"
 )
 _TOKEN = re.compile(r"[A-Za-z0-9_+/=-]{20,}")
+# Random, and known to everybody: a UUID, and what names a version or a file by its content.
+_PUBLIC = re.compile(r"(?i)\b(?:(?:commit|sha-?\d+)\W{1,3}(?:is )?[\da-f]{7,64}|[\da-f]{8}(?:-[\da-f]{4,12}){4})\b")
 # A card has 13 to 19 digits; the longest are not phone numbers, dates or amounts, whatever their check digit.
 _CARD, _ACCOUNT_DIGITS = re.compile(r"(?<![\d.])\d(?:[ -]?\d){12,18}(?![\d.])"), 16
 _IBAN = re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]){11,30}\b")
-_SOCIAL_SECURITY = re.compile(r"\b\d{3}-\d{2}-\d{4}\b")
+# Numbers of social security in the US, the UK and Germany.
+_SOCIAL_SECURITY = re.compile(r"\b(?:\d{3}-\d\d-\d{4}|[A-Z]{2} ?(?:\d\d ?){3}[A-D]|\d\d ?\d{6} ?[A-Z] ?\d{3})\b")
+# Papers and other numbers of a person, by name in the languages that have most users.
+_PAPERS = re.compile(
+    r"(?i)(?:(?<![a-z])(?:pass(?:e?port|aporto)|pasaporte|ssn|[ai]tin|nino|ni(?: no| number|f|r)|insee|dni|cpf|bsn|curp"
+    r"|(?:social|national)(?: security| insurance| is|:)|(?:tax|identity|national)(?: id| card)? (?:id|no|number)"
+    r"|tax id|pesel|codice fiscale|aadhaar|personnummer|ahv|s[eé]cu)(?![a-z])|s[eé]curit[eé] sociale|reisepass|ausweis"
+    r"|паспорт|steuer-?(?:id|n)|versicherungs-?n|снилс|инн\b|パスポート|旅券|マイナンバー|個人番号|[护護]照|身份[证證]|여권|주민등록)"
+    r"[^\d\n+]{0,30}?(?:(?=(?:[a-z]{0,7}\d){2})[a-z\d]{8}|\d(?:[ ./-]?[a-z]?[ ./-]?\d){5})"
+)
 # The word "password" in the languages that have most users, and what is said instead of it.
 _NAMES = """pass password passwd passphrase passcode passwort kennwort pw pwd pin pin-code cvv cvc cvv2 otp secret
     senha contrase\u00f1a wachtwoord has\u0142o \u015fifre l\u00f6senord \u043f\u0430\u0440\u043e\u043b\u044c"""
-# Codes that open something; not the code of a place, an error or a program.
-_CODES = (
-    "(?:2fa|access|alarm|backup|door|entry|gate|lock|login|mfa|recovery|security|unlock|verification)"
-    "[ -](?:codes?|key)|(?:zugangs|sicherheits|t\u00fcr|alarm|freischalt)[ -]?codes?"
-)
 _NAMED = re.compile(
-    rf"(?i)(?<![A-Za-z])(?:{'|'.join(_NAMES.split())}|mot de passe|{_CODES})(?![A-Za-z])"
-    "|密码|密碼|口令|密钥|验证码|暗証番号|パスワード|合言葉|비밀번호"
+    rf"(?i)(?<![A-Za-z])(?:{'|'.join(_NAMES.split())}|mot de passe"
+    # Codes that open something; not the code of a place, an error or a program.
+    "|(?:2fa|access|alarm|backup|door|entry|gate|lock|login|mfa|recovery|security|totp|unlock|verification|voicemail)"
+    "[ -](?:codes?|key|seed)|(?:zugangs|sicherheits|t\u00fcr|alarm|freischalt|digi)[ -]?codes?)(?![A-Za-z])"
+    "|密码|密碼|口令|密钥|验证码|暗証番号|パスワード|合言葉|(?:リカバリー|バックアップ)コード|비밀번호"
+)
+# What a code opens, beside what such a code is called; and what is unlocked with a number.
+_OPENED = (
+    r"(?:(?<![a-z])(?:lockers?|safes?|vaults?|(?:pad)?locks?|doors?|gates?|garages?|suitcases?|backup|recovery)(?![a-z])"
+    r"|alarm|tresor|spind|schloss|tür|wiederherstellungs?|coffre|casier|cadenas|port(?:e|ail|al|one)\b|secours|récupération"
+    r"|caja fuerte|taquilla|puerta|respaldo|cassaforte|сейф|замк|двер|金庫|ロッカー|保险[柜箱]|门[锁禁])"
+)
+_CODE = r"(?:(?<!error |promo )codes?\b|[ck]ombina\w{1,6}|c[oó]di(?:go|ce)s?|код|コード|番号|码|opens? with|번호)"
+_BESIDE = r"(?:[^\w.,;!?]+\w+){0,3}?[^\w.,;!?]*の?"
+_OPENING = re.compile(
+    rf"(?i){_CODE}{_BESIDE}{_OPENED}|{_OPENED}{_BESIDE}(?:{_CODE}|\d\d?-\d\d?-\d\d?\b)"
+    r"|(?:unlock|entsperr|déverrouill|desbloque)\w{0,4}\W+(?:\w+\W+){0,4}?(?:with|by|mit|avec|con|com)\W+\d"
+)
+# A name, and the word that follows it.
+_LOGIN = re.compile(
+    r"(?i)(?<![a-z])(?:logs?[ -]?in|user ?name|credentials|zugangsdaten|anmeld\w{1,9}|identifiants?|usuario|логин)"
+    r"(?![a-z])[^\n:=,/]{0,30}?(?:[:=]|\b(?:is|are|as|with|ist|sind|als|mit|est|sont|es)\b)\s*(?!https?:)"
+    r"[^\s,/|:.]{1,60}(?:[.@][^\s,/|:]{1,60}(?=[, ]))?\s?(?:[,/|]|:(?![\d/]))\s*(\S+)"
 )
 # Beside these a long word is one.
 _KEY_NAMED = re.compile(r"(?i)(?<![A-Za-z])(?:key|token|schl\u00fcssel)(?![A-Za-z])")
 # What is called a password, in whatever words: it is one even where it is a word of the language.
 _IS = re.compile(
     r"(?i)(?<![A-Za-z])(?:password|passwd|passphrase|passcode|passwort|kennwort|senha|contrase\u00f1a)(?![A-Za-z])"
-    r"(?:\s+(?:for|to|of|f\u00fcr)\s+(?:\S+\s+){1,4}?)?\s*(?:is|was|are|ist|lautet|es|\u00e9|:|=)\s*\S"
+    r"(?:\s+(?:for|to|of|f\u00fcr)\s+(?:\S+\s+){1,4}?)?\s*(?:is|was|are|ist|lautet|es|\u00e9|:|=)\s*[^\s.!?]"
 )
-_YEAR = re.compile(r"(?i)\b(?:from|in|since|of|until|seit|aus|von) (?:1[5-9]|20)\d\d\b")
-_SEED = re.compile(r"(?i)\b(?:seed|recovery|mnemonic|backup)[ -]?(?:phrase|words?|key)\b")
+_DATE = re.compile(
+    r"(?i)\b(?:(?:from|in|since|of|until|seit|aus|von) (?:1[5-9]|20)\d\d"
+    r"|\d\d?[./]\d\d?[./]\d\d+|(?:19|20)\d\d-(?:20\d\d|\d\d(?:-\d\d)?))\b"
+)
+_SEED = re.compile(r"(?i)\b(?:seed|recovery|mnemonic|backup|wallet)[ -]?(?:phrase|words?|key)\b")
 _SEED_WORDS = 8
 _WORD = re.compile(r"\S+")
 _SHORTEST_SECRET, _SHORTEST_KEY = 4, 10
@@ -57,22 +89,25 @@ def holds_secret(text: str) -> bool:
     plain = unicodedata.normalize("NFKC", text)
     if any(pattern.search(plain) for pattern in (_KEYS, _IS, _SOCIAL_SECURITY)) or _has_long_secret(plain):
         return True
-    if _SEED.search(plain):
-        return len(_WORD.findall(plain)) >= _SEED_WORDS
-    return _has_named_secret(plain)
+    if _SEED.search(plain) and len(_WORD.findall(plain)) >= _SEED_WORDS:
+        return True
+    undated = _DATE.sub(" ", plain)
+    return bool(_PAPERS.search(undated)) or _has_named_secret(undated)
 
 
 def _has_long_secret(text: str) -> bool:
     """Whether a text has a random token, or the digits of a card or an account."""
     checks = ((_TOKEN, _is_random), (_CARD, _is_card), (_IBAN, _is_iban))
-    return any(is_secret(found) for pattern, is_secret in checks for found in pattern.findall(text))
+    return any(is_secret(found) for pattern, is_secret in checks for found in pattern.findall(_PUBLIC.sub(" ", text)))
 
 
 def _has_named_secret(text: str) -> bool:
-    """Whether a text names a password or a key, and has a word that looks like one."""
-    chosen = list(filter(_is_chosen, _WORD.findall(_YEAR.sub(" ", _NAMED.sub(" ", text)))))
-    has_key = any(len(word) >= _SHORTEST_KEY for word in chosen) and _KEY_NAMED.search(text)
-    return bool(has_key or (chosen and _NAMED.search(text)))
+    """Whether a text names a password, a key, a login or what a code opens, and has a word that looks like one."""
+    others = _NAMED.sub(" ", text)
+    has_key = any(len(word) >= _SHORTEST_KEY and _is_chosen(word) for word in _WORD.findall(others))
+    is_code = _NAMED.search(text) or _OPENING.search(text)
+    codes = _WORD.findall(re.sub(r"(?<=\d)[ -](?=\d)", "", others)) if is_code else []
+    return bool(has_key and _KEY_NAMED.search(text)) or any(map(_is_chosen, [*codes, *_LOGIN.findall(text)]))
 
 
 def _is_random(token: str) -> bool:
@@ -101,7 +136,7 @@ def _is_iban(number: str) -> bool:
 
 def _is_chosen(word: str) -> bool:
     """Whether a word beside the name of a secret looks like one: digits alone, or digits or marks among letters."""
-    plain = word.strip("\"'`.,;:()[]<>=。、「」")
+    plain = word.strip("\"'`.,;:()[]<>=。、「」").rstrip("#*")
     if plain.isdigit():
         return _SHORTEST_SECRET <= len(plain) <= _ACCOUNT_DIGITS
     has_digit, has_letter = any(map(str.isdigit, plain)), any(map(str.isalpha, plain))

@@ -21,7 +21,7 @@ from llama_index_memory_ext.grounding.negation import (
 )
 from llama_index_memory_ext.grounding.quotes import TOKEN
 from llama_index_memory_ext.grounding.words import are_forms, keywords, shared
-from llama_index_memory_ext.search.tokenization import IRREGULAR, STOP_CHARACTERS, STOP_WORDS
+from llama_index_memory_ext.search.tokenization import IRREGULAR, STOP_CHARACTERS, STOP_WORDS, term_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -45,6 +45,11 @@ _PAST = re.compile(
 )
 # After these a form of the past is none: "I have lived", "is loved".
 _AUXILIARIES = frozenset(str.split("have has ve i've we've be been is are was were am being get got"))
+# What is so since now, with the speaker.
+_SINCE_NOW = re.compile(
+    r"(?i)(?=.*(?:\b(?:i|we|me|my|ich|wir|mich|je|moi|yo|mi|eu)\b|我))"
+    r".*(?:\b(?:now|no longer|any ?more|jetzt|mehr|maintenant|plus|ahora|ya no|adesso|agora)\b|了|现在|現在)"
+)
 _POSSESSIVES = frozenset(
     str.split(
         "my our his her their mein meine unser unsere sein seine ihr ihre mi mis mon ma mes meu minha mio mia mijn"
@@ -226,6 +231,17 @@ def _is_past(words: Sequence[str], said: Sequence[str]) -> bool:
         return any(before in SPEAKERS and word in was for before, word in pairwise(words))
     places = _past_places(words, said[0])
     return bool(places) and all(i and words[i - 1] not in _AUXILIARIES for i in places)
+
+
+def tells_change(text: str) -> bool:
+    """Whether a text says that something of the speaker's has become otherwise.
+
+    >>> [tells_change(text) for text in ("I have moved to Rome", "Call me Bo from now on", "I love Rome", "Hi there")]
+    [True, True, False, False]
+    """
+    words = [word.removesuffix("'ve") for word in words_in(text) if word not in ("have", "had")]
+    acted = (word for before, word in pairwise(words) if before in SPEAKERS and _may_be_past(word))
+    return any(term_of(word) != word for word in acted) or bool(_SINCE_NOW.search(text))
 
 
 def _past_places(words: Sequence[str], verb: str) -> list[int]:

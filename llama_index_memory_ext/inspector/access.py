@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 import secrets
 from base64 import b64encode
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 # The names by which a browser on this machine reaches us. Any other one is a web page's that leads here by its DNS.
-HOSTS = ("127.0.0.1", "localhost")
+_HOST = re.compile(r"(?:127\.0\.0\.1|localhost)(?::[0-9]{1,5})?", re.ASCII | re.IGNORECASE)
 
 
 def new_secret() -> str:
@@ -35,8 +36,7 @@ class Access:
 
     def allows(self, method: str, token: str, headers: Mapping[str, str]) -> bool:
         """Returns whether a request is answered at all. Reading is all that is done for GET and HEAD."""
-        host = headers.get("host", "").rpartition(":")[0] or headers.get("host", "")
-        if host not in HOSTS or not _same(token, self.token):
+        if not _HOST.fullmatch(headers.get("host", "")) or not _same(token, self.token):
             return False
         if method in {"GET", "HEAD"}:
             return True

@@ -13,7 +13,7 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, LAST_ID
-from llama_index_memory_ext.text.messages import body_of, question_in, turns_in
+from llama_index_memory_ext.text.messages import as_taken, body_of, question_in, turns_in
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -115,7 +115,7 @@ async def _asked(memory: CondensedMemory, question: str) -> tuple[str, list[str]
     """The question, or else the last one of the session, and the turns before it."""
     store, session_id, most = memory.sql_store, memory.session_id, memory.facts_block.context_turns
     skipped = max(await store.count_messages(session_id, None) - _LEAST_ROWS, 0)
-    said = await store.get_messages(session_id, None, offset=skipped)
+    said = as_taken(await store.get_messages(session_id, None, offset=skipped))
     if question:
         return question, question_in([ChatMessage(question)], turns_in(said)[-most:], most)[1]
     last = next((i for i in range(len(said) - 1, -1, -1) if said[i].role == MessageRole.USER), None)
@@ -132,7 +132,7 @@ async def _copied(store: MemoryStore, session_id: str, user_id: str, limits: Lim
     most = max(_LEAST_ROWS, blank.condensed_block.token_limit // _LEAST_TOKENS)
     skipped = 0 if blank.condensed_block.recall_token_limit else max(count - most, 0)
     rows = await store.readers.find(session_id, [ARCHIVED, ACTIVE], limit=LAST_ID, offset=skipped)
-    kept = ("id", "role", "data", "timestamp", "status")
+    kept = ("id", "role", "data", "timestamp", "status", "user_id")
     copy = MemoryStore(db_data=[{"key": name, **{field: getattr(row, field) for field in kept}} for row in rows])
     try:
         if position:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole
@@ -14,6 +15,7 @@ from typing_extensions import Self, Unpack
 from llama_index_memory_ext.asking.shield import shielded
 from llama_index_memory_ext.background.locks import SharedLock, lock_for
 from llama_index_memory_ext.background.loop import in_sync
+from llama_index_memory_ext.errors import SessionOwnerError
 from llama_index_memory_ext.facts.backfill import Backfilled, backfill
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.formats import messages_from_json, messages_to_json
@@ -26,7 +28,8 @@ from llama_index_memory_ext.record.window import CachePoints
 from llama_index_memory_ext.refusals import check_names, checked
 from llama_index_memory_ext.signatures import unpacked
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
-from llama_index_memory_ext.text.messages import MEDIA_TOKENS, body_of, checked_messages, is_answer, message_tokens
+from llama_index_memory_ext.store.rows import Opening
+from llama_index_memory_ext.text.messages import MEDIA_TOKENS, body_of, checked_messages, is_answer, tokens_by_bytes
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:
@@ -62,6 +65,8 @@ class CondensedMemory(Memory):
     insert_method: InsertMethod = InsertMethod.USER
     tokenizer_fn: Counter = Field(default_factory=TokenCounter, exclude=True, repr=False)
     cache_points: CachePoints = False
+    user_id: str | None = None
+    shared: bool = False
     sql_store: MemoryStore = Field(default_factory=MemoryStore, exclude=True, repr=False)
 
     _owns_store: bool = PrivateAttr(default=False)
@@ -107,6 +112,7 @@ class CondensedMemory(Memory):
         condensed_token_limit: int | None = None,
         facts_token_limit: int | None = None,
         user_id: str | None = None,
+        shared: bool = False,
         llm: LLM | None = None,
         embed_model: BaseEmbedding | None = None,
         cache_points: CachePoints = False,
@@ -128,7 +134,8 @@ class CondensedMemory(Memory):
             token_flush_size: Without a meaning here, where whole turns leave for the record; a UserWarning says so.
             memory_blocks_template: Joins the texts of the blocks; default: as they are, within ``<memory>``.
             insert_method: ``"user"``, in front of the question, or ``"system"``.
-            image_token_size_estimate: Tokens of an image, at least 0.
+            image_token_size_estimate: Tokens of an image, at least 0. If its bytes are in the message, LlamaIndex's own
+                estimate is taken where it is higher.
             audio_token_size_estimate: Tokens of an audio block, at least 0.
             video_token_size_estimate: Tokens of a video, at least 0.
             chat_store: A store of your own instead of the following four; it is not closed.
@@ -142,8 +149,13 @@ class CondensedMemory(Memory):
                 facts and a quarter of ``token_limit`` (at most 8,000) leave of it, at most 50,000.
             facts_token_limit: Most tokens of the facts; 0 shows none; default: an eighth of ``token_limit``, at most
                 2,000.
-            user_id: The user whose facts are shown, in all of their sessions; default: each session's own.
-            llm: Extracts facts, and summarises with ``summarize``; default: ``Settings.llm`` at first use.
+            user_id: The user whose facts are shown, in all of their sessions, and to whom the session is open alone;
+                default: each session's own. The first user of a session that was begun without one takes it over.
+            shared: Whether other users may read the session and write to it, with memories that are shared, too. Each
+                one's facts are of their own words. A message of another user than this one names them in
+                ``additional_kwargs["user_id"]``.
+            llm: Extracts facts, by one more call for each turn, and summarises with ``summarize``; default:
+                ``Settings.llm`` if one is set when a turn ends, else no facts are extracted.
             embed_model: Ranks facts, and messages that are found for a question, together with their words; default:
                 words alone.
             cache_points: Whether the prompt has LlamaIndex's cache points, for models that find a prompt in their cache
@@ -154,7 +166,8 @@ class CondensedMemory(Memory):
         Raises:
             LimitError: The limits of the blocks do not fit into ``token_limit``, or that into a known window.
             SettingError: An argument does not exist, is of a wrong type or out of its range, or contradicts another.
-            StoreError: The database cannot be used, or would outlive a session without a ``session_id``.
+            StoreError: The database cannot be used, or would outlive a session without a ``session_id``. Later, by each
+                call: a ``SessionOwnerError`` if the session is another user's, and not shared by both.
         """
         llm, embed_model = shielded(llm), shielded(embed_model)
         check_names(settings, options.MemoryOptions.__annotations__, "CondensedMemory.from_defaults()")
@@ -166,10 +179,11 @@ class CondensedMemory(Memory):
         preset.check_cache_points(cache_points, memory_blocks_template, llm)
         store = chat_store or MemoryStore(async_database_uri, table_name, async_engine, db_schema=db_schema)
         session_id = preset.session_of(store, session_id)
+        preset.check_shared(shared, user_id)
         counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
-        shared: Any = {"llm": llm, "embed_model": embed_model, "tokenizer_fn": counter, "store": store}
+        of_both: Any = {"llm": llm, "embed_model": embed_model, "tokenizer_fn": counter, "store": store}
         of_user = session_id if user_id is None else user_id
-        blocks = options.blocks_for(settings, allowed.condensed, allowed.facts, of_user, **shared)
+        blocks = options.blocks_for(settings, allowed.condensed, allowed.facts, of_user, **of_both)
         memory = checked(
             cls,
             cls,
@@ -182,6 +196,8 @@ class CondensedMemory(Memory):
             memory_blocks_template=memory_blocks_template or template.MemoryBlocksTemplate(),
             insert_method=insert_method,
             cache_points=cache_points,
+            user_id=user_id,
+            shared=shared,
             image_token_size_estimate=image_token_size_estimate,
             audio_token_size_estimate=audio_token_size_estimate,
             video_token_size_estimate=video_token_size_estimate,
@@ -219,6 +235,7 @@ class CondensedMemory(Memory):
     async def areset(self, status: MessageStatus | None = None) -> None:
         """Delete the messages of the session, or those with a status, after the calls that are under way."""
         async with self._calls():
+            await self.acheck_session()
             await super().areset(status)
         self.sql_store.jobs.unread.discard(self.session_id)
         await self.facts_block.anotice_deletion(self.session_id)
@@ -237,30 +254,49 @@ class CondensedMemory(Memory):
         ``initial_token_count`` tokens of the limit are left free; ``block_kwargs`` are passed on to each block.
         """
         looked = turns.current_turn(self, input, self.condensed_block, self.facts_block)
-        async with self._calls(), looked as (turn, asked, is_to_come):
+        async with self._calls(), looked as (turn, asked, is_to_come, printed):
             contents = await self._get_memory_blocks_content(asked, **block_kwargs)
             room = self.token_limit - initial_token_count - sum(map(self._tokens, asked if is_to_come else turn))
-            content, messages = await self._fit(contents, room, turn)
+            content, messages, left = await self._fit(contents, room, turn)
+            questions = sum(message.role == MessageRole.USER for message in turn) if content else 0
+            media = await self.condensed_block.amedia(self.session_id, questions, left, self._tokens)
         # An agent asks again for each of its tool calls, whose results it may keep to itself.
         question_hash = hash(body_of(turn[0])) if turn else 0
         goes_on, self._question_hash = bool(turn) and question_hash == self._question_hash, question_hash
-        shown = template.before_question(content, messages)
+        shown, sent = template.before_question(content, messages), [template.without_our_tags(one) for one in turn]
         if not is_to_come:
-            shown = self._insert_memory_content([template.without_our_tags(one) for one in turn], content, messages)
-        return template.with_cache_points(shown, self.session_id, self.cache_points, goes_on=goes_on)
+            if media:
+                template.add_media(media, content, sent)
+            shown = self._insert_memory_content(sent, content, messages)
+        shown = template.with_cache_points(shown, self.session_id, self.cache_points, goes_on=goes_on)
+        for i in printed:
+            sent[i].role = MessageRole.USER
+        return shown
 
-    def aiter_all(self, status: MessageStatus | None = None) -> AsyncIterator[ChatMessage]:
-        """Returns an iterator (``async for``) over the messages of the session, or those with a status, oldest first.
+    async def aget_all(self, status: MessageStatus | None = None) -> list[ChatMessage]:
+        """Returns the messages of the session, or those with a status, oldest first."""
+        await self.acheck_session()
+        return await super().aget_all(status)
+
+    async def aiter_all(self, status: MessageStatus | None = None) -> AsyncIterator[ChatMessage]:
+        """Yields the messages of the session (``async for``), or those with a status, oldest first.
 
         It reads them in pages, and not all at once: what is written meanwhile comes, too, and what is deleted does not.
         """
-        return self.sql_store.iter_messages(self.session_id, status)
+        await self.acheck_session()
+        async for message in self.sql_store.iter_messages(self.session_id, status):
+            yield message
+
+    async def acheck_session(self) -> None:
+        """Raise a SessionOwnerError if the session holds words of another user, and is not shared by both."""
+        await self.sql_store.users.check(self.session_id, Opening(self.user_id, self.shared))
 
     async def astats(self) -> MemoryStats:
         """Returns how much the session holds and shows, and what has failed; all zero before the first message.
 
         It counts by index, and reads as much of the log as the next question needs. Nothing is written.
         """
+        await self.acheck_session()
         return await read_stats(self.sql_store, self.condensed_block, self.facts_block, self.session_id)
 
     @property
@@ -296,6 +332,7 @@ class CondensedMemory(Memory):
         Raises:
             ValueError: There is nothing to look for, or ``similarity_top_k`` is less than 1.
         """
+        await self.acheck_session()
         return await search(self, question, facts=facts, messages=messages, similarity_top_k=similarity_top_k)
 
     def turn(self) -> AbstractAsyncContextManager[Self]:
@@ -307,7 +344,9 @@ class CondensedMemory(Memory):
 
         A turn without an answer goes on: its question stays in short-term memory, for whoever opens the session next.
         """
-        await flushing.flush(self, flushing.leaving_at_end, self._calls())
+        # Of a session that is not open to it, a memory has put nothing.
+        with suppress(SessionOwnerError):
+            await flushing.flush(self, flushing.leaving_at_end, self._calls())
         await self.condensed_block.aclose()
         await self.facts_block.aclose()
         if self._owns_store:
@@ -363,8 +402,8 @@ class CondensedMemory(Memory):
             go on; after three failures in a row the rest is named in ``not_tried``.
 
         Raises:
-            StoreError: One of ``session_ids`` does not exist; no model was asked then. Without any model, LlamaIndex
-                raises its own error.
+            StoreError: One of ``session_ids`` does not exist; no model was asked then.
+            NoModelError: There is neither an ``llm`` nor a ``Settings.llm`` that the program has set.
         """
         how = {"show_progress": show_progress, "failed": failed}
         return await backfill(self.sql_store, self.facts_block, self.session_id, session_ids, **how)
@@ -374,7 +413,7 @@ class CondensedMemory(Memory):
 
         Facts of all agents go, whatever the ``scope`` of this memory.
         Work in progress for them is cancelled here, and stores nothing elsewhere. The memory can be used on, as a new
-        one. Messages of a session in which another user has talked too are deleted with it; the other's facts stay.
+        one. Of a session that others share, the turns of this user go, with the answers; what others have said stays.
         Data that further ``memory_blocks`` keep elsewhere is not deleted.
 
         Args:
@@ -398,7 +437,7 @@ class CondensedMemory(Memory):
     reset = in_sync(areset)
     flush = in_sync(aflush)
     get = in_sync(aget)
-    get_all = in_sync(Memory.aget_all)
+    get_all = in_sync(aget_all)
     stats = in_sync(astats)
     search = in_sync(asearch)
     close = in_sync(aclose)
@@ -429,7 +468,7 @@ class CondensedMemory(Memory):
     async def _append(self, messages: list[ChatMessage], plan: flushing.Plan | None, *, replace: bool = False) -> None:
         self._opened = self._opened or await flushing.open_session(self.session_id, self.memory_blocks)
         async with self._calls():
-            await flushing.append(self.sql_store, self.session_id, self.memory_blocks, messages, plan, replace=replace)
+            await flushing.append(self, messages, plan, replace=replace)
 
     def _plan_flush(self, messages: Sequence[ChatMessage]) -> int:
         """Returns how many of the oldest messages leave short-term memory."""
@@ -437,9 +476,10 @@ class CondensedMemory(Memory):
 
     async def _fit(
         self, contents: dict[str, Any], room: int, turn: list[ChatMessage]
-    ) -> tuple[list[ContentBlock], list[ChatMessage]]:
+    ) -> tuple[list[ContentBlock], list[ChatMessage], int]:
         """Returns what blocks gave as content of one message and as messages, truncated to ``room`` tokens if possible.
 
+        The number is of tokens that are left at least, below 0 for what is still over.
         ``contents`` is what each block gave, by its name; truncated contents replace it there. The ``turn`` may have
         cache points of its own.
         """
@@ -449,17 +489,19 @@ class CondensedMemory(Memory):
             hint = template.hint_for(turn, contents.get(self.condensed_block.name), self.insert_method)
             content = template.formatted(shape, parts, contents, self.cache_points, turn, hint=hint)
             # The bound is never too low; only where it is over the room the exact count decides.
-            is_over = template.max_tokens(shape, contents, self.tokenizer_fn) > room
-            excess = sum(map(self._tokens, [*messages, ChatMessage(blocks=content)])) - room if is_over else 0
+            tokens = template.max_tokens(shape, contents, self.tokenizer_fn)
+            if tokens > room:
+                tokens = sum(map(self._tokens, [*messages, ChatMessage(blocks=content)]))
+            excess = int(tokens) - room
             block = template.least_important(self.memory_blocks, contents)
             if excess <= 0 or block is None:
                 template.warn_of_excess(self.memory_blocks, contents, excess, self.token_limit)
-                return content, messages
+                return content, messages, -excess
             contents[block.name] = await block.atruncate(contents[block.name], excess)
 
     def _tokens(self, message: ChatMessage) -> int:
         estimates = {kind: getattr(self, f"{kind}_token_size_estimate") for kind in MEDIA_TOKENS}
-        return message_tokens(message, self.tokenizer_fn, estimates)
+        return tokens_by_bytes(message, self.tokenizer_fn, estimates)
 
     def _calls(self) -> SharedLock:
         """Returns the lock by which a turn is read as it was written: one call at a time per session and event loop.

@@ -11,6 +11,7 @@ from llama_index.core.base.llms.types import MessageRole
 from llama_index_memory_ext.background.jobs import log_failure
 from llama_index_memory_ext.errors import StoreTimeoutError
 from llama_index_memory_ext.log_block import LogBlock
+from llama_index_memory_ext.store.rows import Opening
 from llama_index_memory_ext.text.cutting import plan_flush
 from llama_index_memory_ext.text.messages import has_calls
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES
@@ -41,6 +42,8 @@ class HasSession(Protocol):
 
     session_id: str
     sql_store: MemoryStore
+    user_id: str | None
+    shared: bool
 
 
 class HasBlocks(HasSession, Protocol):
@@ -103,29 +106,23 @@ async def wait_for_jobs(memory: HasSession) -> None:
 async def flush(memory: HasBlocks, plan: Plan, lock: AbstractAsyncContextManager[object]) -> None:
     """Passes on to the blocks what leaves by the plan, within the lock; waits for facts and summary."""
     async with lock:
-        await append(memory.sql_store, memory.session_id, memory.memory_blocks, [], plan)
+        await append(memory, [], plan)
     for block in log_blocks(memory.memory_blocks):
         await block.aflush(memory.session_id)
 
 
 async def append(
-    store: MemoryStore,
-    session_id: str,
-    blocks: Sequence[BaseMemoryBlock[Any]],
-    messages: Sequence[ChatMessage],
-    plan: Plan | None,
-    *,
-    replace: bool = False,
+    memory: HasBlocks, messages: Sequence[ChatMessage], plan: Plan | None, *, replace: bool = False
 ) -> None:
     """Writes messages, and passes on to the blocks those that leave by the plan; a block that fails is logged."""
-    readers = log_blocks(blocks)
-    flushed = await store.log.append(
+    session_id, blocks = memory.session_id, memory.memory_blocks
+    flushed = await memory.sql_store.log.append(
         session_id,
         messages,
         plan,
         replace=replace,
-        owners=[user_id for block in readers for user_id in block.owners_of(session_id)],
-        readers=[name for block in readers for name in block.readers_of(session_id)],
+        opening=Opening(memory.user_id, memory.shared),
+        readers=[name for block in log_blocks(blocks) for name in block.readers_of(session_id)],
     )
     if not flushed:
         return

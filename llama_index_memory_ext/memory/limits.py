@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llama_index.core.settings import Settings
-
-from llama_index_memory_ext.asking.shield import shielded
 from llama_index_memory_ext.asking.window import context_window as window_of
 from llama_index_memory_ext.errors import LimitError
+from llama_index_memory_ext.log_block import set_llm
 from llama_index_memory_ext.memory.prompt_caches import name_of
 from llama_index_memory_ext.record.block import check_room
 from llama_index_memory_ext.text.tokens import is_openai_model
@@ -63,8 +61,7 @@ def model_window(llm: LLM | None, given: int | None) -> ModelWindow:
             f"context_window is most tokens of the model's prompt and answer together, at least 1; saw {given}. "
             "Leave it out if it is unknown."
         )
-    # The property of the settings would make an OpenAI, which wants a key.
-    model = shielded(Settings._llm) if llm is None else llm  # noqa: SLF001
+    model = set_llm() if llm is None else llm
     if model is None:
         return ModelWindow(given)
     return ModelWindow(window_of(model) if given is None else given, name_of(model))

@@ -40,6 +40,15 @@ def check_cache_points(cache_points: CachePoints, memory_blocks_template: object
         )
 
 
+def check_shared(shared: object, user_id: str | None) -> None:
+    """Raises a SettingError for a shared session of no user: it would not be known who says what."""
+    if not isinstance(shared, bool) or (shared and user_id is None):
+        raise SettingError(
+            f"shared must be True or False, and with True the memory needs a user_id, which says who is speaking; saw "
+            f"shared={shown(shared)} and {'no' if user_id is None else 'a'} user_id. Give it the id of its user."
+        )
+
+
 def session_of(store: object, session_id: object) -> str:
     """Returns the name of the session, by default a new one.
 

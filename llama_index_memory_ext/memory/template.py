@@ -19,7 +19,7 @@ from llama_index_memory_ext.record.window import (
     cache_point,
     cache_points_in,
 )
-from llama_index_memory_ext.text.identity import ID_KEY
+from llama_index_memory_ext.text.identity import ID_KEY, SPEAKER_KEY
 from llama_index_memory_ext.text.messages import body_of, cleaned, escape_tags
 from llama_index_memory_ext.text.tokens import CountedText
 
@@ -150,6 +150,20 @@ def with_question(turn: list[ChatMessage], question: str | ChatMessage | None) -
     return turn if is_own else [*turn, asked]
 
 
+def add_media(media: list[ContentBlock], content: list[ContentBlock], turn: list[ChatMessage]) -> None:
+    """Adds media to what is sent: behind the memory, in front of the hint.
+
+    Without a hint they stand in front of the question of the turn, as where the content becomes a system's message,
+    which has no media.
+    """
+    last, end = content[-1], f"{HINT}\n\n"
+    if isinstance(last, TextBlock) and last.text.endswith(end):
+        content[-1:] = [TextBlock(text=last.text.removesuffix(end)), *media, TextBlock(text=end)]
+    else:
+        question = next(message for message in reversed(turn) if message.role == MessageRole.USER)
+        question.blocks = [*media, *question.blocks]
+
+
 def before_question(content: list[ContentBlock], messages: list[ChatMessage]) -> list[ChatMessage]:
     """Returns the messages that stand before a question to come: what blocks gave, as a system message.
 
@@ -161,14 +175,16 @@ def before_question(content: list[ContentBlock], messages: list[ChatMessage]) ->
 def without_our_tags(message: ChatMessage) -> ChatMessage:
     """Returns the message with our tags escaped in a user's text, which is sent in one message with the record.
 
-    It has no ``message_id``, which some integrations would send.
+    It has no ``message_id`` and ``user_id``, which some integrations would send.
     """
     kwargs, blocks = message.additional_kwargs, message.blocks
     if message.role == MessageRole.USER:
         blocks = [TextBlock(text=escape_tags(one.text)) if isinstance(one, TextBlock) else one for one in blocks]
-    elif ID_KEY not in kwargs:
+    elif not kwargs.keys() & {ID_KEY, SPEAKER_KEY}:
         return message
-    kwargs = {key: value for key, value in kwargs.items() if key != ID_KEY}
+    # A provider takes no name of any form, and it stands in the record.
+    unsent = {ID_KEY, SPEAKER_KEY, *(["name"] if SPEAKER_KEY in kwargs else [])}
+    kwargs = {key: value for key, value in kwargs.items() if key not in unsent}
     return ChatMessage(role=message.role, blocks=blocks, additional_kwargs=kwargs)
 
 

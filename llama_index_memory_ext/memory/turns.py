@@ -12,10 +12,10 @@ from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.errors import TurnError
 from llama_index_memory_ext.log_block import looking
 from llama_index_memory_ext.memory import flushing, template
-from llama_index_memory_ext.store.rows import Seen
+from llama_index_memory_ext.store.rows import LogRow, Opening, Seen
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from llama_index.core.base.llms.types import ChatMessage
 
@@ -31,12 +31,13 @@ class Turn(NamedTuple):
     """The messages of the current turn, and with the question behind them if it is none of them.
 
     Of a question that ``is_to_come``, whoever asks sends the messages of the memory and then the question itself. The
-    turn has no messages then.
+    turn has no messages then. ``printed`` are the places of messages that were put as the user's, and are a tool's.
     """
 
     messages: list[ChatMessage]
     asked: list[ChatMessage]
     is_to_come: bool = False
+    printed: Sequence[int] = ()
 
 
 @asynccontextmanager
@@ -52,18 +53,25 @@ async def current_turn(
     turn that is over moves into the record here, as it would when the question is put.
     """
     store, session_id = memory.sql_store, memory.session_id
+    opening = Opening(memory.user_id, memory.shared)
     known: Any = {"last_id": record.last_seen(session_id), "watch": facts.namespace_of(session_id)}
-    async with looking(store, session_id, record.name, **known) as messages:
-        turn = Turn(messages, template.with_question(messages, question))
-        if turn.asked is messages or (messages and not flushing.is_over(messages)):
+    async with looking(store, session_id, record.name, opening, **known) as rows:
+        turn = _turn_of(rows, question)
+        if turn.asked is turn.messages or (rows and not flushing.is_over(turn.messages)):
             yield turn
             return
-        if not messages:
+        if not rows:
             yield turn._replace(is_to_come=not await _is_stored(store, session_id, turn.asked))
             return
-    await flushing.append(store, session_id, memory.memory_blocks, [], len)
-    async with looking(store, session_id, record.name, **known) as messages:
-        yield Turn(messages, template.with_question(messages, question), is_to_come=not messages)
+    await flushing.append(memory, [], len)
+    async with looking(store, session_id, record.name, opening, **known) as rows:
+        yield _turn_of(rows, question)._replace(is_to_come=not rows)
+
+
+def _turn_of(rows: Sequence[LogRow], question: str | ChatMessage | None) -> Turn:
+    messages = [row.message for row in rows]
+    printed = [i for i, row in enumerate(rows) if row.is_printed]
+    return Turn(messages, template.with_question(messages, question), printed=printed)
 
 
 async def _is_stored(store: MemoryStore, session_id: str, asked: list[ChatMessage]) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from llama_index.core.base.llms.types import TextBlock
+from llama_index.core.base.llms.types import ChatMessage, TextBlock
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 
 from llama_index_memory_ext.background.jobs import JobKey
@@ -22,6 +23,8 @@ from llama_index_memory_ext.record.window import (
     RecordText,
     Window,
     cache_points_in,
+    can_be_sent,
+    whose_media,
 )
 from llama_index_memory_ext.search.languages import checked_languages
 from llama_index_memory_ext.text.cutting import CondensedOptions, Limits
@@ -29,7 +32,7 @@ from llama_index_memory_ext.text.responses import Usage
 from llama_index_memory_ext.text.tokens import CountedText
 
 if TYPE_CHECKING:
-    from llama_index.core.base.llms.types import ChatMessage, ContentBlock
+    from llama_index.core.base.llms.types import ContentBlock
 
     from llama_index_memory_ext.background.jobs import Jobs
 
@@ -134,6 +137,9 @@ class CondensedMemoryBlock(LogBlock):
         "the record leaves them free, or a fifth less if it does not; 0: none.",
     )
 
+    media_turns: int = Field(
+        default=2, ge=0, description="Turns before this one whose media a `CondensedMemory` sends again; 0: none."
+    )
     cache_points: CachePoints = Field(
         default=False,
         description="Whether the record comes as text blocks with cache points between them, for models that find a "
@@ -216,6 +222,31 @@ class CondensedMemoryBlock(LogBlock):
         """The id of the last row of the log that the record has taken; 0 if this process does not know the session."""
         window = self._parts.reader.windows.get(session_id)
         return window.seen.last_id if window else 0
+
+    async def amedia(
+        self, session_id: str, questions: int, room: int, tokens: Callable[[ChatMessage], int]
+    ) -> list[ContentBlock]:
+        """The newest media of the last turns within ``room`` tokens, oldest first, each behind a line that says whose.
+
+        They are of messages that the record has just shown. ``questions`` are those of the turn that is shown as it
+        is: with none there is no message for media, and each further one is one turn less. Only media that are shown
+        are read, and the next ones; none is kept.
+        """
+        shown: list[ContentBlock] = []
+        window = self._parts.reader.windows.get(session_id)
+        if window is None or not questions:
+            return shown
+        for row_id, whose in whose_media(window.shown, self.media_turns - questions + 1).items():
+            for row in await self._store.readers.rows_in(session_id, [row_id], window.seen.epoch) or []:
+                # Megabytes are decoded, for which the event loop must not be blocked.
+                message = await asyncio.to_thread(getattr, row, "message")
+                for block in filter(can_be_sent, reversed(message.blocks)):
+                    lined = [TextBlock(text=f"[{block.block_type} of {whose}]\n"), block]
+                    room -= tokens(ChatMessage(blocks=lined))
+                    if room < 0:
+                        return shown
+                    shown = [*lined, *shown]
+        return shown
 
     async def asummary(self, session_id: str = DEFAULT_SESSION_ID) -> str:
         """The running summary of what has left the record; "" if there is none."""

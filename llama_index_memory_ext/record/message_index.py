@@ -40,6 +40,8 @@ _NEIGHBOUR_SHARES = (0.2, 0.1, 0.05)
 _REACH = len(_NEIGHBOUR_SHARES)
 # Only messages with this share of the best one's similarity may have what the record leaves of its limit.
 WORTH_MORE = 0.15
+# The epoch of an index in which something went wrong: that of no log, so that it is made anew.
+BROKEN = -1
 _INDEXED_CHARACTERS, _NEIGHBOUR_CHARACTERS = 20_000, 2_000
 
 
@@ -111,6 +113,10 @@ class MessageIndex:
         self._ranker = self.embeddings = EmbeddingRanker(model, lexical=self._ranker, keeper=keeper)
         return self.embeddings
 
+    def drop(self) -> None:
+        """Let it be made anew."""
+        self.epoch = BROKEN
+
     def take(self, rows: Iterable[LogRow]) -> None:
         """Index rows, oldest first, but for known ones."""
         with self._lock:
@@ -156,7 +162,9 @@ class MessageIndex:
         return shown if fits and all(entry.body.strip() for entry in shown) else []
 
     def _whole(self, rows: Sequence[LogRow], *, brief: bool = True) -> list[Entry]:
-        found = (entry_of(row.id, row.message, self._counter, self._tags, brief=brief) for row in rows)
+        found = (
+            entry_of(row.id, row.message, self._counter, self._tags, speaker=row.speaker, brief=brief) for row in rows
+        )
         return [entry for entry in found if entry is not None]
 
     def _add(self, row: LogRow) -> None:

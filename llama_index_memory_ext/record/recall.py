@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_ext.background.jobs import JobKey
 from llama_index_memory_ext.background.locks import Recent, lock_for
+from llama_index_memory_ext.log_block import sparing
 from llama_index_memory_ext.record.entry import EARLIER_CLOSING, EARLIER_OPENING, NO_TEXT, earlier_element
-from llama_index_memory_ext.record.message_index import CONTEXT_TURNS, MessageIndex, Room, shown_day
+from llama_index_memory_ext.record.message_index import BROKEN, CONTEXT_TURNS, MessageIndex, Room, shown_day
 from llama_index_memory_ext.search.embeddings import model_key
 from llama_index_memory_ext.store.vectors import MessageVectors
 from llama_index_memory_ext.text.messages import question_in
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, calls_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
     from llama_index.core.base.llms.types import ChatMessage
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
     # The rows of a message, or of a call with its results, and their entries.
     _Shown = tuple[list[LogRow], list[Entry]]
+
+T = TypeVar("T")
 
 LONGEST_MESSAGE_TOKENS = 500
 
@@ -81,6 +85,7 @@ class MessageSearch:
     embed_model: BaseEmbedding | None = field(default=None, repr=False, compare=False)
     indexes: Recent[str, MessageIndex] = field(default_factory=lambda: Recent(32))
     found: Recent[tuple[object, ...], CountedText] = field(default_factory=Recent)
+    failures: Counter[str] = field(default_factory=Counter)
 
     @property
     def jobs(self) -> Jobs:
@@ -120,7 +125,7 @@ class MessageSearch:
         if known is not None:
             return known
         # The search in a long log takes longer than an event loop should be blocked.
-        found = await asyncio.to_thread(index.search, question, context, room, before=before)
+        found = await self._spared(index, partial(index.search, question, context, room, before=before)) or []
         shown = await self._shown(session_id, index, question, sorted(found), room.message_limit)
         if shown is None:
             # Rows were deleted meanwhile, and the record was read before.
@@ -140,15 +145,15 @@ class MessageSearch:
         again = partial(self.search, session_id, question, most=most, message_limit=message_limit)
         if page.epoch != index.epoch:
             # Rows were deleted meanwhile.
-            return await again()
-        await asyncio.to_thread(index.take, without_open_turn(page.rows))
+            return [] if index.epoch == BROKEN else await again()
+        await self._spared(index, partial(index.take, without_open_turn(page.rows)))
         await self._prepare(session_id, index, [question])
-        ranked = (await asyncio.to_thread(index.ranked, question))[:most]
+        ranked = (await self._spared(index, partial(index.ranked, question)) or [])[:most]
         limit = min(message_limit, LONGEST_MESSAGE_TOKENS)
         found = [place.row_ids for place, _ in ranked]
         shown = await self._shown(session_id, index, question, found, limit, brief=False)
         if shown is None:
-            return await again()
+            return [] if index.epoch == BROKEN else await again()
         return [
             FoundMessage(
                 similarity, place.row_ids, unit[0].role, shown_day(unit[0]), "\n".join(one.body for one in entries)
@@ -174,7 +179,13 @@ class MessageSearch:
         rows = {row.id: row for row in stored}
         units = [[rows[row_id] for row_id in row_ids if row_id in rows] for row_ids in found]
         shown = partial(index.entries, question=question, limit=limit, brief=brief)
-        return await asyncio.to_thread(lambda: [(unit, shown(unit)) for unit in units])
+        return await self._spared(index, lambda: [(unit, shown(unit)) for unit in units])
+
+    async def _spared(self, index: MessageIndex, work: Callable[[], T]) -> T | None:
+        """Returns what comes of work on an index, in a thread; None if it fails."""
+        with sparing(self.failures, "Earlier messages were not found", index.drop):
+            return await asyncio.to_thread(work)
+        return None
 
     async def _indexed(self, session_id: str, seen: Seen) -> MessageIndex | None:
         """Returns the index with all that was seen, or with less if that takes too long; None: there is none yet."""
@@ -202,10 +213,10 @@ class MessageSearch:
                     if after:
                         continue
                 if page.rows:
-                    await asyncio.to_thread(index.take, page.rows)
+                    await self._spared(index, partial(index.take, page.rows))
                     if index.embeddings is not None:
                         await index.embeddings.load()
-                if len(page.rows) < _INDEXED_ROWS:
+                if len(page.rows) < _INDEXED_ROWS or index.epoch == BROKEN:
                     return index
 
     def _new_index(self, session_id: str, epoch: int) -> MessageIndex:

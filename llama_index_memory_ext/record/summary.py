@@ -179,7 +179,7 @@ def batch_of(
     entries: list[Entry] = []
     tokens = taken = 0
     for row in rows:
-        entry = entry_of(row.id, row.message, counter, (*tags, *PROMPT_TAGS))
+        entry = entry_of(row.id, row.message, counter, (*tags, *PROMPT_TAGS), speaker=row.speaker)
         if entry is not None:
             entry = clip_entry(entry, room.message, counter)
             if entries and tokens + entry.tokens > room.batch and not entry.is_result:

@@ -5,10 +5,18 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from llama_index.core.base.llms.types import CacheControl, CachePoint, ContentBlock, MessageRole, TextBlock
+from llama_index.core.base.llms.types import (
+    CacheControl,
+    CachePoint,
+    ContentBlock,
+    ImageBlock,
+    MessageRole,
+    TextBlock,
+)
 from typing_extensions import Self
 
 from llama_index_memory_ext.background.locks import Recent
@@ -16,8 +24,9 @@ from llama_index_memory_ext.events import HistoryCondensedEvent, is_heard, send
 from llama_index_memory_ext.record.entry import NO_TEXT, summary_element
 from llama_index_memory_ext.record.selection import Kept
 from llama_index_memory_ext.store.rows import Seen
-from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, Entry, clip_entry, entry_of, tokens_of
+from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, MEDIA_TOKENS, Entry, clip_entry, entry_of, tokens_of
 from llama_index_memory_ext.text.tokens import CountedText
+from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -313,7 +322,7 @@ class RecordReader:
 
     def _entries(self, rows: Sequence[LogRow]) -> list[Entry]:
         counter, tags = self.settings.counter, (self.settings.name,)
-        return [entry for row in rows if (entry := entry_of(row.id, row.message, counter, tags))]
+        return [entry for row in rows if (entry := entry_of(row.id, row.message, counter, tags, speaker=row.speaker))]
 
 
 def _must_reread(window: Window, page: LogPage) -> bool:
@@ -360,3 +369,28 @@ def cache_point(cache_points: CachePoints) -> CachePoint:
 def cache_points_in(messages: Iterable[ChatMessage]) -> int:
     """Returns the number of cache points in the messages."""
     return sum(isinstance(block, CachePoint) for message in messages for block in message.blocks)
+
+
+def whose_media(entries: Sequence[Entry], turns: int) -> dict[int, str]:
+    """Returns whose the media of the last ``turns`` turns are, by the row, newest first; {} for 0 or less.
+
+    Only of those to which the assistant has said something: others may have been refused, and would be again.
+    """
+    whose: dict[int, str] = {}
+    ago, answered = 1, False
+    for entry in reversed(entries):
+        if ago > turns:
+            break
+        answered = answered or entry.role in ASSISTANT_ROLES
+        if entry.has_media and answered:
+            whose[entry.row_id] = f"the {entry.role}'s message, {ago} turn{'s' if ago > 1 else ''} ago"
+        if entry.role == MessageRole.USER.value:
+            ago, answered = ago + 1, False
+    return whose
+
+
+def can_be_sent(block: ContentBlock) -> bool:
+    """Whether it is a medium whose file is still there. A tool's bytes that are no picture were never sent as one."""
+    is_readable = not isinstance(block, ImageBlock) or block.image_mimetype or block.url
+    path = getattr(block, "path", None)
+    return bool(block.block_type in MEDIA_TOKENS and is_readable and (not path or Path(path).exists()))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from llama_index_memory_ext.search.forms import Group, Wording
 from llama_index_memory_ext.search.postings import Posting, merged, view
-from llama_index_memory_ext.search.tokenization import indexed_words, terms_of
+from llama_index_memory_ext.search.tokenization import Word, indexed_words, terms_of
 
 Values: TypeAlias = NDArray[np.float64]
 
@@ -45,7 +45,18 @@ class Document(NamedTuple):
     date: str = ""
 
 
-class FactRanker(Protocol):
+class Similar(Protocol):
+    """Computes how similar documents are to a query."""
+
+    def similarities(self, query: str) -> Mapping[str, float]:
+        """Returns the similarity of each document to the query, 0..1, by id; a missing document has 0.
+
+        Only the proportions within one answer matter. A query without a usable word (empty, only stop words or emoji)
+        gives an empty mapping. No string raises an error.
+        """
+
+
+class FactRanker(Similar, Protocol):
     """Holds the documents of one namespace, and computes how similar they are to a query.
 
     Threads may call it at the same time: ``similarities`` sees each ``add`` or ``remove`` completely or not at all.
@@ -56,13 +67,6 @@ class FactRanker(Protocol):
 
     def remove(self, ids: Iterable[str]) -> None:
         """Removes documents, so that they have no influence any more; unknown ids are ignored."""
-
-    def similarities(self, query: str) -> Mapping[str, float]:
-        """Returns the similarity of each document to the query, 0..1, by id; a missing document has 0.
-
-        Only the proportions within one answer matter. A query without a usable word (empty, only stop words or emoji)
-        gives an empty mapping. No string raises an error.
-        """
 
 
 class Vectorizer(Protocol):
@@ -173,12 +177,12 @@ class TfidfRanker:
     def add(self, documents: Iterable[Document]) -> None:
         """Adds documents; one with a known id replaces the document before."""
         added: dict[str, tuple[dict[str, float], str]] = {}
-        written: dict[str, str] = {}
+        words: dict[str, list[Word]] = {}
         for document in documents:
             added[document.id] = self._weights(document), self._opening(document.text)
             if self._wording is not None:
-                for text in (document.text, *(text for text, _ in document.context)):
-                    written.update(indexed_words(text))
+                texts = (document.text, *(text for text, _ in document.context))
+                words[document.id] = [word for text in texts for word in indexed_words(text)]
         with self._lock:
             self.remove(added)
             for document_id, (weights, opening) in added.items():
@@ -193,7 +197,7 @@ class TfidfRanker:
                 self._opened[self._openings[-1]] += 1
             self._cached_norms = None
             if self._wording is not None:
-                self._wording.learn(written, self._frequency, len(self._places.rows))
+                self._wording.learn(words, self._frequency, len(self._places.rows))
 
     def remove(self, ids: Iterable[str]) -> None:
         """Removes documents; unknown ids are ignored."""
@@ -205,9 +209,9 @@ class TfidfRanker:
                 posting.remove(rows)
                 if not posting.rows:
                     del self._postings[term]
-                    if self._wording is not None:
-                        self._wording.forget(term)
             for row in removed:
+                if self._wording is not None:
+                    self._wording.forget(self._places.ids[row])
                 self._lengths[row] = 0.0
                 self._opened[self._openings[row]] -= 1
                 self._terms[row] = ()
@@ -238,7 +242,7 @@ class TfidfRanker:
         """Returns how often a query has each group of terms, and the terms that feedback does not use."""
         if self._wording is None:
             return Counter((term,) for term in self._analyze(query)), frozenset()
-        return self._wording.groups(query)
+        return self._wording.groups(query, self._frequency, len(self._places.rows))
 
     def _scores(self, weights: Mapping[Group, float]) -> Values:
         """Returns the score of each row for a query of groups of terms with these weights."""
@@ -329,7 +333,7 @@ class TfidfRanker:
 
 
 def similarities_with_context(
-    ranker: FactRanker, ids: Sequence[str], question: str, context: Sequence[str], turn_weight: float = EARLIER_WEIGHT
+    ranker: Similar, ids: Sequence[str], question: str, context: Sequence[str], turn_weight: float = EARLIER_WEIGHT
 ) -> Values:
     """Returns the similarity of each of ``ids`` to a question and the turns before it, the best 1; all 0 if none is.
 

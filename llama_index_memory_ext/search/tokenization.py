@@ -121,10 +121,16 @@ def words_of(text: str) -> Iterator[Word]:
                 if pair not in _STOP_PAIRS and not STOP_CHARACTERS.issuperset(pair):
                     yield Word(pair, pair)
         elif found not in STOP_WORDS:
-            yield Word(found, term_of(found) if len(found) <= LONGEST_STEMMED else found)
+            yield _word(found) if len(found) <= LONGEST_STEMMED else Word(found, found)
     for match in _DAY.finditer(plain):
         day, month = sorted(filter(None, match.groups()), key=str.isalpha)
         yield Word(match.group(), f"{month[:3]}{int(day)}")
+
+
+# An index keeps the words of its documents: each is one object.
+@lru_cache(maxsize=100_000)
+def _word(written: str) -> Word:
+    return Word(written, term_of(written))
 
 
 # A text is analyzed as a document, and then as the context of its neighbours.

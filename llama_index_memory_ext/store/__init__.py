@@ -98,8 +98,10 @@ class MemoryStore(SQLAlchemyChatStore):
         super().__init__(table_name=table_name, async_database_uri=database.shown_uri, db_schema=db_schema)
         self.operation_timeout, self.pool_size = operation_timeout, pool_size
         self.database, self.address = database, database.shown_uri.partition("?")[0]
-        self.readers, self.users = Readers(database), Users(database)
-        self.log, self.facts = Log(database, self.readers), Facts(database, self.readers)
+        self.readers = Readers(database)
+        self.facts = Facts(database, self.readers)
+        self.users = Users(database, self.readers, self.facts)
+        self.log = Log(database, self.readers, self.users)
 
     @classmethod
     def class_name(cls) -> str:
@@ -237,7 +239,8 @@ class MemoryStore(SQLAlchemyChatStore):
         """Delete a user: the facts of all agents, retired ones too, all sessions, and the embeddings of both.
 
         A session belongs to the user if a memory with the ``user_id`` has written to it or extracted facts from it.
-        If another user has written to it too, it is deleted all the same, and the other user's facts stay.
+        Of a session that others share, the turns go in which the user has spoken, the answers too; what the others have
+        said stays, and so do their facts. Where it is not known who has said something, it goes.
 
         Args:
             user_id: A session to which a memory without a ``user_id`` has written is its own user.
@@ -257,9 +260,9 @@ class MemoryStore(SQLAlchemyChatStore):
                 f"{type(user_id).__name__} and a {type(session_ids).__name__}. Nothing was deleted."
             )
         sessions = sorted({*session_ids, *await self.users.keys(user_id)})
-        # A session without a user has facts of its own, from before its user was known.
+        # A session without a user has facts of its own.
         own_users = await self.users.own_users(sessions)
-        counts = await self.users.delete(sessions, sorted({user_id, *own_users}))
+        counts = await self.users.delete(sessions, sorted({user_id, *own_users}), user_id)
         if vacuum:
             await self.vacuum()
         return counts

@@ -134,7 +134,7 @@ class Database:
         async with self._in_order(sessions, users), self.connection(writes=True) as conn:
             async with conn.begin():
                 conn.info[_LOCKED] = locked = Locked()
-                await self._lock(conn, sessions, users)
+                await self.lock(conn, sessions, users)
                 yield conn
             for mark in locked.done:
                 self._done.put(mark, value=True)
@@ -189,7 +189,7 @@ class Database:
                 await stack.enter_async_context(lock_for("writing", loop, *self.identity, *name))
             yield
 
-    async def _lock(self, conn: AsyncConnection, sessions: Collection[str], users: Collection[str]) -> None:
+    async def lock(self, conn: AsyncConnection, sessions: Collection[str], users: Collection[str]) -> None:
         """Lock sessions before users, each in order, so that no two writers wait for each other."""
         give_up, now = time.monotonic() + self.calls.seconds, time.time_ns()
         of_sessions = [{"key": key, "epoch": now} for key in sorted(sessions)]

@@ -28,22 +28,25 @@ class Deletions:
     def __init__(self, database: Database) -> None:
         self._tables = database.tables
 
-    async def delete_within(self, conn: AsyncConnection, key: str, *conditions: Statement) -> None:
+    async def delete_within(self, conn: AsyncConnection, key: str, *conditions: Statement) -> int:
         """Delete the rows of a session of which the conditions hold, and tell its readers by a new epoch.
+
+        Returns their number.
 
         A cursor moves back to the last row at or before it that is left, so that no row that comes later, which may
         have the id of a deleted one, stands behind it. ``Readers.move`` says what becomes of its state.
         """
         rows, sessions, ids = self._tables.rows, self._tables.sessions, self._tables.message_ids
         these = (rows.c.key == key, *conditions)
-        first = (await conn.execute(select(func.min(rows.c.id)).where(*these))).scalar()
+        first, count = (await conn.execute(select(func.min(rows.c.id)).where(*these))).scalar(), 0
         if first is not None:
             await self._delete_vectors(conn, key, first, these)
             await conn.execute(delete(ids).where(ids.c.key == key, ids.c.row_id.in_(select(rows.c.id).where(*these))))
-            await conn.execute(delete(rows).where(*these))
+            count = (await conn.execute(delete(rows).where(*these))).rowcount
             await self._move_cursors(conn, key, first)
         await conn.execute(update(sessions).where(sessions.c.key == key).values(epoch=time.time_ns()))
         Locked.begin_again(conn, key)
+        return count
 
     async def _delete_vectors(self, conn: AsyncConnection, key: str, first: int, these: Sequence[Statement]) -> None:
         """Delete the vectors of rows, the ``first`` of them and all others.

@@ -92,6 +92,17 @@ class Facts:
         await self._put_all(conn, namespace, facts, seen, view, moved=moved)
         return True
 
+    async def move_within(self, conn: AsyncConnection, old: str, new: str) -> None:
+        """Make the facts of one namespace those of another, which keeps what it has of the same words."""
+        facts, embeddings = self._tables.facts, self._tables.embeddings
+        found = (await conn.execute(self._changed, {"ns": old, "seen": 0})).all()
+        if found:
+            await self.database.lock(conn, (), (old, new))
+            await self._put_all(conn, new, [Fact.model_validate(row.data) for row in found], NOTHING_READ)
+            for table in (embeddings, facts):
+                await conn.execute(delete(table).where(table.c.namespace == old))
+            await conn.execute(self._set, {"ns": old, "epoch": time.time_ns()})
+
     @writes_user
     async def change(
         self,

@@ -35,4 +35,4 @@ async def each_message(
 
 
 def _parsed(rows: Sequence[LogRow]) -> list[ChatMessage]:
-    return [row.message for row in rows]
+    return [row.as_put for row in rows]

@@ -11,7 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from llama_index_memory_ext.errors import StoreTimeoutError
 from llama_index_memory_ext.store.calls import UnchangedError, reads, writes_session
 from llama_index_memory_ext.store.rows import Glance, LogPage, LogRow, Seen
-from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, LAST_ID, upsert
+from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, LAST_ID, OWN, upsert
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from llama_index_memory_ext.store.database import Database
+    from llama_index_memory_ext.store.rows import Opening
     from llama_index_memory_ext.store.schema import Statement
     from llama_index_memory_ext.text.tool_calls import Json
 
@@ -58,21 +59,26 @@ class Readers:
         # The last row that was seen comes along as a witness that it still exists.
         unseen = case((rows.c.id == last_id, null()), else_=rows.c.data).label("data")
         self._page = (
-            select(rows.c.id, rows.c.role, unseen, *state)
+            select(rows.c.id, rows.c.role, unseen, rows.c.user_id, *state)
             .where(rows.c.key == session, rows.c.status == ARCHIVED, rows.c.id >= last_id)
             .where(rows.c.id > func.coalesce(position, 0), rows.c.id <= bindparam("newest"))
             .order_by(rows.c.id.desc())
             .limit(bindparam("most"))
         )
-        columns = rows.c.id, rows.c.role, rows.c.data, rows.c.timestamp, rows.c.status
-        self._glance = _glance_of(rows, columns, state)
+        columns = rows.c.id, rows.c.role, rows.c.data, rows.c.timestamp, rows.c.status, rows.c.user_id
+        owners = tables.owners
+        # Of a session that is not shared by both, the words of another user are shown to nobody else.
+        others = (owners.c.key == session, owners.c.user_id != bindparam("user"))
+        closed = or_(owners.c.kind == OWN, owners.c.kind == bindparam("closed"))
+        count = select(func.count()).where(*others, closed).scalar_subquery().label("others")
+        self._glance = _glance_of(rows, columns, (*state, count))
         some = select(*columns).order_by(rows.c.id)
         some = some.where(rows.c.key == session, rows.c.status.in_(bindparam("statuses", expanding=True)))
         self._rows = some.where(rows.c.id.in_(bindparam("ids", expanding=True)))
         self._after = some.where(rows.c.id > last_id).limit(bindparam("most")).offset(bindparam("skipped"))
         self._state = select(cursors.c.position, cursors.c.state).where(*of_reader)
         self._put = upsert(cursors, database.backend, "position", "state")
-        self._add_owner, self._add_reader = upsert(tables.owners, database.backend), upsert(cursors, database.backend)
+        self._add_reader = upsert(cursors, database.backend)
 
     async def find_within(
         self,
@@ -94,21 +100,26 @@ class Readers:
     async def messages(self, conn: AsyncConnection, key: str, status: str | None = ACTIVE) -> list[ChatMessage]:
         """The messages of a session, oldest first; None: of any status."""
         statuses = [status] if status else _LOG_AND_ACTIVE
-        return [row.message for row in await self.find_within(conn, key, statuses)]
+        return [row.as_put for row in await self.find_within(conn, key, statuses)]
 
     @reads
-    async def glance(self, conn: AsyncConnection, key: str, reader: str, last_id: int, watch: str) -> Glance:
+    async def glance(
+        self, conn: AsyncConnection, key: str, reader: str, last_id: int, watch: str, opening: Opening
+    ) -> Glance:
         """What is active, and what the log has gained since the row ``last_id``, at most 40 rows; 0: not known.
 
         All that a prompt needs of a session of which the rows before are known.
         """
         given = {"session": key, "reader": reader, "watch": watch, "last_id": last_id or LAST_ID}
+        given |= {"user": opening.user_id or key, "closed": opening.closed}
         found = (await conn.execute(self._glance, given)).all()
         now = found[0]
-        rows = [LogRow(row.id, row.role, row.data, row.timestamp, row.status) for row in found if row.id is not None]
+        names = LogRow.__slots__
+        rows = [LogRow(*(getattr(row, name) for name in names)) for row in found if row.id is not None]
         active, log = (tuple(row for row in rows if row.is_active is wanted) for wanted in (True, False))
         facts = (now.facts_epoch, now.facts_change)
-        return Glance(reader, watch, now.epoch, now.position or 0, facts, now.newest is None, active, log)
+        flags = (now.newest is None, bool(now.others))
+        return Glance(reader, watch, now.epoch, now.position or 0, facts, *flags, active, log)
 
     @reads
     async def page(
@@ -200,23 +211,8 @@ class Readers:
 
     _move = writes_session(move_within)
 
-    @writes_session
-    async def register(
-        self, conn: AsyncConnection, key: str, *, owners: Sequence[str], readers: Sequence[str], epoch: int
-    ) -> None:
-        """Store whose session it is, and the readers that ``Users.pending`` knows, unless rows were deleted since."""
-        if await self._position(conn, key, "", epoch) is None:
-            raise UnchangedError
-        await self.register_within(conn, key, owners, readers)
-
-    async def register_within(
-        self, conn: AsyncConnection, key: str, owners: Sequence[str], readers: Sequence[str]
-    ) -> None:
-        """As ``register``, even if rows were deleted."""
-        if not self.database.is_new(conn, key, ("registered", *owners, "", *readers)):
-            return
-        if owners:
-            await conn.execute(self._add_owner, [{"key": key, "user_id": user_id} for user_id in owners])
+    async def register_within(self, conn: AsyncConnection, key: str, readers: Sequence[str]) -> None:
+        """Store the cursors of readers, by which ``Users.pending`` knows them."""
         if readers:
             begin = [{"key": key, "reader": reader, "position": 0, "state": None} for reader in readers]
             await conn.execute(self._add_reader, begin)
@@ -246,7 +242,7 @@ def _page_of(found: Statement, seen: Seen, limit: int) -> LogPage:
     witnessed = len(rows) > limit or found[-1].id == seen.last_id or seen.last_id <= position
     if seen.last_id and (newest.epoch != seen.epoch or not witnessed):
         return LogPage(position, newest.epoch, [], fresh=False, facts=facts)
-    shown = [LogRow(row.id, row.role, row.data) for row in reversed(rows[:limit])]
+    shown = [LogRow(row.id, row.role, row.data, user_id=row.user_id) for row in reversed(rows[:limit])]
     return LogPage(position, newest.epoch, shown, more=len(rows) > limit, facts=facts)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.bridge.pydantic import ValidationError
 
-from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED
+from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, OWN, SHARED
 from llama_index_memory_ext.text.times import times_in
 from llama_index_memory_ext.text.tool_calls import RESULT_ROLES
 
@@ -22,12 +22,29 @@ logger = logging.getLogger(__name__)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
+class Opening(NamedTuple):
+    """Who opens a session: a user, None for a memory without one. ``shared``: other users may read and write there."""
+
+    user_id: str | None = None
+    shared: bool = False
+
+    @property
+    def kind(self) -> str:
+        """How the user has opened it."""
+        return SHARED if self.shared else OWN
+
+    @property
+    def closed(self) -> str:
+        """What sessions of others are closed to the user, besides those that are theirs alone."""
+        return OWN if self.shared else SHARED
+
+
 @dataclass(frozen=True, slots=True)
 class LogRow:
     """One message of a session, parsed when it is asked for. ``id`` grows in the order of writing.
 
     ``timestamp`` is when it was written, in nanoseconds since 1970; 0 where the query did not ask for it. The default
-    ``status`` is that of the log.
+    ``status`` is that of the log. ``user_id`` says who wrote it in a session of several users, "" if that is unknown.
     """
 
     id: int
@@ -35,6 +52,13 @@ class LogRow:
     data: Json
     timestamp: int = 0
     status: str = ARCHIVED
+    user_id: str | None = None
+
+    @property
+    def speaker(self) -> str:
+        """The name, or else the id, of the user who said it, in a session of several users; "" in any other."""
+        kwargs = self.data.get("additional_kwargs") if self.user_id else None
+        return str((kwargs or {}).get("name") or self.user_id or "")
 
     @property
     def written_at(self) -> datetime | None:
@@ -65,6 +89,11 @@ class LogRow:
         return self.role in RESULT_ROLES
 
     @property
+    def is_printed(self) -> bool:
+        """Whether it is a tool's result that was put as the user's message, as by ``as_taken``."""
+        return self.is_result and isinstance(self.data, dict) and self.data.get("role") == MessageRole.USER.value
+
+    @property
     def characters(self) -> int:
         """About how long its text is."""
         blocks = self.data.get("blocks") if isinstance(self.data, dict) else None
@@ -72,7 +101,13 @@ class LogRow:
 
     @property
     def message(self) -> ChatMessage:
-        """The message; a placeholder if this version of LlamaIndex cannot read it."""
+        """The message with the role of the row, which is what it is taken for."""
+        message = self.as_put
+        return message.model_copy(update={"role": MessageRole(self.role)}) if self.is_printed else message
+
+    @property
+    def as_put(self) -> ChatMessage:
+        """The message as it was put; a placeholder if this version of LlamaIndex cannot read it."""
         try:
             return ChatMessage.model_validate(self.data)
         except ValidationError:
@@ -117,6 +152,7 @@ class Glance:
 
     ``active`` are its active rows, and ``log`` the newest rows of its log from a known row on, both oldest first.
     ``position`` is the cursor of the reader of this name, ``facts`` as in ``LogPage`` of the namespace ``watch``.
+    ``is_closed``: the session holds words of another user.
     """
 
     reader: str
@@ -125,6 +161,7 @@ class Glance:
     position: int
     facts: tuple[int, int]
     is_empty: bool
+    is_closed: bool
     active: tuple[LogRow, ...]
     log: tuple[LogRow, ...]
 

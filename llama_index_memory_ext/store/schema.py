@@ -6,8 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import sqlalchemy as sa
+from llama_index.core.base.llms.types import MessageRole
 from llama_index.core.storage.chat_store.base_db import MessageStatus
-from sqlalchemy.schema import CreateIndex, CreateSchema, CreateTable
+from sqlalchemy.schema import CreateColumn, CreateIndex, CreateSchema, CreateTable
 
 from llama_index_memory_ext.errors import StoreError
 
@@ -19,7 +20,12 @@ Statement: TypeAlias = Any
 # A new row by the names of its columns.
 Row: TypeAlias = dict[str, Any]
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
+# The oldest version that is upgraded in place.
+_OLDEST_VERSION = 3
+
+# How a session is open: to one user alone, to users who share it, or to no user yet: it is its own user then.
+OWN, SHARED, OF_NOBODY = "own", "shared", "nobody"
 
 ACTIVE, ARCHIVED = MessageStatus.ACTIVE.value, MessageStatus.ARCHIVED.value
 # The largest id that a 64-bit column can hold.
@@ -48,6 +54,8 @@ class Tables:
             sa.Column("role", sa.String, nullable=False),
             sa.Column("status", sa.String, nullable=False, default=ACTIVE, index=True),
             sa.Column("data", sa.JSON, nullable=False),
+            # Who said it, in a session of several users; None in any other, "" where it is unknown.
+            sa.Column("user_id", sa.String, nullable=True),
             sa.Index(f"ix_{name}_log", "key", "status", "id"),
         )
         # The ids that programs have given their messages, each with its row.
@@ -55,9 +63,10 @@ class Tables:
         self.message_ids = table("_message_ids", _key("key"), _key("message_id"), _number("row_id"), by_row)
         # A writer of a session locks its row. The epoch tells readers that rows were deleted.
         self.sessions = table("_sessions", _key("key"), _number("epoch"))
-        # The users who have written to a session.
+        # The users who have written to a session, and how each of them has opened it last.
         by_user = sa.Index(f"ix_{name}_owners_user", "user_id", "key")
-        self.owners = table("_owners", _key("key"), _key("user_id"), by_user)
+        kind = sa.Column("kind", sa.String, nullable=False, server_default=OWN)
+        self.owners = table("_owners", _key("key"), _key("user_id"), kind, by_user)
         # How far each reader of a session has come, and what it has made of the rows before that.
         state = sa.Column("state", sa.JSON(none_as_null=True), nullable=True)
         by_reader = sa.Index(f"ix_{name}_cursors_reader", "reader", "key")
@@ -131,7 +140,7 @@ def version_of(conn: sa.Connection, tables: Tables) -> int | None:
 
 
 def known_version(conn: sa.Connection, tables: Tables) -> int | None:
-    """As ``version_of``; raises a StoreError for any other version than that of this package."""
+    """As ``version_of``; raises a StoreError for a version that this package neither uses nor upgrades."""
     version = version_of(conn, tables)
     if version is not None and version > SCHEMA_VERSION:
         raise StoreError(
@@ -139,7 +148,7 @@ def known_version(conn: sa.Connection, tables: Tables) -> int | None:
             f"{SCHEMA_VERSION}. Use llama-index-memory-ext in a version at least as new as the one that made them. "
             "Nothing was changed."
         )
-    if version is not None and version < SCHEMA_VERSION:
+    if version is not None and version < _OLDEST_VERSION:
         raise StoreError(
             f"The tables of {tables.rows.fullname!r} have schema version {version}, of a copy of this package from "
             f"before its first release, and this one knows version {SCHEMA_VERSION}. Export messages and facts with "
@@ -149,16 +158,47 @@ def known_version(conn: sa.Connection, tables: Tables) -> int | None:
 
 
 def create_missing(conn: sa.Connection, tables: Tables) -> None:
-    """Create the tables and indexes that do not exist, and note the version."""
+    """Create the tables, columns and indexes that do not exist, and note the version."""
     metadata = tables.rows.metadata
     # Another process may have created them since.
-    if known_version(conn, tables) == SCHEMA_VERSION:
+    version = known_version(conn, tables)
+    if version == SCHEMA_VERSION:
         return
     if metadata.schema is not None and not sa.inspect(conn).has_schema(metadata.schema):
         conn.execute(CreateSchema(metadata.schema, if_not_exists=True))
     for table in metadata.sorted_tables:
         conn.execute(CreateTable(table, if_not_exists=True))
+        _add_columns(conn, table)
         for index in table.indexes:
             conn.execute(CreateIndex(index, if_not_exists=True))
+    if version is not None:
+        _tell_owners(conn, tables)
     conn.execute(sa.delete(tables.schema))
     conn.execute(sa.insert(tables.schema).values(version=SCHEMA_VERSION))
+
+
+def _add_columns(conn: sa.Connection, table: sa.Table) -> None:
+    known = {column["name"] for column in sa.inspect(conn).get_columns(table.name, table.schema)}
+    name = conn.dialect.identifier_preparer.format_table(table)
+    for column in table.columns:
+        if column.name not in known:
+            definition = CreateColumn(column).compile(dialect=conn.dialect)
+            conn.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {definition}")
+
+
+def _tell_owners(conn: sa.Connection, tables: Tables) -> None:
+    """Write down how the sessions of version 3 are open.
+
+    One that is its own user, and no other session's, was begun without a user. Where several users have written, it is
+    not known who said what.
+    """
+    owners, rows, other = tables.owners, tables.rows, tables.owners.alias()
+    elsewhere = sa.exists().where(other.c.user_id == owners.c.key, other.c.key != owners.c.key)
+    of_nobody = sa.and_(owners.c.user_id == owners.c.key, ~elsewhere)
+    conn.execute(sa.update(owners).where(of_nobody).values(kind=OF_NOBODY))
+    several = sa.select(other.c.key).where(other.c.kind == OWN).group_by(other.c.key).having(sa.func.count() > 1)
+    conn.execute(sa.update(owners).where(owners.c.kind == OWN, owners.c.key.in_(several)).values(kind=SHARED))
+    shared = sa.select(owners.c.key).where(owners.c.kind == SHARED)
+    conn.execute(
+        sa.update(rows).where(rows.c.role == MessageRole.USER.value, rows.c.key.in_(shared)).values(user_id="")
+    )

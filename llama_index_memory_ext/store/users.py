@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import delete, exists, func, or_, select, text
+from llama_index.core.base.llms.types import MessageRole
+from sqlalchemy import bindparam, delete, exists, func, or_, select, text, update
 
+from llama_index_memory_ext.errors import SessionOwnerError
 from llama_index_memory_ext.fact import utc_now
-from llama_index_memory_ext.store.calls import connected, reads
+from llama_index_memory_ext.store.calls import UnchangedError, connected, reads, writes_session
+from llama_index_memory_ext.store.database import Locked
+from llama_index_memory_ext.store.deletions import Deletions
 from llama_index_memory_ext.store.rows import written_at
-from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, LAST_ID, one_of, vectors_namespace
+from llama_index_memory_ext.store.schema import (
+    ACTIVE,
+    ARCHIVED,
+    LAST_ID,
+    OF_NOBODY,
+    OWN,
+    SHARED,
+    one_of,
+    upsert,
+    vectors_namespace,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -22,11 +37,16 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from llama_index_memory_ext.store.database import Database
+    from llama_index_memory_ext.store.facts import Facts
+    from llama_index_memory_ext.store.readers import Readers
+    from llama_index_memory_ext.store.rows import Opening
     from llama_index_memory_ext.store.schema import Statement
     from llama_index_memory_ext.text.tool_calls import Json
 
 logger = logging.getLogger(__name__)
 
+# So many turns are deleted by one statement.
+_DELETED_TURNS = 200
 # As long as a large database may take.
 VACUUM_SECONDS = 3600.0
 # A server skips a table that one may not vacuum with no more than a notice, which drivers do not hand on.
@@ -55,13 +75,17 @@ class SessionInfo:
 class Users:
     """The sessions of users."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, readers: Readers, facts: Facts) -> None:
         tables = database.tables
         self.database, self._tables = database, tables
-        owners, other = tables.owners, tables.owners.alias()
-        elsewhere = exists().where(other.c.user_id == owners.c.key, other.c.key != owners.c.key)
-        own = select(owners.c.key).where(owners.c.user_id == owners.c.key, ~elsewhere)
+        self._readers, self._facts, self._deletions_of_rows = readers, facts, Deletions(database)
+        owners = tables.owners
+        own = select(owners.c.key).where(owners.c.kind == OF_NOBODY)
         self._own_users = own.where(one_of(owners.c.key, database.backend))
+        self._owners = select(owners.c.user_id, owners.c.kind).where(owners.c.key == bindparam("session"))
+        others = (owners.c.user_id != bindparam("user"), owners.c.kind != OF_NOBODY)
+        self._of_others = select(owners.c.key).where(*others, one_of(owners.c.key, database.backend))
+        self._put_owners = upsert(owners, database.backend, "kind")
         # A session's row, a user's, and the id of a message are no rows that the result counts.
         kinds = (
             ("messages", tables.rows.c.key),
@@ -76,6 +100,88 @@ class Users:
         self._deletions = [
             (kind, column.name, delete(column.table).where(one_of(column, database.backend))) for kind, column in kinds
         ]
+
+    async def claim_within(
+        self, conn: AsyncConnection, key: str, opening: Opening, speakers: Collection[str], readers: Sequence[str]
+    ) -> bool:
+        """Make a session the user's who opens it, and of the ``speakers`` in it, and register their readers.
+
+        Returns whether it is of several users. A session that was begun without a user becomes that of the first one,
+        with its facts. Raises a SessionOwnerError if it is another user's, unless both have opened it as shared.
+        """
+        if not (opening.shared or self.database.is_new(conn, key, ("claimed", opening, *readers))):
+            return False
+        owners, user = await self._owners_within(conn, key, opening), opening.user_id or key
+        kind = opening.kind if opening.user_id else owners.get(key, OF_NOBODY)
+        new = [{"key": key, "user_id": one, "kind": kind} for one in {user, *speakers} if owners.get(one) != kind]
+        if new:
+            await conn.execute(self._put_owners, new)
+        if user != key and owners.pop(key, None) == OF_NOBODY:
+            await self._take_over(conn, key, user)
+        everyone = {user, *speakers, *owners}
+        if len(everyone) > 1 >= len(owners):
+            await self._begin_sharing(conn, key, next(iter(owners), user))
+        await self._readers.register_within(conn, key, readers)
+        return len(everyone) > 1
+
+    async def _owners_within(self, conn: AsyncConnection, key: str, opening: Opening) -> dict[str, str]:
+        """How each owner has opened a session; a SessionOwnerError if it is not open to this one."""
+        owners = {row.user_id: row.kind for row in await conn.execute(self._owners, {"session": key})}
+        user = opening.user_id or key
+        if any(kind in (OWN, opening.closed) for owner, kind in owners.items() if owner != user):
+            raise SessionOwnerError(
+                f"Session {key!r} holds words of another user, which nobody else is shown; nothing was read or "
+                "written. Open a session of its own for each user, or give each memory of this session a user_id and "
+                "shared=True if all who talk in it may read everything."
+            )
+        return owners
+
+    async def _take_over(self, conn: AsyncConnection, key: str, user_id: str) -> None:
+        """Give what was learned in a session without a user to its first one."""
+        owners, cursors = self._tables.owners, self._tables.cursors
+        await conn.execute(delete(owners).where(owners.c.key == key, owners.c.user_id == key))
+        for reader, named in await self._readers_of(conn, key, key):
+            there = select(cursors.c.reader).where(cursors.c.key == key, cursors.c.reader == named + user_id)
+            if (await conn.execute(there)).first() is None:
+                this = (cursors.c.key == key, cursors.c.reader == reader)
+                await conn.execute(update(cursors).where(*this).values(reader=named + user_id))
+        await self._facts.move_within(conn, key, user_id)
+
+    async def _readers_of(self, conn: AsyncConnection, key: str, user_id: str) -> list[tuple[str, str]]:
+        """The readers of a user's facts in a session, each with its name up to the user."""
+        cursors = self._tables.cursors
+        found = (await conn.execute(select(cursors.c.reader).where(cursors.c.key == key))).scalars().all()
+        return [(one, one[: -len(user_id)]) for one in found if one.endswith(f" of {user_id}")]
+
+    async def _begin_sharing(self, conn: AsyncConnection, key: str, user_id: str) -> None:
+        """Write down who has said what a session of one user holds; readers begin again, to show it."""
+        rows, sessions = self._tables.rows, self._tables.sessions
+        said = (rows.c.key == key, rows.c.role == MessageRole.USER.value, rows.c.user_id.is_(None))
+        await conn.execute(update(rows).where(*said).values(user_id=user_id))
+        await conn.execute(update(sessions).where(sessions.c.key == key).values(epoch=time.time_ns()))
+        Locked.begin_again(conn, key)
+
+    @writes_session
+    async def claim(
+        self, conn: AsyncConnection, key: str, opening: Opening, *, readers: Sequence[str], epoch: int
+    ) -> None:
+        """As ``claim_within``, unless rows were deleted since ``epoch``. One of its users is no other than before."""
+        if not await self._readers.is_current_within(conn, key, epoch):
+            raise UnchangedError
+        kinds = {row.user_id: row.kind for row in await conn.execute(self._owners, {"session": key})}
+        shared = kinds.get(opening.user_id) == SHARED
+        await self.claim_within(conn, key, opening._replace(shared=shared), (), readers)
+
+    @reads
+    async def check(self, conn: AsyncConnection, key: str, opening: Opening) -> None:
+        """Raise a SessionOwnerError if a session is another user's, unless both have opened it as shared."""
+        await self._owners_within(conn, key, opening)
+
+    @reads
+    async def owners(self, conn: AsyncConnection, key: str) -> list[str]:
+        """The users whose session it is; [] for one of no user yet."""
+        found = await conn.execute(self._owners, {"session": key})
+        return [row.user_id for row in found if row.kind != OF_NOBODY]
 
     @reads
     async def knows(self, conn: AsyncConnection, key: str) -> bool:
@@ -117,7 +223,7 @@ class Users:
 
     @reads
     async def own_users(self, conn: AsyncConnection, sessions: Sequence[str]) -> list[str]:
-        """Those of these sessions that are users of themselves, and of no other session: others are people."""
+        """Those of these sessions that were begun without a user, and are users of themselves."""
         return list((await conn.execute(self._own_users, {"names": sessions})).scalars())
 
     @reads
@@ -195,15 +301,24 @@ class Users:
         counted = select(func.count()).where(*unread, *([rows.c.status == status] if status else []))
         return (await conn.execute(counted)).scalar_one()
 
-    @connected(lambda part, keys, namespaces=(): part.database.writing(sessions=keys, users=namespaces))
+    @connected(lambda part, keys, namespaces=(), *_: part.database.writing(sessions=keys, users=namespaces))
     async def delete(
-        self, conn: AsyncConnection, keys: Sequence[str], namespaces: Sequence[str] = ()
+        self,
+        conn: AsyncConnection,
+        keys: Sequence[str],
+        namespaces: Sequence[str] = (),
+        user_id: str | None = None,
     ) -> dict[str, int]:
         """Delete sessions, and the facts of users, in one transaction; returns the number of deleted rows by kind.
 
-        The embeddings of both go with them.
+        The embeddings of both go with them. Of a session that others own too, only the turns of the ``user_id`` go.
         """
         counts = Counter(messages=0, cursors=0, facts=0, embeddings=0)
+        if user_id is not None:
+            of_others = set((await conn.execute(self._of_others, {"names": keys, "user": user_id})).scalars())
+            for key in of_others:
+                await self._leave_within(conn, key, user_id, counts)
+            keys = [key for key in keys if key not in of_others]
         for kind, column, deletion in self._deletions:
             names = keys if column == "key" else namespaces
             if kind == "embeddings":
@@ -212,6 +327,28 @@ class Users:
                 counts[kind] += (await conn.execute(deletion, {"names": names})).rowcount
         del counts[""]
         return dict(counts)
+
+    async def _leave_within(self, conn: AsyncConnection, key: str, user_id: str, counts: Counter[str]) -> None:
+        """Delete what a user has said, with the answers, from a session that others own."""
+        owner = (self._tables.owners.c.key == key, self._tables.owners.c.user_id == user_id)
+        was_owner = (await conn.execute(delete(self._tables.owners).where(*owner))).rowcount
+        counts["cursors"] += was_owner
+        if was_owner:
+            rows = self._tables.rows
+            asked = select(rows.c.id, rows.c.user_id).where(rows.c.key == key, rows.c.role == MessageRole.USER.value)
+            found = [(one.id, one.user_id or user_id) for one in await conn.execute(asked.order_by(rows.c.id))]
+            ends = [*(row_id for row_id, _ in found[1:]), LAST_ID]
+            turns = [
+                (rows.c.id >= first) & (rows.c.id < end)
+                for (first, who), end in zip(found, ends, strict=True)
+                if who == user_id
+            ]
+            for start in range(0, len(turns), _DELETED_TURNS):
+                gone = or_(*turns[start : start + _DELETED_TURNS])
+                counts["messages"] += await self._deletions_of_rows.delete_within(conn, key, gone)
+        for reader, _ in await self._readers_of(conn, key, user_id):
+            cursor = (self._tables.cursors.c.key == key, self._tables.cursors.c.reader == reader)
+            counts["cursors"] += (await conn.execute(delete(self._tables.cursors).where(*cursor))).rowcount
 
     @connected(lambda part: part.database.connection(writes=True), seconds=VACUUM_SECONDS)
     async def vacuum(self, conn: AsyncConnection) -> bool:

@@ -48,6 +48,7 @@ class CondensedOptions(TypedDict, total=False):
     summarize: bool
     summary_token_limit: int | None
     recall_token_limit: int
+    media_turns: int
 
 
 @dataclass(frozen=True, slots=True)

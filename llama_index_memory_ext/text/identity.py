@@ -14,29 +14,33 @@ if TYPE_CHECKING:
 
 # Where a program writes the id into ``additional_kwargs``.
 ID_KEY = "message_id"
+# Where it writes who has said it, in a session of several users.
+SPEAKER_KEY = "user_id"
 # LlamaIndex writes it into messages that it hands to blocks.
 _HOSTS_KEY = "session_id"
 # Longer ones would not fit into the index of a server.
 _MOST_CHARACTERS = 255
 
 
-def message_id_of(kwargs: Mapping[str, Json]) -> str | None:
+def message_id_of(kwargs: Mapping[str, Json], key: str = ID_KEY) -> str | None:
     """Returns the id in a message's ``additional_kwargs``, a number as its text; None if it has none.
+
+    With another ``key``, the id of something else.
 
     Raises a MessageError for one that is neither a text nor a number, is blank, or has more than 255 characters.
 
     >>> message_id_of({"message_id": 7}), message_id_of({"tool_call_id": "c1"})
     ('7', None)
     """
-    value = kwargs.get(ID_KEY)
+    value = kwargs.get(key)
     if value is None:
         return None
     text = value if isinstance(value, str) else _text_of(value)
     if not text.strip() or len(text) > _MOST_CHARACTERS:
         seen = f"{len(text)} characters" if isinstance(value, str) else f"a {type(value).__name__}"
         raise MessageError(
-            f"Expected additional_kwargs[{ID_KEY!r}] to be a text of 1 to {_MOST_CHARACTERS} characters or a number, "
-            f"which names the message in its session; saw {seen}. Write str(...) around an id of another type."
+            f"Expected additional_kwargs[{key!r}] to be a text of 1 to {_MOST_CHARACTERS} characters or a number; "
+            f"saw {seen}. Write str(...) around an id of another type."
         )
     return text
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
+from llama_index.core.base.llms.types import ChatMessage, ImageBlock, MessageRole, TextBlock, ToolCallBlock
 
 from llama_index_memory_ext.errors import MessageError
-from llama_index_memory_ext.text.identity import ID_KEY, message_id_of
+from llama_index_memory_ext.text.identity import ID_KEY, SPEAKER_KEY, message_id_of
 from llama_index_memory_ext.text.times import times_in
 from llama_index_memory_ext.text.tokens import CountedText
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, CALL_KEYS, HIDDEN, RESULT_ROLES, calls_of, to_json
+from llama_index_memory_ext.text.visible import CONTROLS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,16 +31,37 @@ OUR_TAGS = frozenset(
 CLOSING = "</message>\n"
 # What LlamaIndex's Memory counts for a block that is not text.
 MEDIA_TOKENS = {"image": 256, "audio": 256, "video": 256, "document": 2048}
+# Of a picture: its size stands at the beginning, and the whole takes long to decode. Whole groups of base64.
+_BEGINNING = 65_536
 
 # Shown by a block or by the tags of an entry, or added by LlamaIndex for its own use, as its Anthropic class does.
 _SHOWN_ELSEWHERE = frozenset(
-    {*CALL_KEYS, ID_KEY, "session_id", "tool_call_id", "name", "images", "usage", "stop_reason", "thinking_delta"}
+    {
+        *CALL_KEYS,
+        ID_KEY,
+        SPEAKER_KEY,
+        "session_id",
+        "tool_call_id",
+        "name",
+        "images",
+        "usage",
+        "stop_reason",
+        "thinking_delta",
+    }
 )
 _ROLE = "<message role="
 _SHOWN_ROLE = re.compile(r'<message (?:role=")?(\w+)')
+_UNSEEN = f"[\u200c\u200d{CONTROLS}]"
+# What a CodeActAgent runs of an answer, and how its message about the result begins.
+_CODE = re.compile(r"<execute>(.*?)</execute>", re.DOTALL)
+_PRINTED = "Result of executing the code given:"
 _UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
 # A message of a ReActAgent, with its last answer if there is one.
 _REACT = re.compile(r"\s*(?:Thought|Action|Action Input|Observation):(?:.*\sAnswer:(?P<answer>.*))?", re.DOTALL)
+
+
+# The role of what another user has said, in a session of several.
+OTHER_ROLE = "other user"
 
 
 class Utterance(NamedTuple):
@@ -68,6 +90,7 @@ class Entry:
     row_id: int
     text: str
     tokens: int
+    has_media: bool = False
 
     @property
     def opening(self) -> str:
@@ -98,14 +121,24 @@ class Entry:
 
 
 def entry_of(
-    row_id: int, message: ChatMessage, counter: TokenCounter, tags: Iterable[str] = (), *, brief: bool = False
+    row_id: int,
+    message: ChatMessage,
+    counter: TokenCounter,
+    tags: Iterable[str] = (),
+    *,
+    speaker: str = "",
+    brief: bool = False,
 ) -> Entry | None:
-    """Returns the entry of a message; None if there is nothing to show. No text can forge our tags or ``tags``."""
+    """Returns the entry of a message; None if there is nothing to show. No text can forge our tags or ``tags``.
+
+    The ``speaker`` is named, if there is one.
+    """
     body = escape_tags(body_of(message), tags)
     if not body.strip():
         return None
-    text = f"{_opening(message, brief=brief)}{body.rstrip()}\n" if brief else f"{_opening(message)}{body}{CLOSING}"
-    return Entry(row_id, text, counter.count(text))
+    opening = _opening(message, speaker, brief=brief)
+    text = f"{opening}{body.rstrip()}\n" if brief else f"{opening}{body}{CLOSING}"
+    return Entry(row_id, text, counter.count(text), any(one.block_type in MEDIA_TOKENS for one in message.blocks))
 
 
 def clip_entry(entry: Entry, limit: int, counter: TokenCounter, clip: Callable[[str, int], str] | None = None) -> Entry:
@@ -116,7 +149,7 @@ def clip_entry(entry: Entry, limit: int, counter: TokenCounter, clip: Callable[[
     if entry.tokens <= limit:
         return entry
     text = clipped_element(entry.tags, entry.body, limit, counter, clip or counter.clip)
-    return Entry(entry.row_id, text, text.tokens)
+    return replace(entry, text=text, tokens=text.tokens)
 
 
 def clipped_element(
@@ -167,7 +200,7 @@ def spoken(message: ChatMessage) -> str:
     text: str = cleaned(message.content or "").strip()
     if message.role == MessageRole.USER:
         return text
-    if message.role not in ASSISTANT_ROLES or has_calls(message):
+    if message.role not in ASSISTANT_ROLES or has_calls(message) or runs_code(message):
         return ""
     thoughts = _REACT.match(text)
     return (thoughts["answer"] or "").strip() if thoughts else text
@@ -182,6 +215,36 @@ def has_calls(message: ChatMessage) -> bool:
     """Returns whether a message has tool calls. It is much faster than reading them."""
     in_kwargs = any(message.additional_kwargs.get(key) for key in CALL_KEYS)
     return in_kwargs or any(isinstance(block, ToolCallBlock) for block in message.blocks)
+
+
+def runs_code(message: ChatMessage) -> bool:
+    """Returns whether a CodeActAgent runs code that the assistant has written in this message."""
+    code = _CODE.findall(message.content or "") if message.role in ASSISTANT_ROLES else []
+    return any(map(str.strip, code))
+
+
+def is_printed(message: ChatMessage) -> bool:
+    """Returns whether a user's message reads as what a CodeActAgent stores of a program; a user may write that, too."""
+    return message.role == MessageRole.USER and (message.content or "").startswith(_PRINTED)
+
+
+def as_taken(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
+    """Returns the messages with those that a CodeActAgent stores as the user's as a tool's results, in copies.
+
+    They tell what the assistant's code, right before them, has printed. All other messages are the same objects.
+
+    >>> code = ChatMessage("<execute>print(1)</execute>", role="assistant")
+    >>> [one.role.value for one in as_taken([code, ChatMessage("Result of executing the code given: 1")])]
+    ['assistant', 'tool']
+    """
+    taken: list[ChatMessage] = []
+    ran = False
+    for message in messages:
+        is_result = ran and is_printed(message)
+        taken.append(message.model_copy(update={"role": MessageRole.TOOL}) if is_result else message)
+        # The result of a call at the same time may stand between them.
+        ran = runs_code(message) or (ran and taken[-1].role in RESULT_ROLES)
+    return taken
 
 
 def checked_messages(messages: Json) -> list[ChatMessage]:
@@ -203,6 +266,28 @@ def message_tokens(message: ChatMessage, counter: TokenCounter, media_tokens: Ma
     """Returns the tokens of a message: exact for text and tool calls, ``media_tokens`` for blocks of other types."""
     media = sum(media_tokens.get(block.block_type, 0) for block in message.blocks)
     return counter.count(body_of(message)) + media
+
+
+def tokens_by_bytes(message: ChatMessage, counter: TokenCounter, media_tokens: Mapping[str, int]) -> int:
+    """As ``message_tokens``, but LlamaIndex's estimate of pictures whose bytes are in the message, if it is higher.
+
+    Of a picture elsewhere nothing is read.
+    """
+    least = media_tokens["image"]
+    more = sum(max(_by_bytes(block) - least, 0) for block in message.blocks if isinstance(block, ImageBlock))
+    return message_tokens(message, counter, media_tokens) + more
+
+
+def _by_bytes(picture: ImageBlock) -> int:
+    held, url = picture.image, str(picture.url or "")
+    if not isinstance(held, bytes):
+        held = url.partition(",")[2].encode() if url.startswith("data:") else b""
+    try:
+        # Asynchronous in name alone: with the bytes at hand it waits for nothing. Of no bytes it gives 0.
+        picture.model_copy(update={"image": held[:_BEGINNING]}).aestimate_tokens().send(None)
+    except StopIteration as estimated:
+        return int(estimated.value)
+    return 0
 
 
 def tokens_of(messages: Iterable[Counted]) -> int:
@@ -252,18 +337,20 @@ def extract_conversation_context(messages: Iterable[ChatMessage], max_turns: int
         messages: Any messages. Tool calls and results are left out.
         max_turns: Most turns, the current one included.
     """
-    turns = turns_in(messages)
+    turns = turns_in(as_taken(messages))
     return "\n\n".join(" ".join(" ".join(texts).split()) for texts in turns[max(len(turns) - max_turns, 0) :])
 
 
 @lru_cache(maxsize=64)
 def _tag_pattern(tags: frozenset[str], opening: str = "<") -> re.Pattern[str]:
-    names = "|".join(re.escape(tag) for tag in sorted(tags))
-    return re.compile(rf"{opening}(?=\s*/?\s*(?:{names})(?![\w.:-]))", re.IGNORECASE)
+    # A model reads over what nobody sees. Each sign fits one place only, so that a long run of them takes no longer.
+    names = "|".join(f"{_UNSEEN}*".join(map(re.escape, tag)) for tag in sorted(tags))
+    gap = rf"(?:\s|{_UNSEEN})*"
+    return re.compile(rf"{opening}(?={gap}(?:/{gap})?(?:{names})(?![\w.:-]))", re.IGNORECASE)
 
 
-def _opening(message: ChatMessage, *, brief: bool = False) -> str:
-    kwargs = message.additional_kwargs if message.role in RESULT_ROLES else {}
+def _opening(message: ChatMessage, speaker: str, *, brief: bool = False) -> str:
+    kwargs = message.additional_kwargs if message.role in RESULT_ROLES else {"name": speaker}
     given = {key: " ".join(str(kwargs.get(key) or "").split()) for key in ("tool_call_id", "name")}
     names = "".join(f' {key}="{escape(value[:200])}"' for key, value in given.items() if value)
     role = message.role.value

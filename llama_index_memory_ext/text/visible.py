@@ -8,14 +8,14 @@ import re
 _LINE_ENDS = re.compile("\r\n?|[\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 # Controls, and what Unicode calls default ignorable, without joiners and variation selectors. The Arabic and other
 # signs for numbers are formats too (U+0600..U+0605, ...), but are seen. A Hangul filler is one beside another letter.
-_CONTROLS = (
+CONTROLS = (
     "\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u034f\u061c\u17b4\u17b5\u180e\u200b\u200e\u200f\u202a-\u202e"
     "\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
     "\U000e0000-\U000e00ff\U000e01f0-\U000e0fff"
 )
-_UNSEEN = re.compile(f"[{_CONTROLS}]|(?<![\u1100-\u115e\u1161-\u11ff])[\u115f\u1160](?![\u1161-\u11ff])")
+_UNSEEN = re.compile(f"[{CONTROLS}]|(?<![\u1100-\u115e\u1161-\u11ff])[\u115f\u1160](?![\u1161-\u11ff])")
 _SELECTORS = "\u180b-\u180d\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef"
-_SUSPECT = re.compile(f"[\x0b-\x0d\x1c-\x1f\x85\u115f\u1160\u200c\u200d\u2028\u2029{_CONTROLS}{_SELECTORS}]")
+_SUSPECT = re.compile(f"[\x0b-\x0d\x1c-\x1f\x85\u115f\u1160\u200c\u200d\u2028\u2029{CONTROLS}{_SELECTORS}]")
 # One selector changes how the character before it looks; more of them, or one after nothing, hide a message.
 _STRAY_SELECTOR = re.compile(rf"(?<![^\s\u200c\u200d{_SELECTORS}])[{_SELECTORS}]+|(?<=[{_SELECTORS}])[{_SELECTORS}]+")
 # Scripts whose letters change their form beside a joiner: Arabic, Syriac, N'Ko, those of India, Tibet, Indochina.

@@ -83,7 +83,7 @@ async def test_an_agent_remembers_searches_and_forgets(open_memory: OpenMemory, 
     assert answers[0] == f"Remembered: [{known.id[:8]}] Loves green tea"
     assert f'<fact id="{known.id[:8]}" date="{day}" category="preference">Loves green tea</fact>\n' in answers[1]
     assert f'<message role="user" date="{day}">Remember that I love green tea.</message>' in answers[1]
-    assert answers[2] == f"Forgotten: [{known.id[:8]}] Loves green tea"
+    assert answers[2] == f"Forgotten: [{known.id[:8]}] Loves green tea (it can be restored)"
     assert answers[3].startswith("Nothing found")
     assert (known.retired, known.retired_reason) == (True, "The user asked to forget it.")
     assert (known.namespace, known.session_id, known.confidence) == ("ann", "chat", 0.9)
@@ -269,7 +269,7 @@ async def test_an_id_that_came_with_imported_facts_forges_nothing(open_memory: O
     assert "fact>" not in answer.replace("&lt;/fact>", "").replace("&lt;fact>", "")
     assert len(answer) < 500
     answer = await spec.aforget(["x" * 64], "Forget the tea")
-    assert answer == "Forgotten: [xxxxxxxx] Likes tea 10000"
+    assert answer == "Forgotten: [xxxxxxxx] Likes tea 10000 (it can be restored)"
 
 
 # ---- remembering ---------------------------------------------------------------------------------------
@@ -383,11 +383,14 @@ async def test_facts_are_forgotten_by_id_or_by_words(open_memory: OpenMemory) ->
     await memory.aput(user("Forget all of that!"))
     known = await active(memory)
     green, black = known["Likes green tea"], known["Likes black tea"]
-    answer = await MemoryToolSpec(memory).aforget(
-        [f"[{known['Owns a dog'].id[:8]}]", "BERLIN", "tea", "nuts", "a zebra", "has two cats."], "Forget all of that"
-    )
+    wanted = [f"[{known['Owns a dog'].id[:8]}]", "BERLIN", "tea", "nuts", "a zebra", "has two cats."]
+    listed = await MemoryToolSpec(memory).aforget(wanted, "Forget all of that")
+    await memory.aput_messages([calling(("c", "forget", {})), result("c", listed), assistant("Shall I?"), user("Yes!")])
+    answer = await MemoryToolSpec(memory).aforget(wanted, "Yes!")
     lines = answer.splitlines()
-    assert sorted(line.split("] ")[1] for line in lines if line.startswith("Forgotten: ")) == [
+    assert sorted(
+        line.split("] ")[1].removesuffix(" (it can be restored)") for line in lines if line.startswith("Forgotten: ")
+    ) == [
         "Has two cats",
         "Lives in Berlin",
         "Owns a dog",

@@ -52,13 +52,13 @@ def cli(command: Here, database: Path) -> Here:
     return OnFile()
 
 
-def talk(database: Path, session_id: str, user_id: str | None, *said: str, max_messages: int | None = None) -> None:
+def talk(database: Path, session_id: str, user_id: str | None, *said: str, **options: Any) -> None:
     """A conversation of a user, as a program holds it."""
 
     async def hold() -> None:
         uri = f"sqlite+aiosqlite:///{database}"
         async with CondensedMemory.from_defaults(
-            session_id, user_id=user_id, async_database_uri=uri, extract_facts=False, max_messages=max_messages
+            session_id, user_id=user_id, async_database_uri=uri, extract_facts=False, **options
         ) as memory:
             for text in said:
                 await memory.aput(ChatMessage(role="user", content=text))
@@ -431,6 +431,18 @@ def test_a_person_is_deleted_and_the_file_proves_it(cli: Here, database: Path) -
     assert b"Semiramis" not in database.read_bytes()
     assert b"Nebukadnezar" in database.read_bytes()
     assert cli("forget", *ANN, "--yes").returncode == 1
+
+
+def test_of_a_shared_session_only_the_words_of_the_person_are_deleted(cli: Here, database: Path) -> None:
+    talk(database, "a", "ann", "My cat is called Semiramis.", shared=True)
+    talk(database, "a", "bob", "My dog is called Nebukadnezar.", shared=True)
+    done = cli("forget", *ANN, "--yes", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["deleted"]["messages"] == 2
+    assert (result["file"]["searched"], result["file"]["left"], result["file"]["elsewhere"]) == (2, 0, 0)
+    assert b"Semiramis" not in database.read_bytes()
+    assert b"Nebukadnezar" in database.read_bytes()
 
 
 def test_what_others_have_said_too_stays_and_is_told(cli: Here, database: Path) -> None:

@@ -193,6 +193,24 @@ async def test_with_a_session_quotes_must_be_in_it_and_its_messages_are_found(da
     assert (stored.session_id, len(stored.message_ids)) == ("s", 1)
 
 
+async def test_everything_goes_only_where_the_session_shows_that_the_user_has_said_yes(database: Path) -> None:
+    """Without a session nobody can see it, so that facts must be named."""
+    await add_rain(database)
+    everything = {"facts": ["Likes rain"], "quote": "Forget everything about me."}
+    async with client(database, "--user", "ann") as session:
+        for _ in range(2):
+            assert "so they must name it" in await refusal(session, "forget", **everything)
+    uri = f"sqlite+aiosqlite:///{database}"
+    async with CondensedMemory.from_defaults("s", user_id="ann", async_database_uri=uri, extract_facts=False) as memory:
+        await memory.aput(user("Forget everything about me."))
+        async with client(database, "--user", "ann", "--session", "s") as session:
+            for _ in range(2):
+                assert "Likes rain: show the user all" in await refusal(session, "forget", **everything)
+            await memory.aput_messages([assistant("That you like rain, too?"), user("Yes, please.")])
+            gone = await call(session, "forget", facts=["Likes rain"], quote="Yes, please.")
+            assert [fact["content"] for fact in gone["forgotten"]] == ["Likes rain"]
+
+
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
 async def test_what_was_remembered_outlives_a_server_that_is_ended(database: Path, end: signal.Signals) -> None:
     """At once, while its stdin is still open."""

@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.llms import ChatMessage, ChatResponse, MockLLM
-from llama_index.core.settings import Settings
 
 from llama_index_memory_ext import Backfilled, CondensedMemory, MemoryStore, RelevantFactsBlock, StoreError
 from llama_index_memory_ext.facts.batches import batch_end, said_at
@@ -246,15 +245,6 @@ async def test_a_model_that_answers_now_and_then_is_asked_on(open_memory: OpenMe
         await tell(memory.sql_store, str(i), word)
     done = await memory.abackfill([str(i) for i in range(6)])
     assert (done.sessions, len(done.failed), done.not_tried) == (2, 4, ())
-
-
-async def test_without_any_model_it_says_so_at_once(open_memory: OpenMemory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Settings, "_llm", None)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    memory = open_memory("new", user_id="ann")
-    await tell(memory.sql_store, "new", "tea")
-    with pytest.raises(ValueError, match="No API key"):
-        await memory.abackfill()
 
 
 async def test_a_cancelled_backfill_goes_on_where_it_stopped(open_memory: OpenMemory, start_model: StartModel) -> None:

@@ -583,7 +583,7 @@ def test_a_program_that_ends_well_is_told_nothing(database_uri: str, end: str) -
 @pytest.mark.filterwarnings("ignore:.*Database.__del__:pytest.PytestUnraisableExceptionWarning")
 def test_a_memory_that_is_collected_is_told_of_too(database_uri: str, caplog: pytest.LogCaptureFixture) -> None:
     async def talk() -> None:
-        options: dict[str, Any] = {"extract_every_turns": 5, "async_database_uri": database_uri}
+        options: dict[str, Any] = {"llm": MockLLM(), "extract_every_turns": 5, "async_database_uri": database_uri}
         memory = CondensedMemory.from_defaults("chat", user_id="ann", **options)
         await memory.aput_messages([user("I like tea."), assistant("Fine.")])
         await memory.facts_block.await_jobs("chat")
@@ -596,22 +596,6 @@ def test_a_memory_that_is_collected_is_told_of_too(database_uri: str, caplog: py
     assert [record.getMessage()[:54] for record in caplog.records] == [
         "No facts were extracted from the last turns of session"
     ]
-
-
-@pytest.mark.parametrize("chosen", [None, MockLLM()], ids=["no key", "none"])
-async def test_that_there_is_no_model_is_said_once(
-    open_memory: OpenMemory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, chosen: MockLLM | None
-) -> None:
-    monkeypatch.setattr(Settings, "_llm", chosen)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    memory = open_memory("chat", user_id="ann", extract_facts=True)
-    await memory.sql_store.log.append("chat", [user("I like tea."), assistant("Fine.")], len)
-    for _ in range(3):
-        await memory.facts_block.aflush("chat")
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert "pass llm=... or set Settings.llm" in line
-    assert (await memory.astats()).failures["facts"].error == "NoModelError"
-    assert (await memory.astats()).set_aside == ()
 
 
 def test_synchronous_calls_extract_too(database_uri: str) -> None:

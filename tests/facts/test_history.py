@@ -177,7 +177,7 @@ async def test_a_past_fact_can_be_forgotten(open_memory: OpenMemory) -> None:
     await memory.facts.aimport(MOVED.model_dump_json() + "\n" + BERGEN.model_dump_json())
     await memory.aput(user("Please forget that I lived in Oslo."))
     answer = await MemoryToolSpec(memory).aforget(["Lives in Oslo"], "forget that I lived in Oslo")
-    assert answer == "Forgotten: [oslo] Lives in Oslo"
+    assert answer == "Forgotten: [oslo] Lives in Oslo (it can be restored)"
     assert [one.fact.id for one in (await memory.facts_block.aexplain("Where did I live before?")).facts] == ["bergen"]
 
 

@@ -322,6 +322,33 @@ def test_a_retirement_needs_words_of_the_user_that_end_the_fact() -> None:
     assert outcome.rejections == {"question": 1}
 
 
+@pytest.mark.parametrize("said", ["Hi there", "Good morning", "你好", "Thanks, that helps me", "I love this song"])
+def test_what_says_nothing_of_a_fact_does_not_end_it(said: str) -> None:
+    """Nor does it with a new fact that has nothing to do with the old one."""
+    lines = [Utterance(1, "user", said)]
+    for facts in ([], [new(said, said, label="n1")]):
+        gone = [{"number": 2, "quote": said, "replaced_by": "n1" if facts else ""}]
+        assert gated(*facts, retired=gone, lines=lines).retired == ()
+
+
+@pytest.mark.parametrize(
+    ("said", "old", "instead"),
+    [
+        ("It is tea now.", "Drinks coffee", "Drinks tea"),
+        ("I've moved to Rome.", "Lives in Oslo", ""),
+        ("Call me Bo from now on.", "Name is Robert", ""),
+        ("Ich bin jetzt in Genf.", "Wohnt in Wien", ""),
+        ("我搬到上海了。", "住在北京", ""),
+    ],
+)
+def test_a_change_ends_a_fact_in_other_words(said: str, old: str, instead: str) -> None:
+    """What the user says of themselves, or a new fact with a word of the old one."""
+    lines, known = [Utterance(1, "user", said)], [Fact(id="old", content=old)]
+    gone = [{"number": 1, "quote": said, "replaced_by": "n1" if instead else ""}]
+    facts = [new(instead, said, label="n1")] if instead else []
+    assert [entry.id for entry in gated(*facts, retired=gone, lines=lines, known=known).retired] == ["old"]
+
+
 def test_a_fact_ends_also_where_what_is_true_instead_was_rejected() -> None:
     outcome = gated(
         new("Moved 9 times", "we moved to Berlin", label="n1"),

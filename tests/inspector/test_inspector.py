@@ -30,6 +30,14 @@ Inspect = Callable[..., Awaitable[Inspected]]
 
 STRANGE = ["<script>alert(1)</script>", 'a/b?c=d&e#f"', "Müller & 山田", "%2e%2e/", " ", ""]
 WORDS = "<script>alert('x')</script></pre><img src=x onerror=alert(2)> “{{ 7777 * 3 }}”"
+OTHER_HOSTS = """
+: :8000 @ evil.example evil.example:8000 evil.example:127.0.0.1 127.0.0.1:8000@evil.com 127.0.0.1@evil.com
+localhost:x@evil.com:80 evil.com@127.0.0.1:8000 127.0.0.1: 127.0.0.1:x 127.0.0.1:-1 127.0.0.1:8000:80
+127.0.0.1:\u0661 127.0.0.1:800000 localhost. localhost.:80 127.0.0.1. 127.0.0.1.evil.com localhost.evil.com
+xlocalhost [::1] [::1]:8000 ::1 [127.0.0.1]:8000 [localhost] 0.0.0.0 127.1 2130706433 127.0.0.2 localhost/
+localhost:80/x localhost,evil.com //localhost http://localhost localhost?x localhost#x localhost\\evil
+loc\u0430lhost localho\u017ft
+"""
 
 
 def bytes_of(file: Path) -> bytes:
@@ -71,6 +79,21 @@ async def test_whoever_does_not_know_the_address_learns_nothing(filled: Path, in
     assert len({tuple(sorted(answer.headers.items())) for answer in answers}) == 1
     assert (await client.get("sessions", headers={"Host": "localhost:8000"})).status_code == 200
     assert token not in repr(client.inspector)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8000", "localhost:65535", "LocalHost:80"])
+def test_the_names_of_this_machine_are_answered(host: str) -> None:
+    access = Access()
+    assert access.allows("GET", access.token, {"host": host})
+
+
+@pytest.mark.parametrize(
+    "host", ["", " localhost", "localhost ", "localhost\n", "localhost\t:80", *OTHER_HOSTS.split()]
+)
+def test_no_other_host_is_answered(host: str) -> None:
+    """A web page can lead a browser here by a name of its own, whatever that looks like."""
+    access = Access()
+    assert not access.allows("GET", access.token, {"host": host})
 
 
 async def test_a_page_may_load_nothing_and_is_kept_nowhere(filled: Path, inspect: Inspect) -> None:

@@ -184,12 +184,16 @@ async def test_only_what_is_stored_is_told(open_memory: OpenMemory, start_model:
     assert len(server.requests) in (1, 2)
 
 
-async def test_of_what_nobody_has_said_no_model_is_asked(open_memory: OpenMemory, heard: Listener) -> None:
-    memory = open_memory(llm=None, extract_facts=True)
+async def test_of_what_nobody_has_said_no_model_is_asked(
+    open_memory: OpenMemory, start_model: StartModel, heard: Listener
+) -> None:
+    llm, server = start_model(learner)
+    memory = open_memory(llm=llm)
     await memory.sql_store.log.append("chat", [user(""), assistant("Hello.")], len)
     await memory.facts_block.aflush("chat")
     (event,) = heard.of(FactsExtractedEvent)
     assert (event.messages, event.new, event.seconds) == (2, [], 0)
+    assert server.requests == []
 
 
 def test_a_fact_over_the_number_is_new_and_retired_at_once() -> None:

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, RelevantFactsBlock, StoreError
 from llama_index_memory_ext.facts.book import FactBook
-from llama_index_memory_ext.store.rows import Seen
+from llama_index_memory_ext.store.rows import Opening, Seen
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.facts.test_block import learner, shown
 from tests.memories import OpenMemory, OpenPlainMemory
@@ -43,7 +43,6 @@ ODD_IDS = [
     "\u65e5\u672c \U0001f600 \u0416",
     "x" * 1_000,
     "<log>",
-    "",
 ]
 
 
@@ -132,23 +131,13 @@ async def test_a_session_that_was_reset_is_still_known_as_theirs(store: MemorySt
     assert await is_empty(store)
 
 
-async def test_a_session_that_two_have_shared_goes_with_either_and_the_facts_stay(store: MemoryStore) -> None:
-    ann, bob = on(store), on(store, "chat", "bob")
-    await ann.aput(user("Hello from Ann."))
-    await bob.aput(user("Hello from Bob."))
-    await bob.facts.aadd("Likes tea")
-    assert (await store.sessions())[0].user_ids == ("ann", "bob")
-    assert await ann.aforget() == {"messages": 2, "cursors": 2, "facts": 0, "embeddings": 0}
-    assert [fact.content for fact in await bob.facts.alist()] == ["Likes tea"]
-
-
 async def test_what_a_session_knew_before_it_had_a_user_goes_too(store: MemoryStore) -> None:
     """Such a session is its own user."""
     before = on(store, user_id=None)
     await before.aput(user("Hello."))
     await before.facts.aadd("Likes tea")
     await on(store).aput(user("Hello again."))
-    assert await store.forget_user("ann") == {"messages": 2, "cursors": 2, "facts": 1, "embeddings": 0}
+    assert await store.forget_user("ann") == {"messages": 2, "cursors": 1, "facts": 1, "embeddings": 0}
     assert await is_empty(store)
 
 
@@ -215,7 +204,7 @@ async def test_many_sessions_are_deleted_at_once(store: MemoryStore) -> None:
     sessions = [f"s{i}" for i in range(1_200)]
     async with store.database.writing(sessions=sessions) as connection:
         for session_id in sessions:
-            await store.readers.register_within(connection, session_id, ["ann"], [])
+            await store.users.claim_within(connection, session_id, Opening("ann"), (), [])
     assert await store.forget_user("ann", vacuum=False) == {**NOTHING, "messages": 1, "cursors": 1_200}
     assert await is_empty(store)
 
@@ -508,7 +497,7 @@ async def test_embeddings_that_come_later_are_not_stored(store: MemoryStore) -> 
 
 async def test_forgetting_while_others_write_ends_for_all(store: MemoryStore) -> None:
     """Nobody waits for each other, and what is written afterwards can be deleted."""
-    memories = [on(store, session, who) for session in ("a", "b", "c") for who in ("ann", "bob")]
+    memories = [on(store, session, who, shared=True) for session in ("a", "b", "c") for who in ("ann", "bob")]
 
     async def write(memory: CondensedMemory) -> None:
         for i in range(5):
@@ -583,13 +572,13 @@ async def test_sessions_are_listed_with_whose_they_are_and_when(store: MemorySto
     """That which was written to last comes first; a session that was reset has none left to list."""
     assert await store.sessions() == []
     before = datetime.now(timezone.utc)
-    await on(store, "old").aput_messages([user("Hello."), assistant("Hello.")])
+    await on(store, "old", shared=True).aput_messages([user("Hello."), assistant("Hello.")])
     await on(store, "own", None).aput(user("Hello."))
     await store.add_message("nobody's", user("Hello."))
     reset = on(store, "reset")
     await reset.aput(user("Hello."))
     await reset.areset()
-    await on(store, "old", "bob").aput(user("Hello."))
+    await on(store, "old", "bob", shared=True).aput(user("Hello."))
     sessions = await store.sessions()
     after = datetime.now(timezone.utc)
     assert [(session.session_id, session.messages, session.user_ids) for session in sessions] == [
@@ -606,7 +595,7 @@ async def test_sessions_are_listed_with_whose_they_are_and_when(store: MemorySto
 async def test_sessions_of_a_user_can_be_listed_alone(store: MemoryStore) -> None:
     """With those that are named besides."""
     for session_id, user_id in (("one", "ann"), ("two", "bob"), ("three", "ann"), ("ann", None), ("two", "ann")):
-        await on(store, session_id, user_id).aput(user("Hello."))
+        await on(store, session_id, user_id, shared=user_id is not None).aput(user("Hello."))
     for user_id, session_ids, expected in (
         ("ann", [], {"one": ("ann",), "two": ("ann", "bob"), "three": ("ann",), "ann": ("ann",)}),
         ("bob", [], {"two": ("ann", "bob")}),
@@ -635,9 +624,9 @@ async def test_a_session_without_a_readable_time_is_listed_too(database_uri: str
 async def test_a_session_named_like_another_user_does_not_take_that_users_facts_along(store: MemoryStore) -> None:
     """Only of a session that is nothing but a session are the facts those of whoever talks in it."""
     for session_id, user_id in (("ann", "ann"), ("anns", "ann"), ("ann", "bob"), ("chat", None), ("chat", "bob")):
-        memory = on(store, session_id, user_id)
+        memory = on(store, session_id, user_id, shared=user_id is not None)
         await memory.aput(user("Hello."))
         await memory.facts.aadd(f"Is {user_id}")
     assert (await store.forget_user("bob"))["facts"] == 3
     assert len(await FactBook(store, "ann").alist()) == 2
-    assert [info.session_id for info in await store.sessions()] == ["anns"]
+    assert [info.session_id for info in await store.sessions()] == ["anns", "ann"]

@@ -16,6 +16,7 @@ from sqlalchemy.pool import NullPool
 
 from llama_index_memory_ext import Fact, MemoryStore
 from llama_index_memory_ext.store.facts import NOTHING_READ
+from llama_index_memory_ext.store.rows import Opening
 from llama_index_memory_ext.store.vectors import KeptVectors
 from tests.conversation import user
 from tests.store.conftest import WIDEN_IDS, run_script
@@ -110,7 +111,9 @@ async def test_the_documented_tables_have_the_columns_and_indexes_of_the_store(
 async def test_an_extraction_writes_to_the_partitions_of_one_session_and_one_user(store: MemoryStore) -> None:
     await store.log.append("chat", [user("I like tea.")], len)
     with watching_writes(store) as transactions:
-        await store.log.append("chat", [user("I like tea."), user("And figs.")], len, owners=["ann"], readers=["facts"])
+        await store.log.append(
+            "chat", [user("I like tea."), user("And figs.")], len, opening=Opening("ann"), readers=["facts"]
+        )
         assert await extract(store, "chat", "ann", fact("a", "Likes tea"))
     turn, extraction = transactions
     for written, endings in (
@@ -126,8 +129,8 @@ async def test_a_user_with_many_sessions_is_forgotten_in_all_partitions(
 ) -> None:
     """And nobody else is."""
     for i in range(20):
-        await store.log.append(f"ann {i}", [user("I like tea.")], len, owners=["ann"], readers=["facts"])
-        await store.log.append(f"bob {i}", [user("I like figs.")], len, owners=["bob"], readers=["facts"])
+        await store.log.append(f"ann {i}", [user("I like tea.")], len, opening=Opening("ann"), readers=["facts"])
+        await store.log.append(f"bob {i}", [user("I like figs.")], len, opening=Opening("bob"), readers=["facts"])
     assert await extract(store, "ann 1", "ann", fact("a", "Likes tea"))
     assert await extract(store, "bob 1", "bob", fact("b", "Likes figs"))
     await KeptVectors(store.database, "ann", "a model").write({"a": ("", b"1")})

@@ -15,13 +15,14 @@ from uuid import uuid4
 
 import pytest
 from llama_index.core.memory import Memory
+from llama_index.core.storage.chat_store.base_db import MessageStatus
 from sqlalchemy import inspect, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from llama_index_memory_ext import CondensedMemory, MemoryStore, StoreError
+from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, SessionOwnerError, StoreError
 from llama_index_memory_ext.store.schema import SCHEMA_VERSION
 from tests.conversation import assistant, record, sent_text, user
 from tests.databases import ENGINES_AT, engine_at
@@ -131,7 +132,7 @@ async def test_a_database_of_the_plain_host_gets_what_is_missing(uri: str, engin
 async def test_a_database_from_before_the_first_release_is_refused_and_left_as_it_is(
     uri: str, engine: AsyncEngine
 ) -> None:
-    older = SCHEMA_VERSION - 1
+    older = 2
     await open_and_close(uri)
     await run(
         engine,
@@ -143,6 +144,67 @@ async def test_a_database_from_before_the_first_release_is_refused_and_left_as_i
         await open_and_close(uri)
     assert await structure(engine) == before
     assert await asked(uri) == older
+
+
+async def make_version_3(uri: str, engine: AsyncEngine) -> None:
+    """Turns of a session without a user, of one with one, of two that one has taken over, and of one of two users."""
+    store = MemoryStore(uri)
+    owners = {"nobody": ["nobody"], "one": ["ann"], "ann": ["ann"], "both": ["both", "ann"], "two": ["ann", "bob"]}
+    for key in owners:
+        await store.add_messages(key, [user(f"I am in {key}."), assistant("Fine.")], MessageStatus.ARCHIVED)
+    await store.facts.write("both", [Fact(content="Likes tea", session_id="both")])
+    await store.aclose()
+    rows = ", ".join(f"('{key}', '{one}')" for key, users in owners.items() for one in users)
+    await run(
+        engine,
+        "ALTER TABLE llama_index_memory DROP COLUMN user_id;\n"
+        "ALTER TABLE llama_index_memory_owners DROP COLUMN kind;\n"
+        f"INSERT INTO llama_index_memory_owners (key, user_id) VALUES {rows};\n"
+        "UPDATE llama_index_memory_schema SET version = 3",
+    )
+
+
+async def test_a_database_of_version_3_becomes_one_of_this_version(uri: str, engine: AsyncEngine) -> None:
+    """All that was stored is read as before, by those whose it is; where two have talked, nothing is learned of it."""
+    await open_and_close(uri)
+    as_new = await structure(engine)
+    await make_version_3(uri, engine)
+    assert await asked(uri) == 3
+    store = MemoryStore(uri)
+
+    def on(key: str, user_id: str | None, **options: Any) -> CondensedMemory:
+        return CondensedMemory.from_defaults(key, user_id=user_id, chat_store=store, **LIMITS, **options)
+
+    for key, user_id in (("nobody", None), ("one", "ann"), ("ann", "ann"), ("both", "ann")):
+        memory = on(key, user_id)
+        assert f"I am in {key}." in sent_text(await memory.aget(input="And?"))
+        await memory.aput_messages([user("More."), assistant("Fine.")])
+        if user_id:
+            with pytest.raises(SessionOwnerError):
+                await on(key, "cem").aget()
+    assert [fact.content for fact in await on("both", "ann").facts.alist()] == ["Likes tea"]
+    with pytest.raises(SessionOwnerError):
+        await on("two", "ann").aget()
+    two = on("two", "ann", shared=True)
+    assert "I am in two." in sent_text(await two.aget(input="And?"))
+    said = [one.is_users for one in (await two.facts_block.extractor("two").recent())[0]]
+    assert said == [False, False]
+    await store.aclose()
+    assert await structure(engine) == as_new
+    assert await version_in(engine) == [SCHEMA_VERSION]
+
+
+async def test_the_tables_of_version_3_are_changed_once_by_two_processes(
+    uri: str, engine: AsyncEngine, tmp_path: Path
+) -> None:
+    await open_and_close(uri)
+    await make_version_3(uri, engine)
+    done = subprocess.run([sys.executable, "-c", CROWD, uri], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    store = MemoryStore(uri)
+    assert await store.count_messages("crowd") == 8
+    assert [one.session_id for one in await store.sessions("bob")] == ["two"]
+    await store.aclose()
 
 
 async def test_a_newer_database_is_refused_and_left_as_it_is(uri: str, engine: AsyncEngine, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from llama_index_memory_ext.text.messages import (
     escape_tags,
     spoken,
     storable,
+    unescape_tags,
 )
 from tests.conversation import assistant, calling, record, result, user
 
@@ -270,3 +272,18 @@ def test_spoken_words_can_be_sent_anywhere_and_the_message_stays() -> None:
     message = ChatMessage(role="user", blocks=[TextBlock(text="a\ud83d\x00b")])
     assert spoken(message) == "a\ufffd\ufffdb"
     assert message.blocks == [TextBlock(text="a\ud83d\x00b")]
+
+
+@pytest.mark.parametrize(
+    "hidden", ["<\u202e/memory>", "<me\u200bmory>", "<\x1b/fact>", "< / \u00adfact >", "<\u2028message "]
+)
+def test_a_tag_with_signs_in_it_that_nobody_sees_is_one(hidden: str) -> None:
+    assert escape_tags(hidden) == hidden.replace("<", "&lt;")
+    assert unescape_tags(escape_tags(hidden)) == hidden
+
+
+@pytest.mark.parametrize("part", [" ", "\u200b", " /", "< ", "<memory", "m\u200b", "\n"])
+def test_no_run_of_signs_behind_a_bracket_takes_long(part: str) -> None:
+    start = time.process_time()
+    escape_tags("<" + part * 50_000)
+    assert time.process_time() - start < 5

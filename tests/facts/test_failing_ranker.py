@@ -1,0 +1,261 @@
+"""Whatever goes wrong in ranking, a question is answered with facts, and the next one is ranked again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from datetime import date
+from typing import Any
+
+import pytest
+from llama_index.core.embeddings import MockEmbedding
+
+from llama_index_memory_ext import CondensedMemory, TfidfRanker
+from llama_index_memory_ext.search.tfidf import Document
+from tests.conversation import sent_text, user
+from tests.facts.test_block import learner, shown
+from tests.memories import OpenMemory
+from tests.models import StartModel
+from tests.search.test_embeddings import Awaited
+
+# By confidence, and by what a question about dogs asks for.
+BY_CONFIDENCE, RANKED = ["Lives in Rome", "Has a dog"], ["Has a dog", "Lives in Rome"]
+
+
+class Failing(TfidfRanker):
+    """Fails where it is told to, as often as it is told to."""
+
+    fails: dict[str, int]
+
+    def _may_fail(self, what: str) -> None:
+        if self.fails.get(what, 0):
+            self.fails[what] -= 1
+            raise ZeroDivisionError("a secret text")
+
+    def add(self, documents: Iterable[Document]) -> None:
+        self._may_fail("add")
+        super().add(documents)
+
+    def remove(self, ids: Iterable[str]) -> None:
+        self._may_fail("remove")
+        super().remove(ids)
+
+    def similarities(self, query: str) -> Any:
+        self._may_fail("similarities")
+        return super().similarities(query)
+
+
+def failing(fails: dict[str, int]) -> Any:
+    """A factory of rankers that fail, and fails itself."""
+
+    def make() -> Failing:
+        if fails.get("make", 0):
+            fails["make"] -= 1
+            raise ZeroDivisionError("a secret text")
+        ranker = Failing()
+        ranker.fails = fails
+        return ranker
+
+    return make
+
+
+async def remember(memory: CondensedMemory, *contents: str) -> None:
+    for place, content in enumerate(contents or BY_CONFIDENCE):
+        await memory.facts.aadd(content, confidence=max(0.9 - place / 20, 0.1))
+
+
+async def ask(memory: CondensedMemory, question: str = "Which dogs do I have?") -> list[str]:
+    return shown(sent_text(await memory.aget(question)))
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("question", ["Wo wohne ich?", "I'm vegan now.", "I'm at Google now."])
+async def test_a_fact_is_deleted_whatever_language_was_asked_in(
+    any_database_uri: str | None, caplog: pytest.LogCaptureFixture, question: str
+) -> None:
+    """Though it has another form of a word that another fact has."""
+    options: dict[str, Any] = {"async_database_uri": any_database_uri or "sqlite+aiosqlite://", "extract_facts": False}
+    async with CondensedMemory.from_defaults("chat", user_id="ann", **options) as memory:
+        await remember(memory, "Has dogs named Pepper and Panda", "Considers a dog in the city")
+        await ask(memory, question)
+        await memory.facts.aforget((await memory.facts.alist())[-1].id)
+        (left,) = await memory.facts.alist()
+        assert await ask(memory) == [left.content]
+        assert warnings(caplog) == []
+
+
+@pytest.mark.parametrize("what", ["make", "add", "remove", "similarities"])
+async def test_a_ranker_that_fails_once_costs_no_answer(
+    open_memory: OpenMemory, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    fails: dict[str, int] = {}
+    memory = open_memory(user_id="ann")
+    memory.facts_block.ranker_factory = failing(fails)
+    await remember(memory)
+    fails[what] = 2
+    assert await ask(memory) == BY_CONFIDENCE
+    fails[what] = 0
+    assert await ask(memory) == RANKED
+    (line,) = warnings(caplog)
+    assert "ZeroDivisionError" in line
+    assert "secret" not in caplog.text
+
+
+async def test_an_index_that_fails_at_a_change_is_made_anew_before_the_question(open_memory: OpenMemory) -> None:
+    """And what was deleted counts for nothing."""
+    fails: dict[str, int] = {}
+    memory = open_memory(user_id="ann")
+    memory.facts_block.ranker_factory = failing(fails)
+    await remember(memory)
+    assert await ask(memory) == RANKED
+    fails["remove"] = 1
+    (dog,) = [fact for fact in await memory.facts.alist() if "dog" in fact.content]
+    await memory.facts.aforget(dog.id)
+    await memory.facts.aadd("Has two dogs", confidence=0.5)
+    assert await ask(memory) == ["Has two dogs", "Lives in Rome"]
+
+
+async def test_a_ranker_that_always_fails_is_told_once(
+    open_memory: OpenMemory, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pinned facts come first then, and nothing exceeds the limit."""
+    memory = open_memory(user_id="ann", facts_token_limit=150)
+    memory.facts_block.ranker_factory = failing({"similarities": 1_000_000})
+    known = [*(f"Knows {name}" for name in ("Cleo", "Dan", "Emma", "Finn", "Gina", "Hal", "Ida", "Jo")), "Has a dog"]
+    await remember(memory, *known)
+    await memory.facts.aadd("Is called Ann", confidence=0.3, pinned=True)
+    for number in range(3):
+        found = await ask(memory, f"Which dogs do I have, number {number}?")
+        assert found == ["Is called Ann", *known][: len(found)]
+        assert 1 < len(found) < 10
+    assert len(warnings(caplog)) == 1
+
+
+@pytest.mark.parametrize("found", [None, 3, ["dog"], {"x": "high"}, {"x": None}])
+async def test_a_ranker_that_answers_with_nonsense_costs_no_answer(open_memory: OpenMemory, found: Any) -> None:
+    class Wrong(TfidfRanker):
+        def similarities(self, query: str) -> Any:
+            return found
+
+    memory = open_memory(user_id="ann")
+    memory.facts_block.ranker_factory = Wrong
+    await remember(memory)
+    assert await ask(memory) == BY_CONFIDENCE
+
+
+async def test_a_broken_index_is_made_anew(open_memory: OpenMemory, caplog: pytest.LogCaptureFixture) -> None:
+    """No ranker of ours is known to break: here rows of its index are taken away."""
+    made: list[TfidfRanker] = []
+
+    def make() -> TfidfRanker:
+        made.append(TfidfRanker())
+        return made[-1]
+
+    memory = open_memory(user_id="ann")
+    memory.facts_block.ranker_factory = make
+    await remember(memory)
+    assert await ask(memory) == RANKED
+    made[0]._terms.clear()
+    assert await ask(memory, "What dogs have I?") == BY_CONFIDENCE
+    assert await ask(memory, "What dogs have I?") == RANKED
+    assert len(made) == 2
+    assert len(warnings(caplog)) == 1
+
+
+async def test_a_question_about_the_past_is_answered_too(open_memory: OpenMemory) -> None:
+    fails: dict[str, int] = {}
+    memory = open_memory(user_id="ann")
+    memory.facts_block.ranker_factory = failing(fails)
+    await remember(memory)
+    await memory.facts.aadd("Had a cat", confidence=0.5, valid_until=date(2020, 5, 1))
+    assert await ask(memory, "dog?") == RANKED
+    fails["add"] = 1
+    assert sorted(await ask(memory, "Which cat did I have in 2020?")) == sorted([*BY_CONFIDENCE, "Had a cat"])
+    assert (await ask(memory, "Which cat did I have in 2020?"))[0] == "Had a cat"
+
+
+class Unexpected(MockEmbedding):
+    """Fails as no model should."""
+
+    error: Any = None
+    where: str = "query"
+
+    def _get_query_embedding(self, query: str) -> list[float]:
+        if self.where == "query":
+            raise self.error
+        return super()._get_query_embedding(query)
+
+    async def _aget_query_embedding(self, query: str) -> list[float]:
+        return self._get_query_embedding(query)
+
+    async def _aget_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+        if self.where == "text":
+            raise self.error
+        return [self._get_text_embedding(text) for text in texts]
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "unexpected"
+
+
+class Nameless(Unexpected):
+    """Cannot even be told from others."""
+
+    @classmethod
+    def class_name(cls) -> str:
+        raise LookupError
+
+
+@pytest.mark.parametrize("where", ["query", "text"])
+@pytest.mark.parametrize("error", [KeyError("dog"), asyncio.CancelledError(), StopAsyncIteration(), MemoryError()])
+async def test_an_embedding_model_that_fails_in_a_new_way_leaves_the_words(
+    open_memory: OpenMemory, where: str, error: BaseException
+) -> None:
+    memory = open_memory(user_id="ann", embed_model=Unexpected(embed_dim=4, error=error, where=where))
+    await remember(memory)
+    assert await ask(memory) == RANKED
+
+
+async def test_a_model_without_a_name_leaves_the_confidence(open_memory: OpenMemory) -> None:
+    memory = open_memory(user_id="ann", embed_model=Nameless(embed_dim=4))
+    await remember(memory)
+    assert await ask(memory) == BY_CONFIDENCE
+
+
+async def test_facts_are_learned_though_ranking_fails(open_memory: OpenMemory, start_model: StartModel) -> None:
+    """Whatever is compared with known facts meanwhile."""
+    llm, _ = start_model(learner)
+    memory = open_memory(user_id="ann", llm=llm)
+    memory.facts_block.ranker_factory = failing({"similarities": 1_000_000})
+    await remember(
+        memory, *(f"Knows that {number} is a number of {number} digits and no more" for number in range(300))
+    )
+    await memory.aput(user("I like Python."))
+    await memory.aflush()
+    assert "Likes Python" in [fact.content for fact in await memory.facts.alist()]
+    assert await memory.facts_block.aset_aside("chat") == ()
+
+
+async def test_searches_and_explanations_are_spared_too(open_memory: OpenMemory) -> None:
+    fails = {"similarities": 3}
+    memory = open_memory(user_id="ann")
+    memory.facts_block.ranker_factory = failing(fails)
+    await remember(memory)
+    assert await memory.facts_block.asearch("Which dogs?") == []
+    explained = await memory.facts_block.aexplain("Which dogs?")
+    assert "Lives in Rome" in str(explained)
+    fails["similarities"] = 0
+    assert [one.fact.content for one in await memory.facts_block.asearch("Which dogs?")] == ["Has a dog"]
+
+
+async def test_a_call_that_is_cancelled_while_it_waits_for_a_model_is_cancelled(open_memory: OpenMemory) -> None:
+    memory = open_memory(user_id="ann", embed_model=Awaited(gate=(gate := asyncio.Event())))
+    await remember(memory)
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(memory.aget("Which dogs?"), 0.1)
+    gate.set()
+    assert await ask(memory) == RANKED

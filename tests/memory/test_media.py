@@ -1,0 +1,433 @@
+"""Pictures, sounds and documents of the last turns are sent again, behind the record and within the limit."""
+
+from __future__ import annotations
+
+import base64
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.base.llms.types import (
+    AudioBlock,
+    CachePoint,
+    ChatMessage,
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    TextBlock,
+    VideoBlock,
+)
+from llama_index.core.storage.chat_store.base_db import MessageStatus
+from sqlalchemy import event
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from llama_index_memory_ext import (
+    CachingOpenAI,
+    CondensedMemory,
+    CondensedMemoryBlock,
+    MemoryBlocksTemplate,
+    MemoryStore,
+    SettingError,
+    TokenCounter,
+)
+from llama_index_memory_ext.memory.template import HINT
+from tests.conversation import assistant, calling, record, sent_text, user
+from tests.memories import OpenMemory, OpenPlainMemory
+from tests.models import StartClient, StartModel
+from tests.openai_server import Message, say
+from tests.record.test_limits import PIXEL
+
+COUNTER = TokenCounter()
+# What LlamaIndex counts for a picture whose bytes it has.
+PICTURE = 2_125
+SENT_PIXEL = f"data:image/png;base64,{base64.b64encode(PIXEL).decode()}"
+LAST, BEFORE_LAST = "[image of the user's message, 1 turn ago]\n", "[image of the user's message, 2 turns ago]\n"
+
+
+def showing(*blocks: ContentBlock, text: str = "Look!") -> ChatMessage:
+    return ChatMessage(role="user", blocks=[TextBlock(text=text), *(blocks or [ImageBlock(image=PIXEL)])])
+
+
+def found(content: Any) -> list[tuple[str, str]]:
+    """The kind of each part of a message that is no text, and the line before it."""
+    parts = content if isinstance(content, list) else []
+    pairs = zip([{"text": ""}, *parts], parts, strict=False)
+    return [(part["type"], before.get("text", "")) for before, part in pairs if part["type"] != "text"]
+
+
+def said(content: Any) -> str:
+    """The texts of a message that was sent."""
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+def media(messages: Sequence[ChatMessage]) -> list[ContentBlock]:
+    return [one for message in messages for one in message.blocks if not isinstance(one, TextBlock | CachePoint)]
+
+
+def labels(messages: Sequence[ChatMessage]) -> list[str]:
+    return [one for one in texts(messages) if " of the " in one and one.endswith(" ago]\n")]
+
+
+def texts(messages: Sequence[ChatMessage]) -> list[str]:
+    return [one.text for message in messages for one in message.blocks if isinstance(one, TextBlock)]
+
+
+async def told(memory: CondensedMemory, *turns: ChatMessage, answer: str = "I see.") -> None:
+    """Puts these turns, each with an answer, and a question."""
+    for message in turns:
+        await memory.aput_messages([message, assistant(answer)])
+    await memory.aput(user("And?"))
+
+
+# ---- which turns ---------------------------------------------------------------------------------------
+
+
+async def test_a_picture_is_sent_for_two_more_turns_and_then_leaves_a_mark(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    """Also behind a restart; it stands in the one message, with a line that says whose it is."""
+    llm, server = start_model(lambda messages, tools: say("A dot."))
+    memory = open_memory()
+    await FunctionAgent(llm=llm).run(showing(text="What is it?"), memory=memory)
+    await FunctionAgent(llm=llm).run("What colour has it?", memory=memory)
+    await memory.aclose()
+    for question in ("Is it round?", "Is it large?"):
+        memory = open_memory()
+        await FunctionAgent(llm=llm).run(question, memory=memory)
+        await memory.aclose()
+    assert server.refusals == []
+    contents = [request[-1]["content"] for request in server.requests]
+    assert [len(request) for request in server.requests] == [1, 1, 1, 1]
+    assert [found(content) for content in contents] == [
+        [("image_url", "What is it?")],
+        [("image_url", contents[1][-4]["text"])],
+        [("image_url", contents[2][-4]["text"])],
+        [],
+    ]
+    assert [contents[i][-4]["text"] for i in (1, 2)] == [LAST, BEFORE_LAST]
+    assert all(contents[i][-3]["image_url"]["url"] == SENT_PIXEL for i in (1, 2))
+    assert [part["text"] for part in contents[2][-2:]] == [f"{HINT}\n\n", "Is it round?"]
+    assert all(record(said(content))[0] == ("user", "What is it?\n[image]") for content in contents[1:])
+
+
+async def test_a_number_of_turns_can_be_chosen(open_memory: OpenMemory) -> None:
+    """None is as if there were no media; the current turn, whose media are in its message, is not counted."""
+    memory = open_memory()
+    pictures = [showing(text=f"Picture {i}") for i in range(4)]
+    await told(memory, *pictures)
+    for turns in (0, 1, 2, 3, 9):
+        shown = await open_memory(media_turns=turns).aget()
+        assert len(media(shown)) == len(labels(shown)) == min(turns, 4)
+        if turns == 0:
+            assert sent_text(shown) == sent_text(await open_memory(media_turns=0).aget())
+            assert f"</memory>\n\n{HINT}\n\nAnd?" in sent_text(shown)
+
+
+async def test_a_number_of_turns_below_none_is_refused() -> None:
+    with pytest.raises(SettingError, match="media_turns"):
+        CondensedMemory.from_defaults(media_turns=-1)
+
+
+async def test_media_of_every_kind_and_of_every_role_are_sent_in_their_order(open_memory: OpenMemory) -> None:
+    """A tool's picture too, which most models are shown in a user's message only."""
+    memory = open_memory()
+    by_tool = ChatMessage(role="tool", blocks=[ImageBlock(image=PIXEL)], additional_kwargs={"tool_call_id": "c"})
+    sound, film = AudioBlock(audio=b"abc", format="mp3"), VideoBlock(video=b"abc", video_mimetype="video/mp4")
+    paper = DocumentBlock(data=b"%PDF-1.7", title="A paper")
+    await memory.aput_messages(
+        [showing(ImageBlock(image=PIXEL), sound), calling(("c", "look", {})), by_tool, assistant("I see.")]
+    )
+    await memory.aput_messages([showing(paper, film), ChatMessage(role="assistant", blocks=[sound])])
+    await memory.aput(user("And?"))
+    (shown,) = await memory.aget()
+    assert [block.block_type for block in media([shown])] == ["image", "audio", "image", "document", "video", "audio"]
+    assert labels([shown]) == [
+        BEFORE_LAST,
+        "[audio of the user's message, 2 turns ago]\n",
+        "[image of the tool's message, 2 turns ago]\n",
+        "[document of the user's message, 1 turn ago]\n",
+        "[video of the user's message, 1 turn ago]\n",
+        "[audio of the assistant's message, 1 turn ago]\n",
+    ]
+
+
+async def test_media_that_no_model_has_answered_to_are_not_sent_again(open_memory: OpenMemory) -> None:
+    """Where a model has refused them, the next question would be refused, too; nor are bytes that are no picture."""
+    memory = open_memory()
+    no_picture = ChatMessage(
+        role="tool", blocks=[ImageBlock(image=b"no picture")], additional_kwargs={"tool_call_id": "c"}
+    )
+    await memory.aput_messages([user("Look there!"), calling(("c", "look", {})), no_picture, assistant("Nothing.")])
+    await memory.aput_messages([showing(), user("Are you there?")])
+    shown = await memory.aget()
+    assert media(shown) == []
+    assert record(sent_text(shown))[-1] == ("user", "Look!\n[image]")
+
+
+async def test_what_a_model_has_called_a_tool_for_is_sent_again_though_the_turn_was_cut_short(
+    open_memory: OpenMemory,
+) -> None:
+    memory = open_memory()
+    picture = ChatMessage(role="tool", blocks=[ImageBlock(image=PIXEL)], additional_kwargs={"tool_call_id": "c"})
+    await memory.aput_messages([showing(), calling(("c", "look", {})), picture, user("And?")])
+    assert labels(await memory.aget()) == [LAST]
+
+
+async def test_a_file_that_is_gone_is_left_out(open_memory: OpenMemory, tmp_path: Path) -> None:
+    paper = tmp_path / "paper.pdf"
+    paper.write_bytes(b"%PDF-1.7")
+    memory = open_memory()
+    await told(memory, showing(DocumentBlock(path=paper)))
+    assert [one.block_type for one in media(await memory.aget())] == ["document"]
+    paper.unlink()
+    assert media(await memory.aget()) == []
+
+
+async def test_turns_that_are_shown_as_messages_of_their_own_keep_theirs(open_memory: OpenMemory) -> None:
+    """No picture is sent twice, and they are among the turns that are counted."""
+    memory = open_memory(chat_history_token_ratio=0.7)
+    await told(memory, *[showing(text=f"Picture {i}") for i in range(2)])
+    assert (len(media(await memory.aget())), labels(await memory.aget())) == (2, [])
+    await memory.aflush()
+    await told(memory, showing(text="Picture 2"))
+    shown = await memory.aget()
+    # One of the two turns is among the messages, and "And?" was not answered.
+    assert (len(media(shown)), labels(shown)) == (1, [])
+
+
+# ---- where they stand ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cache_points", [True, False])
+async def test_media_change_nothing_of_what_stands_before_them(open_memory: OpenMemory, *, cache_points: bool) -> None:
+    """The record and its marks; what is sent besides is the media and their lines."""
+    memory = open_memory(condensed_token_limit=2_000, cache_points=cache_points)
+    await memory.facts.aadd("Likes tea")
+    await told(memory, *(user(f"This is the question number {i}.") for i in range(12)), showing())
+    (without,) = await open_memory(condensed_token_limit=2_000, cache_points=cache_points, media_turns=0).aget()
+    (shown,) = await memory.aget()
+    place = next(i for i, block in enumerate(shown.blocks) if isinstance(block, ImageBlock))
+    before = len(without.blocks) - 2
+    assert shown.blocks[:before] == without.blocks[:before]
+    marks = [i for i, block in enumerate(shown.blocks) if isinstance(block, CachePoint)]
+    assert len(marks) == (2 if cache_points else 0)
+    assert all(mark < before for mark in marks)
+    assert sent_text([shown]).replace(LAST, "") == sent_text([without])
+    assert sent_text([ChatMessage(role="user", blocks=shown.blocks[: place - 1])]).endswith("</memory>\n\n")
+
+
+async def test_breakpoints_of_openai_stand_before_the_media(open_memory: OpenMemory, start_client: StartClient) -> None:
+    llm, server = start_client(CachingOpenAI, lambda messages, tools: say("I see."), model="gpt-5.6-sol")
+    memory = open_memory(condensed_token_limit=2_000, cache_points=True)
+    agent = FunctionAgent(llm=llm)
+    questions: list[str | ChatMessage] = [f"This is the question number {i}." for i in range(12)]
+    for question in (*questions, showing(), "And?"):
+        await agent.run(question, memory=memory)
+    content: list[Message] = server.bodies[-1]["messages"][-1]["content"]
+    marked = [i for i, part in enumerate(content) if "prompt_cache_breakpoint" in part]
+    (place,) = [i for i, part in enumerate(content) if part["type"] == "image_url"]
+    assert len(marked) == 2
+    assert max(marked) < place - 1
+    assert server.refusals == []
+
+
+async def test_in_a_system_message_there_are_no_media(open_memory: OpenMemory, start_model: StartModel) -> None:
+    """LlamaIndex's OpenAI would leave them out there; so they stand in front of the question."""
+    llm, server = start_model(lambda messages, tools: say("I see."))
+    memory = open_memory(insert_method="system")
+    for question in (showing(), "And?"):
+        await FunctionAgent(llm=llm).run(question, memory=memory)
+    system, asked = server.requests[-1]
+    assert record(said(system["content"]))[0] == ("user", "Look!\n[image]")
+    assert [part["type"] for part in asked["content"]] == ["text", "image_url", "text"]
+    assert said(asked["content"]) == f"{LAST}And?"
+
+
+async def test_before_a_question_to_come_there_are_no_media(open_memory: OpenMemory) -> None:
+    """Chat engines get the record as a system message."""
+    memory = open_memory()
+    await memory.aput_messages([showing(), assistant("I see.")])
+    (shown,) = await memory.aget(input="And?")
+    assert (shown.role.value, media([shown]), record(sent_text([shown]))[0][1]) == ("system", [], "Look!\n[image]")
+
+
+async def test_another_template_gets_media_behind_its_text(open_memory: OpenMemory) -> None:
+    class Upper(MemoryBlocksTemplate):
+        def format_messages(self, llm: Any = None, **kwargs: Any) -> list[ChatMessage]:
+            return [user(sent_text(super().format_messages(llm, **kwargs)).upper())]
+
+    upper: Any = Upper
+    memory = open_memory(memory_blocks_template=upper())
+    await told(memory, showing())
+    (shown,) = await memory.aget()
+    assert [block.block_type for block in shown.blocks] == ["text", "text", "image", "text"]
+    assert texts([shown])[0].endswith(f"{HINT.upper()}\n\n")
+
+
+async def test_a_plain_memory_shows_marks(open_plain_memory: OpenPlainMemory) -> None:
+    memory = await _plain(open_plain_memory)
+    shown = await memory.aget()
+    assert media(shown) == []
+    assert record(sent_text(shown))[0] == ("user", "Look!\n[image]")
+
+
+async def _plain(open_plain_memory: OpenPlainMemory) -> Any:
+    memory = open_plain_memory(CondensedMemoryBlock())
+    for message in (showing(), assistant("I see."), user("And?")):
+        await memory.aput(message)
+    return memory
+
+
+# ---- within the limit ------------------------------------------------------------------------------------
+
+
+def tokens_of(messages: Sequence[ChatMessage]) -> int:
+    """As LlamaIndex counts pictures with and without bytes; the text exactly."""
+    pictures = [one for one in media(messages) if isinstance(one, ImageBlock)]
+    return COUNTER.count(sent_text(messages)) + sum(PICTURE if one.image else 256 for one in pictures)
+
+
+async def test_the_oldest_media_are_left_out_where_there_is_no_room(open_memory: OpenMemory) -> None:
+    """Before anything of the record is, and however small the room."""
+    record_limits: dict[str, Any] = {"condensed_token_limit": 800, "facts_token_limit": 0}
+    memory = open_memory(**record_limits)
+    await told(memory, *[showing(text="word " * 190) for _ in range(2)])
+    whole = sent_text(await open_memory(media_turns=0, **record_limits).aget())
+    for limit, kept in ((900, []), (2_000, []), (3_200, [LAST]), (4_500, [LAST]), (6_000, [BEFORE_LAST, LAST])):
+        shown = await open_memory(token_limit=limit, **record_limits).aget()
+        assert labels(shown) == kept
+        assert tokens_of(shown) <= limit
+        assert sent_text(shown).replace(LAST, "").replace(BEFORE_LAST, "") == whole
+
+
+async def test_a_picture_of_the_question_is_counted_by_its_bytes(open_memory: OpenMemory) -> None:
+    """Of an address, which nobody fetches for it, the setting is taken; a higher setting is taken in any case."""
+    limits: dict[str, Any] = {"token_limit": 3_000, "condensed_token_limit": 2_000, "facts_token_limit": 0}
+    memory = open_memory(**limits)
+    before = [user("word " * 400), assistant("Fine."), user("word " * 400), assistant("Fine.")]
+    lengths = []
+    for picture in (ImageBlock(url="https://127.0.0.1:1/cat.png"), ImageBlock(image=PIXEL), ImageBlock(url=SENT_PIXEL)):
+        await memory.aset([*before, showing(picture)])
+        lengths.append(COUNTER.count(sent_text(await memory.aget())))
+    assert lengths[0] > 700
+    assert [length <= 3_000 - PICTURE for length in lengths[1:]] == [True, True]
+    await memory.aset([*before, showing(ImageBlock(url="https://127.0.0.1:1/cat.png"))])
+    shown = await open_memory(**limits, image_token_size_estimate=2_900).aget()
+    assert COUNTER.count(sent_text(shown)) <= 100
+
+
+@pytest.mark.parametrize(
+    "medium",
+    [
+        ImageBlock(image=b"no picture"),
+        ImageBlock(url="data:image/png;base64,AAA"),
+        ImageBlock(url="data:"),
+        AudioBlock(audio=b"RIFF\xff\xff\xff\xffWAVEfmt ", format="wav"),
+        AudioBlock(audio=b"fLaC" + bytes(40), format="flac"),
+        VideoBlock(video=b"\0\0\0\x18ftypmp42\xff\xff", video_mimetype="video/mp4"),
+        DocumentBlock(data=b""),
+        DocumentBlock(url="https://127.0.0.1:1/paper.pdf"),
+    ],
+    ids=str,
+)
+async def test_bytes_that_are_nothing_are_counted_as_the_setting_says(open_memory: OpenMemory, medium: Any) -> None:
+    """Or more, and nothing is raised."""
+    memory = open_memory(token_limit=3_000, condensed_token_limit=2_000, facts_token_limit=0)
+    await memory.aput_messages([user("word " * 900), assistant("Fine."), showing(medium)])
+    assert COUNTER.count(sent_text(await memory.aget())) <= 3_000 - 256
+    await memory.aput_messages([assistant("I see."), user("And?")])
+    assert COUNTER.count(sent_text(await memory.aget())) <= 3_000
+
+
+async def test_turns_with_pictures_leave_short_term_memory_by_their_bytes(open_memory: OpenMemory) -> None:
+    memory = open_memory(token_limit=10_000, chat_history_token_ratio=0.7)
+    await told(memory, *[showing(text=f"Picture {i}") for i in range(5)])
+    shown = await memory.aget()
+    assert len(media(shown)) == 3
+    assert tokens_of(shown) <= 10_000
+
+
+pictures = st.sampled_from([ImageBlock(image=PIXEL), ImageBlock(url="https://127.0.0.1:1/cat.png")])
+turns = st.lists(st.tuples(st.integers(1, 400), st.lists(pictures, max_size=3)), min_size=1, max_size=6)
+
+
+@settings(max_examples=60)
+@given(turns=turns, limit=st.integers(300, 9_000), share=st.floats(0.1, 1), media_turns=st.integers(0, 4))
+async def test_no_prompt_exceeds_the_limit_by_what_is_added_to_the_turn(
+    turns: list[tuple[int, list[ImageBlock]]], limit: int, share: float, media_turns: int
+) -> None:
+    memory = CondensedMemory.from_defaults(
+        token_limit=limit,
+        condensed_token_limit=int(limit * share),
+        facts_token_limit=0,
+        extract_facts=False,
+        media_turns=media_turns,
+    )
+    for length, shown in turns:
+        question = showing(*shown, text="word " * length) if shown else user("word " * length)
+        await memory.aput(question)
+        assert tokens_of(await memory.aget()) <= max(limit, tokens_of([question]) + 20)
+        await memory.aput(assistant("I see."))
+    await memory.aclose()
+
+
+# ---- what is read --------------------------------------------------------------------------------------
+
+
+async def test_media_go_with_their_messages(any_database_uri: str | None) -> None:
+    """Also where another process deletes them."""
+    store = MemoryStore(any_database_uri)
+    options: dict[str, Any] = {"chat_store": store, "extract_facts": False}
+    here, there = (CondensedMemory.from_defaults("chat", **options) for _ in range(2))
+    await told(here, showing())
+    assert len(media(await here.aget())) == len(media(await there.aget())) == 1
+    await there.aset([user("Hello"), assistant("Hello!"), user("And?")])
+    assert media(await here.aget()) == []
+    await there.aset([showing(), assistant("I see."), user("And?")])
+    assert len(media(await here.aget())) == 1
+    await there.areset(MessageStatus.ARCHIVED)
+    assert media(await here.aget()) == []
+    await store.aclose()
+
+
+async def test_what_has_no_room_is_not_read(database_uri: str) -> None:
+    """As of a turn with a picture for each call of a tool; without media nothing is read at all."""
+    engine = create_async_engine(database_uri)
+    asked: list[tuple[Any, ...]] = []
+    event.listen(engine.sync_engine, "before_cursor_execute", lambda *call: asked.append(call[3]))
+    store = MemoryStore(async_engine=engine)
+    memory = CondensedMemory.from_defaults("chat", chat_store=store, extract_facts=False)
+    await told(memory, user("Hello"))
+    await memory.aget()
+    asked.clear()
+    await memory.aget()
+    assert len(asked) == 1
+    steps = []
+    for i in range(40):
+        given = {"tool_call_id": str(i)}
+        picture = ChatMessage(role="tool", blocks=[ImageBlock(image=PIXEL)], additional_kwargs=given)
+        steps += [calling((str(i), "look", {})), picture]
+    await memory.aput_messages([assistant("Hello!"), user("Look!"), *steps, assistant("I see."), user("And?")])
+    await memory.aget()
+    asked.clear()
+    shown = len(media(await memory.aget()))
+    assert 20 <= shown <= 28
+    # The rows that are asked for by their ids, a few at a time.
+    assert len({given for call in asked[1:] for given in call if isinstance(given, int)} - {0}) <= shown + 4
+    await store.aclose()
+    await engine.dispose()
+
+
+async def test_what_is_shown_is_in_no_log(open_memory: OpenMemory, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="llama_index_memory_ext")
+    secret = base64.b64encode(b"%PDF-1.7 the secret paper").decode()
+    memory = open_memory()
+    await told(memory, showing(DocumentBlock(data=b"%PDF-1.7 the secret paper", title="A paper")))
+    assert [block.block_type for block in media(await memory.aget())] == ["document"]
+    assert secret not in caplog.text
+    assert "secret" not in caplog.text

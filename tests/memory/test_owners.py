@@ -1,0 +1,266 @@
+"""Whose words a session holds: who may open it, who said what, and whose facts and lines are whose."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from llama_index.core.base.llms.types import ChatMessage
+
+from benchmarks.whose_words import CarelessModel, leaks_in
+from llama_index_memory_ext import (
+    CondensedMemory,
+    MemoryRetriever,
+    MemoryStore,
+    MemoryToolSpec,
+    MessageError,
+    RelevantFactsBlock,
+    SessionOwnerError,
+    SettingError,
+)
+from tests.conversation import assistant, recalled, record, sent_text, user
+from tests.facts.test_agents import knowing
+from tests.memories import OpenPlainMemory
+from tests.models import StartModel
+
+
+@pytest.fixture
+async def store(any_database_uri: str | None) -> AsyncIterator[MemoryStore]:
+    store = MemoryStore(any_database_uri)
+    yield store
+    await store.aclose()
+
+
+def on(store: MemoryStore, user_id: str | None, session_id: str = "chat", **options: Any) -> CondensedMemory:
+    options.setdefault("llm", CarelessModel())
+    return CondensedMemory.from_defaults(session_id, user_id=user_id, chat_store=store, **options)
+
+
+async def tell(memory: CondensedMemory, *texts: str, answer: str = "Fine.") -> None:
+    for text in texts:
+        await memory.aput_messages([user(text), assistant(answer)])
+    await memory.aflush()
+
+
+async def contents(memory: CondensedMemory) -> list[str]:
+    return sorted(fact.content for fact in await memory.facts.alist())
+
+
+async def shown(memory: CondensedMemory, question: str = "And now?") -> str:
+    return sent_text(await memory.aget(input=ChatMessage(question)))
+
+
+# ---- a session of one user -----------------------------------------------------------------------------------
+
+
+async def test_a_session_is_open_to_its_user_alone(store: MemoryStore) -> None:
+    """Nothing of it is read, written or deleted by another, and whose it is nobody tells."""
+    ann, bob = on(store, "ann"), on(store, "bob")
+    await tell(ann, "I live in Rome.")
+    tools, retriever = MemoryToolSpec(bob), MemoryRetriever(bob)
+    calls = (
+        lambda: bob.aput(user("Hello.")),
+        lambda: bob.aset([user("Hello.")]),
+        bob.aget,
+        lambda: bob.aget(input="Where do I live?"),
+        bob.aget_all,
+        bob.aexport,
+        lambda: bob.asearch("Rome"),
+        bob.astats,
+        bob.areset,
+        lambda: retriever.aretrieve("Rome"),
+        lambda: tools.asearch_memory("Rome"),
+        lambda: tools.aremember("Lives in Rome", "I live in Rome."),
+        lambda: on(store, None).aget(),
+        lambda: on(store, "bob", shared=True).aget(),
+    )
+    for call in calls:
+        with pytest.raises(SessionOwnerError, match="holds words of another user") as raised:
+            await call()
+        assert "ann" not in str(raised.value)
+    with pytest.raises(SessionOwnerError):
+        _ = [message async for message in bob.aiter_all()]
+    assert await bob.aforget(vacuum=False) == {"messages": 0, "cursors": 0, "facts": 0, "embeddings": 0}
+    await bob.facts_block.aflush("chat")
+    assert (await contents(ann), await contents(bob)) == (["Lives in Rome"], [])
+    assert [message.content for message in await ann.aget_all()] == ["I live in Rome.", "Fine."]
+    await bob.aclose()
+
+
+async def test_a_backfill_reads_no_session_of_another_user(store: MemoryStore) -> None:
+    await tell(on(store, "ann"), "I live in Rome.")
+    bob = on(store, "bob", "bobs")
+    await tell(bob, "I live in Oslo.")
+    assert (await bob.abackfill(["chat"])).failed == {"chat": "SessionOwnerError"}
+    assert await contents(bob) == ["Lives in Oslo"]
+
+
+async def test_a_plain_memory_learns_nothing_from_a_session_of_another_user(
+    store: MemoryStore, open_plain_memory: OpenPlainMemory
+) -> None:
+    await tell(on(store, "ann"), "I live in Rome.")
+    block = RelevantFactsBlock(store=store, user_id="bob", llm=CarelessModel(), retry_seconds=1_000)
+    plain = open_plain_memory(block, session_id="chat", chat_store=store)
+    await plain.aput_messages([user("I live in Oslo."), assistant("Fine."), user("And?")])
+    await block.await_jobs("chat")
+    assert await block.book("chat").alist() == []
+
+
+async def test_of_two_who_open_an_empty_session_the_first_to_speak_has_it(store: MemoryStore) -> None:
+    ann, bob = on(store, "ann"), on(store, "bob")
+    assert await ann.aget() == await bob.aget() == []
+    results = await asyncio.gather(ann.aput(user("Ann.")), bob.aput(user("Bob.")), return_exceptions=True)
+    assert sorted(type(one).__name__ for one in results) == ["NoneType", "SessionOwnerError"]
+
+
+async def test_a_session_without_a_user_is_taken_over_with_its_facts(store: MemoryStore) -> None:
+    """By the first user who puts something there; nothing is extracted twice, and nobody else gets it then."""
+    nobody, ann, bob = on(store, None), on(store, "ann"), on(store, "bob")
+    await tell(nobody, "I live in Rome.", "I like tea.")
+    await tell(on(store, "ann", "other"), "I live in Rome.")
+    assert await contents(nobody) == ["Lives in Rome"]
+    assert "I live in Rome." in await shown(ann)
+    await tell(ann, "I live in Oslo.")
+    assert await contents(ann) == ["Lives in Oslo", "Lives in Rome"]
+    assert await contents(nobody) == []
+    assert (await store.sessions("ann"))[0].user_ids == ("ann",)
+    for other in (bob, nobody):
+        with pytest.raises(SessionOwnerError):
+            await other.aget()
+    assert await ann.aforget(vacuum=False) == {"messages": 8, "cursors": 4, "facts": 2, "embeddings": 0}
+    assert await bob.aget() == []
+
+
+async def test_a_user_with_the_name_of_the_session_is_a_user(store: MemoryStore) -> None:
+    await tell(on(store, "ann", "ann"), "I live in Rome.")
+    with pytest.raises(SessionOwnerError):
+        await on(store, "bob", "ann").aget()
+
+
+# ---- a session of several ------------------------------------------------------------------------------------
+
+
+async def test_those_who_share_a_session_read_all_of_it_and_learn_their_own(store: MemoryStore) -> None:
+    ann, bob = on(store, "ann", shared=True), on(store, "bob", shared=True)
+    await tell(ann, "I live in Rome.")
+    assert '<message role="user">I live in Rome.</message>' in await shown(ann)
+    await tell(bob, "I live in Oslo.")
+    await tell(ann, "I live in Lima.")
+    for memory in (ann, bob):
+        text = await shown(memory)
+        for line in ('name="ann">I live in Rome.', 'name="bob">I live in Oslo.', 'name="ann">I live in Lima.'):
+            assert f'<message role="user" {line}</message>' in text
+        assert [said for role, said in record(text) if role == "assistant"] == ["Fine."] * 3
+    assert (await contents(ann), await contents(bob)) == (["Lives in Lima", "Lives in Rome"], ["Lives in Oslo"])
+    with pytest.raises(SessionOwnerError):
+        await on(store, "cem").aget()
+    with pytest.raises(SessionOwnerError):
+        await on(store, "ann").aget()
+
+
+async def test_a_message_says_who_has_said_it(store: MemoryStore) -> None:
+    """One memory for a whole channel; nothing of it is sent to the provider but the text and the name in the record."""
+    channel = on(store, "channel", shared=True)
+    for who, name, text in (("ann", "Ann <b>", "I live in Rome."), (7, "", "I live in Oslo.")):
+        about = {"user_id": who, "name": name}
+        await channel.aput_messages([ChatMessage(text, additional_kwargs=about), assistant("Fine.")])
+    await channel.aput(ChatMessage("Who lives where?", additional_kwargs={"user_id": "ann", "name": "Ann <b>"}))
+    messages = await channel.aget()
+    text = sent_text(messages)
+    assert '<message role="user" name="Ann &lt;b&gt;">I live in Rome.</message>' in text
+    assert '<message role="user" name="7">I live in Oslo.</message>' in text
+    assert all(not message.additional_kwargs for message in messages)
+    await channel.aflush()
+    assert await contents(channel) == []
+    ann = on(store, "ann", shared=True)
+    await ann.aflush()
+    assert await contents(ann) == ["Lives in Rome"]
+    alone = on(store, "cem", "alone")
+    with pytest.raises(MessageError, match="shared=True"):
+        await alone.aput(ChatMessage("Hi", additional_kwargs={"user_id": "ann"}))
+    assert await alone.aget_all() == []
+
+
+async def test_recalled_messages_and_summaries_name_their_speakers(store: MemoryStore, start_model: StartModel) -> None:
+    options: dict[str, Any] = {
+        "condensed_token_limit": 400,
+        "recall_token_limit": 200,
+        "extract_facts": False,
+        "shared": True,
+    }
+    ann, bob = on(store, "ann", **options), on(store, "bob", **options)
+    await tell(ann, "My parrot is called Kiwi.")
+    for i in range(20):
+        await tell(bob, f"Number {i} of many messages about the weather in all the places of the world.")
+    text = await shown(ann, "What is my parrot called?")
+    assert ("user", "My parrot is called Kiwi.") in recalled(text)
+    assert '<message user name="ann">My parrot is called Kiwi.' in text
+
+
+async def test_a_team_has_facts_of_what_all_say(store: MemoryStore) -> None:
+    """A second block of facts, whose user does not talk in the session."""
+
+    def speaker(user_id: str) -> CondensedMemory:
+        team = RelevantFactsBlock(name="team_facts", user_id="team", store=store, llm=CarelessModel())
+        return on(store, user_id, shared=True, memory_blocks=[team])
+
+    ann, bob = speaker("ann"), speaker("bob")
+    await tell(ann, "I live in Rome.")
+    await tell(bob, "I live in Oslo.")
+    for memory in (ann, bob):
+        team = next(one for one in memory.memory_blocks if one.name == "team_facts")
+        assert isinstance(team, RelevantFactsBlock)
+        facts = await team.book().alist()
+        assert sorted(fact.content for fact in facts) == ["Lives in Oslo", "Lives in Rome"]
+    assert (await contents(ann), await contents(bob)) == (["Lives in Rome"], ["Lives in Oslo"])
+    assert (await store.sessions())[0].user_ids == ("ann", "bob")
+
+
+async def test_forgetting_one_of_several_leaves_the_others(store: MemoryStore) -> None:
+    """Their turns go with the answers, by whichever call; the others' lines, facts and readers stay."""
+    ann, bob = on(store, "ann", shared=True), on(store, "bob", shared=True)
+    await tell(ann, "I live in Rome.", answer="Ann lives in Rome.")
+    await tell(bob, "I live in Oslo.", answer="Bob lives in Oslo.")
+    await tell(ann, "I live in Lima.")
+    assert await bob.aforget(vacuum=False) == {"messages": 2, "cursors": 2, "facts": 1, "embeddings": 0}
+    assert [one.content for one in await ann.aget_all()] == [
+        "I live in Rome.",
+        "Ann lives in Rome.",
+        "I live in Lima.",
+        "Fine.",
+    ]
+    assert (await contents(ann), await contents(bob)) == (["Lives in Lima", "Lives in Rome"], [])
+    assert "Oslo" not in await shown(ann)
+    await tell(bob, "I live in Bonn.")
+    assert (await contents(ann), await contents(bob)) == (["Lives in Lima", "Lives in Rome"], ["Lives in Bonn"])
+    await store.forget_user("ann", vacuum=False)
+    assert [one.content for one in await bob.aget_all()] == ["I live in Bonn.", "Fine."]
+    await store.forget_user("bob", vacuum=False)
+    assert await store.sessions() == []
+
+
+async def test_what_another_says_is_no_evidence(store: MemoryStore, start_model: StartModel) -> None:
+    """A model that ascribes another's words to the user is not believed, and is told whose they are."""
+    entry = {"content": "Lives in Oslo", "confidence": 0.9, "category": "context", "quote": "I live in Oslo."}
+    llm, server = start_model(knowing(entry))
+    await on(store, "bob", shared=True, extract_facts=False).aput_messages([user("I live in Oslo."), assistant("Ok.")])
+    ann = on(store, "ann", shared=True, llm=llm)
+    await tell(ann, "Interesting, and I do not.")
+    assert await contents(ann) == []
+    prompt = str(server.requests[-1][-1]["content"])
+    assert '<message role="other user">I live in Oslo.</message>' in prompt
+    assert 'What an "other user" says is about somebody else.' in prompt
+
+
+@pytest.mark.parametrize("shared", [True, "yes", 1])
+def test_who_shares_a_session_has_a_user_id(shared: Any) -> None:
+    with pytest.raises(SettingError, match="user_id"):
+        CondensedMemory.from_defaults("chat", shared=shared)
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_random_interleavings_show_nobody_the_words_of_another(store: MemoryStore, seed: int) -> None:
+    """The benchmark ``whose_words`` runs 200 of them."""
+    assert await leaks_in(store, seed) == []
