@@ -111,7 +111,7 @@ class Readers:
         All that a prompt needs of a session of which the rows before are known.
         """
         given = {"session": key, "reader": reader, "watch": watch, "last_id": last_id or LAST_ID}
-        given |= {"user": opening.user_id or key, "closed": opening.closed}
+        given |= {"user": opening.user_in(key), "closed": opening.closed}
         found = (await conn.execute(self._glance, given)).all()
         now = found[0]
         names = LogRow.__slots__

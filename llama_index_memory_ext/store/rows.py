@@ -28,6 +28,10 @@ class Opening(NamedTuple):
     user_id: str | None = None
     shared: bool = False
 
+    def user_in(self, key: str) -> str:
+        """The user: a session that was begun without one is its own."""
+        return key if self.user_id is None else self.user_id
+
     @property
     def kind(self) -> str:
         """How the user has opened it."""

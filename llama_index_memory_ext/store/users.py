@@ -111,8 +111,8 @@ class Users:
         """
         if not (opening.shared or self.database.is_new(conn, key, ("claimed", opening, *readers))):
             return False
-        owners, user = await self._owners_within(conn, key, opening), opening.user_id or key
-        kind = opening.kind if opening.user_id else owners.get(key, OF_NOBODY)
+        owners, user = await self._owners_within(conn, key, opening), opening.user_in(key)
+        kind = opening.kind if opening.user_id is not None else owners.get(key, OF_NOBODY)
         new = [{"key": key, "user_id": one, "kind": kind} for one in {user, *speakers} if owners.get(one) != kind]
         if new:
             await conn.execute(self._put_owners, new)
@@ -127,7 +127,7 @@ class Users:
     async def _owners_within(self, conn: AsyncConnection, key: str, opening: Opening) -> dict[str, str]:
         """How each owner has opened a session; a SessionOwnerError if it is not open to this one."""
         owners = {row.user_id: row.kind for row in await conn.execute(self._owners, {"session": key})}
-        user = opening.user_id or key
+        user = opening.user_in(key)
         if any(kind in (OWN, opening.closed) for owner, kind in owners.items() if owner != user):
             raise SessionOwnerError(
                 f"Session {key!r} holds words of another user, which nobody else is shown; nothing was read or "

@@ -26,6 +26,7 @@ from llama_index_memory_ext.cli import files, plain
 from llama_index_memory_ext.cli.facts import WORDS_STAY, short_ids
 from llama_index_memory_ext.cli.forget import find_pieces, search_file
 from llama_index_memory_ext.facts.book import FactBook
+from llama_index_memory_ext.store.rows import Opening
 from llama_index_memory_ext.store.schema import SCHEMA_VERSION
 from tests.cli.terminal import COMMAND, Here, at_terminal, clean_environment, path_without_extra, run
 
@@ -835,7 +836,7 @@ def test_what_an_older_version_has_stored_under_no_id_can_be_seen_and_deleted(
 
     async def fill() -> None:
         store = MemoryStore(f"sqlite+aiosqlite:///{database}")
-        await store.log.append("old", [ChatMessage("I like coffee.")], len, owners=[user_id])
+        await store.log.append("old", [ChatMessage("I like coffee.")], len, opening=Opening(user_id))
         await FactBook(store, user_id).aadd(Fact(content="Likes coffee", session_id="old"))
         await store.aclose()
 

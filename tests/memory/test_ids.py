@@ -9,6 +9,7 @@ from llama_index.core.memory import Memory
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, RelevantFactsBlock, SettingError
 from llama_index_memory_ext.facts.book import FactBook
+from llama_index_memory_ext.store.rows import Opening
 from tests.conversation import assistant, sent_text, user
 
 # As of a request whose header was missing, or was read with its white space.
@@ -55,8 +56,8 @@ async def test_what_was_stored_under_such_an_id_can_be_deleted(any_database_uri:
     """And what is another one's stays."""
     store = MemoryStore(any_database_uri)
     # As versions before have stored it.
-    await store.log.append("old", [user("I like tea."), assistant("Noted.")], len, owners=[value])
-    await store.log.append(value, [user("Hello"), assistant("Hello")], len, owners=[value])
+    await store.log.append("old", [user("I like tea."), assistant("Noted.")], len, opening=Opening(value))
+    await store.log.append(value, [user("Hello"), assistant("Hello")], len, opening=Opening(value))
     await FactBook(store, value).aadd(Fact(content="Likes tea", session_id="old"))
     ann = CondensedMemory.from_defaults("chat", user_id="ann", chat_store=store, extract_facts=False)
     await ann.aput(user("I like tea."))
