@@ -72,7 +72,7 @@ def _run(arguments: list[str]) -> int:
     try:
         app = load_app()
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in {"typer", "rich", "packaging"}:
+        if (error.name or "").split(".")[0] not in {"typer", "rich"}:
             raise
         return _run_without_extra(arguments)
     if arguments in ([], ["facts"], ["sessions"]):

@@ -6,15 +6,12 @@ import asyncio
 import os
 import platform
 import sys
-from contextlib import aclosing, suppress
-from importlib.metadata import PackageNotFoundError, requires, version
+from contextlib import aclosing
 from json import detect_encoding
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
-from packaging.requirements import Requirement
-from packaging.version import Version
 
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import PACKAGE, TerminalError, describe_error, plain, pluralize
@@ -30,15 +27,6 @@ _Output = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="T
 _File = Annotated[Path, typer.Argument(metavar="FILE", help="The file to read; - for stdin.")]
 
 _STREAM = Path("-")
-# Version 1 of the client takes no temperature, and with version 2 no message is converted. The next class may mend it.
-_ANTHROPIC_CLIENT, _ANTHROPIC_CLASS = Version("1"), Version("0.12.3")
-# Why a version that is installed but not allowed does harm.
-_REASONS = {
-    "llama-index-core": ": Memory.from_defaults(chat_store=...) came with 0.14.24",
-    "llama-index-workflows": ": 2.21.0 to 2.22.1 refuse run(memory=...), 2.22.2 to 2.23.2 work on a copy of the memory",
-    "banks": ": before 2.5.0 text in a message could replace the prompt or inject an image",
-    "tiktoken": ": before 0.13 a run of 100,000 characters without a space took minutes or crashed",
-}
 
 
 @cli.app.command()
@@ -121,7 +109,7 @@ def import_(
 
 
 class Check(NamedTuple):
-    """What was checked, the verdict (ok, optional, warning or wrong), and what was found."""
+    """What was checked, the verdict (ok, warning or wrong), and what was found."""
 
     name: str
     verdict: str
@@ -132,50 +120,17 @@ class Check(NamedTuple):
 def doctor(*, db: Db = None, json: Json = False) -> None:
     """Check whether all that is needed is there.
 
-    Versions, the database, the tokenizers' files and the key. Nothing is created. Exit code 1 if something is wrong.
+    The database, the tokenizers' files, the key and the model. Nothing is created. Exit code 1 if something is wrong.
+    `pip check` tells whether the libraries have the versions that are needed.
     """
-    checks = [*check_versions(), *check_anthropic(), *asyncio.run(_check_database(db)), *_check_models()]
+    here = f"{ext.__version__}, on Python {platform.python_version()}"
+    checks = [Check(PACKAGE, "ok", here), *asyncio.run(_check_database(db)), *_check_models()]
     is_ok = all(check.verdict != "wrong" for check in checks)
     rows = [(check.verdict.replace("wrong", "WRONG"), check.name, check.found) for check in checks]
     table = cli.table(["result", "checked", "found"], rows)
     cli.show({"ok": is_ok, "checks": [check._asdict() for check in checks]}, table, as_json=json)
     if not is_ok:
         raise typer.Exit(1)
-
-
-def check_versions() -> Iterator[Check]:
-    """Checks the versions of this package and of the libraries that it requires."""
-    yield Check("Python", "ok", platform.python_version())
-    libraries = [Requirement(PACKAGE)]
-    with suppress(PackageNotFoundError):
-        libraries += map(Requirement, requires(PACKAGE) or ())
-    for library in libraries:
-        name, allowed, marker = library.name, library.specifier, library.marker
-        if marker is None or marker.evaluate({"extra": "postgres"}):
-            try:
-                seen = version(name)
-            except PackageNotFoundError:
-                yield _missing(library)
-                continue
-            wrong = Check(name, "wrong", f"{seen}, but {allowed} is needed{_REASONS.get(name, '')}")
-            yield Check(name, "ok", seen) if allowed.contains(seen, prereleases=True) else wrong
-
-
-def _missing(library: Requirement) -> Check:
-    needed = f"{library.name}{library.specifier}"
-    if library.marker is None:
-        return Check(library.name, "wrong", f'not installed, but needed: pip install "{needed}"')
-    found = f'not installed. Only a PostgreSQL database needs it: pip install "{PACKAGE}[postgres]"'
-    return Check(library.name, "optional", found)
-
-
-def check_anthropic() -> Iterator[Check]:
-    """Warns of a client of Anthropic's that pip installs with LlamaIndex's class for it, which fails with it."""
-    with suppress(PackageNotFoundError):
-        ours, theirs = version("llama-index-llms-anthropic"), version("anthropic")
-        if Version(ours) <= _ANTHROPIC_CLASS and Version(theirs) >= _ANTHROPIC_CLIENT:
-            failing = f"{theirs}, with which llama-index-llms-anthropic {ours} raises TypeError"
-            yield Check("anthropic", "warning", f'{failing}: pip install "anthropic<{_ANTHROPIC_CLIENT}"')
 
 
 async def _check_database(db: str | None) -> list[Check]:

@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from llama_index.core.memory import Memory
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
 from llama_index_memory_ext.__main__ import load_app
-from llama_index_memory_ext.cli import files, plain
+from llama_index_memory_ext.cli import plain
 from llama_index_memory_ext.cli.facts import WORDS_STAY, short_ids
 from llama_index_memory_ext.cli.forget import find_pieces, search_file
 from llama_index_memory_ext.facts.book import FactBook
@@ -553,7 +553,7 @@ def test_the_doctor_finds_all_in_order_and_creates_nothing(cli: Here, database: 
     assert "does not exist yet" in found["database"][1]
     assert found["o200k_base"][0] == found["cl100k_base"][0] == "ok"
     assert not database.exists()
-    assert "llama-index-core" in cli("doctor").stdout
+    assert "llama-index-memory-ext" in cli("doctor").stdout
 
 
 def test_the_doctor_says_which_schema_there_is_and_whether_rows_can_be_written(cli: Here, database: Path) -> None:
@@ -610,23 +610,6 @@ def test_the_doctor_says_how_a_model_finds_a_conversation_in_its_cache(cli: Here
     assert "prompt cache" not in checks(other)
 
 
-@pytest.mark.parametrize(
-    ("integration", "client", "warned"),
-    [("0.12.3", "1.0.0", True), ("0.11.0", "2.12.0", True), ("0.12.3", "0.125.0", False), ("0.13.0", "2.12.0", False)],
-)
-def test_the_doctor_warns_of_an_anthropic_client_that_llamaindex_cannot_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, integration: str, client: str, warned: bool
-) -> None:
-    for name, number in (("llama_index_llms_anthropic", integration), ("anthropic", client)):
-        folder = tmp_path / f"{name}-{number}.dist-info"
-        folder.mkdir()
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    found = list(files.check_anthropic())
-    assert [check.verdict for check in found] == ["warning"] * warned
-    assert all(client in check.found and 'pip install "anthropic<1"' in check.found for check in found)
-
-
 def test_a_database_of_the_plain_host_is_told_how_it_is_taken_over(cli: Here, database: Path) -> None:
     async def talk_plainly() -> None:
         memory = Memory.from_defaults("chat-3", async_database_uri=f"sqlite+aiosqlite:///{database}")
@@ -648,29 +631,6 @@ def test_a_file_that_is_no_database_is_told(cli: Here, database: Path) -> None:
     done = cli("sessions", "list")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert done.stderr == f"Error: The database at {database} cannot be used: file is not a database.\n"
-
-
-def test_a_library_that_only_some_databases_need_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
-    def version_without_asyncpg(name: str) -> str:
-        if name == "asyncpg":
-            raise PackageNotFoundError(name)
-        return version(name)
-
-    monkeypatch.setattr(files, "version", version_without_asyncpg)
-    (found,) = [one for one in files.check_versions() if one.name == "asyncpg"]
-    assert found.verdict == "optional"
-    assert (
-        found.found
-        == 'not installed. Only a PostgreSQL database needs it: pip install "llama-index-memory-ext[postgres]"'
-    )
-
-
-def test_a_version_that_does_harm_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    versions_here = {"llama-index-workflows": "2.22.1"}
-    monkeypatch.setattr(files, "version", lambda name: versions_here.get(name) or version(name))
-    (wrong,) = [one for one in files.check_versions() if one.verdict == "wrong"]
-    assert wrong.found.startswith("2.22.1, but ")
-    assert "refuse run(memory=...)" in wrong.found
 
 
 # ---- mistakes -------------------------------------------------------------------------------------------
