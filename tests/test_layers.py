@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 PICTURE = """\
 .           __main__                                                      # the command, also without the extra
 ---
-cli         chat sessions > facts files forget inspect mcp > app usage > demo answers > __init__ other_model  # words
+cli         chat sessions > facts files forget inspect mcp > app > demo answers > __init__ other_model        # words
 ---
 inspector   report server > deeds pages > access views > prompt           # pages about a database, for a browser
 ---

@@ -109,8 +109,6 @@ class _Conversation:
     loop: BackgroundLoop
     agent: FunctionAgent
     memory: ext.CondensedMemory
-    # How many messages there were before the last question; -1: not known.
-    stored: int = -1
 
     def respond(self, line: str) -> bool:
         """Answers a question or obeys a command; returns False for a question without an answer."""
@@ -124,12 +122,12 @@ class _Conversation:
         except KeyboardInterrupt:
             if not cli.is_terminal():
                 raise
-            _note("\n(interrupted)" if is_command else f"\n(interrupted; {self._kept()})")
+            _note("\n(interrupted)")
         except BrokenPipeError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever failed, the conversation goes on
-            failed, outcome = ("That failed", "") if is_command else ("No answer", f" {self._kept().capitalize()}.")
-            cli.say(f"{failed}: {describe_error(error).rstrip('.')}.{outcome}", style="red", stderr=True)
+            failed = "That failed" if is_command else "No answer"
+            cli.say(f"{failed}: {describe_error(error).rstrip('.')}.", style="red", stderr=True)
         else:
             return True
         return is_command
@@ -149,9 +147,7 @@ class _Conversation:
 
         from llama_index_memory_ext.cli.demo import describe_call
 
-        self.stored = -1
         async with self.memory.turn():
-            self.stored = await self._count()
             run, answer = self.agent.run(question, memory=self.memory), Answer()
             try:
                 async for event in run.stream_events():
@@ -169,17 +165,6 @@ class _Conversation:
                     with suppress(asyncio.CancelledError, Exception):
                         await run
                 raise
-
-    async def _count(self) -> int:
-        return await self.memory.sql_store.count_messages(self.memory.session_id, None)
-
-    def _kept(self) -> str:
-        """Says whether the last question is stored."""
-        try:
-            is_kept = 0 <= self.stored < self.loop.run(self._count())
-        except (Exception, KeyboardInterrupt):  # noqa: BLE001 - whatever failed, nobody can tell now
-            return "whether the question is kept cannot be told"
-        return f"the question is {'' if is_kept else 'not '}kept"
 
     def _obey(self, name: str, text: str) -> None:
         facts = self.memory.facts

@@ -12,7 +12,6 @@ from rich.console import Group, RenderableType
 
 from llama_index_memory_ext.cli import TerminalError, one_line, pluralize
 from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.usage import Command
 
 if TYPE_CHECKING:
     from llama_index_memory_ext import CondensedMemory, Fact
@@ -73,7 +72,7 @@ def _command(name: str, *, create: bool = False) -> Callable[[_Work], None]:
         _, *own_options = signature(work).parameters.values()
         *options, _ = signature(run).parameters.values()
         run.__signature__ = Signature([*own_options, *options])  # type: ignore[attr-defined] # what Typer reads
-        app.command(name, help=work.__doc__, cls=Command)(run)
+        app.command(name, help=work.__doc__)(run)
 
     return register
 

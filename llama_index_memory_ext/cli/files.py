@@ -17,7 +17,6 @@ import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import PACKAGE, TerminalError, describe_error, plain, pluralize
 from llama_index_memory_ext.cli import app as cli
 from llama_index_memory_ext.cli.app import Agent, Db, Json, Session, User
-from llama_index_memory_ext.cli.usage import Command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +68,7 @@ def export(
         sys.stdout.buffer.flush()
 
 
-@cli.app.command("import", cls=Command)
+@cli.app.command("import")
 def import_(
     file: _File,
     *,

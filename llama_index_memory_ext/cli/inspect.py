@@ -14,7 +14,6 @@ import typer
 from llama_index_memory_ext.cli import TerminalError
 from llama_index_memory_ext.cli import app as cli
 from llama_index_memory_ext.cli.app import Db, Session
-from llama_index_memory_ext.cli.usage import Command
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.inspector.prompt import Limits
@@ -33,7 +32,7 @@ _Question = Annotated[str, typer.Option(metavar="TEXT", help="With --html: what 
 _Limit = Annotated[int | None, typer.Option(metavar="TOKENS", help="As in your program. Default: the preset's.")]
 
 
-@cli.app.command(cls=Command)
+@cli.app.command()
 def inspect(
     *,
     db: Db = None,

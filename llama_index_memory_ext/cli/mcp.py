@@ -9,7 +9,6 @@ import typer
 
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.usage import Command
 
 _NOT_INSTALLED = 'The command mcp needs the MCP package: pip install "llama-index-memory-ext[mcp]"'
 _WAITING = "Waiting for an MCP client on stdin. Programs start this command themselves; Ctrl-C ends it."
@@ -19,7 +18,7 @@ _Session = Annotated[str | None, cli.id_option("--session", _SESSION_HELP)]
 _ReadOnly = Annotated[bool, typer.Option("--read-only", help="Only search and list.")]
 
 
-@cli.app.command(cls=Command)
+@cli.app.command()
 def mcp(*, user: cli.User = None, session: _Session = None, db: cli.Db = None, read_only: _ReadOnly = False) -> None:
     """Serve what is known about a user over the Model Context Protocol, on stdin and stdout.
 

@@ -12,7 +12,6 @@ from llama_index_memory_ext.cli import TerminalError, one_line, pluralize
 from llama_index_memory_ext.cli import app as cli
 from llama_index_memory_ext.cli.app import Db, Json, User
 from llama_index_memory_ext.cli.facts import facts_table
-from llama_index_memory_ext.cli.usage import Command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +39,7 @@ def list_(*, user: User = None, db: Db = None, json: Json = False) -> None:
     cli.show([asdict(info) for info in found], table, as_json=json)
 
 
-@app.command("show", cls=Command)
+@app.command("show")
 def show(session: _Id, *, last: _Last = 50, db: Db = None, json: Json = False) -> None:
     """Show one session: its users, messages and facts.
 

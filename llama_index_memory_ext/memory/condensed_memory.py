@@ -15,7 +15,7 @@ from typing_extensions import Self, Unpack
 from llama_index_memory_ext.asking.shield import shielded
 from llama_index_memory_ext.background.locks import SharedLock, lock_for
 from llama_index_memory_ext.background.loop import in_sync
-from llama_index_memory_ext.errors import SessionOwnerError
+from llama_index_memory_ext.errors import SessionOwnerError, SettingError
 from llama_index_memory_ext.facts.backfill import Backfilled, backfill
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.formats import messages_from_json, messages_to_json
@@ -185,7 +185,8 @@ class CondensedMemory(Memory):
         place: Any = {"async_database_uri": async_database_uri, "table_name": table_name, "async_engine": async_engine}
         store = preset.store_of(chat_store, **place, db_schema=db_schema)
         session_id = preset.session_of(store, session_id)
-        preset.check_shared(shared, user_id)
+        if shared and user_id is None:
+            raise SettingError("shared=True needs a user_id, which says who is speaking; saw none. Give it the user's.")
         counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
         of_both: Any = {"llm": llm, "embed_model": embed_model, "tokenizer_fn": counter, "store": store}
         of_user = session_id if user_id is None else user_id

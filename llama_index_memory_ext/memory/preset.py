@@ -40,12 +40,6 @@ def check_cache_points(cache_points: CachePoints, memory_blocks_template: object
         )
 
 
-def check_shared(shared: object, user_id: str | None) -> None:
-    """Raises a SettingError for a shared session of no user: it would not be known who says what."""
-    if shared and user_id is None:
-        raise SettingError("shared=True needs a user_id, which says who is speaking; saw none. Give it the user's id.")
-
-
 def session_of(store: object, session_id: object) -> str:
     """Returns the name of the session, by default a new one.
 

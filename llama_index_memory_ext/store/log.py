@@ -88,9 +88,8 @@ class Log:
         """Make the session the user's who opens it; returns that user where the session is of several, else None."""
         if opening is None:
             return None
-        speakers = _speakers_in(messages, opening)
-        is_of_several = await self._users.claim_within(conn, key, opening, speakers, readers)
-        return opening.user_id if is_of_several else None
+        claimed = self._users.claim_within(conn, key, opening, _speakers_in(messages, opening), readers)
+        return opening.user_id if await claimed else None
 
     async def _replace(
         self, conn: AsyncConnection, key: str, messages: Sequence[ChatMessage], plan_flush: Plan, user_id: str | None

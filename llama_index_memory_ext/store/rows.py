@@ -33,11 +33,6 @@ class Opening(NamedTuple):
         return key if self.user_id is None else self.user_id
 
     @property
-    def kind(self) -> str:
-        """How the user has opened it."""
-        return SHARED if self.shared else OWN
-
-    @property
     def closed(self) -> str:
         """What sessions of others are closed to the user, besides those that are theirs alone."""
         return OWN if self.shared else SHARED

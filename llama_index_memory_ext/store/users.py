@@ -112,7 +112,7 @@ class Users:
         if not (opening.shared or self.database.is_new(conn, key, ("claimed", opening, *readers))):
             return False
         owners, user = await self._owners_within(conn, key, opening), opening.user_in(key)
-        kind = opening.kind if opening.user_id is not None else owners.get(key, OF_NOBODY)
+        kind = SHARED if opening.shared else OWN if opening.user_id is not None else owners.get(key, OF_NOBODY)
         new = [{"key": key, "user_id": one, "kind": kind} for one in {user, *speakers} if owners.get(one) != kind]
         if new:
             await conn.execute(self._put_owners, new)
