@@ -243,9 +243,13 @@ async def test_a_session_tells_its_summary_and_the_turns_that_were_set_aside(fil
 
 async def test_a_session_of_two_users_is_shown_for_each_of_them(filled: Path, inspect: Inspect) -> None:
     client = await inspect(filled)
-    other = CondensedMemory.from_defaults(
-        SESSION, user_id="sister", chat_store=client.inspector.writer, extract_facts=False
+    mia, other = (
+        CondensedMemory.from_defaults(
+            SESSION, user_id=user, shared=True, chat_store=client.inspector.writer, extract_facts=False
+        )
+        for user in ("mia", "sister")
     )
+    await mia.aput(ChatMessage("Come along."))
     await other.facts.aadd("Lives in Leeds")
     await other.aput(ChatMessage("I come, too."))
     pages = {
