@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import MessageRole
-from sqlalchemy import bindparam, delete, exists, func, or_, select, text, update
+from sqlalchemy import bindparam, delete, exists, false, func, or_, select, text, update
 
 from llama_index_memory_ext.errors import SessionOwnerError
 from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.store.calls import UnchangedError, connected, reads, writes_session
-from llama_index_memory_ext.store.database import Locked
 from llama_index_memory_ext.store.deletions import Deletions
 from llama_index_memory_ext.store.rows import written_at
 from llama_index_memory_ext.store.schema import (
@@ -146,6 +144,8 @@ class Users:
                 this = (cursors.c.key == key, cursors.c.reader == reader)
                 await conn.execute(update(cursors).where(*this).values(reader=named + user_id))
         await self._facts.move_within(conn, key, user_id)
+        # Nothing is deleted, but whoever knows the session must look again whose it is.
+        await self._deletions_of_rows.delete_within(conn, key, false())
 
     async def _readers_of(self, conn: AsyncConnection, key: str, user_id: str) -> list[tuple[str, str]]:
         """The readers of a user's facts in a session, each with its name up to the user."""
@@ -155,11 +155,10 @@ class Users:
 
     async def _begin_sharing(self, conn: AsyncConnection, key: str, user_id: str) -> None:
         """Write down who has said what a session of one user holds; readers begin again, to show it."""
-        rows, sessions = self._tables.rows, self._tables.sessions
+        rows = self._tables.rows
         said = (rows.c.key == key, rows.c.role == MessageRole.USER.value, rows.c.user_id.is_(None))
         await conn.execute(update(rows).where(*said).values(user_id=user_id))
-        await conn.execute(update(sessions).where(sessions.c.key == key).values(epoch=time.time_ns()))
-        Locked.begin_again(conn, key)
+        await self._deletions_of_rows.delete_within(conn, key, false())
 
     @writes_session
     async def claim(

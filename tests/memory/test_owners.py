@@ -127,8 +127,9 @@ async def test_a_session_without_a_user_is_taken_over_with_its_facts(store: Memo
     assert await contents(nobody) == []
     assert (await store.sessions("ann"))[0].user_ids == ("ann",)
     for other in (bob, nobody):
-        with pytest.raises(SessionOwnerError):
-            await other.aget()
+        for call in (other.aget(), other.aput(user("I live in Bonn."))):
+            with pytest.raises(SessionOwnerError):
+                await call
     assert await ann.aforget(vacuum=False) == {"messages": 8, "cursors": 4, "facts": 2, "embeddings": 0}
     assert await bob.aget() == []
 
