@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import subprocess
@@ -127,7 +128,7 @@ async def check(database_uri: str, workers: int, number: int) -> None:
         assert again[i] == likes
     store = MemoryStore(database_uri)
     for i in range(number):
-        said = [message.content for message in await store.get_messages(f"user{i}/first", None)]
+        said = [message.content for message in await store.get_messages(json.dumps([f"user{i}", "first"]), None)]
         asked = [f"I like tea_user{i}.", "Hello", "Good day", "What do I like?"]
         assert said == [text for turn in zip(asked, answers[i], strict=True) for text in turn]
     assert server.refusals == []
