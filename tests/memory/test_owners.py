@@ -182,6 +182,9 @@ async def test_a_message_says_who_has_said_it(store: MemoryStore) -> None:
     with pytest.raises(MessageError, match="shared=True"):
         await alone.aput(ChatMessage("Hi", additional_kwargs={"user_id": "ann"}))
     assert await alone.aget_all() == []
+    for wrong in ("", " ann", ["ann"]):
+        with pytest.raises(MessageError, match="user_id"):
+            await ann.aput(ChatMessage("Hi", additional_kwargs={"user_id": wrong}))
 
 
 async def test_recalled_messages_and_summaries_name_their_speakers(store: MemoryStore, start_model: StartModel) -> None:
