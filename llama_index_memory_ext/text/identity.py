@@ -39,8 +39,8 @@ def message_id_of(kwargs: Mapping[str, Json], key: str = ID_KEY) -> str | None:
     if not text.strip() or len(text) > _MOST_CHARACTERS or (key != ID_KEY and text != text.strip()):
         seen = f"{len(text)} characters" if isinstance(value, str) else f"a {type(value).__name__}"
         raise MessageError(
-            f"Expected additional_kwargs[{key!r}] to be a text of 1 to {_MOST_CHARACTERS} characters or a number, without blanks "
-            f"around it; saw {seen}. Write str(...) around an id of another type."
+            f"Expected additional_kwargs[{key!r}] to be a text of 1 to {_MOST_CHARACTERS} characters, without blanks "
+            f"around it, or a number; saw {seen}. Write str(...) around an id of another type."
         )
     return text
 
