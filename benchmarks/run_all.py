@@ -21,6 +21,7 @@ NAMES = (
     "evidence_in_prompt",
     "honesty",
     "secrets_stored",
+    "whose_words",
     "per_turn",
     "turn_cost",
     "history_cost",

@@ -17,6 +17,7 @@ from typing import Any
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ToolCallBlock
 
 from benchmarks.command import shown
+from benchmarks.report import Measure, Promise, publish
 from llama_index_memory_ext import CondensedMemory, MemoryStore, OfflineModel, SessionOwnerError
 
 INTERLEAVINGS, STEPS = 200, 16
@@ -78,14 +79,15 @@ async def leaks_in(store: MemoryStore, seed: int, steps: int = STEPS) -> list[st
 
 
 async def main() -> int:
-    """Run all, print the leaks, and return the exit code."""
+    """Run all, publish, and return the exit code."""
     leaks = []
     for seed in shown(range(INTERLEAVINGS), "interleavings"):
         store = MemoryStore()
         leaks += [f"seed {seed}, {leak}" for leak in await leaks_in(store, seed)]
         await store.aclose()
-    print(*leaks, f"{INTERLEAVINGS} interleavings: {len(leaks)} times a user was shown another's words", sep="\n")
-    return 1 if leaks else 0
+    print(*leaks, sep="\n")
+    promise = Promise("times that a user was shown another's words", 0, len(leaks))
+    return publish("whose_words", [Measure("interleavings", INTERLEAVINGS)], [promise])
 
 
 if __name__ == "__main__":
