@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from uuid import uuid4
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import ValidationError
 from typing_extensions import TypedDict
 
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.refusals import checked
+from llama_index_memory_ext.refusals import refusal
 from llama_index_memory_ext.text.messages import cleaned
 from llama_index_memory_ext.text.visible import visible
 
@@ -128,7 +129,14 @@ class Fact(BaseModel):
     if not TYPE_CHECKING:  # With this method, a type checker would not know the fields.
 
         def __init__(self, **values: Any) -> None:
-            checked(type(self), super().__init__, FactError, **values)
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                refused = refusal(error, type(self), FactError)
+            else:
+                return
+            # Here, so that it has no context.
+            raise refused.with_traceback(None)
 
         # So that pydantic does not read each stored fact by this method, which takes half as long again.
         __init__.__pydantic_base_init__ = True

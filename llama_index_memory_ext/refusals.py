@@ -25,16 +25,15 @@ _SHOWN_TEXTS = ("int_", "float_", "bool_", "enum", "literal_")
 _MOST = 20
 
 
-def checked(kind: type[BaseModel], make: Callable[..., T], raised: Raised = SettingError, /, **values: Any) -> T:
+def checked(kind: type[BaseModel], make: Callable[..., T], /, **values: Any) -> T:
     """Returns what ``make`` makes of the values of fields of a ``kind`` of objects.
 
-    Raises errors of this package, such as the one that is ``raised``, in place of pydantic's, in whose text the input
-    stands.
+    Raises errors of this package in place of pydantic's, in whose text the input stands.
     """
     try:
         return make(**values)
     except ValidationError as error:
-        refused = _refusal(error, kind, raised)
+        refused = refusal(error, kind, SettingError)
     # Here, so that it has no context.
     raise refused.with_traceback(None)
 
@@ -73,7 +72,8 @@ def _unknown(name: str, known: Collection[str], owner: str, raised: Raised) -> M
     return raised(f"{owner} has no argument {name!r}. {hint}")
 
 
-def _refusal(error: ValidationError, kind: type[BaseModel], raised: Raised) -> MemoryExtError:
+def refusal(error: ValidationError, kind: type[BaseModel], raised: Raised) -> MemoryExtError:
+    """Returns the error of this package, such as the one that is ``raised``, in place of pydantic's."""
     details = error.errors(include_url=False)
     first = details[0]
     cause: Any = first.get("ctx", {}).get("error")

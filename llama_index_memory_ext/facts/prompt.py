@@ -73,6 +73,7 @@ valid_until, if said. Name only facts that contradict what the user says now.
 Leave out: passwords, keys and other secrets; what the assistant is allowed to do; how a single answer should be; \
 whatever is about the assistant itself; what only the assistant says; questions and small talk. Often there is nothing \
 to report: then all three lists are empty."""
+_ROLES = {"user": "user", OTHER_ROLE: OTHER_ROLE}
 _DESCRIPTIONS = {
     "knowledge": "what they know or who they are",
     "context": "their work and circumstances",
@@ -147,12 +148,8 @@ def known_facts_text(known: Sequence[Fact]) -> str:
 
 def messages_text(lines: Iterable[Utterance]) -> str:
     """Returns messages, each in its tag and on a line of its own; blank ones are left out."""
-    spoken = [line for line in lines if line.text.strip()]
-    roles = [line.role if line.role in ("user", OTHER_ROLE) else "assistant" for line in spoken]
-    return "".join(
-        f'<message role="{role}">{escape_tags(line.text, TAGS)}</message>\n'
-        for role, line in zip(roles, spoken, strict=True)
-    )
+    spoken = ((_ROLES.get(line.role, "assistant"), line.text) for line in lines if line.text.strip())
+    return "".join(f'<message role="{role}">{escape_tags(text, TAGS)}</message>\n' for role, text in spoken)
 
 
 def on_one_line(text: str) -> str:

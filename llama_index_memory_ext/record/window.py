@@ -132,7 +132,8 @@ class Window:
     @cached_property
     def is_over(self) -> bool:
         """Whether the messages exceed a limit."""
-        return self.selection.is_over(self.kept)
+        limits = self.selection.limits
+        return len(self.kept) > limits.max_messages or tokens_of(self.kept) > limits.tokens
 
     def evicted(self) -> Window:
         """The window after a cut."""

@@ -11,7 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.store.calls import UnchangedError, reads, writes_session
 from llama_index_memory_ext.store.rows import Glance, LogPage, LogRow, Seen
-from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, LAST_ID, OWN, upsert
+from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, LAST_ID, OWN, SHARED, upsert
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,7 +111,7 @@ class Readers:
         All that a prompt needs of a session of which the rows before are known.
         """
         given = {"session": key, "reader": reader, "watch": watch, "last_id": last_id or LAST_ID}
-        given |= {"user": opening.user_in(key), "closed": opening.closed}
+        given |= {"user": opening.user_in(key), "closed": OWN if opening.shared else SHARED}
         found = (await conn.execute(self._glance, given)).all()
         now = found[0]
         names = LogRow.__slots__

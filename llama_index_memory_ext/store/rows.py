@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.bridge.pydantic import ValidationError
 
-from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, OWN, SHARED
+from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED
 from llama_index_memory_ext.text.times import times_in
 from llama_index_memory_ext.text.tool_calls import RESULT_ROLES
 
@@ -31,11 +31,6 @@ class Opening(NamedTuple):
     def user_in(self, key: str) -> str:
         """The user: a session that was begun without one is its own."""
         return key if self.user_id is None else self.user_id
-
-    @property
-    def closed(self) -> str:
-        """What sessions of others are closed to the user, besides those that are theirs alone."""
-        return OWN if self.shared else SHARED
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ class Users:
         """How each owner has opened a session; a SessionOwnerError if it is not open to this one."""
         owners = {row.user_id: row.kind for row in await conn.execute(self._owners, {"session": key})}
         user = opening.user_in(key)
-        if any(kind in (OWN, opening.closed) for owner, kind in owners.items() if owner != user):
+        if any(kind in (OWN, OWN if opening.shared else SHARED) for owner, kind in owners.items() if owner != user):
             raise SessionOwnerError(
                 f"Session {key!r} holds words of another user, which nobody else is shown; nothing was read or "
                 "written. Open a session of its own for each user, or give each memory of this session a user_id and "

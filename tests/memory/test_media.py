@@ -357,7 +357,7 @@ turns = st.lists(st.tuples(st.integers(1, 400), st.lists(pictures, max_size=3)),
 
 
 @settings(max_examples=60)
-@given(turns=turns, limit=st.integers(300, 9_000), share=st.floats(0.1, 1), media_turns=st.integers(0, 4))
+@given(turns=turns, limit=st.integers(500, 9_000), share=st.floats(0.1, 1), media_turns=st.integers(0, 4))
 async def test_no_prompt_exceeds_the_limit_by_what_is_added_to_the_turn(
     turns: list[tuple[int, list[ImageBlock]]], limit: int, share: float, media_turns: int
 ) -> None:
