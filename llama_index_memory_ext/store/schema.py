@@ -181,7 +181,8 @@ def _add_columns(conn: sa.Connection, table: sa.Table) -> None:
     known = {column["name"] for column in sa.inspect(conn).get_columns(table.name, table.schema)}
     name = conn.dialect.identifier_preparer.format_table(table)
     for column in table.columns:
-        if column.name not in known:
+        # Of a table of another form, the first row that is written tells what is wrong.
+        if column.name not in known and (column.nullable or column.server_default is not None):
             definition = CreateColumn(column).compile(dialect=conn.dialect)
             conn.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {definition}")
 
