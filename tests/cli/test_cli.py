@@ -146,8 +146,7 @@ def test_the_help_of_each_command_says_what_is_meant(command: Here, names: tuple
     assert done.returncode == 0
     assert "--database" not in done.stdout
     assert "--db DB" in done.stdout
-    wrong = command(*names, "--dance").stderr
-    assert "{" not in wrong
+    assert "No such option: --dance" in command(*names, "--dance").stderr
 
 
 # ---- facts --------------------------------------------------------------------------------------------
