@@ -21,7 +21,8 @@ async def open_memory(database_uri: str) -> AsyncIterator[OpenMemory]:
     async with AsyncExitStack() as stack:
 
         def open_one(session_id: str = "chat", **options: Any) -> CondensedMemory:
-            options.setdefault("async_database_uri", database_uri)
+            if "chat_store" not in options:
+                options.setdefault("async_database_uri", database_uri)
             # Most tests are not about facts, and have no model to extract them.
             options.setdefault("extract_facts", "llm" in options)
             memory = CondensedMemory.from_defaults(session_id=session_id, **options)
