@@ -54,7 +54,7 @@ async def test_whose_a_session_is_stays_known_when_it_was_replaced_or_forgotten(
     """It is written again where another process has deleted it, though mostly it is only written once."""
     store, other = MemoryStore(postgres_uri), MemoryStore(postgres_uri)
     reader: dict[str, Any]
-    reader, said = {"owners": ["ann"], "readers": ["facts"]}, [user("hello")]
+    reader, said = {"opening": Opening("ann"), "readers": ["facts"]}, [user("hello")]
     await store.log.append("chat", said, None, **reader)
     with pytest.raises(ZeroDivisionError):
         await store.log.append("new", said, lambda queue: 1 // 0, **reader)
