@@ -108,7 +108,7 @@ def _fact(entry: _Entry, place: int, categories: Sequence[str]) -> Fact:
     # "user_preferences" is a preference.
     category = read_category([*kinds, *(_NO_WORD.sub(",", kind) for kind in kinds)], categories)
     try:
-        return Fact(**fields, category=category, imported_from=entry.source)
+        return Fact.model_validate({**fields, "category": category, "imported_from": entry.source})
     except ValidationError as error:
         wrong = ", ".join(str(one["loc"][0] if one["loc"] else one["type"]) for one in error.errors()[:3])
         problem = f"Expected a fact of {entry.source} in entry {place}: what is wrong is {wrong}"
