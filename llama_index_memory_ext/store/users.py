@@ -114,11 +114,12 @@ class Users:
         new = [{"key": key, "user_id": one, "kind": kind} for one in {user, *speakers} if owners.get(one) != kind]
         if new:
             await conn.execute(self._put_owners, new)
-        if user != key and owners.pop(key, None) == OF_NOBODY:
+        before = [owner for owner, kind in owners.items() if kind != OF_NOBODY]
+        if user != key and owners.get(key) == OF_NOBODY:
             await self._take_over(conn, key, user)
-        everyone = {user, *speakers, *owners}
-        if len(everyone) > 1 >= len(owners):
-            await self._begin_sharing(conn, key, next(iter(owners), user))
+        everyone = {user, *speakers, *before}
+        if len(everyone) > 1 >= len(before):
+            await self._begin_sharing(conn, key, next(iter(before), user))
         await self._readers.register_within(conn, key, readers)
         return len(everyone) > 1
 
@@ -330,9 +331,8 @@ class Users:
     async def _leave_within(self, conn: AsyncConnection, key: str, user_id: str, counts: Counter[str]) -> None:
         """Delete what a user has said, with the answers, from a session that others own."""
         owner = (self._tables.owners.c.key == key, self._tables.owners.c.user_id == user_id)
-        was_owner = (await conn.execute(delete(self._tables.owners).where(*owner))).rowcount
-        counts["cursors"] += was_owner
-        if was_owner:
+        if was_owner := (await conn.execute(delete(self._tables.owners).where(*owner))).rowcount:
+            counts["cursors"] += was_owner
             rows = self._tables.rows
             asked = select(rows.c.id, rows.c.user_id).where(rows.c.key == key, rows.c.role == MessageRole.USER.value)
             found = [(one.id, one.user_id or user_id) for one in await conn.execute(asked.order_by(rows.c.id))]

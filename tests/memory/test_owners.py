@@ -138,6 +138,11 @@ async def test_a_user_with_the_name_of_the_session_is_a_user(store: MemoryStore)
     await tell(on(store, "ann", "ann"), "I live in Rome.")
     with pytest.raises(SessionOwnerError):
         await on(store, "bob", "ann").aget()
+    ann, bob = on(store, "ann", "ann", shared=True), on(store, "bob", "ann", shared=True)
+    await tell(ann, "I live in Lima.")
+    await tell(bob, "I live in Oslo.")
+    assert (await contents(ann), await contents(bob)) == (["Lives in Lima", "Lives in Rome"], ["Lives in Oslo"])
+    assert 'name="ann">I live in Rome.' in await shown(bob)
 
 
 # ---- a session of several ------------------------------------------------------------------------------------
