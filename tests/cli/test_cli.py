@@ -146,7 +146,7 @@ def test_the_help_of_each_command_says_what_is_meant(command: Here, names: tuple
     assert done.returncode == 0
     assert "--database" not in done.stdout
     assert "--db DB" in done.stdout
-    assert "No such option: --dance" in command(*names, "--dance").stderr
+    assert "--dance" in command(*names, "--dance").stderr
 
 
 # ---- facts --------------------------------------------------------------------------------------------
