@@ -21,7 +21,7 @@ def break_search(index: MessageIndex) -> None:
 
 
 def break_rows(index: MessageIndex) -> None:
-    index._ranker._lengths.clear()  # type: ignore[attr-defined]
+    del index._ranker._lengths[:]  # type: ignore[attr-defined]
 
 
 def break_display(index: MessageIndex) -> None:
