@@ -84,7 +84,7 @@ async def looking(
         seen.glance = None
 
 
-def set_llm() -> LLM | None:
+def llm_of_settings() -> LLM | None:
     """Returns the model that the program has set as ``Settings.llm``, shielded; None if it has set none."""
     # The property of the settings would make an OpenAI, to which nobody has agreed.
     llm = shielded(Settings._llm)  # noqa: SLF001
@@ -148,7 +148,7 @@ class LogBlock(BaseMemoryBlock[str]):
     def known_llm(self) -> LLM | None:
         """The model of this block, or else of ``Settings``, shielded; None if there is none."""
         given: LLM | None = self._shielded("llm")
-        return set_llm() if given is None else given
+        return llm_of_settings() if given is None else given
 
     def chosen_llm(self) -> LLM:
         """As ``known_llm``; raises a NoModelError if there is none."""

@@ -156,8 +156,7 @@ class Extractor:
                 return unread
             # The session may be one that a plain Memory has written.
             opening = Opening(None if self.namespace == self._session_id else self.namespace)
-            users, epoch = self._store.users, unread.epoch
-            await users.claim(self._session_id, opening, readers=[self.reader], epoch=epoch)
+            await self._store.users.claim(self._session_id, opening, readers=[self.reader], epoch=unread.epoch)
 
     async def _utterances(self, rows: Sequence[LogRow], room: Room) -> list[Utterance]:
         owners = await self._store.users.owners(self._session_id)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index_memory_ext.asking.window import context_window as window_of
 from llama_index_memory_ext.errors import LimitError
-from llama_index_memory_ext.log_block import set_llm
+from llama_index_memory_ext.log_block import llm_of_settings
 from llama_index_memory_ext.memory.prompt_caches import name_of
 from llama_index_memory_ext.record.block import MIN_ROOM, check_room
 from llama_index_memory_ext.text.tokens import is_openai_model
@@ -54,7 +54,7 @@ class TokenLimits(NamedTuple):
 
 def model_window(llm: LLM | None, given: int | None) -> ModelWindow:
     """Returns the window that is given, else that of the model, by default of ``Settings.llm`` if one is set."""
-    model = set_llm() if llm is None else llm
+    model = llm_of_settings() if llm is None else llm
     if model is None:
         return ModelWindow(given)
     return ModelWindow(window_of(model) if given is None else given, name_of(model))

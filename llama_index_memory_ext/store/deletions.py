@@ -36,7 +36,7 @@ class Deletions:
         A cursor moves back to the last row at or before it that is left, so that no row that comes later, which may
         have the id of a deleted one, stands behind it. ``Readers.move`` says what becomes of its state.
         """
-        rows, sessions, ids = self._tables.rows, self._tables.sessions, self._tables.message_ids
+        rows, ids = self._tables.rows, self._tables.message_ids
         these = (rows.c.key == key, *conditions)
         first, count = (await conn.execute(select(func.min(rows.c.id)).where(*these))).scalar(), 0
         if first is not None:
@@ -44,9 +44,14 @@ class Deletions:
             await conn.execute(delete(ids).where(ids.c.key == key, ids.c.row_id.in_(select(rows.c.id).where(*these))))
             count = (await conn.execute(delete(rows).where(*these))).rowcount
             await self._move_cursors(conn, key, first)
+        await self.renew_within(conn, key)
+        return count
+
+    async def renew_within(self, conn: AsyncConnection, key: str) -> None:
+        """Let all who know a session read it anew: another epoch tells them."""
+        sessions = self._tables.sessions
         await conn.execute(update(sessions).where(sessions.c.key == key).values(epoch=time.time_ns()))
         Locked.begin_again(conn, key)
-        return count
 
     async def _delete_vectors(self, conn: AsyncConnection, key: str, first: int, these: Sequence[Statement]) -> None:
         """Delete the vectors of rows, the ``first`` of them and all others.

@@ -114,8 +114,7 @@ class Readers:
         given |= {"user": opening.user_in(key), "closed": OWN if opening.shared else SHARED}
         found = (await conn.execute(self._glance, given)).all()
         now = found[0]
-        names = LogRow.__slots__
-        rows = [LogRow(*(getattr(row, name) for name in names)) for row in found if row.id is not None]
+        rows = [LogRow(*(getattr(row, name) for name in LogRow.__slots__)) for row in found if row.id is not None]
         active, log = (tuple(row for row in rows if row.is_active is wanted) for wanted in (True, False))
         facts = (now.facts_epoch, now.facts_change)
         flags = (now.newest is None, bool(now.others))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import MessageRole
-from sqlalchemy import bindparam, delete, exists, false, func, or_, select, text, update
+from sqlalchemy import bindparam, delete, exists, func, or_, select, text, update
 
 from llama_index_memory_ext.errors import SessionOwnerError
 from llama_index_memory_ext.fact import utc_now
@@ -76,7 +76,7 @@ class Users:
     def __init__(self, database: Database, readers: Readers, facts: Facts) -> None:
         tables = database.tables
         self.database, self._tables = database, tables
-        self._readers, self._facts, self._deletions_of_rows = readers, facts, Deletions(database)
+        self._readers, self._facts, self._rows = readers, facts, Deletions(database)
         owners = tables.owners
         own = select(owners.c.key).where(owners.c.kind == OF_NOBODY)
         self._own_users = own.where(one_of(owners.c.key, database.backend))
@@ -145,8 +145,7 @@ class Users:
                 this = (cursors.c.key == key, cursors.c.reader == reader)
                 await conn.execute(update(cursors).where(*this).values(reader=named + user_id))
         await self._facts.move_within(conn, key, user_id)
-        # Nothing is deleted, but whoever knows the session must look again whose it is.
-        await self._deletions_of_rows.delete_within(conn, key, false())
+        await self._rows.renew_within(conn, key)
 
     async def _readers_of(self, conn: AsyncConnection, key: str, user_id: str) -> list[tuple[str, str]]:
         """The readers of a user's facts in a session, each with its name up to the user."""
@@ -159,7 +158,7 @@ class Users:
         rows = self._tables.rows
         said = (rows.c.key == key, rows.c.role == MessageRole.USER.value, rows.c.user_id.is_(None))
         await conn.execute(update(rows).where(*said).values(user_id=user_id))
-        await self._deletions_of_rows.delete_within(conn, key, false())
+        await self._rows.renew_within(conn, key)
 
     @writes_session
     async def claim(
@@ -169,8 +168,7 @@ class Users:
         if not await self._readers.is_current_within(conn, key, epoch):
             raise UnchangedError
         kinds = {row.user_id: row.kind for row in await conn.execute(self._owners, {"session": key})}
-        shared = kinds.get(opening.user_id) == SHARED
-        await self.claim_within(conn, key, opening._replace(shared=shared), (), readers)
+        await self.claim_within(conn, key, opening._replace(shared=kinds.get(opening.user_id) == SHARED), (), readers)
 
     @reads
     async def check(self, conn: AsyncConnection, key: str, opening: Opening) -> None:
@@ -344,7 +342,7 @@ class Users:
             ]
             for start in range(0, len(turns), _DELETED_TURNS):
                 gone = or_(*turns[start : start + _DELETED_TURNS])
-                counts["messages"] += await self._deletions_of_rows.delete_within(conn, key, gone)
+                counts["messages"] += await self._rows.delete_within(conn, key, gone)
         for reader, _ in await self._readers_of(conn, key, user_id):
             cursor = (self._tables.cursors.c.key == key, self._tables.cursors.c.reader == reader)
             counts["cursors"] += (await conn.execute(delete(self._tables.cursors).where(*cursor))).rowcount
