@@ -17,7 +17,7 @@ from llama_index_memory_ext.cli.app import SESSION_HELP, USER_HELP, Db, Json, Ye
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from llama_index_memory_ext.store.users import SessionInfo
+    from llama_index_memory_ext.store.sessions import SessionInfo
 
 # The search looks up this many bytes at once; a shorter text is too common to prove anything.
 _KEY_BYTES = 8

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import llama_index_memory_ext as ext
     from llama_index_memory_ext.store.rows import LogRow
-    from llama_index_memory_ext.store.users import SessionInfo
+    from llama_index_memory_ext.store.sessions import SessionInfo
 
 _Id = Annotated[str, typer.Argument(metavar="SESSION", help="The id of a session. `sessions list` shows them.")]
 _LAST_HELP = "So many of the newest messages; 0 for none."
@@ -64,7 +64,7 @@ class _Session(NamedTuple):
 async def _read(store: ext.MemoryStore, session: str, last: int) -> _Session:
     # Imported here: it imports LlamaIndex.
     from llama_index_memory_ext.facts.book import FactBook
-    from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED
+    from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED
 
     info = next(iter(await store.sessions(session_ids=[session])), None)
     if info is None:

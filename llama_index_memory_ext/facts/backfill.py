@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -73,7 +72,7 @@ async def backfill(
     else:
         chosen = await _checked(store, session_ids)
     # Two backfills at once would ask for everything twice, and store only one of the results.
-    async with lock_for("backfill", id(asyncio.get_running_loop()), *store.database.identity, namespace):
+    async with lock_for("backfill", *store.database.identity, namespace):
         unread = {one: await store.users.count(one, reader=block.reader_of(one)) for one in chosen}
         if any(unread.values()):
             # Raises a NoModelError where there is none.

@@ -14,7 +14,7 @@ from llama_index_memory_ext.asking.failures import (
     status_of,
 )
 from llama_index_memory_ext.errors import FactReplyError, TruncatedReplyError, VerificationError
-from llama_index_memory_ext.store.readers import ROWS
+from llama_index_memory_ext.store.cursors import ROWS
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.text.tool_calls import Json

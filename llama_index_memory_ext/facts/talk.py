@@ -11,7 +11,7 @@ from llama_index_memory_ext.text.messages import spoken, turns_in
 if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatMessage
 
-    from llama_index_memory_ext.store.readers import Readers
+    from llama_index_memory_ext.store.cursors import Readers
     from llama_index_memory_ext.store.rows import Glance, LogPage
 
 _CONTEXT_ROWS = 40

@@ -12,7 +12,7 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
 
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.store import MemoryStore
-from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, LAST_ID
+from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LAST_ID
 from llama_index_memory_ext.text.messages import as_taken, body_of, question_in, turns_in
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from llama_index_memory_ext.facts.history import history_of
 from llama_index_memory_ext.inspector.prompt import Limits, show
 from llama_index_memory_ext.memory.stats import read_stats
 from llama_index_memory_ext.record.block import CondensedMemoryBlock
-from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED
+from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED
 from llama_index_memory_ext.text.messages import body_of
 
 if TYPE_CHECKING:

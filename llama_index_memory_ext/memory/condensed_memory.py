@@ -13,7 +13,7 @@ from llama_index.core.prompts import RichPromptTemplate
 from typing_extensions import Self, Unpack
 
 from llama_index_memory_ext.asking.shield import shielded
-from llama_index_memory_ext.background.locks import SharedLock, lock_for
+from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.errors import SessionOwnerError, SettingError
 from llama_index_memory_ext.facts.backfill import Backfilled, backfill
@@ -511,9 +511,9 @@ class CondensedMemory(Memory):
         estimates = {kind: getattr(self, f"{kind}_token_size_estimate") for kind in MEDIA_TOKENS}
         return tokens_by_bytes(message, self.tokenizer_fn, estimates)
 
-    def _calls(self) -> SharedLock:
+    def _calls(self) -> asyncio.Lock:
         """Returns the lock by which a turn is read as it was written: one call at a time per session and event loop.
 
         It is not shared across loops: a synchronous call inside a running loop would wait for the loop that it blocks.
         """
-        return lock_for("calls", id(asyncio.get_running_loop()), self.session_id, *self.sql_store.database.identity)
+        return lock_for("calls", self.session_id, *self.sql_store.database.identity)

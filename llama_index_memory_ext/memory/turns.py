@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.record.block import CondensedMemoryBlock
     from llama_index_memory_ext.store import MemoryStore
 
+
+# The tasks that run a turn now, in any event loop of this process.
+_holders: dict[tuple[str, ...], asyncio.Task[Any] | None] = {}
+_LOOK_SECONDS = 0.02
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_holders.clear)
 
 Memory = TypeVar("Memory", bound=flushing.HasSession)
 
@@ -84,8 +92,19 @@ async def _is_stored(store: MemoryStore, session_id: str, asked: list[ChatMessag
 @asynccontextmanager
 async def one_run(memory: Memory) -> AsyncIterator[Memory]:
     """Lets one run of a session through at a time, in this process; a TurnError for a run within a run."""
-    lock = lock_for("turn", memory.session_id, *memory.sql_store.database.identity)
-    if lock.holder is not None and lock.holder is asyncio.current_task():
+    name = (memory.session_id, *memory.sql_store.database.identity)
+    task = asyncio.current_task()
+    if _holders.get(name) is task:
         raise TurnError("This task is within memory.turn() already; run the agent without opening another.")
-    async with lock:
-        yield memory
+    async with lock_for("turn", *name):
+        # Of the tasks of one loop, each waits for its turn; those of other loops look from time to time.
+        while (holder := _holders.setdefault(name, task)) is not task:
+            if holder is None or holder.get_loop().is_closed():
+                _holders.pop(name, None)
+            else:
+                await asyncio.sleep(_LOOK_SECONDS)
+        try:
+            yield memory
+        finally:
+            if _holders.get(name) is task:
+                del _holders[name]

@@ -202,7 +202,7 @@ class MessageSearch:
     async def _index_log(self, session_id: str) -> MessageIndex:
         """Index what the log has gained, a page at a time, or all of it if rows were deleted; returns the index."""
         # One task at a time, or each would index what the others do.
-        async with lock_for("index", id(asyncio.get_running_loop()), id(self.indexes), session_id):
+        async with lock_for("index", id(self.indexes), session_id):
             index = self.indexes.get(session_id)
             while True:
                 after = index.newest if index else 0

@@ -9,33 +9,34 @@ from typing import TYPE_CHECKING, Any
 from llama_index.core.bridge.pydantic import ConfigDict, Field, model_serializer
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI, SQLAlchemyChatStore
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import select
 
 from llama_index_memory_ext.background.jobs import JobRegistry
 from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.errors import StoreError
-from llama_index_memory_ext.store.database import Database
-from llama_index_memory_ext.store.engine import DEFAULT_POOL_SIZE, DEFAULT_TIMEOUT_SECONDS, check_limits, check_place
+from llama_index_memory_ext.store.address import DEFAULT_POOL_SIZE, DEFAULT_TIMEOUT_SECONDS, check_limits, check_place
+from llama_index_memory_ext.store.cursors import Readers
+from llama_index_memory_ext.store.deletion import Deletions
 from llama_index_memory_ext.store.facts import Facts
-from llama_index_memory_ext.store.history import each_message
 from llama_index_memory_ext.store.log import Log
-from llama_index_memory_ext.store.readers import Readers
-from llama_index_memory_ext.store.schema import LAST_ID
-from llama_index_memory_ext.store.users import SessionInfo, Users
+from llama_index_memory_ext.store.runner import Database
+from llama_index_memory_ext.store.sessions import SessionInfo, Users
+from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LAST_ID
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Sequence
 
     from llama_index.core.base.llms.types import ChatMessage
-    from sqlalchemy import Table
+    from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncEngine
     from typing_extensions import Self
 
-    from llama_index_memory_ext.store.schema import Row
+    from llama_index_memory_ext.store.tables import Row
 
 __all__ = ["DEFAULT_TABLE_NAME", "MemoryStore", "SessionInfo"]
 
 DEFAULT_TABLE_NAME = "llama_index_memory"
+_PAGE_ROWS = 500
 # A part of the store that ``__init__`` sets.
 _UNSET: Any = None
 
@@ -72,8 +73,9 @@ class MemoryStore(SQLAlchemyChatStore):
     database: Database = Field(default=_UNSET, description="Connections and transactions.")
     log: Log = Field(default=_UNSET, description="Writes the messages of each session.")
     readers: Readers = Field(default=_UNSET, description="Reads them for readers with cursors.")
-    users: Users = Field(default=_UNSET, description="Whose the sessions are; counts and deletes them.")
+    users: Users = Field(default=_UNSET, description="Whose the sessions are; counts them.")
     facts: Facts = Field(default=_UNSET, description="The facts of each user, and their embeddings.")
+    deletions: Deletions = Field(default=_UNSET, description="Deletes sessions and users.")
     jobs: JobRegistry = Field(default_factory=JobRegistry, description="What runs in the background of memories here.")
     operation_timeout: float = Field(default=DEFAULT_TIMEOUT_SECONDS, description="Most seconds of a call.")
     pool_size: int = Field(default=DEFAULT_POOL_SIZE, description="Most connections to PostgreSQL per event loop.")
@@ -101,7 +103,8 @@ class MemoryStore(SQLAlchemyChatStore):
         self.readers = Readers(database)
         self.facts = Facts(database, self.readers)
         self.users = Users(database, self.readers, self.facts)
-        self.log = Log(database, self.readers, self.users)
+        self.deletions = Deletions(database, self.users)
+        self.log = Log(database, self.readers, self.users, self.deletions)
 
     @classmethod
     def class_name(cls) -> str:
@@ -125,7 +128,7 @@ class MemoryStore(SQLAlchemyChatStore):
         names = ("table_name", "async_database_uri", "db_schema", "operation_timeout", "pool_size")
         dump: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.database.in_memory:
-            dump["db_data"] = run(self._dump_db_data())
+            dump["db_data"] = run(self.database.run(self._dumped, writes=False))
         return dump
 
     async def read_schema_version(self) -> int | None:
@@ -159,14 +162,26 @@ class MemoryStore(SQLAlchemyChatStore):
     ) -> list[ChatMessage]:
         """The messages of a session, in the order in which they were written."""
         most = LAST_ID if limit is None else limit
-        return [message async for message in each_message(self.readers, key, status, most, offset or 0)]
+        return [message async for message in self._each_message(key, status, most, offset or 0)]
 
     def iter_messages(self, key: str, status: MessageStatus | None = None) -> AsyncIterator[ChatMessage]:
         """The same one after the other (``async for``), read in pages as the loop goes on; all, or with a status.
 
         What is written meanwhile comes, too, and what is deleted does not.
         """
-        return each_message(self.readers, key, status)
+        return self._each_message(key, status)
+
+    async def _each_message(
+        self, key: str, status: str | None = None, limit: int = LAST_ID, offset: int = 0
+    ) -> AsyncIterator[ChatMessage]:
+        statuses, last = [status] if status else [ARCHIVED, ACTIVE], 0
+        while True:
+            page, last = await self.readers.messages(key, statuses, last, limit=min(limit, _PAGE_ROWS), offset=offset)
+            for message in page:
+                yield message
+            limit, offset = limit - len(page), 0
+            if len(page) < _PAGE_ROWS or not limit:
+                return
 
     async def add_message(self, key: str, message: ChatMessage, status: MessageStatus = MessageStatus.ACTIVE) -> None:
         """Write one message, as ``add_messages``."""
@@ -216,9 +231,12 @@ class MemoryStore(SQLAlchemyChatStore):
         """The sessions that have messages."""
         return await self.users.all_keys()
 
-    async def _initialize(self) -> tuple[Any, Table]:
-        """The host's own way to the table, by which it dumps the rows of a database in memory."""
-        return self.database.connection, self.database.tables.rows
+    def _dumped(self, conn: Connection) -> list[Row]:
+        columns = ("key", "timestamp", "role", "status", "data")
+        query = select(*(self.database.tables.rows.c[name] for name in columns)).order_by(
+            self.database.tables.rows.c.id
+        )
+        return [dict(row) for row in conn.execute(query).mappings()]
 
     async def sessions(self, user_id: str | None = None, *, session_ids: Collection[str] = ()) -> list[SessionInfo]:
         """The sessions that have messages, the one that was written to last first; [] if there is none.
@@ -232,7 +250,7 @@ class MemoryStore(SQLAlchemyChatStore):
 
         Returns the number of deleted rows of ``"messages"`` and ``"cursors"``.
         """
-        counts = await self.users.delete([key])
+        counts = await self.deletions.delete([key])
         return {kind: counts[kind] for kind in ("messages", "cursors")}
 
     async def forget_user(
@@ -264,7 +282,7 @@ class MemoryStore(SQLAlchemyChatStore):
         sessions = sorted({*session_ids, *await self.users.keys(user_id)})
         # A session without a user has facts of its own.
         own_users = await self.users.own_users(sessions)
-        counts = await self.users.delete(sessions, sorted({user_id, *own_users}), user_id)
+        counts = await self.deletions.delete(sessions, sorted({user_id, *own_users}), user_id)
         if vacuum:
             await self.vacuum()
         return counts
@@ -279,11 +297,11 @@ class MemoryStore(SQLAlchemyChatStore):
         if self.database.in_memory:
             return True
         try:
-            return await self.users.vacuum()
-        except (SQLAlchemyError, StoreError, OSError) as error:
+            return await self.deletions.vacuum()
+        except StoreError as error:
             logger.warning(
                 "The database was not vacuumed (%s); deleted rows are gone, but their words may still be in its files "
                 "until `await store.vacuum()` is called while nobody else uses it.",
-                type(error).__name__,
+                error,
             )
             return False

@@ -11,19 +11,19 @@ from sqlalchemy import bindparam, delete, select, update
 from llama_index_memory_ext.agent_view import SHARED
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import Fact, normalised, retire
-from llama_index_memory_ext.store.calls import UnchangedError, connected, reads, writes_user
-from llama_index_memory_ext.store.schema import one_of, upsert
+from llama_index_memory_ext.store.runner import UnchangedError, reads, writes_user
+from llama_index_memory_ext.store.tables import one_of, upsert
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from sqlalchemy.ext.asyncio import AsyncConnection
+    from sqlalchemy import Connection
 
     from llama_index_memory_ext.agent_view import AgentView
-    from llama_index_memory_ext.store.database import Database
-    from llama_index_memory_ext.store.readers import Readers
+    from llama_index_memory_ext.store.cursors import Readers
     from llama_index_memory_ext.store.rows import LogPage
-    from llama_index_memory_ext.store.schema import Statement
+    from llama_index_memory_ext.store.runner import Database
+    from llama_index_memory_ext.store.tables import Statement
     from llama_index_memory_ext.text.tool_calls import Json
 
 
@@ -61,23 +61,23 @@ class Facts:
         self._put = upsert(facts, database.backend, "change", "agent_id", "data")
 
     @reads
-    async def read(
-        self, conn: AsyncConnection, namespace: str, seen: FactChanges = NOTHING_READ, *, view: AgentView = SHARED
+    def read(
+        self, conn: Connection, namespace: str, seen: FactChanges = NOTHING_READ, *, view: AgentView = SHARED
     ) -> FactChanges:
         """What has changed since ``seen``; all facts if some were deleted, or given to another agent, meanwhile."""
-        epoch, last = await self._epoch_and_change(conn, namespace)
+        epoch, last = self._epoch_and_change(conn, namespace)
         fresh = epoch == seen.epoch
         if fresh and last == seen.change:
             return FactChanges(epoch, last, fresh=True, facts=[])
         seen_change = {"ns": namespace, "seen": seen.change if fresh else 0}
-        rows = (await conn.execute(self._in_view(self._changed, view), seen_change)).all()
+        rows = conn.execute(self._in_view(self._changed, view), seen_change).all()
         change = max([last, *(row.change for row in rows)])
         return FactChanges(epoch, change, fresh, [Fact.model_validate(row.data) for row in rows])
 
     @writes_user
-    async def write(
+    def write(
         self,
-        conn: AsyncConnection,
+        conn: Connection,
         namespace: str,
         facts: Sequence[Fact],
         seen: FactChanges | None = None,
@@ -88,25 +88,25 @@ class Facts:
 
         With ``seen``, what others have stored since is kept. False if facts were deleted since: nothing is stored then.
         """
-        moved = seen is None and await self._will_move(conn, namespace, facts, view)
-        await self._put_all(conn, namespace, facts, seen, view, moved=moved)
+        moved = seen is None and self._will_move(conn, namespace, facts, view)
+        self._put_all(conn, namespace, facts, seen, view, moved=moved)
         return True
 
-    async def move_within(self, conn: AsyncConnection, old: str, new: str) -> None:
+    def move_within(self, conn: Connection, old: str, new: str) -> None:
         """Make the facts of one namespace those of another, which keeps what it has of the same words."""
         facts, embeddings = self._tables.facts, self._tables.embeddings
-        found = (await conn.execute(self._changed, {"ns": old, "seen": 0})).all()
+        found = conn.execute(self._changed, {"ns": old, "seen": 0}).all()
         if found:
-            await self.database.lock(conn, (), (old, new))
-            await self._put_all(conn, new, [Fact.model_validate(row.data) for row in found], NOTHING_READ)
+            self.database.lock(conn, (), (old, new))
+            self._put_all(conn, new, [Fact.model_validate(row.data) for row in found], NOTHING_READ)
             for table in (embeddings, facts):
-                await conn.execute(delete(table).where(table.c.namespace == old))
-            await conn.execute(self._set, {"ns": old, "epoch": time.time_ns()})
+                conn.execute(delete(table).where(table.c.namespace == old))
+            conn.execute(self._set, {"ns": old, "epoch": time.time_ns()})
 
     @writes_user
-    async def change(
+    def change(
         self,
-        conn: AsyncConnection,
+        conn: Connection,
         namespace: str,
         fact_id: str,
         changed: Callable[[Fact], Fact],
@@ -114,20 +114,16 @@ class Facts:
         view: AgentView = SHARED,
     ) -> Fact | None:
         """Change one fact as it is stored now; None, and nothing is written, if there is none with this id."""
-        row = (await conn.execute(self._in_view(self._one, view), {"ns": namespace, "fact": fact_id})).first()
+        row = conn.execute(self._in_view(self._one, view), {"ns": namespace, "fact": fact_id}).first()
         if row is None:
             raise UnchangedError
         old = Fact.model_validate(row.data)
         fact = changed(old)
-        await self._put_all(conn, namespace, [fact], moved=fact.agent_id != old.agent_id)
+        self._put_all(conn, namespace, [fact], moved=fact.agent_id != old.agent_id)
         return fact
 
-    @connected(
-        lambda part, namespace, *_, session_id, **__: part.database.writing(sessions=[session_id], users=[namespace])
-    )
     async def write_extracted(
         self,
-        conn: AsyncConnection,
         namespace: str,
         facts: Sequence[Fact],
         seen: FactChanges,
@@ -144,14 +140,17 @@ class Facts:
         nothing is stored, if the cursor was moved, or messages or facts were deleted meanwhile.
         """
         old, new = unread.position, max(unread.position, unread.rows[-1].id)
-        await self._put_all(conn, namespace, facts, seen, view)
-        return await self._readers.move_within(
-            conn, session_id, reader, epoch=unread.epoch, old=old, new=new, state=state
-        )
+
+        def write(conn: Connection) -> bool:
+            self._put_all(conn, namespace, facts, seen, view)
+            epoch = unread.epoch
+            return self._readers.move_within(conn, session_id, reader, epoch=epoch, old=old, new=new, state=state)
+
+        return await self.database.run(write, sessions=[session_id], users=[namespace])
 
     @writes_user
-    async def delete(
-        self, conn: AsyncConnection, namespace: str, ids: Sequence[str] | None = None, *, view: AgentView = SHARED
+    def delete(
+        self, conn: Connection, namespace: str, ids: Sequence[str] | None = None, *, view: AgentView = SHARED
     ) -> int:
         """Delete facts and their embeddings for good, None: all of the view; returns the number of facts."""
         facts, count = self._tables.facts, 0
@@ -161,16 +160,16 @@ class Facts:
             query = delete(table).where(table.c.namespace == namespace, table.c.id.in_(seen))
             if ids is not None:
                 query = query.where(table.c.id.in_(ids))
-            count = (await conn.execute(query)).rowcount
-        await conn.execute(self._set, {"ns": namespace, "epoch": time.time_ns()})
+            count = conn.execute(query).rowcount
+        conn.execute(self._set, {"ns": namespace, "epoch": time.time_ns()})
         return count
 
     def _in_view(self, query: Statement, view: AgentView) -> Statement:
         return query if view.names is None else query.where(self._tables.facts.c.agent_id.in_(view.names))
 
-    async def _will_move(self, conn: AsyncConnection, namespace: str, facts: Sequence[Fact], view: AgentView) -> bool:
+    def _will_move(self, conn: Connection, namespace: str, facts: Sequence[Fact], view: AgentView) -> bool:
         """Whether one of these facts is another agent's now; a FactError if that agent's are not in the view."""
-        found = await conn.execute(self._agents, {"ns": namespace, "names": [fact.id for fact in facts]})
+        found = conn.execute(self._agents, {"ns": namespace, "names": [fact.id for fact in facts]})
         agents = {row.id: row.agent_id or None for row in found}
         hidden = sum(not view.sees(agent) for agent in agents.values())
         if hidden:
@@ -180,13 +179,13 @@ class Facts:
             )
         return any(agents.get(fact.id, fact.agent_id) != fact.agent_id for fact in facts)
 
-    async def _epoch_and_change(self, conn: AsyncConnection, namespace: str) -> tuple[int, int]:
-        row = (await conn.execute(self._state, {"ns": namespace})).first()
+    def _epoch_and_change(self, conn: Connection, namespace: str) -> tuple[int, int]:
+        row = conn.execute(self._state, {"ns": namespace}).first()
         return (0, 0) if row is None else (row.epoch, row.change)
 
-    async def _put_all(
+    def _put_all(
         self,
-        conn: AsyncConnection,
+        conn: Connection,
         namespace: str,
         facts: Sequence[Fact],
         seen: FactChanges | None = None,
@@ -194,11 +193,11 @@ class Facts:
         *,
         moved: bool = False,
     ) -> None:
-        epoch, last = await self._epoch_and_change(conn, namespace)
+        epoch, last = self._epoch_and_change(conn, namespace)
         if seen is not None:
             if seen.epoch not in (0, epoch):
                 raise UnchangedError(result=False)
-            found = await conn.execute(self._in_view(self._changed, view), {"ns": namespace, "seen": seen.change})
+            found = conn.execute(self._in_view(self._changed, view), {"ns": namespace, "seen": seen.change})
             facts = _merged([Fact.model_validate(row.data) for row in found], facts)
         if facts:
             stored = [fact.model_copy(update={"namespace": namespace}).model_dump(mode="json") for fact in facts]
@@ -212,10 +211,10 @@ class Facts:
                 }
                 for i, (fact, data) in enumerate(zip(facts, stored, strict=True), 1)
             ]
-            await conn.execute(self._put, rows)
+            conn.execute(self._put, rows)
             # Whoever saw a fact that has moved must read all of them again, as where one was deleted.
             begun_again = {"epoch": time.time_ns()} if moved else {}
-            await conn.execute(self._set, {"ns": namespace, "change": last + len(rows), **begun_again})
+            conn.execute(self._set, {"ns": namespace, "change": last + len(rows), **begun_again})
 
 
 def _merged(newer: Sequence[Fact], extracted: Sequence[Fact]) -> list[Fact]:

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import bindparam, func, insert, select, update
 
 from llama_index_memory_ext.errors import MessageError
-from llama_index_memory_ext.store.calls import UnchangedError, writes_session
-from llama_index_memory_ext.store.deletions import Deletions
-from llama_index_memory_ext.store.message_ids import MessageIds
-from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED
-from llama_index_memory_ext.text.identity import SPEAKER_KEY, is_same, message_id_of
+from llama_index_memory_ext.store.runner import UnchangedError, writes_session
+from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, one_of, upsert
+from llama_index_memory_ext.text.identity import ID_KEY, SPEAKER_KEY, is_same, message_id_of
 from llama_index_memory_ext.text.messages import as_taken, cleaned, is_printed, storable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from sqlalchemy.ext.asyncio import AsyncConnection
+    from sqlalchemy import Connection
 
-    from llama_index_memory_ext.store.database import Database
-    from llama_index_memory_ext.store.readers import Readers
+    from llama_index_memory_ext.store.cursors import Readers
+    from llama_index_memory_ext.store.deletion import Deletions
     from llama_index_memory_ext.store.rows import LogRow, Opening
-    from llama_index_memory_ext.store.users import Users
+    from llama_index_memory_ext.store.runner import Database
+    from llama_index_memory_ext.store.sessions import Users
+    from llama_index_memory_ext.store.tables import Row, Statement
+    from llama_index_memory_ext.text.tool_calls import Json
 
     # Says of messages, oldest first, how many of the oldest go into the log; None: none.
     Plan = Callable[[Sequence[ChatMessage]], int] | None
+
+logger = logging.getLogger(__name__)
 
 _PAGE_ROWS = 500
 
@@ -36,14 +40,19 @@ _PAGE_ROWS = 500
 class Log:
     """Writes the rows of the chat table; those of a session are written and archived in the order of their ids."""
 
-    def __init__(self, database: Database, readers: Readers, users: Users) -> None:
-        self.database, self._readers, self._users, self._tables = database, readers, users, database.tables
-        self._deletions, self._ids = Deletions(database), MessageIds(database, readers)
+    def __init__(self, database: Database, readers: Readers, users: Users, deletions: Deletions) -> None:
+        self.database, self._readers, self._users, self._deletions = database, readers, users, deletions
+        rows, ids = database.tables.rows, database.tables.message_ids
+        self._rows, self._ids = rows, ids
+        session: Statement = bindparam("session")
+        self._known = select(ids.c.row_id).where(ids.c.key == session, one_of(ids.c.message_id, database.backend))
+        last = select(rows.c.id, rows.c.timestamp).where(rows.c.key == session).order_by(rows.c.id.desc())
+        self._last, self._put_ids = last.limit(bindparam("most")), upsert(ids, database.backend, "row_id")
 
     @writes_session
-    async def append(
+    def append(
         self,
-        conn: AsyncConnection,
+        conn: Connection,
         key: str,
         messages: Sequence[ChatMessage],
         plan_flush: Plan,
@@ -62,117 +71,99 @@ class Log:
         ``Users.claim_within``, which may refuse it.
         Returns copies of the messages that went into the log, oldest first; those that were there are not among them.
         """
-        active: list[LogRow] = []
+        before: list[LogRow] = []
         if not replace:
-            messages = await self._ids.unknown_within(conn, key, messages)
-            active = await self._readers.find_within(conn, key, [ACTIVE]) if plan_flush else []
-            if not (messages or active):
+            messages = self._unknown(conn, key, messages)
+            before = self._readers.find_within(conn, key, [ACTIVE]) if plan_flush else []
+            if not (messages or before):
                 raise UnchangedError(result=[])
-        user_id = await self._claim(conn, key, messages, opening, readers)
+        user_id = None
+        if opening is not None:
+            others = _speakers_in(messages, opening)
+            is_shared = self._users.claim_within(conn, key, opening, others, readers)
+            user_id = opening.user_id if is_shared else None
         if replace:
-            return await self._replace(conn, key, messages, plan_flush, user_id)
-        taken = as_taken([*(row.message for row in active), *messages])
-        flushed_count = plan_flush(taken) if plan_flush else 0
-        await self._archive(conn, key, active[:flushed_count])
-        new = await self._insert(conn, key, messages, user_id, archived=flushed_count - len(active))
-        return [*(row.as_put for row in active[:flushed_count]), *new]
+            before = self._unchanged(conn, key, messages)
+            kept, messages = messages[: len(before)], messages[len(before) :]
+            self._deletions.delete_within(conn, key, self._rows.c.id > (before[-1].id if before else 0))
+            messages = self._unknown(conn, key, messages)
+        else:
+            kept = [row.message for row in before]
+        flushed = plan_flush(as_taken([*kept, *messages])) if plan_flush else 0
+        self._archive(conn, key, before[:flushed])
+        self._activate(conn, key, before[flushed:])
+        written = self._insert(conn, key, messages, user_id, archived=flushed - len(before))
+        return [*(row.as_put for row in before[:flushed] if row.is_active), *written]
 
-    async def _claim(
-        self,
-        conn: AsyncConnection,
-        key: str,
-        messages: Sequence[ChatMessage],
-        opening: Opening | None,
-        readers: Sequence[str],
-    ) -> str | None:
-        """Make the session the user's who opens it; returns that user where the session is of several, else None."""
-        if opening is None:
-            return None
-        claimed = self._users.claim_within(conn, key, opening, _speakers_in(messages, opening), readers)
-        return opening.user_id if await claimed else None
-
-    async def _replace(
-        self, conn: AsyncConnection, key: str, messages: Sequence[ChatMessage], plan_flush: Plan, user_id: str | None
-    ) -> list[ChatMessage]:
-        """Replace the messages of a session, as ``append``."""
-        kept, rows = await self._unchanged(conn, key, messages), self._tables.rows
-        await self._deletions.delete_within(conn, key, rows.c.id > (kept[-1].id if kept else 0))
-        new = await self._ids.unknown_within(conn, key, messages[len(kept) :])
-        flushed = plan_flush(as_taken([*messages[: len(kept)], *new])) if plan_flush else 0
-        await self._archive(conn, key, kept[:flushed])
-        await self._activate(conn, key, kept[flushed:])
-        written = await self._insert(conn, key, new, user_id, archived=flushed - len(kept))
-        return [*(row.as_put for row in kept[:flushed] if row.is_active), *written]
-
-    async def _unchanged(self, conn: AsyncConnection, key: str, messages: Sequence[ChatMessage]) -> list[LogRow]:
+    def _unchanged(self, conn: Connection, key: str, messages: Sequence[ChatMessage]) -> list[LogRow]:
         """The oldest rows of a session, as far as they hold these messages."""
         same: list[LogRow] = []
         while True:
             last = same[-1].id if same else 0
-            page = await self._readers.find_within(conn, key, [ARCHIVED, ACTIVE], last, limit=_PAGE_ROWS)
-            given = messages[len(same) : len(same) + len(page)]
-            pairs = zip(page, given, strict=False)
+            page = self._readers.find_within(conn, key, [ARCHIVED, ACTIVE], last, limit=_PAGE_ROWS)
+            pairs = zip(page, messages[len(same) : len(same) + len(page)], strict=False)
             same += [row for row, _ in takewhile(lambda pair: is_same(pair[0].data, storable(pair[1])), pairs)]
             if not page or same[-1:] != page[-1:]:
                 return same
 
     @writes_session
-    async def delete_row(self, conn: AsyncConnection, key: str, row_id: int) -> ChatMessage | None:
+    def delete_row(self, conn: Connection, key: str, row_id: int) -> ChatMessage | None:
         """Delete one message and return it; None if the session has no such row."""
-        found = await self._readers.rows_within(conn, key, [row_id])
+        found = self._readers.rows_within(conn, key, [row_id])
         if not found:
             raise UnchangedError
-        await self._deletions.delete_within(conn, key, self._tables.rows.c.id == row_id)
+        self._deletions.delete_within(conn, key, self._rows.c.id == row_id)
         return found[0].as_put
 
     @writes_session
-    async def delete(self, conn: AsyncConnection, key: str, status: str | None = None) -> None:
+    def delete(self, conn: Connection, key: str, status: str | None = None) -> None:
         """Delete the messages of a session; None: of any status."""
-        these = [self._tables.rows.c.status == status] if status else []
-        await self._deletions.delete_within(conn, key, *these)
+        self._deletions.delete_within(conn, key, *([self._rows.c.status == status] if status else []))
 
     @writes_session
-    async def take_oldest(self, conn: AsyncConnection, key: str, count: int, *, archive: bool) -> list[ChatMessage]:
+    def take_oldest(self, conn: Connection, key: str, count: int, *, archive: bool) -> list[ChatMessage]:
         """Archive the oldest active messages of a session, or delete them, and return them."""
-        oldest = await self._readers.find_within(conn, key, [ACTIVE], limit=count)
+        oldest, rows = self._readers.find_within(conn, key, [ACTIVE], limit=count), self._rows
         if oldest and archive:
-            await self._archive(conn, key, oldest)
+            self._archive(conn, key, oldest)
         elif oldest:
-            rows = self._tables.rows
-            await self._deletions.delete_within(conn, key, rows.c.status == ACTIVE, rows.c.id <= oldest[-1].id)
+            self._deletions.delete_within(conn, key, rows.c.status == ACTIVE, rows.c.id <= oldest[-1].id)
         return [row.as_put for row in oldest]
 
-    async def _archive(self, conn: AsyncConnection, key: str, oldest: Sequence[LogRow]) -> None:
+    @writes_session
+    def add(self, conn: Connection, key: str, messages: Sequence[ChatMessage], *, archive: bool) -> None:
+        """Write messages, to the active ones or into the log."""
+        new = self._unknown(conn, key, messages)
+        self._insert(conn, key, new, None, archived=len(new) if archive else 0)
+
+    def _archive(self, conn: Connection, key: str, oldest: Sequence[LogRow]) -> None:
         """Move these rows into the log, and those before them."""
         if any(row.is_active for row in oldest):
-            rows = self._tables.rows
+            rows = self._rows
             these = (rows.c.key == key, rows.c.status == ACTIVE, rows.c.id <= oldest[-1].id)
-            await conn.execute(update(rows).where(*these).values(status=ARCHIVED))
+            conn.execute(update(rows).where(*these).values(status=ARCHIVED))
 
-    async def _activate(self, conn: AsyncConnection, key: str, newest: Sequence[LogRow]) -> None:
+    def _activate(self, conn: Connection, key: str, newest: Sequence[LogRow]) -> None:
         """Move these rows, which are the last ones, out of the log."""
         if any(not row.is_active for row in newest):
-            rows = self._tables.rows
+            rows = self._rows
             these = (rows.c.key == key, rows.c.status == ARCHIVED, rows.c.id >= newest[0].id)
-            await conn.execute(update(rows).where(*these).values(status=ACTIVE))
+            conn.execute(update(rows).where(*these).values(status=ACTIVE))
 
-    async def _taken(self, conn: AsyncConnection, key: str, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
-        """What messages are taken for behind those of the session."""
-        before: list[ChatMessage] = []
-        if messages and is_printed(messages[0]):
-            rows = self._tables.rows
-            last = (await conn.execute(select(func.max(rows.c.id)).where(rows.c.key == key))).scalar()
-            before = [row.message for row in await self._readers.rows_within(conn, key, [last or 0])]
-        return as_taken([*before, *messages])[len(before) :]
-
-    async def _insert(
-        self, conn: AsyncConnection, key: str, messages: Sequence[ChatMessage], user_id: str | None, *, archived: int
+    def _insert(
+        self, conn: Connection, key: str, messages: Sequence[ChatMessage], user_id: str | None, *, archived: int
     ) -> list[ChatMessage]:
         """Write messages, the first ones into the log, with what they are taken for as roles; returns copies of those.
 
         With a ``user_id``, that of whoever has said it, by default this one, is written beside each of a user's.
         """
-        now, taken = time.time_ns(), await self._taken(conn, key, messages)
+        if not messages:
+            return []
+        now, before = time.time_ns(), list[ChatMessage]()
+        if is_printed(messages[0]):
+            last = conn.execute(select(func.max(self._rows.c.id)).where(self._rows.c.key == key)).scalar()
+            before = [row.message for row in self._readers.rows_within(conn, key, [last or 0])]
+        taken = as_taken([*before, *messages])[len(before) :]
         rows = [
             {
                 "key": key,
@@ -184,16 +175,57 @@ class Log:
             }
             for i, message in enumerate(messages)
         ]
-        if rows:
-            await conn.execute(insert(self._tables.rows), rows)
-            await self._ids.add_within(conn, key, rows)
-        return [ChatMessage.model_validate(row["data"]) for row in rows if row["status"] == ARCHIVED]
+        conn.execute(insert(self._rows), rows)
+        self._note_ids(conn, key, rows)
+        return [ChatMessage.model_validate(row["data"]) for row in rows[: max(archived, 0)]]
 
-    @writes_session
-    async def add(self, conn: AsyncConnection, key: str, messages: Sequence[ChatMessage], *, archive: bool) -> None:
-        """Write messages, to the active ones or into the log."""
-        new = await self._ids.unknown_within(conn, key, messages)
-        await self._insert(conn, key, new, None, archived=len(new) if archive else 0)
+    def _unknown(self, conn: Connection, key: str, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+        """The messages without those whose id the session, or one before them, has; a MessageError for a wrong id."""
+        named = [message_id_of({ID_KEY: cleaned(message.additional_kwargs.get(ID_KEY))}) for message in messages]
+        if not any(named):
+            return messages
+        known, new = self._with_ids(conn, key, [name for name in named if name]), []
+        for name, message in zip(named, messages, strict=True):
+            first = known.get(name) if name else None
+            if first is None:
+                new.append(message)
+                known |= {name: storable(message)} if name else {}
+            elif not is_same(first, storable(message)):
+                logger.warning(
+                    "A message of session %r was not stored: the first one with the same message_id, which has other "
+                    "words, stays. Put what is new with an id of its own.",
+                    key,
+                )
+        return new
+
+    def _with_ids(self, conn: Connection, key: str, names: Sequence[str]) -> dict[str, Json]:
+        """The messages with these ids, but for those that the plain host has deleted or replaced since."""
+        found: dict[str, Json] = {}
+        for start in range(0, len(names), _PAGE_ROWS):
+            page = names[start : start + _PAGE_ROWS]
+            ids = conn.execute(self._known, {"session": key, "names": page}).scalars().all()
+            for row in self._readers.rows_within(conn, key, ids) if ids else ():
+                kwargs = row.data.get("additional_kwargs") if isinstance(row.data, dict) else None
+                name = message_id_of(kwargs) if isinstance(kwargs, dict) else None
+                if name is not None and name in page:
+                    found[name] = row.data
+        return found
+
+    def _note_ids(self, conn: Connection, key: str, rows: Sequence[Row]) -> None:
+        """Note the ids that programs have given to rows that were written just now."""
+        named = {row["timestamp"]: message_id_of(row["data"].get("additional_kwargs") or {}) for row in rows}
+        written = {timestamp: name for timestamp, name in named.items() if name}
+        found: dict[int, int] = {}
+        count = len(rows)
+        # They are the last ones but for what the plain host has added.
+        while not found.keys() >= written.keys():
+            last = conn.execute(self._last, {"session": key, "most": count}).all()
+            # A clock may give two rows the same time; the newest counts.
+            found = {row.timestamp: row.id for row in reversed(last)}
+            count *= 2
+        if written:
+            put = [{"key": key, "message_id": name, "row_id": found[time]} for time, name in written.items()]
+            conn.execute(self._put_ids, put)
 
 
 def _speaker_of(message: ChatMessage, user_id: str) -> str | None:

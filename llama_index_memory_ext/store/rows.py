@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.bridge.pydantic import ValidationError
 
-from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED
+from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED
 from llama_index_memory_ext.text.times import times_in
 from llama_index_memory_ext.text.tool_calls import RESULT_ROLES
 

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import select
 
-from llama_index_memory_ext.store.calls import UnchangedError, connected, reads
-from llama_index_memory_ext.store.schema import one_of, upsert, vectors_namespace
+from llama_index_memory_ext.store.runner import UnchangedError, reads
+from llama_index_memory_ext.store.tables import one_of, upsert, vectors_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from sqlalchemy.ext.asyncio import AsyncConnection
+    from sqlalchemy import Connection
 
-    from llama_index_memory_ext.store.database import Database
-    from llama_index_memory_ext.store.readers import Readers
+    from llama_index_memory_ext.store.cursors import Readers
+    from llama_index_memory_ext.store.runner import Database
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,31 +33,33 @@ class KeptVectors:
         return (*self.database.identity, self.namespace, self.model)
 
     @reads
-    async def read(self, conn: AsyncConnection, ids: Sequence[str]) -> dict[str, tuple[str, bytes]]:
+    def read(self, conn: Connection, ids: Sequence[str]) -> dict[str, tuple[str, bytes]]:
         """The digest and the vector of each of these facts that has one."""
         table, backend = self.database.tables.embeddings, self.database.backend
         these = (table.c.namespace == self.namespace, table.c.model == self.model, one_of(table.c.id, backend))
         query = select(table.c.id, table.c.digest, table.c.vector).where(*these)
-        return {row.id: (row.digest, row.vector) for row in await conn.execute(query, {"names": ids})}
+        return {row.id: (row.digest, row.vector) for row in conn.execute(query, {"names": ids})}
 
-    # The lock is that of the facts, so that no vector outlives a user who is being forgotten.
-    @connected(lambda part, *_: part.database.writing(users=[part.namespace]))
-    async def write(self, conn: AsyncConnection, vectors: Mapping[str, tuple[str, bytes]]) -> bool:
+    async def write(self, vectors: Mapping[str, tuple[str, bytes]]) -> bool:
         """Keep vectors; those of facts that were deleted meanwhile are passed over. True: others may be valid."""
+        # The lock is that of the facts, so that no vector outlives a user who is being forgotten.
+        return await self.database.run(self._write, vectors, users=[self.namespace])
+
+    def _write(self, conn: Connection, vectors: Mapping[str, tuple[str, bytes]]) -> bool:
         facts = self.database.tables.facts
         these = (facts.c.namespace == self.namespace, one_of(facts.c.id, self.database.backend))
-        found = await conn.execute(select(facts.c.id).where(*these), {"names": list(vectors)})
-        await self._put(conn, vectors, found.scalars())
+        found = conn.execute(select(facts.c.id).where(*these), {"names": list(vectors)})
+        self._put(conn, vectors, found.scalars())
         return True
 
-    async def _put(self, conn: AsyncConnection, vectors: Mapping[str, tuple[str, bytes]], ids: Iterable[str]) -> None:
+    def _put(self, conn: Connection, vectors: Mapping[str, tuple[str, bytes]], ids: Iterable[str]) -> None:
         model = {"namespace": self.namespace, "model": self.model}
         rows = [{**model, "id": one, "digest": vectors[one][0], "vector": vectors[one][1]} for one in ids]
         if not rows:
             raise UnchangedError(result=True)
         # Two processes that embed the same content store the same; only one knows of a content that changed.
         put = upsert(self.database.tables.embeddings, self.database.backend, "digest", "vector")
-        await conn.execute(put, rows)
+        conn.execute(put, rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +75,16 @@ class MessageVectors(KeptVectors):
         """The vectors of a session."""
         return cls(readers.database, vectors_namespace(session_id), model, session_id, epoch, readers)
 
-    # The lock is that of the messages, so that no vector outlives them.
-    @connected(lambda part, *_: part.database.writing(sessions=[part.session_id]))
-    async def write(self, conn: AsyncConnection, vectors: Mapping[str, tuple[str, bytes]]) -> bool:
+    async def write(self, vectors: Mapping[str, tuple[str, bytes]]) -> bool:
         """Keep vectors; False if messages were deleted since the epoch: their ids may be those of others by now."""
-        if not await self.readers.is_current_within(conn, self.session_id, self.epoch):
+        # The lock is that of the messages, so that no vector outlives them.
+        return await self.database.run(self._write, vectors, sessions=[self.session_id])
+
+    def _write(self, conn: Connection, vectors: Mapping[str, tuple[str, bytes]]) -> bool:
+        if not self.readers.is_current_within(conn, self.session_id, self.epoch):
             raise UnchangedError(result=False)
         rows = self.database.tables.rows
         these = (rows.c.key == self.session_id, rows.c.id.in_(map(int, vectors)))
-        found = await conn.execute(select(rows.c.id).where(*these))
-        await self._put(conn, vectors, map(str, found.scalars()))
+        found = conn.execute(select(rows.c.id).where(*these))
+        self._put(conn, vectors, map(str, found.scalars()))
         return True

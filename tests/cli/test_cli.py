@@ -27,7 +27,7 @@ from llama_index_memory_ext.cli.facts import WORDS_STAY, short_ids
 from llama_index_memory_ext.cli.forget import find_pieces, search_file
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.store.rows import Opening
-from llama_index_memory_ext.store.schema import SCHEMA_VERSION
+from llama_index_memory_ext.store.tables import SCHEMA_VERSION
 from tests.cli.terminal import COMMAND, Here, at_terminal, clean_environment, path_without_extra, run
 
 ANN = ("--user", "ann")

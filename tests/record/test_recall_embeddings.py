@@ -12,7 +12,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, MemoryRetriever, MemoryStore
-from llama_index_memory_ext.store.schema import vectors_namespace
+from llama_index_memory_ext.store.tables import vectors_namespace
 from llama_index_memory_ext.store.vectors import MessageVectors
 from tests.conversation import assistant, calling, recalled, result, sent_text, user
 from tests.memories import OpenMemory, OpenPlainMemory

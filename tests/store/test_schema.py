@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, SessionOwnerError, StoreError
-from llama_index_memory_ext.store.schema import SCHEMA_VERSION
+from llama_index_memory_ext.store.tables import SCHEMA_VERSION
 from tests.conversation import assistant, record, sent_text, user
 from tests.databases import ENGINES_AT, engine_at
 from tests.memories import close_plain_memory

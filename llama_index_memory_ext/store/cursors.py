@@ -6,22 +6,21 @@ import logging
 from typing import TYPE_CHECKING
 
 from sqlalchemy import and_, bindparam, case, func, literal, null, or_, select
-from sqlalchemy.exc import SQLAlchemyError
 
 from llama_index_memory_ext.errors import StoreError
-from llama_index_memory_ext.store.calls import UnchangedError, reads, writes_session
 from llama_index_memory_ext.store.rows import Glance, LogPage, LogRow, Seen
-from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, LAST_ID, OWN, SHARED, upsert
+from llama_index_memory_ext.store.runner import UnchangedError, reads
+from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LAST_ID, OWN, SHARED, upsert
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from llama_index.core.base.llms.types import ChatMessage
-    from sqlalchemy.ext.asyncio import AsyncConnection
+    from sqlalchemy import Connection
 
-    from llama_index_memory_ext.store.database import Database
     from llama_index_memory_ext.store.rows import Opening
-    from llama_index_memory_ext.store.schema import Statement
+    from llama_index_memory_ext.store.runner import Database
+    from llama_index_memory_ext.store.tables import Statement
     from llama_index_memory_ext.text.tool_calls import Json
 
 logger = logging.getLogger(__name__)
@@ -80,9 +79,9 @@ class Readers:
         self._put = upsert(cursors, database.backend, "position", "state")
         self._add_reader = upsert(cursors, database.backend)
 
-    async def find_within(
+    def find_within(
         self,
-        conn: AsyncConnection,
+        conn: Connection,
         key: str,
         statuses: Sequence[str],
         after: int = 0,
@@ -92,27 +91,27 @@ class Readers:
     ) -> list[LogRow]:
         """The oldest rows of a session with these statuses, oldest first."""
         page = {"session": key, "statuses": statuses, "last_id": after, "most": limit, "skipped": offset}
-        return [LogRow(*row) for row in await conn.execute(self._after, page)]
+        return [LogRow(*row) for row in conn.execute(self._after, page)]
 
     find = reads(find_within)
 
     @reads
-    async def messages(self, conn: AsyncConnection, key: str, status: str | None = ACTIVE) -> list[ChatMessage]:
-        """The messages of a session, oldest first; None: of any status."""
-        statuses = [status] if status else _LOG_AND_ACTIVE
-        return [row.as_put for row in await self.find_within(conn, key, statuses)]
+    def messages(
+        self, conn: Connection, key: str, statuses: Sequence[str], after: int, *, limit: int, offset: int
+    ) -> tuple[list[ChatMessage], int]:
+        """The messages of ``find``, parsed where no event loop waits for them, and the id of the last row."""
+        rows = self.find_within(conn, key, statuses, after, limit=limit, offset=offset)
+        return [row.as_put for row in rows], rows[-1].id if rows else after
 
     @reads
-    async def glance(
-        self, conn: AsyncConnection, key: str, reader: str, last_id: int, watch: str, opening: Opening
-    ) -> Glance:
+    def glance(self, conn: Connection, key: str, reader: str, last_id: int, watch: str, opening: Opening) -> Glance:
         """What is active, and what the log has gained since the row ``last_id``, at most 40 rows; 0: not known.
 
         All that a prompt needs of a session of which the rows before are known.
         """
         given = {"session": key, "reader": reader, "watch": watch, "last_id": last_id or LAST_ID}
         given |= {"user": opening.user_in(key), "closed": OWN if opening.shared else SHARED}
-        found = (await conn.execute(self._glance, given)).all()
+        found = conn.execute(self._glance, given).all()
         now = found[0]
         rows = [LogRow(*(getattr(row, name) for name in LogRow.__slots__)) for row in found if row.id is not None]
         active, log = (tuple(row for row in rows if row.is_active is wanted) for wanted in (True, False))
@@ -121,9 +120,9 @@ class Readers:
         return Glance(reader, watch, now.epoch, now.position or 0, facts, *flags, active, log)
 
     @reads
-    async def page(
+    def page(
         self,
-        conn: AsyncConnection,
+        conn: Connection,
         key: str,
         reader: str,
         seen: Seen,
@@ -139,13 +138,13 @@ class Readers:
         """
         cursor = {"session": key, "reader": reader, "watch": watch}
         page = {"last_id": seen.last_id, "newest": LAST_ID if before is None else before - 1, "most": limit + 1}
-        found = (await conn.execute(self._page, cursor | page)).all()
-        return _page_of(found or (await conn.execute(self._cursor, cursor)).all(), seen, limit)
+        found = conn.execute(self._page, cursor | page).all()
+        return _page_of(found or conn.execute(self._cursor, cursor).all(), seen, limit)
 
     @reads
-    async def unread(
+    def unread(
         self,
-        conn: AsyncConnection,
+        conn: Connection,
         key: str,
         reader: str,
         *,
@@ -157,30 +156,30 @@ class Readers:
 
         ``with_active`` adds the active rows.
         """
-        cursor = await self._read_cursor(conn, key, reader)
+        cursor = self._read_cursor(conn, key, reader)
         last_id = (cursor.position or 0) if after is None else after
         statuses = _LOG_AND_ACTIVE if with_active else [ARCHIVED]
-        rows = await self.find_within(conn, key, statuses, last_id, limit=limit)
+        rows = self.find_within(conn, key, statuses, last_id, limit=limit)
         known = cursor.position is not None
         return LogPage(cursor.position or 0, cursor.epoch, rows, registered=known, state=cursor.state)
 
-    async def rows_within(self, conn: AsyncConnection, key: str, ids: Sequence[int]) -> list[LogRow]:
+    def rows_within(self, conn: Connection, key: str, ids: Sequence[int]) -> list[LogRow]:
         """These rows of a session, active ones too, oldest first; rows that are gone are left out."""
         wanted = {"session": key, "ids": list(ids), "statuses": _LOG_AND_ACTIVE}
-        return [LogRow(*row) for row in await conn.execute(self._rows, wanted)]
+        return [LogRow(*row) for row in conn.execute(self._rows, wanted)]
 
     rows = reads(rows_within)
 
     @reads
-    async def rows_in(self, conn: AsyncConnection, key: str, ids: Sequence[int], epoch: int) -> list[LogRow] | None:
+    def rows_in(self, conn: Connection, key: str, ids: Sequence[int], epoch: int) -> list[LogRow] | None:
         """As ``rows``; None if rows of the session were deleted since ``epoch``, so that ids may be those of others."""
-        rows = await self.rows_within(conn, key, ids)
-        return rows if (await self._read_cursor(conn, key, "")).epoch == epoch else None
+        rows = self.rows_within(conn, key, ids)
+        return rows if (self._read_cursor(conn, key, "")).epoch == epoch else None
 
     @reads
-    async def state(self, conn: AsyncConnection, key: str, reader: str) -> tuple[int, Json]:
+    def state(self, conn: Connection, key: str, reader: str) -> tuple[int, Json]:
         """The position of a cursor, and the state that it was moved with."""
-        row = (await conn.execute(self._state, {"session": key, "reader": reader})).first()
+        row = conn.execute(self._state, {"session": key, "reader": reader}).first()
         return (0, None) if row is None else (row.position, row.state)
 
     async def move(self, key: str, reader: str, *, epoch: int, old: int, new: int, state: Json = None) -> bool:
@@ -194,43 +193,42 @@ class Readers:
         False if another process has moved the cursor, rows were deleted meanwhile, or the database is busy.
         """
         try:
-            return await self._move(key, reader, epoch=epoch, old=old, new=new, state=state)
-        except (SQLAlchemyError, StoreError) as error:
+            moved = {"epoch": epoch, "old": old, "new": new, "state": state}
+            return await self.database.run(self.move_within, key, reader, sessions=[key], **moved)
+        except StoreError as error:
             logger.warning("The cursor of %s was not moved (%s); it is tried again.", reader, type(error).__name__)
             return False
 
-    async def move_within(
-        self, conn: AsyncConnection, key: str, reader: str, *, epoch: int, old: int, new: int, state: Json = None
+    def move_within(
+        self, conn: Connection, key: str, reader: str, *, epoch: int, old: int, new: int, state: Json = None
     ) -> bool:
         """As ``move``; the transaction is rolled back where it is False."""
-        if await self._position(conn, key, reader, epoch) != old:
+        if self._position(conn, key, reader, epoch) != old:
             raise UnchangedError(result=False)
-        await conn.execute(self._put, {"key": key, "reader": reader, "position": new, "state": state})
+        conn.execute(self._put, {"key": key, "reader": reader, "position": new, "state": state})
         return True
 
-    _move = writes_session(move_within)
-
-    async def register_within(self, conn: AsyncConnection, key: str, readers: Sequence[str]) -> None:
+    def register_within(self, conn: Connection, key: str, readers: Sequence[str]) -> None:
         """Store the cursors of readers, by which ``Users.pending`` knows them."""
         if readers:
             begin = [{"key": key, "reader": reader, "position": 0, "state": None} for reader in readers]
-            await conn.execute(self._add_reader, begin)
+            conn.execute(self._add_reader, begin)
 
-    async def is_current_within(self, conn: AsyncConnection, key: str, epoch: int) -> bool:
+    def is_current_within(self, conn: Connection, key: str, epoch: int) -> bool:
         """Whether no row of the session was deleted since ``epoch``."""
-        return await self._position(conn, key, "", epoch) is not None
+        return self._position(conn, key, "", epoch) is not None
 
-    async def _position(self, conn: AsyncConnection, key: str, reader: str, epoch: int) -> int | None:
+    def _position(self, conn: Connection, key: str, reader: str, epoch: int) -> int | None:
         """Where a cursor is; None if rows of the session were deleted since ``epoch``."""
-        now = await self._read_cursor(conn, key, reader)
+        now = self._read_cursor(conn, key, reader)
         same = now.epoch == epoch
         if epoch == 0:
             # A log that only the plain host has written had no epoch before it was locked just now.
-            same = bool(await self.find_within(conn, key, _LOG_AND_ACTIVE, limit=1))
+            same = bool(self.find_within(conn, key, _LOG_AND_ACTIVE, limit=1))
         return (now.position or 0) if same else None
 
-    async def _read_cursor(self, conn: AsyncConnection, key: str, reader: str) -> Statement:
-        return (await conn.execute(self._cursor, {"session": key, "reader": reader, "watch": ""})).one()
+    def _read_cursor(self, conn: Connection, key: str, reader: str) -> Statement:
+        return conn.execute(self._cursor, {"session": key, "reader": reader, "watch": ""}).one()
 
 
 def _page_of(found: Statement, seen: Seen, limit: int) -> LogPage:
