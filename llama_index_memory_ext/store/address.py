@@ -67,15 +67,13 @@ def checked_url(uri: str | None) -> URL:
             f"async_database_uri must be a SQLAlchemy address such as 'sqlite+aiosqlite:///{file}' or "
             "'postgresql+asyncpg://user@host/database'; what was given cannot be read as one."
         ) from None
-    except ModuleNotFoundError as error:
-        raise unusable(url, error) from error
     if "@" in (url.host or ""):
         # It would be shown as a part of the host's name.
         raise StoreError("There are two '@' in async_database_uri: in a user's name or a password, write '%40' for it.")
     check_backend(url)
     try:
         driver_url(url)
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         raise unusable(url, error) from error
     return url
 
@@ -121,15 +119,17 @@ def unusable(url: URL, error: Exception) -> StoreError:
     """Returns the error for a database to which there is no connection, by what the driver has raised."""
     hint = "See whether it is there, and whether the address, the user and the password are right."
     reason = reason_of(error)
-    if isinstance(error, ModuleNotFoundError):
-        reason, hint = f"it needs {error.name}", 'pip install "llama-index-memory-ext[postgres]"'
+    if isinstance(error, ImportError):
+        reason, hint = f"it needs {error.name or 'libpq'}", 'pip install "llama-index-memory-ext[postgres]"'
     return StoreError(f"The database at {without_password(url)} cannot be used: {reason}. {hint}")
 
 
 def refused(url: URL, error: Exception, name: str) -> StoreError:
     """Returns the error for a call that the database has refused, by what the driver has raised."""
     reason, hint = reason_of(error), "Nothing was changed. The call can be made again."
-    if "readonly" in reason or "read-only" in reason:
+    if getattr(error, "connection_invalidated", False):
+        hint = "The connection was lost: look whether it was stored before you repeat the call."
+    elif "readonly" in reason or "read-only" in reason:
         hint = "Nothing was changed: see who may write to the database, to its file and to the folder of that."
     elif "full" in reason and url.get_backend_name() == "sqlite":
         with suppress(OSError):

@@ -170,16 +170,18 @@ class Deletions:
         return not busy
 
     def _vacuum_on_server(self, conn: Connection) -> bool:
-        # The connection goes with this setting.
         conn.exec_driver_sql("SET statement_timeout = 0")
-        conn.detach()
         forbidden = []
-        for table in self._tables.rows.metadata.sorted_tables:
-            name = conn.dialect.identifier_preparer.format_table(table)
-            if conn.execute(_MAY_VACUUM, {"name": name}).scalar():
-                conn.exec_driver_sql(f"VACUUM {name}")
-            else:
-                forbidden.append(name)
+        try:
+            for table in self._tables.rows.metadata.sorted_tables:
+                name = conn.dialect.identifier_preparer.format_table(table)
+                if conn.execute(_MAY_VACUUM, {"name": name}).scalar():
+                    conn.exec_driver_sql(f"VACUUM {name}")
+                else:
+                    forbidden.append(name)
+        finally:
+            # Nobody else may get a connection with this setting.
+            conn.invalidate()
         if forbidden:
             logger.warning(
                 "This database user may not vacuum %s: what was deleted stays in the files of the server until its "

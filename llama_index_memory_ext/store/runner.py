@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Hashable, Iterator
 
     from sqlalchemy import Connection, Engine
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
     from llama_index_memory_ext.store.tables import Row
 
@@ -306,8 +306,10 @@ class Database:
         if not self._is_ready:
             await self._open()
 
+        locked = Locked()
+
         def step(conn: Connection) -> T:
-            conn.info[_LOCKED] = Locked()
+            conn.info[_LOCKED] = locked
             self.lock(conn, sessions, users)
             return function(conn, *args, **options)
 
@@ -317,9 +319,12 @@ class Database:
             {"writes": writes, "in_transaction": in_transaction},
         )
         try:
-            return await self._call(step, name, names, seconds or self.seconds, **how)
+            result = await self._call(step, name, names, seconds or self.seconds, **how)
         except UnchangedError as unchanged:
             return cast("T", unchanged.result)
+        for mark in locked.done:
+            self._done.put(mark, value=True)
+        return result
 
     def lock(self, conn: Connection, sessions: Collection[str], users: Collection[str]) -> None:
         """Lock sessions before users, each in order, so that no two writers wait for each other."""
@@ -396,17 +401,25 @@ class Database:
     async def _open(self) -> None:
         """Make all tables ready; a StoreError if they are newer, or cannot be made."""
         names = {("setup",)}
-        # Looking comes first: mostly all tables exist, and then a database user need not be allowed to make any.
-        version = await self._call(self._look, "opening", names, self.seconds, writes=False)
-        if version != SCHEMA_VERSION or self._rows:
-            make = partial(self._make, version)
-            await self._call(make, "making the tables", names, max(self.seconds, _SETUP_SECONDS), writes=True)
+        try:
+            # Looking comes first: mostly all tables exist, and then a database user need not be allowed to make any.
+            version = await self._call(self._look, "opening", names, self.seconds, writes=False)
+            if version != SCHEMA_VERSION or self._rows:
+                make = partial(self._make, version)
+                await self._call(make, "making the tables", names, max(self.seconds, _SETUP_SECONDS), writes=True)
+        except StoreTimeoutError:
+            # A connection is still in use.
+            raise
+        except StoreError:
+            self._close()
+            raise
         self._is_ready = True
 
     def _look(self, conn: Connection) -> int | None:
+        version = known_version(conn, self.tables)
         if self.backend == "sqlite" and not (self._lent or self.in_memory or self.set_up):
             use_write_ahead_log(conn, self.seconds)
-        return known_version(conn, self.tables)
+        return version
 
     def _make(self, version: int | None, conn: Connection) -> None:
         try:
@@ -490,9 +503,7 @@ class Database:
                     # What another thread has left open when the process was forked.
                     raw.rollback()
                     raw.execute("BEGIN IMMEDIATE")
-                result = step(conn)
-            self._note(conn)
-            return result
+                return step(conn)
 
     async def _in_loop(
         self, lent: AsyncEngine, job: _Job, step: Callable[[Connection], T], *, in_transaction: bool
@@ -518,7 +529,6 @@ class Database:
                     if not driver.in_transaction:
                         await conn.exec_driver_sql("BEGIN IMMEDIATE")
                 result = await conn.run_sync(step)
-            self._note(conn)
         except BaseException as raised:  # noqa: BLE001 - whatever it is belongs to the caller
             error = raised
         self._pending.discard(job)
@@ -533,11 +543,6 @@ class Database:
             if "is locked" in reason_of(error):
                 raise StoreTimeoutError(name, self.seconds, writes=writes) from error
             raise refused(self.url, error, name) from error
-
-    def _note(self, conn: Connection | AsyncConnection) -> None:
-        """Remember what was done in a transaction that is committed."""
-        for mark in conn.info.pop(_LOCKED, Locked()).done:
-            self._done.put(mark, value=True)
 
     def _opened(self) -> Engine:
         if self.is_gone:

