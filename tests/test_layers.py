@@ -38,8 +38,8 @@ facts       backfill > block > extractor > learning > sources verification > cac
 grounding   sentences statement > names negation > dates > numbers quotes secrets > words numerals > language  # words
 .           log_block                                                     # what both blocks share: they read one log
 ---
-store       read_only > __init__ > log > users > facts vectors > deletions history message_ids > readers > database >
-            calls engine engines rows > in_use schema                     # the tables, who has read how far, pools
+store       read_only > __init__ > log > deletion > sessions > facts vectors > cursors > rows runner >
+            address tables                                                # the tables, threads, connections
 search      concern embeddings > tfidf vectors > forms postings > languages > stems > tokenization >
             days function_words                                           # how similar two texts are
 formats     __init__ > foreign > openai                                   # messages of other programs, as JSON

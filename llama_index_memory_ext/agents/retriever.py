@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 # The network and the disk, and rows that cannot be read.
 _DATABASE_ERRORS = (OSError, asyncio.TimeoutError, ValidationError, json.JSONDecodeError, UnicodeError)
 # SQLAlchemy, and the drivers whose errors it passes on while a connection is made.
-_DATABASE_LIBRARIES = frozenset({"sqlalchemy", "aiosqlite", "asyncpg", "sqlite3"})
+_DATABASE_LIBRARIES = frozenset({"sqlalchemy", "aiosqlite", "asyncpg", "psycopg", "sqlite3"})
 # On LoCoMo, ten nodes hold 72.6 % of the evidence for a question with 1.0, and 70.5 % with 0.7.
 _MESSAGE_CONFIDENCE = 1.0
 # The share of the limit that one node may have.

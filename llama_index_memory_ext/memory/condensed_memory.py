@@ -145,7 +145,7 @@ class CondensedMemory(Memory):
             video_token_size_estimate: Tokens of a video, at least 0.
             chat_store: A store of your own instead of the following four; it is not closed.
             table_name: The chat table.
-            async_database_uri: SQLite by aiosqlite or PostgreSQL by asyncpg; default: in memory.
+            async_database_uri: SQLite or PostgreSQL; default: in memory.
             async_engine: Your own engine; it is not closed.
             db_schema: The schema of the tables, where the database has schemas.
             context_window: Most tokens of prompt and answer of the model that answers; default: what ``llm`` says, or

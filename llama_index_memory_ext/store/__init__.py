@@ -50,15 +50,16 @@ class MemoryStore(SQLAlchemyChatStore):
     ``archived`` are the log. Rows of a session are written, archived and read in the order of their ids.
 
     Args:
-        async_database_uri: A SQLAlchemy address with an async driver: SQLite by aiosqlite (the default is a private
-            in-memory database) or PostgreSQL by asyncpg, with a pool of connections for each event loop.
+        async_database_uri: A SQLAlchemy address of SQLite (the default is a private in-memory database) or PostgreSQL,
+            whatever driver it names. Its statements run in threads of this process, by sqlite3 or psycopg.
         table_name: The host's chat table; the names of all other tables begin with this.
         async_engine: An engine of your own instead of an address. It is used as it is and never closed.
         db_data: Rows of the chat table that a database in memory begins with, as ``model_dump`` gives them.
         db_schema: The schema of the tables, where the database has schemas.
         operation_timeout: Most seconds that a call of the store takes, over 0, with its wait for locks and connections:
             a ``StoreTimeoutError`` then. To make the tables may take ten minutes, and ``vacuum`` an hour.
-        pool_size: Most connections to PostgreSQL in each event loop, from 1; an engine of your own has its own pool.
+        pool_size: Most threads, each with a connection, of this store in the process, from 1; an engine of your own
+            has its own pool, and works in the event loop of the caller.
 
     A call that is cancelled returns at once. A write that has begun ends in the background, and the log says whether it
     was stored; ``aclose`` waits for it.
@@ -78,7 +79,7 @@ class MemoryStore(SQLAlchemyChatStore):
     deletions: Deletions = Field(default=_UNSET, description="Deletes sessions and users.")
     jobs: JobRegistry = Field(default_factory=JobRegistry, description="What runs in the background of memories here.")
     operation_timeout: float = Field(default=DEFAULT_TIMEOUT_SECONDS, description="Most seconds of a call.")
-    pool_size: int = Field(default=DEFAULT_POOL_SIZE, description="Most connections to PostgreSQL per event loop.")
+    pool_size: int = Field(default=DEFAULT_POOL_SIZE, description="Most threads and connections.")
     address: str = Field(default="", description="The database's address without its password and options.")
 
     def __init__(
