@@ -19,10 +19,10 @@ from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.bridge.pydantic import Field
 
 from benchmarks.command import shown
-from benchmarks.messages import sample_messages
+from benchmarks.messages import put_facts
 from benchmarks.report import Measure, Promise, publish
 from benchmarks.turn_cost import turn
-from llama_index_memory_ext import CondensedMemory, Fact
+from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.offline_model import OfflineModel
 
 FACTS, TURNS, WARM_UP = 1_000, 200, 10
@@ -53,9 +53,7 @@ async def turns(folder: Path) -> tuple[list[float], list[float]]:
     with_facts = CondensedMemory.from_defaults(
         "with", extract_facts=False, async_database_uri=f"sqlite+aiosqlite:///{folder / 'with.db'}"
     )
-    texts = [str(message.content) for message in sample_messages(FACTS, start=10_000)]
-    facts = [Fact(content=text, confidence=0.7 + i % 30 / 100) for i, text in enumerate(texts)]
-    await with_facts.sql_store.facts.write("with", facts)
+    await put_facts(with_facts, FACTS)
     seconds: dict[str, list[float]] = {"without": [], "with": []}
     async with without, with_facts:
         for number in shown(range(WARM_UP + TURNS), "turns"):
@@ -93,7 +91,7 @@ def main() -> int:
         Measure("to the first call of the model, an extraction model of 1 s", 1000 * extracting, "ms"),
     ]
     promises = [
-        Promise(f"a turn with {FACTS:,} facts against one without", 1.3, with_facts / without),
+        Promise(f"a turn with {FACTS:,} facts against one without", 1.2, with_facts / without),
         Promise("the first call of the model comes later by", 10, 1000 * (extracting - plain), "ms"),
     ]
     return publish("facts_cost", measures, promises)

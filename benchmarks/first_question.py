@@ -22,15 +22,16 @@ import sys
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from time import perf_counter, process_time
+from time import process_time
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
 from benchmarks.command import shown
+from benchmarks.pauses import ticking
 from benchmarks.report import Measure, Promise, publish
 from llama_index_memory_ext import CondensedMemory, TokenCounter
 
-ROUNDS, TICK_SECONDS = 9, 0.001
+ROUNDS = 9
 WITH_VOCABULARY, WITHOUT_VOCABULARY = "with the vocabulary", "after the vocabulary"
 
 
@@ -53,30 +54,16 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-async def note_pauses(pauses: list[float]) -> None:
-    """Append the seconds by which each sleep was too long."""
-    while True:
-        start = perf_counter()
-        await asyncio.sleep(TICK_SECONDS)
-        pauses.append(perf_counter() - start - TICK_SECONDS)
-
-
 async def first_question(file: Path) -> dict[str, float]:
     """The CPU seconds, the additional resident bytes and the longest pause of the event loop, in seconds."""
     async with opened(file, "second") as memory:
-        pauses: list[float] = []
-        watch = asyncio.create_task(note_pauses(pauses))
-        await asyncio.sleep(10 * TICK_SECONDS)
-        pauses.clear()
-        resident, cpu = resident_bytes(), process_time()
-        await memory.aput(ChatMessage(role=MessageRole.USER, content="Which tea do I like?"))
-        messages = await memory.aget()
-        measured = {"cpu": process_time() - cpu, "bytes": resident_bytes() - resident}
-        # The pause that is still going on ends here.
-        await asyncio.sleep(2 * TICK_SECONDS)
-        watch.cancel()
+        async with ticking() as pauses:
+            resident, cpu = resident_bytes(), process_time()
+            await memory.aput(ChatMessage(role=MessageRole.USER, content="Which tea do I like?"))
+            messages = await memory.aget()
+            measured = {"cpu": process_time() - cpu, "bytes": resident_bytes() - resident}
         assert "Likes green tea" in str(messages[-1].content)
-        return {**measured, "pause": max(pauses)}
+        return {**measured, "pause": max(pauses) / 1000}
 
 
 def in_new_process(file: Path, side: str) -> dict[str, float]:

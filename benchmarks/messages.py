@@ -1,10 +1,12 @@
-"""Makes the messages that the benchmarks put in: plain words, one token each, the same in every run."""
+"""Makes the messages and facts that the benchmarks put in: plain words, one token each, the same in every run."""
 
 from __future__ import annotations
 
 import random
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
+
+from llama_index_memory_ext import CondensedMemory, Fact
 
 WORDS_PER_MESSAGE = 20
 # A question, and the answer of an assistant.
@@ -21,6 +23,13 @@ _WORDS = (
 def sample_messages(count: int, *, start: int = 0) -> list[ChatMessage]:
     """Fresh messages of 20 tokens, a user's and an assistant's by turns; ``start`` is the number of the first one."""
     return [_message(number, WORDS_PER_MESSAGE, WORDS_PER_MESSAGE) for number in range(start, start + count)]
+
+
+async def put_facts(memory: CondensedMemory, count: int) -> None:
+    """Store facts of the memory's user, as many of 20 tokens."""
+    texts = [str(message.content) for message in sample_messages(count, start=10_000)]
+    facts = [Fact(content=text, confidence=0.7 + i % 30 / 100) for i, text in enumerate(texts)]
+    await memory.facts.aimport("\n".join(fact.model_dump_json() for fact in facts))
 
 
 def conversation(turns: int) -> list[ChatMessage]:

@@ -27,6 +27,7 @@ NAMES = (
     "history_cost",
     "bulk_put",
     "long_session",
+    "pauses",
     "restore",
     "facts_cost",
     "ranking_speed",

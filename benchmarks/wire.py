@@ -1,6 +1,7 @@
 """A server that stands in for the providers, and reads from a request what a prompt cache would look at.
 
-It answers every request with one word. What counts is the body of the request, as the real client has sent it.
+It answers every request with one word, if it is not told another answer. What counts is the body of the request, as the
+real client has sent it.
 """
 
 from __future__ import annotations
@@ -21,13 +22,6 @@ from llama_index_memory_ext import CachingOpenAI
 
 Body = dict[str, Any]
 
-_COMPLETION = {
-    "id": "chatcmpl-1",
-    "object": "chat.completion",
-    "created": 0,
-    "model": "gpt-4o",
-    "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "Yes."}}],
-}
 _MESSAGE = {
     "id": "msg_1",
     "type": "message",
@@ -40,11 +34,12 @@ _MESSAGE = {
 
 
 class Wire:
-    """Where the server listens, and the body of the last request."""
+    """Where the server listens, the body of the last request, and what it answers as OpenAI."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.body: Body = {}
+        self.answer = "Yes."
 
     def openai(self) -> LLM:
         """LlamaIndex's model for OpenAI's Chat Completions, without marks."""
@@ -84,13 +79,21 @@ class _Handler(BaseHTTPRequestHandler):
         """Silent."""
 
     def do_POST(self) -> None:
-        self.server.wire.body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))  # type: ignore[attr-defined]
-        answer = json.dumps(_MESSAGE if self.path.endswith("/messages") else _COMPLETION).encode()
+        wire: Wire = self.server.wire  # type: ignore[attr-defined]
+        wire.body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        is_anthropic = self.path.endswith("/messages")
+        answer = json.dumps(_MESSAGE if is_anthropic else _completion(wire.answer)).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
         self.wfile.write(answer)
+
+
+def _completion(text: str) -> Body:
+    message = {"role": "assistant", "content": text}
+    choices = [{"index": 0, "finish_reason": "stop", "message": message}]
+    return {"id": "chatcmpl-1", "object": "chat.completion", "created": 0, "model": "gpt-4o", "choices": choices}
 
 
 def parts_of(body: Body) -> list[Part]:

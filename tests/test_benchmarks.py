@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import aclosing
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from llama_index_memory_ext import MemoryStore
 
 # The source distribution has tests, but no benchmarks.
 per_turn = pytest.importorskip("benchmarks.per_turn")
@@ -23,6 +27,9 @@ altered_quotes = pytest.importorskip("benchmarks.altered_quotes")
 one_message = pytest.importorskip("benchmarks.one_message")
 told = pytest.importorskip("benchmarks.told")
 plots = pytest.importorskip("benchmarks.plots")
+pauses = pytest.importorskip("benchmarks.pauses")
+wire = pytest.importorskip("benchmarks.wire")
+many_sessions = pytest.importorskip("benchmarks.many_sessions")
 
 FILES = sorted(report.RESULTS.glob("*.json"))
 
@@ -96,6 +103,41 @@ async def test_every_side_can_be_measured(setting: str, side: str) -> None:
     counts = await per_turn.counts_of(opened(per_turn.IN_MEMORY), messages.conversation(8))
     assert len(counts) == 8
     assert all(0 <= cached <= tokens for cached, tokens in counts)
+
+
+async def test_a_pause_of_the_event_loop_is_measured_at_its_length() -> None:
+    async with pauses.ticking() as noted:
+        end = perf_counter() + 0.05
+        while perf_counter() < end:
+            pass
+    assert max(noted) >= 49
+
+
+async def test_every_case_with_a_pause_can_be_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pauses, "FACTS", 20)
+    monkeypatch.setattr(pauses, "CHARACTERS", 1_000)
+    uri = f"sqlite+aiosqlite:///{tmp_path / 'memory.db'}"
+    await pauses.fill(uri, 30)
+    for case in pauses.CASES.values():
+        if case is not pauses.extract:
+            assert await case(uri)
+
+
+def test_a_case_is_measured_in_a_process_of_its_own(tmp_path: Path) -> None:
+    uri = f"sqlite+aiosqlite:///{tmp_path / 'memory.db'}"
+    with wire.listening() as server:
+        server.answer = ""
+        assert pauses.in_new_process("the first extraction of facts", uri, server.address) > 0
+        assert server.body["messages"]
+
+
+async def test_many_sessions_have_all_their_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many_sessions, "TURNS", 2)
+    async with aclosing(MemoryStore(f"sqlite+aiosqlite:///{tmp_path / 'memory.db'}")) as store:
+        measured = await many_sessions.one_round(store, 5, "round")
+        assert measured.errors == 0
+        assert len(await store.get_keys()) == 5
+        assert await store.count_messages("round 4", None) == 4
 
 
 @pytest.mark.skipif(not real_engine.has_engine(), reason="needs the extra bench")

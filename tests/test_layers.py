@@ -49,7 +49,7 @@ asking      options > failures shield window                              # what
 ---
 text        trim responses > cutting loose_json > messages > identity times > tokens tool_calls visible  # as text
 ---
-background  jobs > leftovers locks loop                                   # work that no answer waits for
+background  jobs > locks loop                                             # work that no answer waits for
 ---
 .           refusals > errors events signatures                                   # what all of it uses
 """

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from asyncio import FIRST_COMPLETED
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet, finalize
 
-from llama_index_memory_ext.background.leftovers import tell_at_the_end
 from llama_index_memory_ext.background.loop import other_loop, spawn
 from llama_index_memory_ext.errors import NoModelError
 from llama_index_memory_ext.events import JobFailedEvent, send, span
@@ -25,8 +23,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LONGEST_PAUSE_SECONDS = 300.0
-# The longest pause is reached long before; a larger power of 2 may be no float.
-_MOST_DOUBLINGS = 30
 # The number of keys whose failures are remembered.
 _MOST_FAILURES = 1_000
 
@@ -75,7 +71,8 @@ class BackOff:
 
 def pause_seconds(first: float, failures: int) -> float:
     """The pause after a failure, where there were ``failures`` in a row before it: at most 300 seconds."""
-    return min(first * 2.0 ** min(failures, _MOST_DOUBLINGS), LONGEST_PAUSE_SECONDS)
+    # The longest pause is reached long before; a larger power of 2 may be no float.
+    return min(first * 2.0 ** min(failures, 30), LONGEST_PAUSE_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +86,6 @@ class Failure:
     error: str
     at: datetime
     retry_at: datetime | None = None
-
-
-def _new_future() -> asyncio.Future[None]:
-    return asyncio.get_running_loop().create_future()
 
 
 @dataclass
@@ -109,8 +102,15 @@ class _Job:
     again: bool = True
     pausing: bool = False
     awaited: bool = False
-    attempt: asyncio.Future[None] = field(default_factory=_new_future)
-    following: asyncio.Future[None] = field(default_factory=_new_future)
+    attempt: asyncio.Future[None] = field(default_factory=asyncio.Future)
+    following: asyncio.Future[None] = field(default_factory=asyncio.Future)
+
+    def without_pause(self) -> asyncio.Task[None]:
+        """Its task, which ends now instead of pausing, and does not pause after a failure."""
+        self.awaited = True
+        if self.pausing:
+            self.task.cancel()
+        return self.task
 
 
 class Jobs:
@@ -122,9 +122,9 @@ class Jobs:
 
     def __init__(self, kind: str, failed: str, event: type[JobFailedEvent] | None = None) -> None:
         self.kind = kind
-        self._failed = failed
-        self._event = event
-        self._jobs: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[JobKey, _Job]] = WeakKeyDictionary()
+        self._failed, self._event = failed, event
+        # No other event loop could wait for them.
+        self._jobs: dict[tuple[asyncio.AbstractEventLoop, JobKey], _Job] = {}
         self._failures: dict[JobKey, Failure] = {}
         # How often the work of a key was halved, because it was too much for a model.
         self.halvings: Counter[JobKey] = Counter()
@@ -134,38 +134,32 @@ class Jobs:
 
         ``pause_seconds`` is the pause after a first failure.
         """
-        job = self._running(key)
-        if job is not None:
+        here = asyncio.get_running_loop(), key
+        job = self._jobs.get(here)
+        if job is not None and not job.task.done():
             job.work, job.pause_seconds, job.again = work, pause_seconds, True
             return
-        for reference in self._jobs.keyrefs():
-            loop = reference()
-            if loop is not None and loop.is_closed():
-                self._jobs.pop(loop, None)
-        task = spawn(self._run(key))
-        job = self._jobs.setdefault(task.get_loop(), {})[key] = _Job(work, pause_seconds, task)
-        task.add_done_callback(partial(self._remove, key, job))
+        for place in list(self._jobs):
+            if place[0].is_closed():
+                self._jobs.pop(place, None)
+        self._jobs[here] = job = _Job(work, pause_seconds, spawn(self._run(key)))
+        job.task.add_done_callback(partial(self._remove, here, job))
 
     def failure_of(self, key: JobKey) -> Failure | None:
         """The last failure since the last success; None if there is none."""
         return self._failures.get(key)
 
-    def failures_of(self, key: JobKey) -> int:
-        """The number of failures since the last success."""
-        failure = self._failures.get(key)
-        return failure.failures if failure else 0
-
     async def wait(self, key: JobKey) -> None:
         """Wait until the job of a key has ended; a job that pauses after a failure is cancelled instead."""
-        job = self._awaited(key)
+        job = self._jobs.get((asyncio.get_running_loop(), key))
         if job is not None:
-            await asyncio.wait([job.task])
+            await asyncio.wait([job.without_pause()])
 
     async def wait_for_started(self, session_id: str) -> None:
         """Wait until the jobs of a session have done, or failed to do, what was started so far; more may follow."""
-        jobs = [self._awaited(key) for key in list(self._here()) if key.session_id == session_id]
-        for job in filter(None, jobs):
-            await asyncio.wait([job.task, job.following if job.again else job.attempt], return_when=FIRST_COMPLETED)
+        for job in self._here([session_id]):
+            attempt = job.following if job.again else job.attempt
+            await asyncio.wait([job.without_pause(), attempt], return_when=asyncio.FIRST_COMPLETED)
 
     async def finish(self, key: JobKey, work: Work) -> None:
         """Run the work now, after the job that is under way; a failure is logged, and the next start tries again."""
@@ -174,38 +168,25 @@ class Jobs:
 
     async def stop(self, names: Collection[str] | None = None) -> None:
         """Cancel the jobs of these sessions in this event loop; None: all."""
-        jobs = [job for key, job in self._here().items() if names is None or key.session_id in names]
-        for job in jobs:
-            job.task.cancel()
-        if jobs:
-            await asyncio.wait([job.task for job in jobs])
+        tasks = [job.task for job in self._here(names)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _here(self) -> dict[JobKey, _Job]:
-        """The jobs that are under way in this event loop: no other loop could wait for them."""
-        return self._jobs.get(asyncio.get_running_loop(), {})
+    def _here(self, names: Collection[str] | None) -> list[_Job]:
+        """The jobs of these sessions, or all, in this event loop."""
+        here, jobs = asyncio.get_running_loop(), list(self._jobs.items())
+        return [job for (loop, key), job in jobs if loop is here and (names is None or key.session_id in names)]
 
-    def _running(self, key: JobKey) -> _Job | None:
-        job = self._here().get(key)
-        return job if job is not None and not job.task.done() else None
-
-    def _awaited(self, key: JobKey) -> _Job | None:
-        """The job of a key, for which a caller is about to wait; None if none is under way."""
-        job = self._running(key)
-        if job is not None:
-            job.awaited = True
-            if job.pausing:
-                job.task.cancel()
-        return job
-
-    def _remove(self, key: JobKey, job: _Job, _: asyncio.Task[None]) -> None:
+    def _remove(self, place: tuple[asyncio.AbstractEventLoop, JobKey], job: _Job, _: asyncio.Task[None]) -> None:
         # A task keeps its event loop alive. Another job of the key may have begun before this callback.
-        if self._here().get(key) is job:
-            del self._here()[key]
+        if self._jobs.get(place) is job:
+            del self._jobs[place]
 
     async def _run(self, key: JobKey) -> None:
-        job = self._here()[key]
-        while True:
-            failure, now = self.failure_of(key), datetime.now(timezone.utc)
+        job, succeeded = self._jobs[asyncio.get_running_loop(), key], False
+        while job.again or not succeeded:
+            failure, now = self._failures.get(key), datetime.now(timezone.utc)
             if failure and failure.retry_at and failure.retry_at > now:
                 if job.awaited:
                     return
@@ -213,44 +194,39 @@ class Jobs:
                 # The clock may have been set back.
                 await asyncio.sleep(min((failure.retry_at - now).total_seconds(), LONGEST_PAUSE_SECONDS))
             job.pausing = job.again = False
-            job.attempt, job.following = job.following, _new_future()
+            job.attempt, job.following = job.following, asyncio.Future()
             succeeded = await self._attempt(key, job.work, job.pause_seconds)
             job.attempt.set_result(None)
             if job.awaited and not succeeded:
                 return
-            if succeeded and not job.again:
-                return
 
-    async def _attempt(self, key: JobKey, work: Work, pause: float | None) -> bool:
-        """Run the work once, and remember a failure; without a ``pause`` nothing is about to try again."""
+    async def _attempt(self, key: JobKey, work: Work, first_pause: float | None) -> bool:
+        """Run the work once, and remember a failure; without a pause nothing is about to try again."""
         with span(f"memory {self.kind}"):
             try:
                 await work()
             except Exception as error:  # noqa: BLE001 - a model may fail in any way, and no turn may suffer from it
-                self._remember(key, error, pause)
+                self._remember(key, error, first_pause)
                 return False
         self._failures.pop(key, None)
         return True
 
     def _remember(self, key: JobKey, error: Exception, first_pause: float | None) -> None:
-        earlier = self._failures.pop(key, None)
-        failures = earlier.failures if earlier else 0
-        at = datetime.now(timezone.utc)
-        pause, outcome = None, "the next start of this session's memory tries again"
-        retry_at = earlier.retry_at if earlier else None
+        earlier, at, name = self._failures.pop(key, None), datetime.now(timezone.utc), type(error).__name__
+        failures = earlier.failures + 1 if earlier else 1
+        pause, retry_at = None, earlier.retry_at if earlier else None
+        outcome = "the next start of this session's memory tries again"
         if first_pause is not None:
-            pause = pause_seconds(first_pause, failures)
+            pause = pause_seconds(first_pause, failures - 1)
             retry_at, outcome = at + timedelta(seconds=pause), f"trying again in {pause:g} s"
-        failure = Failure(failures + 1, type(error).__name__, at, retry_at)
-        self._failures[key] = failure
         # That there is no model is said once, and not again with each pause.
-        if not (earlier and earlier.error == failure.error == NoModelError.__name__):
+        if not (earlier and earlier.error == name == NoModelError.__name__):
             log_failure(self._failed, key.session_id, error, outcome)
+        self._failures[key] = Failure(failures, name, at, retry_at)
         if len(self._failures) > _MOST_FAILURES:
             del self._failures[next(iter(self._failures))]
         if self._event is not None:
-            number = failure.failures
-            send(self._event(session_id=key.session_id, error=failure.error, failures=number, retry_seconds=pause))
+            send(self._event(session_id=key.session_id, error=name, failures=failures, retry_seconds=pause))
 
 
 class JobRegistry:
@@ -262,7 +238,7 @@ class JobRegistry:
     def __init__(self) -> None:
         # Sessions with finished turns that were not read for facts yet, as far as this process knows.
         self.unread: set[str] = set()
-        tell_at_the_end(self, self.unread)
+        finalize(self, _tell_unread, self.unread)
         self._jobs: dict[str, Jobs] = {}
         self._watched: WeakSet[Stoppable] = WeakSet()
 
@@ -280,17 +256,29 @@ class JobRegistry:
 
     async def stop(self, names: Collection[str] | None = None) -> None:
         """Cancel what is under way for these sessions and users, here and in synchronous calls; None: all of it."""
-        await self._stop_here(names)
+
+        async def stop_here() -> None:
+            for work in [*self._jobs.values(), *self._watched]:
+                await work.stop(names)
+
+        await stop_here()
         other = other_loop()
         if other is not None:
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._stop_here(names), other))
-
-    async def _stop_here(self, names: Collection[str] | None) -> None:
-        for work in [*self._jobs.values(), *self._watched]:
-            await work.stop(names)
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(stop_here(), other))
 
 
 def log_failure(failed: str, session_id: str, error: Exception, outcome: str) -> None:
     """Log a failure in one line, without texts."""
     reason = error if isinstance(error, NoModelError) else type(error).__name__
     logger.warning("%s (session %r, %s); nothing is lost, %s.", failed, session_id, reason, outcome)
+
+
+def _tell_unread(sessions: set[str]) -> None:
+    """Log one warning when a store is collected, or the program ends, before all turns were read for facts."""
+    if sessions:
+        logger.warning(
+            "No facts were extracted from the last turns of session %r%s. They are stored, and the next start of a "
+            "memory of this user reads them. To have them read at once, end with `await memory.aclose()`.",
+            min(sessions),
+            f" and {len(sessions) - 1} more" if len(sessions) > 1 else "",
+        )

@@ -23,6 +23,14 @@ def test_the_result_or_the_error_of_a_coroutine_comes_back() -> None:
             loop.run(fail())
 
 
+def test_a_call_that_was_cancelled_raises_what_a_task_raises() -> None:
+    async def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    with BackgroundLoop() as loop, pytest.raises(asyncio.CancelledError):
+        loop.run(cancelled())
+
+
 def test_tasks_go_on_between_calls_and_are_cancelled_at_the_end() -> None:
     async def start_task() -> asyncio.Task[bool]:
         return asyncio.ensure_future(asyncio.Event().wait())

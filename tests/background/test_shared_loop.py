@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+import time
 from contextvars import ContextVar
 
 import pytest
@@ -112,3 +113,30 @@ def test_a_program_ends_with_calls_jobs_and_connections_open_and_so_does_its_chi
     lines = done.stdout.splitlines()
     assert "['Hello.', 'From the child.']" in lines
     assert lines[-1] == ("2" if any_database_uri is None else "3")
+
+
+STUBBORN = """
+import asyncio, contextlib, threading, time
+from llama_index_memory_ext.background.loop import run, spawn
+
+started = threading.Event()
+
+async def never_end():
+    started.set()
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+async def begin():
+    spawn(never_end())
+
+run(begin())
+started.wait()
+print(time.time())
+"""
+
+
+def test_a_program_ends_within_three_seconds_though_a_job_cannot_be_cancelled() -> None:
+    done = subprocess.run([sys.executable, "-c", STUBBORN], capture_output=True, text=True, timeout=100, check=False)
+    assert time.time() - float(done.stdout) < 3
+    assert (done.returncode, done.stderr) == (0, "")
