@@ -301,8 +301,8 @@ class MemoryStore(SQLAlchemyChatStore):
             return await self.deletions.vacuum()
         except StoreError as error:
             logger.warning(
-                "The database was not vacuumed (%s); deleted rows are gone, but their words may still be in its files "
-                "until `await store.vacuum()` is called while nobody else uses it.",
+                "The database was not vacuumed: %s Deleted rows are gone, but their words may be in its files until "
+                "`await store.vacuum()` is called while nobody else uses it.",
                 error,
             )
             return False

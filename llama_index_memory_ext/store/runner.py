@@ -315,7 +315,7 @@ class Database:
 
         names = {("session", key) for key in sessions} | {("user", namespace) for namespace in users}
         name, how = (
-            function.__qualname__.partition(".<locals>")[0],
+            function.__qualname__.partition(".<locals>")[0].replace("._", "."),
             {"writes": writes, "in_transaction": in_transaction},
         )
         try:

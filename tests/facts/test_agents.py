@@ -137,11 +137,10 @@ async def test_each_agent_sees_its_own_facts_and_the_shared_ones_and_forgetting_
 
 async def rows_in(store: MemoryStore) -> dict[str, int | None]:
     tables = store.database.tables
-    async with store.database.connection() as connection:
-        return {
-            name: (await connection.execute(select(func.count()).select_from(getattr(tables, name)))).scalar()
-            for name in ("facts", "embeddings")
-        }
+    counts = {name: select(func.count()).select_from(getattr(tables, name)) for name in ("facts", "embeddings")}
+    return await store.database.run(
+        lambda conn: {name: conn.execute(query).scalar() for name, query in counts.items()}, writes=False
+    )
 
 
 async def test_another_agents_facts_are_in_no_answer_of_the_memory(store: MemoryStore) -> None:

@@ -587,9 +587,7 @@ def test_a_memory_that_is_collected_is_told_of_too(database_uri: str, caplog: py
         memory = CondensedMemory.from_defaults("chat", user_id="ann", **options)
         await memory.aput_messages([user("I like tea."), assistant("Fine.")])
         await memory.facts_block.await_jobs("chat")
-        engine = memory.sql_store.database.engine
-        assert engine is not None
-        await engine.dispose()
+        await memory.sql_store.database.aclose()
 
     asyncio.run(talk())
     gc.collect()

@@ -210,8 +210,8 @@ async def test_a_long_log_is_counted_and_not_read(open_memory: OpenMemory) -> No
     await memory.aput_messages([*talk(2_000), user("And?")])
     await memory.aget()
     fetched: list[str] = []
-    engine = await memory.sql_store.database.opened()
-    event.listen(engine.sync_engine, "before_cursor_execute", lambda *args: fetched.append(args[2]))
+    engine = memory.sql_store.database.engine
+    event.listen(engine, "before_cursor_execute", lambda *args: fetched.append(args[2]))
     stats = await memory.astats()
     assert (stats.messages, stats.left, stats.verbatim) == (4_001, 3_998, 2)
     # The page of the record has nothing new, and all else are counts.

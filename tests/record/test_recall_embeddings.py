@@ -47,9 +47,8 @@ async def ask(memory: CondensedMemory, question: str = "dog?") -> list[str]:
 async def stored(store: MemoryStore, session_id: str = "chat") -> set[int]:
     """The messages that have a vector."""
     table = store.database.tables.embeddings
-    async with store.database.connection() as conn:
-        found = await conn.execute(table.select().where(table.c.namespace == vectors_namespace(session_id)))
-        return {int(row.id) for row in found}
+    query = table.select().where(table.c.namespace == vectors_namespace(session_id))
+    return await store.database.run(lambda conn: {int(row.id) for row in conn.execute(query)}, writes=False)
 
 
 async def row_of(memory: CondensedMemory, text: str) -> int:

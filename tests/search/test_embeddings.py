@@ -349,8 +349,8 @@ async def ask(block: RelevantFactsBlock, question: str) -> list[str]:
 
 async def stored(block: RelevantFactsBlock) -> int:
     assert block.store is not None
-    async with block.store.database.connection() as connection:
-        return int((await connection.execute(text("SELECT count(*) FROM llama_index_memory_embeddings"))).scalar_one())
+    query = text("SELECT count(*) FROM llama_index_memory_embeddings")
+    return await block.store.database.run(lambda conn: int(conn.execute(query).scalar_one()), writes=False)
 
 
 async def test_no_fact_is_embedded_twice(open_block: OpenBlock) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
-import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -174,22 +174,45 @@ async def test_sessions_do_not_wait_for_each_other(open_memory: OpenMemory) -> N
         pass
 
 
-async def test_a_turn_is_alone_in_every_thread() -> None:
-    """The lock goes from hand to hand, in the order of asking."""
-    inside: list[str] = []
-    entered = threading.Event()
+async def test_a_turn_is_alone_in_every_thread(open_memory: OpenMemory) -> None:
+    """Tasks of one loop have their turns in the order of asking."""
+    memory, inside = open_memory(), list[str]()
 
     async def hold(name: str) -> None:
-        async with lock_for("door"):
-            entered.set()
+        async with memory.turn():
             inside.append(f"{name} in")
-            await asyncio.sleep(0)
+            for _ in range(20):
+                await asyncio.sleep(0)
             inside.append(f"{name} out")
 
     await asyncio.gather(*(asyncio.to_thread(asyncio.run, hold(str(i))) for i in range(5)), *map(hold, "abc"))
-    assert entered.is_set()
     assert len(inside) == 16
+    assert [one for one in inside if one in ("a in", "b in", "c in")] == ["a in", "b in", "c in"]
     assert all(out == into.replace("in", "out") for into, out in zip(inside[::2], inside[1::2], strict=True))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_a_turn_of_a_loop_that_was_closed_is_over(open_memory: OpenMemory) -> None:
+    memory, entered = open_memory(), list[object]()
+
+    async def stay() -> None:
+        async with memory.turn():
+            entered.append(asyncio.current_task())
+            await asyncio.Event().wait()
+
+    def begin_and_close() -> None:
+        loop = asyncio.new_event_loop()
+        entered.append(loop.create_task(stay()))
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+
+    await asyncio.to_thread(begin_and_close)
+    async with memory.turn():
+        assert len(entered) == 2
+    entered.clear()
+    gc.collect()
+    async with memory.turn():
+        pass
 
 
 async def test_a_cancelled_waiter_leaves_the_lock_usable() -> None:
