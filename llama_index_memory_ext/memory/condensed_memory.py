@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.facts.book import FactBook
     from llama_index_memory_ext.formats import Layout
+    from llama_index_memory_ext.store.rows import Snapshot
 
 
 class CondensedMemory(Memory):
@@ -258,9 +259,10 @@ class CondensedMemory(Memory):
         behind these messages: a turn that is over moves into the record, and that comes as one system message.
         ``initial_token_count`` tokens of the limit are left free; ``block_kwargs`` are passed on to each block.
         """
-        looked = turns.current_turn(self, input, self.condensed_block, self.facts_block)
-        async with self._calls(), looked as (turn, asked, is_to_come, printed):
-            contents = await self._get_memory_blocks_content(asked, **block_kwargs)
+        async with self._calls():
+            current = await turns.current_turn(self, input, self.condensed_block, self.facts_block)
+            snapshot, turn, asked, is_to_come, printed = current
+            contents = await self._contents(asked, snapshot, **block_kwargs)
             room = self.token_limit - initial_token_count - sum(map(self._tokens, asked if is_to_come else turn))
             content, messages, left = await self._fit(contents, room, turn)
             questions = sum(message.role == MessageRole.USER for message in turn) if content else 0
@@ -481,6 +483,21 @@ class CondensedMemory(Memory):
     def _plan_flush(self, messages: Sequence[ChatMessage]) -> int:
         """Returns how many of the oldest messages leave short-term memory."""
         return flushing.leaving(messages, self.token_limit, self.chat_history_token_ratio, self._tokens)
+
+    async def _contents(self, asked: list[ChatMessage], snapshot: Snapshot, **block_kwargs: Any) -> dict[str, Any]:
+        """Returns what each block shows for the messages, by its name, without empty ones."""
+        contents: dict[str, Any] = {}
+        # The snapshot is for these, on this store. The blocks of others need not know such an argument.
+        ours = [block for block in (self.condensed_block, self.facts_block) if block.store is self.sql_store]
+        for block in sorted(self.memory_blocks, key=lambda block: -block.priority):
+            reads = any(block is one for one in ours)
+            more = {**block_kwargs, "snapshot": snapshot} if reads else block_kwargs
+            content = await block.aget(asked, session_id=self.session_id, **more)
+            if content and not isinstance(content, str | list):
+                raise ValueError(f"Block {block.name!r} gave a {type(content).__name__}, and no text or list.")
+            if content:
+                contents[block.name] = content
+        return contents
 
     async def _fit(
         self, contents: dict[str, Any], room: int, turn: list[ChatMessage]

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ContentBlock
 
     from llama_index_memory_ext.background.jobs import Jobs
+    from llama_index_memory_ext.store.rows import Snapshot
 
 _MAX_SUMMARY_TOKENS = 1_000
 # The tags of the record and of two messages, and a few words: with less room, nothing would be shown.
@@ -163,14 +164,19 @@ class CondensedMemoryBlock(LogBlock):
         return "CondensedMemoryBlock"
 
     async def _aget(  # type: ignore[override]  # blocks, too
-        self, messages: list[ChatMessage] | None = None, *, session_id: str | None = None, **block_kwargs: Any
+        self,
+        messages: list[ChatMessage] | None = None,
+        *,
+        session_id: str | None = None,
+        snapshot: Snapshot | None = None,
+        **block_kwargs: Any,
     ) -> str | list[ContentBlock]:
         """The record, one line-ended element per message: as text, or as blocks with `cache_points`.
 
-        It is empty if nothing was said yet.
+        It is empty if nothing was said yet. A memory on the same store gives its `snapshot` of the session.
         """
         session_id = session_id or DEFAULT_SESSION_ID
-        window = await self._parts.reader.shown(session_id, self.glance_of(session_id))
+        window = await self._parts.reader.shown(session_id, snapshot)
         earlier = await self._earlier(session_id, window, messages or [])
         if not self._has_room(window):
             return ""

@@ -23,7 +23,7 @@ from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.events import HistoryCondensedEvent, is_heard, send
 from llama_index_memory_ext.log_block import Switch
 from llama_index_memory_ext.record.entry import NO_TEXT, summary_element
-from llama_index_memory_ext.store.rows import Seen
+from llama_index_memory_ext.store.rows import LogPage, Seen
 from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, MEDIA_TOKENS, Entry, clip_entry, entry_of, tokens_of
 from llama_index_memory_ext.text.tokens import CountedText
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.record.selection import RecordSettings, Selection
     from llama_index_memory_ext.store import MemoryStore
-    from llama_index_memory_ext.store.rows import Glance, LogPage, LogRow
+    from llama_index_memory_ext.store.rows import LogRow, Snapshot
     from llama_index_memory_ext.text.responses import Usage
 
 _PAGE_ROWS, _CHUNK_ROWS = 256, 16
@@ -165,9 +165,9 @@ class RecordReader:
         self.ended.put(session_id, tuple(sorted({*before, *(end.row_id for end in ends[-1:])})[-2:]))
         return RecordText(window.text + earlier, window.tokens + earlier.tokens, ends, marks)
 
-    async def shown(self, session_id: str, glance: Glance | None = None) -> Window:
+    async def shown(self, session_id: str, snapshot: Snapshot | None = None) -> Window:
         """The window within its limits. What is to be summarised is only left out until it is."""
-        window = await self.read(session_id, glance)
+        window = await self.read(session_id, snapshot)
         # If all that was shown has been taken back, what had left has room again.
         is_behind = window.seen.position and not (window.seen.last_id or window.summary)
         if is_behind and await self.move(session_id, window, 0):
@@ -179,12 +179,12 @@ class RecordReader:
             self.windows.put(session_id, window)
         return window
 
-    async def read(self, session_id: str, glance: Glance | None = None) -> Window:
+    async def read(self, session_id: str, snapshot: Snapshot | None = None) -> Window:
         """The window with what the log has gained, and without what this or another process has cut.
 
-        A ``glance`` of the session, just now, spares a query.
+        A ``snapshot`` of the session spares a query.
         """
-        window, page = await self._known(session_id, glance)
+        window, page = await self._known(session_id, snapshot)
         has_moved = page.position != window.seen.position
         if page.rows or has_moved:
             moved = await self._moved(session_id, window, page) if has_moved else window
@@ -243,16 +243,16 @@ class RecordReader:
         # Another process has cut, or the database is busy: show what there is, within the limit.
         return (await self.read(session_id)).evicted()
 
-    async def _known(self, session_id: str, glance: Glance | None) -> tuple[Window, LogPage]:
+    async def _known(self, session_id: str, snapshot: Snapshot | None) -> tuple[Window, LogPage]:
         """The window that was read last, and what the log has gained; a new window if that cannot be continued."""
         window = self.windows.get(session_id)
         if window is not None and window.seen.last_id:
-            page = await self._page(session_id, window.seen, glance=glance)
+            page = await self._page(session_id, window.seen, snapshot=snapshot)
             if page.fresh and not _must_reread(window, page):
                 return window, page
         instructions = await self._first_instructions(session_id) if self.settings.include_system else ()
         window = Window(Seen(), self.settings.selection(instructions), instructions)
-        return window, await self._page(session_id, window.seen, glance=glance)
+        return window, await self._page(session_id, window.seen, snapshot=snapshot)
 
     async def _first_instructions(self, session_id: str) -> tuple[Entry, ...]:
         """The entry of the first message of the log if that instructs the assistant."""
@@ -294,11 +294,12 @@ class RecordReader:
         return new if is_short else window.selection.within_shares(new), bool(rows) or page.more
 
     async def _page(
-        self, session_id: str, seen: Seen, before: int | None = None, glance: Glance | None = None
+        self, session_id: str, seen: Seen, before: int | None = None, snapshot: Snapshot | None = None
     ) -> LogPage:
-        name, readers = self.settings.name, self.store.readers
-        page = glance.page(name, seen, _PAGE_ROWS) if glance and before is None else None
-        return page or await readers.page(session_id, name, seen, before=before, limit=_PAGE_ROWS)
+        rows = snapshot.log_behind(seen) if snapshot else None
+        if snapshot and rows is not None:
+            return LogPage(snapshot.position, snapshot.epoch, [row for row in rows if row.id > snapshot.position])
+        return await self.store.readers.page(session_id, self.settings.name, seen, before=before, limit=_PAGE_ROWS)
 
     async def _counted(self, rows: Sequence[LogRow]) -> list[Entry]:
         # Counting some megabytes takes a second, for which the event loop must not be blocked.

@@ -10,7 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.store.calls import UnchangedError, reads, writes_session
-from llama_index_memory_ext.store.rows import Glance, LogPage, LogRow, Seen
+from llama_index_memory_ext.store.rows import LogPage, LogRow, Seen, Snapshot
 from llama_index_memory_ext.store.schema import ACTIVE, ARCHIVED, LAST_ID, OWN, SHARED, upsert
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Readers:
     @reads
     async def glance(
         self, conn: AsyncConnection, key: str, reader: str, last_id: int, watch: str, opening: Opening
-    ) -> Glance:
+    ) -> Snapshot:
         """What is active, and what the log has gained since the row ``last_id``, at most 40 rows; 0: not known.
 
         All that a prompt needs of a session of which the rows before are known.
@@ -118,7 +118,7 @@ class Readers:
         active, log = (tuple(row for row in rows if row.is_active is wanted) for wanted in (True, False))
         facts = (now.facts_epoch, now.facts_change)
         flags = (now.newest is None, bool(now.others))
-        return Glance(reader, watch, now.epoch, now.position or 0, facts, *flags, active, log)
+        return Snapshot(now.epoch, now.position or 0, facts, *flags, active, log)
 
     @reads
     async def page(
@@ -135,7 +135,7 @@ class Readers:
         """The newest rows of the log that this reader has neither left behind nor seen, at most ``limit``.
 
         With ``before`` only rows with a smaller id, to turn the page. ``watch`` is a namespace of facts: the page says
-        how far its changes have come, which saves a query. A ``Glance`` of the session just now saves this one, too.
+        how far its changes have come, which saves a query.
         """
         cursor = {"session": key, "reader": reader, "watch": watch}
         page = {"last_id": seen.last_id, "newest": LAST_ID if before is None else before - 1, "most": limit + 1}
