@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from sqlalchemy import and_, bindparam, case, func, literal, null, or_, select
+from sqlalchemy import bindparam, case, func, literal, null, or_, select, true
 from sqlalchemy.exc import SQLAlchemyError
 
 from llama_index_memory_ext.errors import StoreError
@@ -254,14 +254,15 @@ def _glance_of(rows: Statement, columns: Sequence[Statement], state: Sequence[St
     # Of more rows than these, readers ask for as many as they have room for.
     before = _or_zero(ids.limit(1).offset(_GLANCE_ROWS))
     last_id: Statement = bindparam("last_id")
-    gained = and_(rows.c.status == ARCHIVED, rows.c.id >= last_id, rows.c.id > before)
-    wanted = and_(rows.c.key == session, or_(rows.c.status == ACTIVE, gained))
     # The row that is known already says that it still exists.
     row_id, role, data, *others = columns
     shown = (row_id, role, case((rows.c.id == last_id, null()), else_=data).label("data"), *others)
+    active = select(*shown).where(rows.c.key == session, rows.c.status == ACTIVE)
+    # Two queries, each along the index: SQLite reads the whole session for one with an "or".
+    found = active.union_all(select(*shown).where(*archived, rows.c.id >= last_id, rows.c.id > before)).subquery()
     one = select(literal(1).label("one")).subquery()
-    query = select(*shown, newest.label("newest"), *state)
-    return query.select_from(one.outerjoin(rows, wanted)).order_by(rows.c.id)
+    query = select(*found.c, newest.label("newest"), *state)
+    return query.select_from(one.outerjoin(found, true())).order_by(found.c.id)
 
 
 def _or_zero(query: Statement) -> Statement:
