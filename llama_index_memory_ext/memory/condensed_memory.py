@@ -270,8 +270,10 @@ class CondensedMemory(Memory):
         # An agent asks again for each of its tool calls, whose results it may keep to itself.
         question_hash = hash(body_of(turn[0])) if turn else 0
         goes_on, self._question_hash = bool(turn) and question_hash == self._question_hash, question_hash
-        shown, sent = template.before_question(content, messages), [template.without_our_tags(one) for one in turn]
-        if not is_to_come:
+        sent = [template.without_our_tags(one) for one in turn]
+        if is_to_come:
+            shown = template.before_question(content, messages)
+        else:
             if media:
                 template.add_media(media, content, sent)
             shown = self._insert_memory_content(sent, content, messages)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -60,19 +61,23 @@ class BlockEnd(NamedTuple):
 class RecordText(CountedText):
     """The text of a record, whose blocks stay as they are while it grows.
 
-    A block ends at each of ``ends``; the text behind the last of them, with recalled messages, is no block yet. At
-    ``marks``, oldest first, this request and those before it have ended their newest blocks.
+    A block ends at each of ``ends``, whose characters are counted behind the ``head``; the text behind the last of
+    them, with recalled messages, is no block yet. At ``marks``, oldest first, this request and those before it have
+    ended their newest blocks.
     """
 
-    __slots__ = ("ends", "marks")
+    __slots__ = ("ends", "head", "marks")
 
+    head: int
     ends: Sequence[BlockEnd]
     marks: Sequence[BlockEnd]
 
-    def __new__(cls, text: str, tokens: int, ends: Sequence[BlockEnd] = (), marks: Sequence[BlockEnd] = ()) -> Self:
-        """Make it of a text, its number of tokens, and where its blocks end."""
+    def __new__(
+        cls, text: str, tokens: int, head: int = 0, ends: Sequence[BlockEnd] = (), marks: Sequence[BlockEnd] = ()
+    ) -> Self:
+        """Make it of a text, its number of tokens, the length of its head, and where its blocks end."""
         record = super().__new__(cls, text, tokens)
-        record.ends, record.marks = ends, marks
+        record.head, record.ends, record.marks = head, ends, marks
         return record
 
     def content_blocks(self, cache_points: CachePoints = False, others: int = 0) -> list[ContentBlock]:
@@ -85,10 +90,11 @@ class RecordText(CountedText):
         content: list[ContentBlock] = []
         start = 0
         for end in self.ends:
-            content.append(TextBlock(text=self[start : end.characters]))
+            last = self.head + end.characters
+            content.append(TextBlock(text=self[start:last]))
             if end in marks:
                 content.append(cache_point(cache_points))
-            start = end.characters
+            start = last
         return [*content, TextBlock(text=self[start:])]
 
 
@@ -120,20 +126,20 @@ class Window:
         return "".join([*(entry.text for entry in self.instructions), self.element])
 
     @cached_property
-    def text(self) -> str:
-        """The record without the element around it, and without what is recalled."""
-        return "".join([self.head, *(entry.text for entry in self.kept)])
+    def kept_tokens(self) -> int:
+        """The tokens of the messages."""
+        return tokens_of(self.kept)
 
     @cached_property
     def tokens(self) -> int:
-        """The tokens of all parts of ``text``."""
-        return self.element.tokens + tokens_of(self.instructions) + tokens_of(self.kept)
+        """The tokens of the record without the element around it, and without what is recalled."""
+        return self.element.tokens + tokens_of(self.instructions) + self.kept_tokens
 
     @cached_property
     def is_over(self) -> bool:
         """Whether the messages exceed a limit."""
         limits = self.selection.limits
-        return len(self.kept) > limits.max_messages or tokens_of(self.kept) > limits.tokens
+        return len(self.kept) > limits.max_messages or self.kept_tokens > limits.tokens
 
     def evicted(self) -> Window:
         """The window after a cut."""
@@ -144,26 +150,58 @@ class Window:
         return replace(self, kept=self.selection.fit(self.kept), has_overflow=True)
 
 
+class Rendered(NamedTuple):
+    """Entries as the record shows them, which needs not be done again for those that were rendered before.
+
+    The characters of its ``ends`` are counted from the first entry; behind the last of them are ``open_tokens``.
+    """
+
+    entries: tuple[Entry, ...] = ()
+    text: str = ""
+    ends: tuple[BlockEnd, ...] = ()
+    open_tokens: int = 0
+
+    def of(self, entries: tuple[Entry, ...], room: int) -> Rendered:
+        """Returns the rendering of entries in a record of ``room`` tokens: this one goes on if it is of the first ones.
+
+        A block ends with the first entry with which it has its least number of tokens. So ends stay where they are
+        when entries follow, and are the same in every process.
+        """
+        before = self if entries[: len(self.entries)] == self.entries else Rendered()
+        new, ends = entries[len(before.entries) :], list[BlockEnd]()
+        tokens, characters = before.open_tokens, len(before.text)
+        for entry in new:
+            tokens, characters = tokens + entry.tokens, characters + len(entry.text)
+            if tokens * MOST_BLOCKS >= room:
+                ends.append(BlockEnd(entry.row_id, characters))
+                tokens = 0
+        text = before.text + "".join([entry.text for entry in new])
+        return Rendered(entries, text, (*before.ends, *ends), tokens)
+
+
 @dataclass(frozen=True)
 class RecordReader:
     """Reads the records of sessions as the settings of a block ask for.
 
-    ``windows`` are the last ones it has read, and ``ended`` the rows behind which their newest blocks have ended when
-    they were shown, for the last two such rows.
+    ``windows`` are the last ones it has read, ``rendered`` what was shown of them, and ``ended`` the rows behind which
+    their newest blocks have ended then, for the last two such rows.
     """
 
     store: MemoryStore
     settings: RecordSettings
     windows: Recent[str, Window] = field(default_factory=Recent)
+    rendered: Recent[str, Rendered] = field(default_factory=Recent)
     ended: Recent[str, tuple[int, ...]] = field(default_factory=Recent)
 
     def text(self, session_id: str, window: Window, earlier: CountedText) -> RecordText:
         """Returns the window and recalled messages as text with its blocks; remembers where the newest block ends."""
-        ends = block_ends(window.kept, self.settings.room, start=len(window.head))
+        shown = (self.rendered.get(session_id) or Rendered()).of(window.kept, self.settings.room)
+        self.rendered.put(session_id, shown)
         before = self.ended.get(session_id) or ()
-        marks = marked_ends(ends, window.kept, before)
-        self.ended.put(session_id, tuple(sorted({*before, *(end.row_id for end in ends[-1:])})[-2:]))
-        return RecordText(window.text + earlier, window.tokens + earlier.tokens, ends, marks)
+        marks = marked_ends(shown.ends, window.kept, before)
+        self.ended.put(session_id, tuple(sorted({*before, *(end.row_id for end in shown.ends[-1:])})[-2:]))
+        text, tokens = f"{window.head}{shown.text}{earlier}", window.tokens + earlier.tokens
+        return RecordText(text, tokens, len(window.head), shown.ends, marks)
 
     async def shown(self, session_id: str, snapshot: Snapshot | None = None) -> Window:
         """The window within its limits. What is to be summarised is only left out until it is."""
@@ -195,7 +233,8 @@ class RecordReader:
             # If there are older messages than these, they and the known ones have no room in the record any more.
             known = () if has_older else window.kept
             after = max([page.position, *(entry.row_id for entry in window.instructions)])
-            kept = tuple(entry for entry in (*known, *new) if entry.row_id > after)
+            kept = (*known, *new)
+            kept = kept[bisect_right(kept, after, key=lambda entry: entry.row_id) :]
             seen = Seen(page.epoch, page.position, page.rows[-1].id if page.rows else window.seen.last_id)
             window = replace(moved, kept=kept, seen=seen)
         self.windows.put(session_id, window)
@@ -318,31 +357,15 @@ def _must_reread(window: Window, page: LogPage) -> bool:
     )
 
 
-def block_ends(entries: Iterable[Entry], room: int, *, start: int = 0) -> list[BlockEnd]:
-    """Returns where the blocks of a record of ``room`` tokens end; ``start`` characters stand before its entries.
-
-    A block ends with the first entry with which it has its least number of tokens. So ends stay where they are when
-    entries follow, and are the same in every process.
-    """
-    ends: list[BlockEnd] = []
-    tokens, characters = 0, start
-    for entry in entries:
-        tokens, characters = tokens + entry.tokens, characters + len(entry.text)
-        if tokens * MOST_BLOCKS >= room:
-            ends.append(BlockEnd(entry.row_id, characters))
-            tokens = 0
-    return ends
-
-
 def marked_ends(ends: Sequence[BlockEnd], entries: Sequence[Entry], ended: Collection[int]) -> list[BlockEnd]:
     """Returns the newest end, that before the last turn, and the last one before of those ``ended``, oldest first.
 
     ``ended`` are the rows behind which the newest blocks of earlier requests have ended, as far as they are known.
     """
     turn = next((entry.row_id for entry in reversed(entries) if entry.role == MessageRole.USER.value), 0)
-    before_turn = [end for end in ends if end.row_id < turn]
-    known = [end for end in ends[:-1] if end.row_id in ended]
-    return sorted({*ends[-1:], *before_turn[-1:], *known[-1:]})
+    before_turn = bisect_left(ends, turn, key=lambda end: end.row_id)
+    known = next(([end] for end in reversed(ends[:-1]) if end.row_id in ended), [])
+    return sorted({*ends[-1:], *ends[max(before_turn - 1, 0) : before_turn], *known})
 
 
 def cache_point(cache_points: CachePoints) -> CachePoint:
