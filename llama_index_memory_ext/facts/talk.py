@@ -6,11 +6,9 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.store.rows import Seen
-from llama_index_memory_ext.text.messages import spoken, turns_in
+from llama_index_memory_ext.text.messages import Utterance, spoken, turns_of
 
 if TYPE_CHECKING:
-    from llama_index.core.base.llms.types import ChatMessage
-
     from llama_index_memory_ext.store.readers import Readers
     from llama_index_memory_ext.store.rows import LogPage, Snapshot
 
@@ -18,10 +16,10 @@ _CONTEXT_ROWS = 40
 
 
 class Talk(NamedTuple):
-    """The last messages of a session in the log, and their turns."""
+    """What was said last in the log of a session, and the turns of it."""
 
     seen: Seen = Seen()
-    messages: tuple[ChatMessage, ...] = ()
+    said: tuple[Utterance, ...] = ()
     turns: tuple[list[str], ...] = ()
 
 
@@ -42,7 +40,7 @@ async def read_talk(
             now = await read(talk.seen)
         rows = now.rows
     if rows:
-        new = [message for message in (row.message for row in rows) if spoken(message)]
-        kept = (*talk.messages, *new)[-_CONTEXT_ROWS:]
-        talk = Talk(Seen(now.epoch, 0, rows[-1].id), kept, tuple(turns_in(kept)[-turns:]))
+        new = [Utterance(row.id, row.role, spoken(row.message)) for row in rows]
+        said = (*talk.said, *(one for one in new if one.text))[-_CONTEXT_ROWS:]
+        talk = Talk(Seen(now.epoch, 0, rows[-1].id), said, tuple(turns_of(said)[-turns:]))
     return talk, now.epoch, now.facts

@@ -29,7 +29,14 @@ from llama_index_memory_ext.refusals import check_names, checked
 from llama_index_memory_ext.signatures import unpacked
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.store.rows import Opening
-from llama_index_memory_ext.text.messages import MEDIA_TOKENS, body_of, checked_messages, is_answer, tokens_by_bytes
+from llama_index_memory_ext.text.messages import (
+    MEDIA_TOKENS,
+    body_of,
+    characters_of,
+    checked_messages,
+    is_answer,
+    tokens_by_bytes,
+)
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:
@@ -226,6 +233,9 @@ class CondensedMemory(Memory):
         if messages:
             # Only a new question ends the turn before it.
             ends_turn = any(message.role == MessageRole.USER for message in messages)
+            if ends_turn and self.chat_history_token_ratio > flushing.FLUSH_EVERY_TURN:
+                # The plan needs them in the middle of a write, and long texts are not counted twice.
+                await self._tokens_of(messages)
             await self._append(messages, self._plan_flush if ends_turn else None)
             if any(is_answer(message) for message in messages):
                 await self.facts_block.anotice(self.session_id, answered=True)
@@ -263,14 +273,16 @@ class CondensedMemory(Memory):
             current = await turns.current_turn(self, input, self.condensed_block, self.facts_block)
             snapshot, turn, asked, is_to_come, printed = current
             contents = await self._contents(asked, snapshot, **block_kwargs)
-            room = self.token_limit - initial_token_count - sum(map(self._tokens, asked if is_to_come else turn))
+            tokens = await self._tokens_of(asked if is_to_come else turn)
+            room = self.token_limit - initial_token_count - tokens
             content, messages, left = await self._fit(contents, room, turn)
             questions = sum(message.role == MessageRole.USER for message in turn) if content else 0
             media = await self.condensed_block.amedia(self.session_id, questions, left, self._tokens)
         # An agent asks again for each of its tool calls, whose results it may keep to itself.
         question_hash = hash(body_of(turn[0])) if turn else 0
         goes_on, self._question_hash = bool(turn) and question_hash == self._question_hash, question_hash
-        sent = [template.without_our_tags(one) for one in turn]
+        aside = self.tokenizer_fn.aside
+        sent = [await aside(characters_of(one), template.without_our_tags, one) for one in turn]
         if is_to_come:
             shown = template.before_question(content, messages)
         else:
@@ -516,15 +528,22 @@ class CondensedMemory(Memory):
             hint = template.hint_for(turn, contents.get(self.condensed_block.name), self.insert_method)
             content = template.formatted(shape, parts, contents, self.cache_points, turn, hint=hint)
             # The bound is never too low; only where it is over the room the exact count decides.
-            tokens = template.max_tokens(shape, contents, self.tokenizer_fn)
+            length = sum(len(text) for text in contents.values() if isinstance(text, str))
+            tokens = await self.tokenizer_fn.aside(length, template.max_tokens, shape, contents, self.tokenizer_fn)
             if tokens > room:
-                tokens = sum(map(self._tokens, [*messages, ChatMessage(blocks=content)]))
+                tokens = await self._tokens_of([*messages, ChatMessage(blocks=content)])
             excess = int(tokens) - room
             block = template.least_important(self.memory_blocks, contents)
             if excess <= 0 or block is None:
                 template.warn_of_excess(self.memory_blocks, contents, excess, self.token_limit)
                 return content, messages, -excess
             contents[block.name] = await block.atruncate(contents[block.name], excess)
+
+    async def _tokens_of(self, messages: Sequence[ChatMessage]) -> int:
+        def count() -> int:
+            return sum(map(self._tokens, messages))
+
+        return await self.tokenizer_fn.aside(sum(map(characters_of, messages)), count)
 
     def _tokens(self, message: ChatMessage) -> int:
         estimates = {kind: getattr(self, f"{kind}_token_size_estimate") for kind in MEDIA_TOKENS}

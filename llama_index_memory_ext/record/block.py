@@ -175,15 +175,16 @@ class CondensedMemoryBlock(LogBlock):
 
         It is empty if nothing was said yet. A memory on the same store gives its `snapshot` of the session.
         """
-        session_id = session_id or DEFAULT_SESSION_ID
-        window = await self._parts.reader.shown(session_id, snapshot)
+        session_id, reader = session_id or DEFAULT_SESSION_ID, self._parts.reader
+        window = await reader.shown(session_id, snapshot)
         earlier = await self._earlier(session_id, window, messages or [])
         if not self._has_room(window):
             return ""
-        record, counter = self._parts.reader.text(session_id, window, earlier), self.tokenizer_fn
-        excess = 0 if counter.adds_up else counter.count(record) - self._parts.reader.settings.room
+        record, counter = reader.text(session_id, window, earlier), self.tokenizer_fn
+        tokens = 0 if counter.adds_up else await counter.aside(len(record), counter.count, record)
+        excess = tokens - reader.settings.room
         if excess > 0:
-            record = RecordText(truncated(record, excess, counter), 0)
+            record = RecordText(await counter.aside(len(record), truncated, record, excess, counter), 0)
         if not (self.cache_points and record):
             return record
         return record.content_blocks(self.cache_points, cache_points_in(messages or []))
@@ -195,7 +196,8 @@ class CondensedMemoryBlock(LogBlock):
         """
         blocks = [TextBlock(text=content)] if isinstance(content, str) else content or []
         text = "".join(block.text for block in blocks if isinstance(block, TextBlock))
-        return truncated(text, tokens_to_truncate, self.tokenizer_fn) or None
+        counter = self.tokenizer_fn
+        return await counter.aside(len(text), truncated, text, tokens_to_truncate, counter) or None
 
     async def anotice(self, session_id: str) -> None:
         """Sum up and embed in the background; a StoreError if the given store has no such session."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.responses import Usage
 
 _PAGE_ROWS, _CHUNK_ROWS = 256, 16
-_LONG_CHARACTERS = 50_000
 # A block has at least one of so many parts of the record's room, so there are no more blocks than this. With more of
 # them less is left behind the last one, which is paid in full each time. How far caches look (OpenAI at the latest 80
 # marks, Anthropic at 20 blocks before a mark) does not matter: a request marks where the one before has ended.
@@ -297,9 +295,12 @@ class RecordReader:
         """The entry of the first message of the log if that instructs the assistant."""
         settings = self.settings
         rows = (await self.store.readers.unread(session_id, settings.name, after=0, limit=1)).rows
-        entries = self._entries([row for row in rows if row.role in INSTRUCTION_ROLES])
-        room = settings.room - settings.reserved
-        short = (one if one.tokens <= room else clip_entry(one, room // 2, settings.counter) for one in entries)
+        entries = await self._counted([row for row in rows if row.role in INSTRUCTION_ROLES])
+        room, clip, counter = settings.room - settings.reserved, clip_entry, settings.counter
+        short = [
+            one if one.tokens <= room else await counter.aside(len(one.text), clip, one, room // 2, counter)
+            for one in entries
+        ]
         return tuple(entry for entry in short if entry.tokens <= room)
 
     async def _moved(self, session_id: str, window: Window, page: LogPage) -> Window | None:
@@ -322,15 +323,19 @@ class RecordReader:
     async def _newest(self, session_id: str, window: Window, seen: Seen, page: LogPage) -> tuple[list[Entry], bool]:
         """The newest entries that were not seen, as many as can be shown, and whether there are older ones."""
         new: list[Entry] = []
-        rows = page.rows
-        while rows and not (new and window.selection.are_full(new)):
+        rows, aside, selection = page.rows, self.settings.counter.aside, window.selection
+        are_full, characters = False, 0
+        while rows and not are_full:
             rows, chunk = rows[:-_CHUNK_ROWS], rows[-_CHUNK_ROWS:]
             new = await self._counted(chunk) + new
-            if not rows and page.more and not window.selection.are_full(new):
+            characters = sum(len(entry.text) for entry in new)
+            are_full = bool(new) and await aside(characters, selection.are_full, new)
+            if not rows and page.more and not are_full:
                 page = await self._page(session_id, seen, before=chunk[0].id)
                 rows = page.rows
-        is_short = tokens_of(new) <= window.selection.message_limit
-        return new if is_short else window.selection.within_shares(new), bool(rows) or page.more
+        is_short = tokens_of(new) <= selection.message_limit
+        shown = new if is_short else await aside(characters, selection.within_shares, new)
+        return shown, bool(rows) or page.more
 
     async def _page(
         self, session_id: str, seen: Seen, before: int | None = None, snapshot: Snapshot | None = None
@@ -341,9 +346,7 @@ class RecordReader:
         return await self.store.readers.page(session_id, self.settings.name, seen, before=before, limit=_PAGE_ROWS)
 
     async def _counted(self, rows: Sequence[LogRow]) -> list[Entry]:
-        # Counting some megabytes takes a second, for which the event loop must not be blocked.
-        is_long = sum(row.characters for row in rows) > _LONG_CHARACTERS
-        return await asyncio.to_thread(self._entries, rows) if is_long else self._entries(rows)
+        return await self.settings.counter.aside(sum(row.characters for row in rows), self._entries, rows)
 
     def _entries(self, rows: Sequence[LogRow]) -> list[Entry]:
         counter, tags = self.settings.counter, (self.settings.name,)
