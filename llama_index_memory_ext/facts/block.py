@@ -170,6 +170,7 @@ class RelevantFactsBlock(LogBlock):
 
         A memory on the same store gives its ``snapshot`` of the session.
         """
+        await self.tokenizer_fn.load()
         session_id, started = session_id or DEFAULT_SESSION_ID, perf_counter()
         namespace = self.namespace_of(session_id)
         talk, now = await self._talk_before(session_id, namespace, snapshot)

@@ -37,7 +37,7 @@ from llama_index_memory_ext.text.messages import (
     is_answer,
     tokens_by_bytes,
 )
-from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
+from llama_index_memory_ext.text.tokens import TokenCounter, as_counter, aside
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -196,6 +196,7 @@ class CondensedMemory(Memory):
         if shared and user_id is None:
             raise SettingError("shared=True needs a user_id, which says who is speaking; saw none. Give it the user's.")
         counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
+        counter.warm_up()
         of_both: Any = {"llm": llm, "embed_model": embed_model, "tokenizer_fn": counter, "store": store}
         of_user = session_id if user_id is None else user_id
         blocks = options.blocks_for(settings, allowed.condensed, allowed.facts, of_user, **of_both)
@@ -269,6 +270,7 @@ class CondensedMemory(Memory):
         behind these messages: a turn that is over moves into the record, and that comes as one system message.
         ``initial_token_count`` tokens of the limit are left free; ``block_kwargs`` are passed on to each block.
         """
+        await self.tokenizer_fn.load()
         async with self._calls():
             current = await turns.current_turn(self, input, self.condensed_block, self.facts_block)
             snapshot, turn, asked, is_to_come, printed = current
@@ -281,7 +283,6 @@ class CondensedMemory(Memory):
         # An agent asks again for each of its tool calls, whose results it may keep to itself.
         question_hash = hash(body_of(turn[0])) if turn else 0
         goes_on, self._question_hash = bool(turn) and question_hash == self._question_hash, question_hash
-        aside = self.tokenizer_fn.aside
         sent = [await aside(characters_of(one), template.without_our_tags, one) for one in turn]
         if is_to_come:
             shown = template.before_question(content, messages)
@@ -529,7 +530,7 @@ class CondensedMemory(Memory):
             content = template.formatted(shape, parts, contents, self.cache_points, turn, hint=hint)
             # The bound is never too low; only where it is over the room the exact count decides.
             length = sum(len(text) for text in contents.values() if isinstance(text, str))
-            tokens = await self.tokenizer_fn.aside(length, template.max_tokens, shape, contents, self.tokenizer_fn)
+            tokens = await aside(length, template.max_tokens, shape, contents, self.tokenizer_fn)
             if tokens > room:
                 tokens = await self._tokens_of([*messages, ChatMessage(blocks=content)])
             excess = int(tokens) - room
@@ -540,10 +541,8 @@ class CondensedMemory(Memory):
             contents[block.name] = await block.atruncate(contents[block.name], excess)
 
     async def _tokens_of(self, messages: Sequence[ChatMessage]) -> int:
-        def count() -> int:
-            return sum(map(self._tokens, messages))
-
-        return await self.tokenizer_fn.aside(sum(map(characters_of, messages)), count)
+        await self.tokenizer_fn.load()
+        return await aside(sum(map(characters_of, messages)), lambda: sum(map(self._tokens, messages)))
 
     def _tokens(self, message: ChatMessage) -> int:
         estimates = {kind: getattr(self, f"{kind}_token_size_estimate") for kind in MEDIA_TOKENS}

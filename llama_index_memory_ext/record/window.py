@@ -25,7 +25,7 @@ from llama_index_memory_ext.log_block import Switch
 from llama_index_memory_ext.record.entry import NO_TEXT, summary_element
 from llama_index_memory_ext.store.rows import LogPage, Seen
 from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, MEDIA_TOKENS, Entry, clip_entry, entry_of, tokens_of
-from llama_index_memory_ext.text.tokens import CountedText
+from llama_index_memory_ext.text.tokens import CountedText, aside
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES
 
 if TYPE_CHECKING:
@@ -298,8 +298,7 @@ class RecordReader:
         entries = await self._counted([row for row in rows if row.role in INSTRUCTION_ROLES])
         room, clip, counter = settings.room - settings.reserved, clip_entry, settings.counter
         short = [
-            one if one.tokens <= room else await counter.aside(len(one.text), clip, one, room // 2, counter)
-            for one in entries
+            one if one.tokens <= room else await aside(len(one.text), clip, one, room // 2, counter) for one in entries
         ]
         return tuple(entry for entry in short if entry.tokens <= room)
 
@@ -323,7 +322,7 @@ class RecordReader:
     async def _newest(self, session_id: str, window: Window, seen: Seen, page: LogPage) -> tuple[list[Entry], bool]:
         """The newest entries that were not seen, as many as can be shown, and whether there are older ones."""
         new: list[Entry] = []
-        rows, aside, selection = page.rows, self.settings.counter.aside, window.selection
+        rows, selection = page.rows, window.selection
         are_full, characters = False, 0
         while rows and not are_full:
             rows, chunk = rows[:-_CHUNK_ROWS], rows[-_CHUNK_ROWS:]
@@ -346,7 +345,7 @@ class RecordReader:
         return await self.store.readers.page(session_id, self.settings.name, seen, before=before, limit=_PAGE_ROWS)
 
     async def _counted(self, rows: Sequence[LogRow]) -> list[Entry]:
-        return await self.settings.counter.aside(sum(row.characters for row in rows), self._entries, rows)
+        return await aside(sum(row.characters for row in rows), self._entries, rows)
 
     def _entries(self, rows: Sequence[LogRow]) -> list[Entry]:
         counter, tags = self.settings.counter, (self.settings.name,)

@@ -115,19 +115,14 @@ class TokenCounter:
         return [token for piece in _PIECE.finditer(text) for token in encoding.encode_ordinary(piece[0])]
 
     def warm_up(self) -> None:
-        """Load the vocabulary in a thread, unless it is there."""
+        """Begin to load the vocabulary, unless it is there."""
         if not self._is_ready:
             threading.Thread(target=_encoding, args=(self.name,), name="vocabulary", daemon=True).start()
 
-    async def aside(self, characters: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Returns the result of work with texts of so many ``characters``, which this counter counts.
-
-        Where it would hold up the event loop it is done in a thread: with long texts, and while the vocabulary is not
-        loaded yet.
-        """
-        if characters > _LONG_CHARACTERS or not self._is_ready:
-            return await asyncio.to_thread(work, *args, **kwargs)
-        return work(*args, **kwargs)
+    async def load(self) -> None:
+        """Load the vocabulary in a thread, unless it is there: the event loop must not wait for that."""
+        if not self._is_ready:
+            await asyncio.to_thread(_encoding, self.name)
 
     @property
     def _is_ready(self) -> bool:
@@ -195,6 +190,13 @@ class TokenCounter:
 
     def __reduce__(self) -> tuple[type[TokenCounter], tuple[str, Tokenizer | None]]:
         return type(self), (self.name, self._tokenizer_fn)
+
+
+async def aside(characters: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Returns the result of work with texts of so many ``characters``, in a thread if it would hold up the loop."""
+    if characters > _LONG_CHARACTERS:
+        return await asyncio.to_thread(work, *args, **kwargs)
+    return work(*args, **kwargs)
 
 
 def as_counter(tokenizer: Tokenizer) -> TokenCounter:
