@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Sequence
-from contextlib import asynccontextmanager, contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -27,13 +25,12 @@ from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:
     import collections
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from llama_index.core.base.llms.types import ChatMessage
     from typing_extensions import Self
 
     from llama_index_memory_ext.background.jobs import Failure, JobKey, Jobs
-    from llama_index_memory_ext.store.rows import Glance, LogRow, Opening
 
 logger = logging.getLogger(__name__)
 
@@ -49,39 +46,6 @@ Languages: TypeAlias = Annotated[Sequence[str] | None, BeforeValidator(checked_l
 # A field that does not take "yes" and 1.
 Switch: TypeAlias = StrictBool
 _MODELS = frozenset({"llm", "embed_model"})
-
-
-@dataclass
-class _Glanced:
-    """What a memory has just seen of a session; tasks that outlive its call find nothing."""
-
-    store: MemoryStore
-    session_id: str
-    glance: Glance | None
-
-
-_glanced: ContextVar[_Glanced | None] = ContextVar("glanced", default=None)
-
-
-@asynccontextmanager
-async def looking(
-    store: MemoryStore, session_id: str, reader: str, opening: Opening, *, last_id: int, watch: str
-) -> AsyncIterator[Sequence[LogRow]]:
-    """Gives the rows of the current turn; what blocks on the store read within is as old, and mostly no query.
-
-    The record, the ``reader``, has seen the log up to the row ``last_id``; ``watch`` is the namespace of the facts.
-    Raises a SessionOwnerError if the session is not open to the one who is ``opening`` it.
-    """
-    glance = await store.readers.glance(session_id, reader, last_id, watch, opening)
-    if glance.is_closed:
-        await store.users.check(session_id, opening)
-    seen = _Glanced(store, session_id, glance)
-    token = _glanced.set(seen)
-    try:
-        yield seen.glance.active if seen.glance else ()
-    finally:
-        _glanced.reset(token)
-        seen.glance = None
 
 
 def llm_of_settings() -> LLM | None:
@@ -187,12 +151,6 @@ class LogBlock(BaseMemoryBlock[str]):
             if self.store is None:
                 await self._store.log.append(session_id, messages, len)
             await self.anotice(session_id)
-
-    def glance_of(self, session_id: str) -> Glance | None:
-        """What the memory that asks has just seen of a session; None if the block is asked alone."""
-        seen = _glanced.get()
-        is_ours = seen is not None and seen.store is self._store and seen.session_id == session_id
-        return seen.glance if seen and is_ours else None
 
     async def _aput(self, messages: list[ChatMessage]) -> None:
         await self.aput(messages)

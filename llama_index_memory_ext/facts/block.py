@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.background.jobs import Jobs
     from llama_index_memory_ext.facts.ranking import RankedFact
     from llama_index_memory_ext.facts.recovery import SetAside
+    from llama_index_memory_ext.store.rows import Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -158,12 +159,21 @@ class RelevantFactsBlock(LogBlock):
         return view_of(self.agent_id, self.scope)
 
     async def _aget(
-        self, messages: list[ChatMessage] | None = None, *, session_id: str | None = None, **block_kwargs: Any
+        self,
+        messages: list[ChatMessage] | None = None,
+        *,
+        session_id: str | None = None,
+        snapshot: Snapshot | None = None,
+        **block_kwargs: Any,
     ) -> str:
-        """The facts as text, one line-ended element per fact; empty if none is known."""
+        """The facts as text, one line-ended element per fact; empty if none is known.
+
+        A memory on the same store gives its ``snapshot`` of the session.
+        """
+        await self.tokenizer_fn.load()
         session_id, started = session_id or DEFAULT_SESSION_ID, perf_counter()
         namespace = self.namespace_of(session_id)
-        talk, now = await self._talk_before(session_id, namespace)
+        talk, now = await self._talk_before(session_id, namespace, snapshot)
         cache = self._cache
         known = await cache.read(namespace, now)
         question, context = question_in(messages or [], talk.turns, self.context_turns)
@@ -341,14 +351,16 @@ class RelevantFactsBlock(LogBlock):
         """Tokens for all facts: the limit without the element around them."""
         return max(0, self.token_limit - self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n"))
 
-    async def _talk_before(self, session_id: str, namespace: str) -> tuple[Talk, tuple[int, int] | None]:
+    async def _talk_before(
+        self, session_id: str, namespace: str, snapshot: Snapshot | None
+    ) -> tuple[Talk, tuple[int, int] | None]:
         """The last messages in the log, and how far the changes of the facts have come."""
-        before, glance = self._talks.get(session_id) or Talk(), self.glance_of(session_id)
-        talk, page = await read_talk(self._store.readers, session_id, namespace, before, glance, self.context_turns)
-        is_as_seen = await self._follow_deletions(session_id, page.epoch)
-        if page.rows:
-            self._talks.put(session_id, talk)
-        return talk, page.facts if is_as_seen else None
+        before, turns = self._talks.get(session_id) or Talk(), self.context_turns
+        readers = self._store.readers
+        talk, epoch, facts = await read_talk(readers, session_id, namespace, before, snapshot, turns)
+        is_as_seen = await self._follow_deletions(session_id, epoch)
+        self._talks.put(session_id, talk)
+        return talk, facts if is_as_seen else None
 
     async def _follow_deletions(self, session_id: str, epoch: int) -> bool:
         """Retire facts of deleted messages, once in an epoch; whether the facts are as they were before."""

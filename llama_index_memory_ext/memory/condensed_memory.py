@@ -29,8 +29,15 @@ from llama_index_memory_ext.refusals import check_names, checked
 from llama_index_memory_ext.signatures import unpacked
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.store.rows import Opening
-from llama_index_memory_ext.text.messages import MEDIA_TOKENS, body_of, checked_messages, is_answer, tokens_by_bytes
-from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
+from llama_index_memory_ext.text.messages import (
+    MEDIA_TOKENS,
+    body_of,
+    characters_of,
+    checked_messages,
+    is_answer,
+    tokens_by_bytes,
+)
+from llama_index_memory_ext.text.tokens import TokenCounter, as_counter, aside
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -43,6 +50,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.facts.book import FactBook
     from llama_index_memory_ext.formats import Layout
+    from llama_index_memory_ext.store.rows import Snapshot
 
 
 class CondensedMemory(Memory):
@@ -188,6 +196,7 @@ class CondensedMemory(Memory):
         if shared and user_id is None:
             raise SettingError("shared=True needs a user_id, which says who is speaking; saw none. Give it the user's.")
         counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
+        counter.warm_up()
         of_both: Any = {"llm": llm, "embed_model": embed_model, "tokenizer_fn": counter, "store": store}
         of_user = session_id if user_id is None else user_id
         blocks = options.blocks_for(settings, allowed.condensed, allowed.facts, of_user, **of_both)
@@ -225,6 +234,9 @@ class CondensedMemory(Memory):
         if messages:
             # Only a new question ends the turn before it.
             ends_turn = any(message.role == MessageRole.USER for message in messages)
+            if ends_turn and self.chat_history_token_ratio > flushing.FLUSH_EVERY_TURN:
+                # The plan needs them in the middle of a write, and long texts are not counted twice.
+                await self._tokens_of(messages)
             await self._append(messages, self._plan_flush if ends_turn else None)
             if any(is_answer(message) for message in messages):
                 await self.facts_block.anotice(self.session_id, answered=True)
@@ -258,18 +270,23 @@ class CondensedMemory(Memory):
         behind these messages: a turn that is over moves into the record, and that comes as one system message.
         ``initial_token_count`` tokens of the limit are left free; ``block_kwargs`` are passed on to each block.
         """
-        looked = turns.current_turn(self, input, self.condensed_block, self.facts_block)
-        async with self._calls(), looked as (turn, asked, is_to_come, printed):
-            contents = await self._get_memory_blocks_content(asked, **block_kwargs)
-            room = self.token_limit - initial_token_count - sum(map(self._tokens, asked if is_to_come else turn))
+        await self.tokenizer_fn.load()
+        async with self._calls():
+            current = await turns.current_turn(self, input, self.condensed_block, self.facts_block)
+            snapshot, turn, asked, is_to_come, printed = current
+            contents = await self._contents(asked, snapshot, **block_kwargs)
+            tokens = await self._tokens_of(asked if is_to_come else turn)
+            room = self.token_limit - initial_token_count - tokens
             content, messages, left = await self._fit(contents, room, turn)
             questions = sum(message.role == MessageRole.USER for message in turn) if content else 0
             media = await self.condensed_block.amedia(self.session_id, questions, left, self._tokens)
         # An agent asks again for each of its tool calls, whose results it may keep to itself.
         question_hash = hash(body_of(turn[0])) if turn else 0
         goes_on, self._question_hash = bool(turn) and question_hash == self._question_hash, question_hash
-        shown, sent = template.before_question(content, messages), [template.without_our_tags(one) for one in turn]
-        if not is_to_come:
+        sent = [await aside(characters_of(one), template.without_our_tags, one) for one in turn]
+        if is_to_come:
+            shown = template.before_question(content, messages)
+        else:
             if media:
                 template.add_media(media, content, sent)
             shown = self._insert_memory_content(sent, content, messages)
@@ -482,6 +499,21 @@ class CondensedMemory(Memory):
         """Returns how many of the oldest messages leave short-term memory."""
         return flushing.leaving(messages, self.token_limit, self.chat_history_token_ratio, self._tokens)
 
+    async def _contents(self, asked: list[ChatMessage], snapshot: Snapshot, **block_kwargs: Any) -> dict[str, Any]:
+        """Returns what each block shows for the messages, by its name, without empty ones."""
+        contents: dict[str, Any] = {}
+        # The snapshot is for these, on this store. The blocks of others need not know such an argument.
+        ours = [block for block in (self.condensed_block, self.facts_block) if block.store is self.sql_store]
+        for block in sorted(self.memory_blocks, key=lambda block: -block.priority):
+            reads = any(block is one for one in ours)
+            more = {**block_kwargs, "snapshot": snapshot} if reads else block_kwargs
+            content = await block.aget(asked, session_id=self.session_id, **more)
+            if content and not isinstance(content, str | list):
+                raise ValueError(f"Block {block.name!r} gave a {type(content).__name__}, and no text or list.")
+            if content:
+                contents[block.name] = content
+        return contents
+
     async def _fit(
         self, contents: dict[str, Any], room: int, turn: list[ChatMessage]
     ) -> tuple[list[ContentBlock], list[ChatMessage], int]:
@@ -497,15 +529,20 @@ class CondensedMemory(Memory):
             hint = template.hint_for(turn, contents.get(self.condensed_block.name), self.insert_method)
             content = template.formatted(shape, parts, contents, self.cache_points, turn, hint=hint)
             # The bound is never too low; only where it is over the room the exact count decides.
-            tokens = template.max_tokens(shape, contents, self.tokenizer_fn)
+            length = sum(len(text) for text in contents.values() if isinstance(text, str))
+            tokens = await aside(length, template.max_tokens, shape, contents, self.tokenizer_fn)
             if tokens > room:
-                tokens = sum(map(self._tokens, [*messages, ChatMessage(blocks=content)]))
+                tokens = await self._tokens_of([*messages, ChatMessage(blocks=content)])
             excess = int(tokens) - room
             block = template.least_important(self.memory_blocks, contents)
             if excess <= 0 or block is None:
                 template.warn_of_excess(self.memory_blocks, contents, excess, self.token_limit)
                 return content, messages, -excess
             contents[block.name] = await block.atruncate(contents[block.name], excess)
+
+    async def _tokens_of(self, messages: Sequence[ChatMessage]) -> int:
+        await self.tokenizer_fn.load()
+        return await aside(sum(map(characters_of, messages)), lambda: sum(map(self._tokens, messages)))
 
     def _tokens(self, message: ChatMessage) -> int:
         estimates = {kind: getattr(self, f"{kind}_token_size_estimate") for kind in MEDIA_TOKENS}

@@ -240,7 +240,9 @@ def _tagged(memory_blocks: Iterable[tuple[str, Sequence[ContentBlock]]], hint: s
         before += f"<{name}>\n"
         *others, last = blocks or [TextBlock(text="")]
         for block in others:
-            content += _behind(before, block)
+            # A long record has hundreds of these.
+            is_whole = not before and isinstance(block, TextBlock) and block.text.endswith("\n")
+            content += [block] if is_whole else _behind(before, block)
             before = ""
         if isinstance(last, TextBlock):
             before += _line_of(last.text)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.errors import TurnError
-from llama_index_memory_ext.log_block import looking
 from llama_index_memory_ext.memory import flushing, template
-from llama_index_memory_ext.store.rows import LogRow, Opening, Seen
+from llama_index_memory_ext.store.rows import Opening, Seen
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.facts.block import RelevantFactsBlock
     from llama_index_memory_ext.record.block import CondensedMemoryBlock
     from llama_index_memory_ext.store import MemoryStore
+    from llama_index_memory_ext.store.rows import Snapshot
 
 
 # The tasks that run a turn now, in any event loop of this process.
@@ -40,46 +40,51 @@ class Turn(NamedTuple):
 
     Of a question that ``is_to_come``, whoever asks sends the messages of the memory and then the question itself. The
     turn has no messages then. ``printed`` are the places of messages that were put as the user's, and are a tool's.
+    The ``snapshot`` is of the same moment.
     """
 
+    snapshot: Snapshot
     messages: list[ChatMessage]
     asked: list[ChatMessage]
     is_to_come: bool = False
     printed: Sequence[int] = ()
 
 
-@asynccontextmanager
 async def current_turn(
     memory: flushing.HasBlocks,
     question: str | ChatMessage | None,
     record: CondensedMemoryBlock,
     facts: RelevantFactsBlock,
-) -> AsyncIterator[Turn]:
-    """Gives the current turn; what blocks on the store read within is as old, as in ``looking``.
+) -> Turn:
+    """Returns the current turn; a SessionOwnerError if the session is not open to the memory.
 
     LlamaIndex's chat engines put their question when it was answered. With a ``question`` that is still to come, a
     turn that is over moves into the record here, as it would when the question is put.
     """
-    store, session_id = memory.sql_store, memory.session_id
-    opening = Opening(memory.user_id, memory.shared)
-    known: Any = {"last_id": record.last_seen(session_id), "watch": facts.namespace_of(session_id)}
-    async with looking(store, session_id, record.name, opening, **known) as rows:
-        turn = _turn_of(rows, question)
-        if turn.asked is turn.messages or (rows and not flushing.is_over(turn.messages)):
-            yield turn
-            return
-        if not rows:
-            yield turn._replace(is_to_come=not await _is_stored(store, session_id, turn.asked))
-            return
+    turn = _turn_of(await _look(memory, record, facts), question)
+    if turn.asked is turn.messages or (turn.messages and not flushing.is_over(turn.messages)):
+        return turn
+    if not turn.messages:
+        return turn._replace(is_to_come=not await _is_stored(memory.sql_store, memory.session_id, turn.asked))
     await flushing.append(memory, [], len)
-    async with looking(store, session_id, record.name, opening, **known) as rows:
-        yield _turn_of(rows, question)._replace(is_to_come=not rows)
+    turn = _turn_of(await _look(memory, record, facts), question)
+    return turn._replace(is_to_come=not turn.messages)
 
 
-def _turn_of(rows: Sequence[LogRow], question: str | ChatMessage | None) -> Turn:
-    messages = [row.message for row in rows]
-    printed = [i for i, row in enumerate(rows) if row.is_printed]
-    return Turn(messages, template.with_question(messages, question), printed=printed)
+async def _look(memory: flushing.HasBlocks, record: CondensedMemoryBlock, facts: RelevantFactsBlock) -> Snapshot:
+    """Reads what the session holds now, from the last row on that the record has taken."""
+    store, session_id, opening = memory.sql_store, memory.session_id, Opening(memory.user_id, memory.shared)
+    known, watch = record.last_seen(session_id), facts.namespace_of(session_id)
+    snapshot = await store.readers.glance(session_id, record.name, known, watch, opening)
+    if snapshot.is_closed:
+        await store.users.check(session_id, opening)
+    return snapshot
+
+
+def _turn_of(snapshot: Snapshot, question: str | ChatMessage | None) -> Turn:
+    messages = [row.message for row in snapshot.active]
+    printed = [i for i, row in enumerate(snapshot.active) if row.is_printed]
+    return Turn(snapshot, messages, template.with_question(messages, question), printed=printed)
 
 
 async def _is_stored(store: MemoryStore, session_id: str, asked: list[ChatMessage]) -> bool:

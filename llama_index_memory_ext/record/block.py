@@ -29,7 +29,7 @@ from llama_index_memory_ext.record.window import (
 from llama_index_memory_ext.search.languages import checked_languages
 from llama_index_memory_ext.text.cutting import Limits
 from llama_index_memory_ext.text.responses import Usage
-from llama_index_memory_ext.text.tokens import CountedText
+from llama_index_memory_ext.text.tokens import CountedText, aside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ContentBlock
 
     from llama_index_memory_ext.background.jobs import Jobs
+    from llama_index_memory_ext.store.rows import Snapshot
 
 _MAX_SUMMARY_TOKENS = 1_000
 # The tags of the record and of two messages, and a few words: with less room, nothing would be shown.
@@ -163,21 +164,28 @@ class CondensedMemoryBlock(LogBlock):
         return "CondensedMemoryBlock"
 
     async def _aget(  # type: ignore[override]  # blocks, too
-        self, messages: list[ChatMessage] | None = None, *, session_id: str | None = None, **block_kwargs: Any
+        self,
+        messages: list[ChatMessage] | None = None,
+        *,
+        session_id: str | None = None,
+        snapshot: Snapshot | None = None,
+        **block_kwargs: Any,
     ) -> str | list[ContentBlock]:
         """The record, one line-ended element per message: as text, or as blocks with `cache_points`.
 
-        It is empty if nothing was said yet.
+        It is empty if nothing was said yet. A memory on the same store gives its `snapshot` of the session.
         """
-        session_id = session_id or DEFAULT_SESSION_ID
-        window = await self._parts.reader.shown(session_id, self.glance_of(session_id))
+        await self.tokenizer_fn.load()
+        session_id, reader = session_id or DEFAULT_SESSION_ID, self._parts.reader
+        window = await reader.shown(session_id, snapshot)
         earlier = await self._earlier(session_id, window, messages or [])
         if not self._has_room(window):
             return ""
-        record, counter = self._parts.reader.text(session_id, window, earlier), self.tokenizer_fn
-        excess = 0 if counter.adds_up else counter.count(record) - self._parts.reader.settings.room
+        record, counter = reader.text(session_id, window, earlier), self.tokenizer_fn
+        tokens = 0 if counter.adds_up else await aside(len(record), counter.count, record)
+        excess = tokens - reader.settings.room
         if excess > 0:
-            record = RecordText(truncated(record, excess, counter), 0)
+            record = RecordText(await aside(len(record), truncated, record, excess, counter), 0)
         if not (self.cache_points and record):
             return record
         return record.content_blocks(self.cache_points, cache_points_in(messages or []))
@@ -189,7 +197,7 @@ class CondensedMemoryBlock(LogBlock):
         """
         blocks = [TextBlock(text=content)] if isinstance(content, str) else content or []
         text = "".join(block.text for block in blocks if isinstance(block, TextBlock))
-        return truncated(text, tokens_to_truncate, self.tokenizer_fn) or None
+        return await aside(len(text), truncated, text, tokens_to_truncate, self.tokenizer_fn) or None
 
     async def anotice(self, session_id: str) -> None:
         """Sum up and embed in the background; a StoreError if the given store has no such session."""

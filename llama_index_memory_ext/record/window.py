@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,9 +23,9 @@ from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.events import HistoryCondensedEvent, is_heard, send
 from llama_index_memory_ext.log_block import Switch
 from llama_index_memory_ext.record.entry import NO_TEXT, summary_element
-from llama_index_memory_ext.store.rows import Seen
+from llama_index_memory_ext.store.rows import LogPage, Seen
 from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, MEDIA_TOKENS, Entry, clip_entry, entry_of, tokens_of
-from llama_index_memory_ext.text.tokens import CountedText
+from llama_index_memory_ext.text.tokens import CountedText, aside
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES
 
 if TYPE_CHECKING:
@@ -35,11 +35,10 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.record.selection import RecordSettings, Selection
     from llama_index_memory_ext.store import MemoryStore
-    from llama_index_memory_ext.store.rows import Glance, LogPage, LogRow
+    from llama_index_memory_ext.store.rows import LogRow, Snapshot
     from llama_index_memory_ext.text.responses import Usage
 
 _PAGE_ROWS, _CHUNK_ROWS = 256, 16
-_LONG_CHARACTERS = 50_000
 # A block has at least one of so many parts of the record's room, so there are no more blocks than this. With more of
 # them less is left behind the last one, which is paid in full each time. How far caches look (OpenAI at the latest 80
 # marks, Anthropic at 20 blocks before a mark) does not matter: a request marks where the one before has ended.
@@ -60,19 +59,23 @@ class BlockEnd(NamedTuple):
 class RecordText(CountedText):
     """The text of a record, whose blocks stay as they are while it grows.
 
-    A block ends at each of ``ends``; the text behind the last of them, with recalled messages, is no block yet. At
-    ``marks``, oldest first, this request and those before it have ended their newest blocks.
+    A block ends at each of ``ends``, whose characters are counted behind the ``head``; the text behind the last of
+    them, with recalled messages, is no block yet. At ``marks``, oldest first, this request and those before it have
+    ended their newest blocks.
     """
 
-    __slots__ = ("ends", "marks")
+    __slots__ = ("ends", "head", "marks")
 
+    head: int
     ends: Sequence[BlockEnd]
     marks: Sequence[BlockEnd]
 
-    def __new__(cls, text: str, tokens: int, ends: Sequence[BlockEnd] = (), marks: Sequence[BlockEnd] = ()) -> Self:
-        """Make it of a text, its number of tokens, and where its blocks end."""
+    def __new__(
+        cls, text: str, tokens: int, head: int = 0, ends: Sequence[BlockEnd] = (), marks: Sequence[BlockEnd] = ()
+    ) -> Self:
+        """Make it of a text, its number of tokens, the length of its head, and where its blocks end."""
         record = super().__new__(cls, text, tokens)
-        record.ends, record.marks = ends, marks
+        record.head, record.ends, record.marks = head, ends, marks
         return record
 
     def content_blocks(self, cache_points: CachePoints = False, others: int = 0) -> list[ContentBlock]:
@@ -85,10 +88,11 @@ class RecordText(CountedText):
         content: list[ContentBlock] = []
         start = 0
         for end in self.ends:
-            content.append(TextBlock(text=self[start : end.characters]))
+            last = self.head + end.characters
+            content.append(TextBlock(text=self[start:last]))
             if end in marks:
                 content.append(cache_point(cache_points))
-            start = end.characters
+            start = last
         return [*content, TextBlock(text=self[start:])]
 
 
@@ -120,20 +124,20 @@ class Window:
         return "".join([*(entry.text for entry in self.instructions), self.element])
 
     @cached_property
-    def text(self) -> str:
-        """The record without the element around it, and without what is recalled."""
-        return "".join([self.head, *(entry.text for entry in self.kept)])
+    def kept_tokens(self) -> int:
+        """The tokens of the messages."""
+        return tokens_of(self.kept)
 
     @cached_property
     def tokens(self) -> int:
-        """The tokens of all parts of ``text``."""
-        return self.element.tokens + tokens_of(self.instructions) + tokens_of(self.kept)
+        """The tokens of the record without the element around it, and without what is recalled."""
+        return self.element.tokens + tokens_of(self.instructions) + self.kept_tokens
 
     @cached_property
     def is_over(self) -> bool:
         """Whether the messages exceed a limit."""
         limits = self.selection.limits
-        return len(self.kept) > limits.max_messages or tokens_of(self.kept) > limits.tokens
+        return len(self.kept) > limits.max_messages or self.kept_tokens > limits.tokens
 
     def evicted(self) -> Window:
         """The window after a cut."""
@@ -144,30 +148,62 @@ class Window:
         return replace(self, kept=self.selection.fit(self.kept), has_overflow=True)
 
 
+class Rendered(NamedTuple):
+    """Entries as the record shows them, which needs not be done again for those that were rendered before.
+
+    The characters of its ``ends`` are counted from the first entry; behind the last of them are ``open_tokens``.
+    """
+
+    entries: tuple[Entry, ...] = ()
+    text: str = ""
+    ends: tuple[BlockEnd, ...] = ()
+    open_tokens: int = 0
+
+    def of(self, entries: tuple[Entry, ...], room: int) -> Rendered:
+        """Returns the rendering of entries in a record of ``room`` tokens: this one goes on if it is of the first ones.
+
+        A block ends with the first entry with which it has its least number of tokens. So ends stay where they are
+        when entries follow, and are the same in every process.
+        """
+        before = self if entries[: len(self.entries)] == self.entries else Rendered()
+        new, ends = entries[len(before.entries) :], list[BlockEnd]()
+        tokens, characters = before.open_tokens, len(before.text)
+        for entry in new:
+            tokens, characters = tokens + entry.tokens, characters + len(entry.text)
+            if tokens * MOST_BLOCKS >= room:
+                ends.append(BlockEnd(entry.row_id, characters))
+                tokens = 0
+        text = before.text + "".join([entry.text for entry in new])
+        return Rendered(entries, text, (*before.ends, *ends), tokens)
+
+
 @dataclass(frozen=True)
 class RecordReader:
     """Reads the records of sessions as the settings of a block ask for.
 
-    ``windows`` are the last ones it has read, and ``ended`` the rows behind which their newest blocks have ended when
-    they were shown, for the last two such rows.
+    ``windows`` are the last ones it has read, ``rendered`` what was shown of them, and ``ended`` the rows behind which
+    their newest blocks have ended then, for the last two such rows.
     """
 
     store: MemoryStore
     settings: RecordSettings
     windows: Recent[str, Window] = field(default_factory=Recent)
+    rendered: Recent[str, Rendered] = field(default_factory=Recent)
     ended: Recent[str, tuple[int, ...]] = field(default_factory=Recent)
 
     def text(self, session_id: str, window: Window, earlier: CountedText) -> RecordText:
         """Returns the window and recalled messages as text with its blocks; remembers where the newest block ends."""
-        ends = block_ends(window.kept, self.settings.room, start=len(window.head))
+        shown = (self.rendered.get(session_id) or Rendered()).of(window.kept, self.settings.room)
+        self.rendered.put(session_id, shown)
         before = self.ended.get(session_id) or ()
-        marks = marked_ends(ends, window.kept, before)
-        self.ended.put(session_id, tuple(sorted({*before, *(end.row_id for end in ends[-1:])})[-2:]))
-        return RecordText(window.text + earlier, window.tokens + earlier.tokens, ends, marks)
+        marks = marked_ends(shown.ends, window.kept, before)
+        self.ended.put(session_id, tuple(sorted({*before, *(end.row_id for end in shown.ends[-1:])})[-2:]))
+        text, tokens = f"{window.head}{shown.text}{earlier}", window.tokens + earlier.tokens
+        return RecordText(text, tokens, len(window.head), shown.ends, marks)
 
-    async def shown(self, session_id: str, glance: Glance | None = None) -> Window:
+    async def shown(self, session_id: str, snapshot: Snapshot | None = None) -> Window:
         """The window within its limits. What is to be summarised is only left out until it is."""
-        window = await self.read(session_id, glance)
+        window = await self.read(session_id, snapshot)
         # If all that was shown has been taken back, what had left has room again.
         is_behind = window.seen.position and not (window.seen.last_id or window.summary)
         if is_behind and await self.move(session_id, window, 0):
@@ -179,12 +215,12 @@ class RecordReader:
             self.windows.put(session_id, window)
         return window
 
-    async def read(self, session_id: str, glance: Glance | None = None) -> Window:
+    async def read(self, session_id: str, snapshot: Snapshot | None = None) -> Window:
         """The window with what the log has gained, and without what this or another process has cut.
 
-        A ``glance`` of the session, just now, spares a query.
+        A ``snapshot`` of the session spares a query.
         """
-        window, page = await self._known(session_id, glance)
+        window, page = await self._known(session_id, snapshot)
         has_moved = page.position != window.seen.position
         if page.rows or has_moved:
             moved = await self._moved(session_id, window, page) if has_moved else window
@@ -195,7 +231,8 @@ class RecordReader:
             # If there are older messages than these, they and the known ones have no room in the record any more.
             known = () if has_older else window.kept
             after = max([page.position, *(entry.row_id for entry in window.instructions)])
-            kept = tuple(entry for entry in (*known, *new) if entry.row_id > after)
+            kept = (*known, *new)
+            kept = kept[bisect_right(kept, after, key=lambda entry: entry.row_id) :]
             seen = Seen(page.epoch, page.position, page.rows[-1].id if page.rows else window.seen.last_id)
             window = replace(moved, kept=kept, seen=seen)
         self.windows.put(session_id, window)
@@ -243,24 +280,26 @@ class RecordReader:
         # Another process has cut, or the database is busy: show what there is, within the limit.
         return (await self.read(session_id)).evicted()
 
-    async def _known(self, session_id: str, glance: Glance | None) -> tuple[Window, LogPage]:
+    async def _known(self, session_id: str, snapshot: Snapshot | None) -> tuple[Window, LogPage]:
         """The window that was read last, and what the log has gained; a new window if that cannot be continued."""
         window = self.windows.get(session_id)
         if window is not None and window.seen.last_id:
-            page = await self._page(session_id, window.seen, glance=glance)
+            page = await self._page(session_id, window.seen, snapshot=snapshot)
             if page.fresh and not _must_reread(window, page):
                 return window, page
         instructions = await self._first_instructions(session_id) if self.settings.include_system else ()
         window = Window(Seen(), self.settings.selection(instructions), instructions)
-        return window, await self._page(session_id, window.seen, glance=glance)
+        return window, await self._page(session_id, window.seen, snapshot=snapshot)
 
     async def _first_instructions(self, session_id: str) -> tuple[Entry, ...]:
         """The entry of the first message of the log if that instructs the assistant."""
         settings = self.settings
         rows = (await self.store.readers.unread(session_id, settings.name, after=0, limit=1)).rows
-        entries = self._entries([row for row in rows if row.role in INSTRUCTION_ROLES])
-        room = settings.room - settings.reserved
-        short = (one if one.tokens <= room else clip_entry(one, room // 2, settings.counter) for one in entries)
+        entries = await self._counted([row for row in rows if row.role in INSTRUCTION_ROLES])
+        room, clip, counter = settings.room - settings.reserved, clip_entry, settings.counter
+        short = [
+            one if one.tokens <= room else await aside(len(one.text), clip, one, room // 2, counter) for one in entries
+        ]
         return tuple(entry for entry in short if entry.tokens <= room)
 
     async def _moved(self, session_id: str, window: Window, page: LogPage) -> Window | None:
@@ -283,27 +322,30 @@ class RecordReader:
     async def _newest(self, session_id: str, window: Window, seen: Seen, page: LogPage) -> tuple[list[Entry], bool]:
         """The newest entries that were not seen, as many as can be shown, and whether there are older ones."""
         new: list[Entry] = []
-        rows = page.rows
-        while rows and not (new and window.selection.are_full(new)):
+        rows, selection = page.rows, window.selection
+        are_full, characters = False, 0
+        while rows and not are_full:
             rows, chunk = rows[:-_CHUNK_ROWS], rows[-_CHUNK_ROWS:]
             new = await self._counted(chunk) + new
-            if not rows and page.more and not window.selection.are_full(new):
+            characters = sum(len(entry.text) for entry in new)
+            are_full = bool(new) and await aside(characters, selection.are_full, new)
+            if not rows and page.more and not are_full:
                 page = await self._page(session_id, seen, before=chunk[0].id)
                 rows = page.rows
-        is_short = tokens_of(new) <= window.selection.message_limit
-        return new if is_short else window.selection.within_shares(new), bool(rows) or page.more
+        is_short = tokens_of(new) <= selection.message_limit
+        shown = new if is_short else await aside(characters, selection.within_shares, new)
+        return shown, bool(rows) or page.more
 
     async def _page(
-        self, session_id: str, seen: Seen, before: int | None = None, glance: Glance | None = None
+        self, session_id: str, seen: Seen, before: int | None = None, snapshot: Snapshot | None = None
     ) -> LogPage:
-        name, readers = self.settings.name, self.store.readers
-        page = glance.page(name, seen, _PAGE_ROWS) if glance and before is None else None
-        return page or await readers.page(session_id, name, seen, before=before, limit=_PAGE_ROWS)
+        rows = snapshot.log_behind(seen) if snapshot else None
+        if snapshot and rows is not None:
+            return LogPage(snapshot.position, snapshot.epoch, [row for row in rows if row.id > snapshot.position])
+        return await self.store.readers.page(session_id, self.settings.name, seen, before=before, limit=_PAGE_ROWS)
 
     async def _counted(self, rows: Sequence[LogRow]) -> list[Entry]:
-        # Counting some megabytes takes a second, for which the event loop must not be blocked.
-        is_long = sum(row.characters for row in rows) > _LONG_CHARACTERS
-        return await asyncio.to_thread(self._entries, rows) if is_long else self._entries(rows)
+        return await aside(sum(row.characters for row in rows), self._entries, rows)
 
     def _entries(self, rows: Sequence[LogRow]) -> list[Entry]:
         counter, tags = self.settings.counter, (self.settings.name,)
@@ -317,31 +359,15 @@ def _must_reread(window: Window, page: LogPage) -> bool:
     )
 
 
-def block_ends(entries: Iterable[Entry], room: int, *, start: int = 0) -> list[BlockEnd]:
-    """Returns where the blocks of a record of ``room`` tokens end; ``start`` characters stand before its entries.
-
-    A block ends with the first entry with which it has its least number of tokens. So ends stay where they are when
-    entries follow, and are the same in every process.
-    """
-    ends: list[BlockEnd] = []
-    tokens, characters = 0, start
-    for entry in entries:
-        tokens, characters = tokens + entry.tokens, characters + len(entry.text)
-        if tokens * MOST_BLOCKS >= room:
-            ends.append(BlockEnd(entry.row_id, characters))
-            tokens = 0
-    return ends
-
-
 def marked_ends(ends: Sequence[BlockEnd], entries: Sequence[Entry], ended: Collection[int]) -> list[BlockEnd]:
     """Returns the newest end, that before the last turn, and the last one before of those ``ended``, oldest first.
 
     ``ended`` are the rows behind which the newest blocks of earlier requests have ended, as far as they are known.
     """
     turn = next((entry.row_id for entry in reversed(entries) if entry.role == MessageRole.USER.value), 0)
-    before_turn = [end for end in ends if end.row_id < turn]
-    known = [end for end in ends[:-1] if end.row_id in ended]
-    return sorted({*ends[-1:], *before_turn[-1:], *known[-1:]})
+    before_turn = bisect_left(ends, turn, key=lambda end: end.row_id)
+    known = next(([end] for end in reversed(ends[:-1]) if end.row_id in ended), [])
+    return sorted({*ends[-1:], *ends[max(before_turn - 1, 0) : before_turn], *known})
 
 
 def cache_point(cache_points: CachePoints) -> CachePoint:

@@ -255,11 +255,12 @@ def _connect_sqlite(_dialect: Any, _record: Any, arguments: Any, options: Any) -
     connection: sqlite3.Connection = sqlite3.connect(*arguments, **options)
     try:
         connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").close()
-    except sqlite3.OperationalError:
-        path = Path(str(arguments[0]))
-        if options.get("uri") or not path.is_file() or path.with_name(f"{path.name}-wal").exists():
-            return connection
+    except sqlite3.Error as error:
         connection.close()
+        path = Path(str(arguments[0]))
+        is_left = path.is_file() and not path.with_name(f"{path.name}-wal").exists()
+        if "unable to open" not in str(error) or options.get("uri") or not is_left:
+            raise
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", **{**options, "uri": True})
     return connection
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from sqlalchemy import and_, bindparam, case, func, literal, null, or_, select
+from sqlalchemy import bindparam, case, func, literal, null, or_, select, true
 
 from llama_index_memory_ext.errors import StoreError
-from llama_index_memory_ext.store.rows import Glance, LogPage, LogRow, Seen
+from llama_index_memory_ext.store.rows import LogPage, LogRow, Seen, Snapshot
 from llama_index_memory_ext.store.runner import UnchangedError, reads
 from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LAST_ID, OWN, SHARED, upsert
 
@@ -104,7 +104,7 @@ class Readers:
         return [row.as_put for row in rows], rows[-1].id if rows else after
 
     @reads
-    def glance(self, conn: Connection, key: str, reader: str, last_id: int, watch: str, opening: Opening) -> Glance:
+    def glance(self, conn: Connection, key: str, reader: str, last_id: int, watch: str, opening: Opening) -> Snapshot:
         """What is active, and what the log has gained since the row ``last_id``, at most 40 rows; 0: not known.
 
         All that a prompt needs of a session of which the rows before are known.
@@ -117,7 +117,7 @@ class Readers:
         active, log = (tuple(row for row in rows if row.is_active is wanted) for wanted in (True, False))
         facts = (now.facts_epoch, now.facts_change)
         flags = (now.newest is None, bool(now.others))
-        return Glance(reader, watch, now.epoch, now.position or 0, facts, *flags, active, log)
+        return Snapshot(now.epoch, now.position or 0, facts, *flags, active, log)
 
     @reads
     def page(
@@ -134,7 +134,7 @@ class Readers:
         """The newest rows of the log that this reader has neither left behind nor seen, at most ``limit``.
 
         With ``before`` only rows with a smaller id, to turn the page. ``watch`` is a namespace of facts: the page says
-        how far its changes have come, which saves a query. A ``Glance`` of the session just now saves this one, too.
+        how far its changes have come, which saves a query.
         """
         cursor = {"session": key, "reader": reader, "watch": watch}
         page = {"last_id": seen.last_id, "newest": LAST_ID if before is None else before - 1, "most": limit + 1}
@@ -252,14 +252,15 @@ def _glance_of(rows: Statement, columns: Sequence[Statement], state: Sequence[St
     # Of more rows than these, readers ask for as many as they have room for.
     before = _or_zero(ids.limit(1).offset(_GLANCE_ROWS))
     last_id: Statement = bindparam("last_id")
-    gained = and_(rows.c.status == ARCHIVED, rows.c.id >= last_id, rows.c.id > before)
-    wanted = and_(rows.c.key == session, or_(rows.c.status == ACTIVE, gained))
     # The row that is known already says that it still exists.
     row_id, role, data, *others = columns
     shown = (row_id, role, case((rows.c.id == last_id, null()), else_=data).label("data"), *others)
+    active = select(*shown).where(rows.c.key == session, rows.c.status == ACTIVE)
+    # Two queries, each along the index: SQLite reads the whole session for one with an "or".
+    found = active.union_all(select(*shown).where(*archived, rows.c.id >= last_id, rows.c.id > before)).subquery()
     one = select(literal(1).label("one")).subquery()
-    query = select(*shown, newest.label("newest"), *state)
-    return query.select_from(one.outerjoin(rows, wanted)).order_by(rows.c.id)
+    query = select(*found.c, newest.label("newest"), *state)
+    return query.select_from(one.outerjoin(found, true())).order_by(found.c.id)
 
 
 def _or_zero(query: Statement) -> Statement:

@@ -1,4 +1,4 @@
-"""What is read of a session: rows of its log, pages of them, and a glance at all that a prompt needs."""
+"""What is read of a session: rows of its log, pages of them, and a snapshot of all that a prompt needs."""
 
 from __future__ import annotations
 
@@ -141,16 +141,14 @@ class LogPage:
 
 
 @dataclass(frozen=True, slots=True)
-class Glance:
-    """What a session holds at one moment, in one query.
+class Snapshot:
+    """What a session holds at one moment, read in one query for a prompt.
 
     ``active`` are its active rows, and ``log`` the newest rows of its log from a known row on, both oldest first.
-    ``position`` is the cursor of the reader of this name, ``facts`` as in ``LogPage`` of the namespace ``watch``.
-    ``is_closed``: the session holds words of another user.
+    ``position`` is the cursor of the record, and ``facts`` as in ``LogPage`` those of the user.
+    ``is_empty``: the log has no row. ``is_closed``: the session holds words of another user.
     """
 
-    reader: str
-    watch: str
     epoch: int
     position: int
     facts: tuple[int, int]
@@ -159,16 +157,11 @@ class Glance:
     active: tuple[LogRow, ...]
     log: tuple[LogRow, ...]
 
-    def page(self, reader: str, seen: Seen, limit: int, watch: str = "") -> LogPage | None:
-        """What ``Readers.page`` would return; None if that takes a query, as behind a row that is not in ``log``."""
-        if reader not in ("", self.reader) or watch not in ("", self.watch):
-            return None
-        known = seen.epoch == self.epoch and any(row.id == seen.last_id for row in self.log)
-        if not (known if seen.last_id else self.is_empty):
-            return None
-        position = self.position if reader else 0
-        rows = [row for row in self.log if row.id > max(seen.last_id, position)]
-        return LogPage(position, self.epoch, rows[-limit:], more=len(rows) > limit, facts=self.facts)
+    def log_behind(self, seen: Seen) -> list[LogRow] | None:
+        """Returns the rows of the log behind those that were seen, oldest first; None if that takes a query."""
+        last_id = seen.last_id
+        is_known = seen.epoch == self.epoch and any(row.id == last_id for row in self.log) if last_id else self.is_empty
+        return [row for row in self.log if row.id > last_id] if is_known else None
 
 
 def written_at(timestamp: int | None) -> datetime | None:

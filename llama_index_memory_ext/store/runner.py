@@ -490,7 +490,7 @@ class Database:
         try:
             conn = engine.connect()
         except Exception as error:  # each driver has errors of its own
-            raise unusable(self.url, error) from error
+            raise self._in_words(error, name, writes=writes, begun=False) from error
         with conn, self._told(name, writes=writes):
             if not (writes and in_transaction):
                 if self.backend == "postgresql":
@@ -517,7 +517,7 @@ class Database:
                 try:
                     conn = await stack.enter_async_context(lent.connect())
                 except Exception as raised:  # each driver has errors of its own
-                    raise unusable(self.url, raised) from raised
+                    raise self._in_words(raised, job.name, writes=job.writes, begun=False) from raised
                 stack.enter_context(self._told(job.name, writes=job.writes))
                 # The engine may have any isolation level, set in several ways; a connection's option overrides all.
                 level = _LEVELS[self.backend] if in_transaction else "AUTOCOMMIT"
@@ -536,13 +536,18 @@ class Database:
 
     @contextmanager
     def _told(self, name: str, *, writes: bool) -> Iterator[None]:
-        """Say in our own words what the driver has raised."""
         try:
             yield
         except (SQLAlchemyError, sqlite3.Error, OSError) as error:
-            if "is locked" in reason_of(error):
-                raise StoreTimeoutError(name, self.seconds, writes=writes) from error
-            raise refused(self.url, error, name) from error
+            raise self._in_words(error, name, writes=writes, begun=True) from error
+
+    def _in_words(self, error: Exception, name: str, *, writes: bool, begun: bool) -> StoreError:
+        """What the driver has raised, as an error of ours; ``begun``: there was a connection."""
+        if isinstance(error, StoreError):
+            return error
+        if "is locked" in reason_of(error):
+            return StoreTimeoutError(name, self.seconds, writes=writes)
+        return refused(self.url, error, name) if begun else unusable(self.url, error)
 
     def _opened(self) -> Engine:
         if self.is_gone:

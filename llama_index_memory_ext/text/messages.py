@@ -33,6 +33,8 @@ CLOSING = "</message>\n"
 MEDIA_TOKENS = {"image": 256, "audio": 256, "video": 256, "document": 2048}
 # Of a picture: its size stands at the beginning, and the whole takes long to decode. Whole groups of base64.
 _BEGINNING = 65_536
+# Long texts are searched in pieces of so many.
+_PIECE_CHARACTERS = 100_000
 
 # Shown by a block or by the tags of an entry, or added by LlamaIndex for its own use, as its Anthropic class does.
 _SHOWN_ELSEWHERE = frozenset(
@@ -171,7 +173,15 @@ def escape_tags(text: str, tags: Iterable[str] = ()) -> str:
     >>> escape_tags('</message><b>bold</b> <memory_limit>')
     '&lt;/message><b>bold</b> <memory_limit>'
     """
-    return _tag_pattern(OUR_TAGS.union(tags)).sub("&lt;", text) if "<" in text else text
+    if "<" not in text:
+        return text
+    pattern, pieces, start = _tag_pattern(OUR_TAGS.union(tags)), list[str](), 0
+    # A search lets no other thread run. No tag reaches over the "<" of the next one.
+    while 0 <= start < len(text):
+        end = text.find("<", start + _PIECE_CHARACTERS)
+        pieces.append(pattern.sub("&lt;", text[start:] if end < 0 else text[start:end]))
+        start = end
+    return "".join(pieces)
 
 
 def unescape_tags(text: str, tags: Iterable[str] = ()) -> str:
@@ -193,6 +203,11 @@ def body_of(message: ChatMessage) -> str:
     hidden = _SHOWN_ELSEWHERE.union(times_in(kwargs)) if kwargs else _SHOWN_ELSEWHERE
     extra = {key: value for key, value in kwargs.items() if key not in hidden and value not in (None, "", [], {})}
     return "\n".join(filter(None, [*lines, *map(_call_line, calls), f"[{to_json(extra)}]" if extra else ""]))
+
+
+def characters_of(message: ChatMessage) -> int:
+    """Returns about how long the text of a message is."""
+    return sum(len(block.text) if isinstance(block, TextBlock) else 0 for block in message.blocks)
 
 
 def spoken(message: ChatMessage) -> str:
@@ -292,7 +307,7 @@ def _by_bytes(picture: ImageBlock) -> int:
 
 def tokens_of(messages: Iterable[Counted]) -> int:
     """Returns the tokens of all messages together."""
-    return sum(message.tokens for message in messages)
+    return sum([message.tokens for message in messages])
 
 
 def storable(message: ChatMessage) -> dict[str, Json]:
@@ -311,12 +326,17 @@ def cleaned(value: Json) -> Json:
 
 def turns_in(messages: Iterable[ChatMessage], turns_before: Iterable[list[str]] = ()) -> list[list[str]]:
     """Returns the spoken texts of each turn, oldest first. Texts before the first question are a turn of their own."""
+    said = (Utterance(0, message.role, spoken(message)) for message in messages)
+    return turns_of((one for one in said if one.text), turns_before)
+
+
+def turns_of(said: Iterable[Utterance], turns_before: Iterable[list[str]] = ()) -> list[list[str]]:
+    """Returns the texts of each turn of what was said, as ``turns_in``."""
     turns = [list(texts) for texts in turns_before]
-    for message in messages:
-        if text := spoken(message):
-            if message.role == MessageRole.USER or not turns:
-                turns.append([])
-            turns[-1].append(text)
+    for one in said:
+        if one.is_users or not turns:
+            turns.append([])
+        turns[-1].append(one.text)
     return turns
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
@@ -10,7 +11,7 @@ from bisect import bisect_left
 from contextlib import suppress
 from functools import cache, lru_cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
 from typing_extensions import Self
 
@@ -40,8 +41,17 @@ _PIECE_CHARACTERS = 100_000
 _PIECE = re.compile(r".{1,100000}(?:(?<=\S)(?= \S)|(?<=\n)(?=[^\s/])|\Z)|.{1,100000}", re.DOTALL)
 # Only long texts: short ones are counted faster than they are looked up.
 _CACHED_TEXTS, _CACHED_CHARACTERS = 16, 500
+# Some megabytes take seconds, and so many characters some milliseconds.
+_LONG_CHARACTERS = 50_000
 
-_environment = threading.Lock()
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Held while tiktoken and a vocabulary are loaded, and over a fork: a child would wait for ever for a thread that loads.
+_loading = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_loading.acquire, after_in_parent=_loading.release, after_in_child=_loading.release)
+_loaded: set[str] = set()
 
 
 class CountedText(str):
@@ -101,7 +111,22 @@ class TokenCounter:
             return [0] * (len(text) - ascii_characters + (ascii_characters + 2) // 3)
         if len(text) <= _PIECE_CHARACTERS:
             return encoding.encode_ordinary(text)
-        return [token for piece in _PIECE.findall(text) for token in encoding.encode_ordinary(piece)]
+        # One piece after the other, so that other threads get their turn.
+        return [token for piece in _PIECE.finditer(text) for token in encoding.encode_ordinary(piece[0])]
+
+    def warm_up(self) -> None:
+        """Begin to load the vocabulary, unless it is there."""
+        if not self._is_ready:
+            threading.Thread(target=_encoding, args=(self.name,), name="vocabulary", daemon=True).start()
+
+    async def load(self) -> None:
+        """Load the vocabulary in a thread, unless it is there: the event loop must not wait for that."""
+        if not self._is_ready:
+            await asyncio.to_thread(_encoding, self.name)
+
+    @property
+    def _is_ready(self) -> bool:
+        return self._tokenizer_fn is not None or self.name in _loaded
 
     def count(self, text: str) -> int:
         """Returns the number of tokens in a text, 0 for the empty text. The counts of long texts are cached."""
@@ -165,6 +190,13 @@ class TokenCounter:
 
     def __reduce__(self) -> tuple[type[TokenCounter], tuple[str, Tokenizer | None]]:
         return type(self), (self.name, self._tokenizer_fn)
+
+
+async def aside(characters: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Returns the result of work with texts of so many ``characters``, in a thread if it would hold up the loop."""
+    if characters > _LONG_CHARACTERS:
+        return await asyncio.to_thread(work, *args, **kwargs)
+    return work(*args, **kwargs)
 
 
 def as_counter(tokenizer: Tokenizer) -> TokenCounter:
@@ -235,17 +267,21 @@ def is_shipped(name: str) -> bool:
 
 @cache
 def _encoding(name: str) -> tiktoken.Encoding | None:
-    # Imported here, because it takes time and many programs count nothing.
-    import tiktoken
-
     encoding = name
-    with suppress(KeyError):
-        encoding = tiktoken.encoding_name_for_model(name)
     try:
-        return _shipped_encoding(encoding) or tiktoken.get_encoding(encoding)
+        with _loading:
+            # Imported here, because it takes time and many programs count nothing.
+            import tiktoken
+
+            with suppress(KeyError):
+                encoding = tiktoken.encoding_name_for_model(name)
+            shipped = _shipped_encoding(encoding)
+        return shipped or tiktoken.get_encoding(encoding)
     except Exception as error:  # noqa: BLE001 - whatever stops the download, counting must go on
         logger.warning(_NOT_LOADED, name, type(error).__name__, " or ".join(sorted(_SHIPPED)))
         return None
+    finally:
+        _loaded.add(name)
 
 
 def _shipped_encoding(name: str) -> tiktoken.Encoding | None:
@@ -254,7 +290,7 @@ def _shipped_encoding(name: str) -> tiktoken.Encoding | None:
     folder = files("llama_index.core") / "_static" / "tiktoken_cache"
     if name not in _SHIPPED or not (folder / _SHIPPED[name]).is_file():
         return None
-    with _environment:
+    with _loading:
         before = os.environ.get("TIKTOKEN_CACHE_DIR")
         os.environ["TIKTOKEN_CACHE_DIR"] = str(folder)
         try:

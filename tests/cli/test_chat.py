@@ -174,7 +174,7 @@ def test_a_slash_is_obeyed_and_mistakes_are_told(command: Here, database: str, l
         (["--db", "/no/such/folder/m.db"], 1, "create it first"),
         (["--db", "/"], 2, "is a folder"),
         (["--db", "mysql://a:secret@b/c"], 1, "SQLite or PostgreSQL"),
-        (["--db", "sqlite:///x.db"], 1, "sqlite+aiosqlite://"),
+        (["--db", "sqlite:///x.db?timout=3"], 1, "Did you mean 'timeout'?"),
         (["--db", "postgresql+asyncpg://a:secret@127.0.0.1:9/c"], 1, "a:***@127.0.0.1:9/c cannot be used"),
         (["--db", "sqlite+aiosqlite://"], 2, "in memory"),
         (["--session", ""], 2, "must not be empty"),
@@ -322,7 +322,7 @@ def test_a_database_that_may_only_be_read_begins_no_conversation(command: Here, 
     address = f"sqlite+aiosqlite:///file:{database}?mode=ro&uri=true"
     done = command("chat", "--db", address, "--session", "s", stdin="What is my name?\n")
     assert (done.returncode, done.stdout) == (1, "")
-    assert "attempt to write a readonly database. Nothing of a conversation would be kept" in done.stderr
+    assert "attempt to write a readonly database. Nothing was changed: see who may write" in done.stderr
     assert "is kept" not in done.stderr
     shown = command("sessions", "show", "s", "--db", address)
     assert (shown.returncode, shown.stderr) == (0, "")

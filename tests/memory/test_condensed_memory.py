@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
+import re
 from typing import Any
 
 import pytest
@@ -221,6 +222,31 @@ async def test_further_blocks_stand_behind_the_record(open_memory: OpenMemory) -
     assert before.text.endswith("</condensed_memory>\n<notes>\nBe kind.\n</notes>\n<picture>\n")
     assert isinstance(image, ImageBlock)
     assert (after.text, question.text) == (f"</picture>\n{BEFORE_QUESTION}", "two")  # type: ignore[union-attr]
+
+
+async def test_further_blocks_get_what_the_host_gives_them(open_memory: OpenMemory) -> None:
+    """No argument of our own; and another record, on the same store or on one of its own, reads for itself."""
+
+    class Strict(BaseMemoryBlock[str]):
+        async def _aget(  # type: ignore[override]
+            self, messages: list[ChatMessage] | None = None, session_id: str = "", mood: str = ""
+        ) -> str:
+            return f"{session_id} {mood} {len(messages or [])}"
+
+        async def _aput(self, messages: list[ChatMessage]) -> None:
+            pass
+
+    memory = open_memory(memory_blocks=[Strict(name="strict")])
+    private = CondensedMemoryBlock(name="private")
+    memory.memory_blocks += [CondensedMemoryBlock(name="short", store=memory.sql_store, max_messages=1), private]
+    await talk(memory, 2)
+    await memory.aput(user("next"))
+    text = sent_text(await memory.aget(mood="happy"))
+    await private.aclose()
+    shown = dict(re.findall(r"<(strict|short|private)>\n(.*?)</\1>\n", text, re.DOTALL))
+    assert shown["strict"] == "chat happy 1\n"
+    assert record(shown["short"]) == [("assistant", "answer 1")]
+    assert [said for _, said in record(shown["private"])] == ["question 0", "answer 0", "question 1", "answer 1"]
 
 
 async def test_a_block_that_fails_costs_neither_the_message_nor_the_turn(

@@ -169,6 +169,6 @@ def test_the_plain_tokenizer_refuses_special_tokens() -> None:
 
 def test_memory_has_the_doors_that_the_preset_overrides() -> None:
     """Private ones too: without them the preset would be silently passed by."""
-    doors = ["_get_memory_blocks_content", "_format_memory_blocks", "_insert_memory_content", "aget", "aput", "aset"]
+    doors = ["_format_memory_blocks", "_insert_memory_content", "aget", "aput", "aset"]
     assert all(callable(getattr(Memory, door)) for door in doors)
     assert InsertMethod("user") is InsertMethod.USER

@@ -177,7 +177,7 @@ def test_an_error_about_a_memory_carries_no_secret(options: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     "uri",
     [
-        f"postgresql://me:{PASSWORD}@localhost/db",
+        f"postgresql://me:{PASSWORD}@localhost/db?sslmod=require",
         f"mysql+aiomysql://me:{PASSWORD}@localhost/db",
         f"postgresql+nothing://me:{PASSWORD}@localhost/db",
         f"postgresql+asyncpg://me:{PASSWORD}localhost/db",
@@ -240,7 +240,7 @@ async def test_an_error_of_the_database_does_not_quote_the_message(tmp_path: Pat
     memory = CondensedMemory.from_defaults(
         "chat", async_database_uri=f"sqlite+aiosqlite:///{file}", extract_facts=False
     )
-    with pytest.raises(SQLAlchemyError) as error:
+    with pytest.raises(StoreError) as error:
         await memory.aput(SECRET)
     assert "my secret" not in whole(error.value)
     await memory.sql_store.aclose()
@@ -251,7 +251,7 @@ async def test_an_error_of_the_server_does_not_quote_the_message(postgres_uri: s
     async with engine.begin() as connection:
         await connection.execute(text("CREATE TABLE llama_index_memory (id serial, key text, status text)"))
     memory = CondensedMemory.from_defaults("chat", async_database_uri=postgres_uri, extract_facts=False)
-    with pytest.raises(SQLAlchemyError) as error:
+    with pytest.raises(StoreError) as error:
         await memory.aput(SECRET)
     assert "my secret" not in whole(error.value)
     await memory.sql_store.aclose()

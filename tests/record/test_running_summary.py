@@ -172,6 +172,7 @@ async def test_the_summary_is_there_after_a_restart(open_memory: OpenMemory, sta
     llm, server = start_model(count_up)
     memory = open_memory(llm=llm, extract_facts=False, **SIX_KEEP_TWO)
     await memory.aput_messages(turns(1, 5))
+    await memory.condensed_block.await_jobs("chat")
     await memory.aclose()
     before = sent_text(await memory.aget())
     assert "question 3, answer 3]" in summary_in(before)

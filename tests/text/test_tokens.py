@@ -6,6 +6,8 @@ import copy
 import logging
 import os
 import pickle
+import subprocess
+import sys
 import time
 
 import pytest
@@ -193,3 +195,28 @@ def test_nothing_is_counted_once_no_line_can_fit() -> None:
     counter = as_counter(tokenizer)
     counted.clear()
     assert (fit(["<aaaaaaa>\n"] * 100, 25, counter, least=6), len(counted)) == ([0, 1], 2)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="There is no fork here.")
+def test_a_child_that_is_forked_while_the_vocabulary_is_loaded_counts() -> None:
+    """As by a server that makes a memory and then its workers."""
+    code = """
+import os, signal
+from llama_index_memory_ext.text.tokens import TokenCounter
+TokenCounter().warm_up()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    os._exit(TokenCounter().count("Hello, world"))
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == TokenCounter().count("Hello, world") == 3
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+
+
+async def test_a_vocabulary_that_is_loaded_is_waited_for_once() -> None:
+    """Of a function that counts there is nothing to load."""
+    for counter in (TokenCounter("cl100k_base"), TokenCounter("words", str.split)):
+        counter.warm_up()
+        await counter.load()
+        await counter.load()
+        assert counter.count("some words") == 2
