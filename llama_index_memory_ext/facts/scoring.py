@@ -132,28 +132,18 @@ class Scored:
 
     def places(self) -> Iterator[int]:
         """Yields the places of the facts, best first; of equally good ones the newest first."""
-        best = self._best()
-        yield from best
-        if len(best) < len(self.scores):
-            by_age = self.columns.newest_first
-            known = set(best)
-            ordered = by_age[np.argsort(-self.scores[by_age], kind="stable")].tolist()
-            yield from (place for place in ordered if place not in known)
-
-    def _best(self) -> list[int]:
-        """The places of the best facts, best first: of many, those that are enough."""
-        scores, facts = self.scores, self.columns.facts
-        places = np.arange(len(scores))
-        if len(scores) > 2 * _BEST:
+        scores, by_age = self.scores, self.columns.newest_first
+        many = len(scores) > 2 * _BEST
+        if many:
+            # The best ones are often enough.
             least = np.partition(scores, len(scores) - _BEST)[len(scores) - _BEST]
-            places = np.flatnonzero(scores >= least)
-        if len(places) > 2 * _BEST:
-            # Many are as good as the last of the best ones.
-            by_age = self.columns.newest_first
-            above, equal = np.flatnonzero(scores > least), by_age[scores[by_age] == least]
-            places = np.concatenate([above, equal[:_BEST]])
-        key = attrgetter("created_at")
-        return sorted(places.tolist(), key=lambda i: (scores[i], key(facts[i]), i), reverse=True)
+            yield from self._sorted(by_age[scores[by_age] >= least])[:_BEST]
+        yield from self._sorted(by_age)[_BEST if many else 0 :]
+
+    def _sorted(self, by_age: NDArray[np.int64]) -> list[int]:
+        """Places in the order of their age, best first."""
+        found: list[int] = by_age[np.argsort(-self.scores[by_age], kind="stable")].tolist()
+        return found
 
     def best_first(self) -> Iterator[Fact]:
         """Yields the facts, best first."""
