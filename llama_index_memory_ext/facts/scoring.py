@@ -71,9 +71,23 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True)
 class Columns:
-    """The numbers of facts, made once for many questions."""
+    """The numbers of facts, made once for many questions; of those that are shown ``rendered`` has the lines, by id.
+
+    No line of theirs has fewer tokens than ``least``.
+    """
 
     facts: tuple[Fact, ...]
+    rendered: dict[str, CountedText] = field(default_factory=dict)
+    least: int = 1
+
+    @classmethod
+    def shown(cls, facts: tuple[Fact, ...], counter: TokenCounter, rendered: dict[str, CountedText]) -> Columns:
+        """Makes all that a question needs of facts that are shown, and adds their lines to ``rendered``."""
+        if counter.adds_up:
+            least = min((render(fact, counter, rendered).tokens for fact in facts), default=1)
+        else:
+            least = counter.count(EMPTY_LINE)
+        return cls(facts, rendered, least).prepare()
 
     def prepare(self) -> Columns:
         """Makes what every question needs, which takes a while for many facts."""
@@ -263,10 +277,12 @@ def fit_facts(
     counter: TokenCounter,
     rendered: dict[str, CountedText],
     first: Iterable[Fact] | None = None,
+    least: int | None = None,
 ) -> list[Fact]:
     """The facts that fit into ``limit`` tokens, in the given order, but pinned facts and corrections first.
 
-    ``first`` are these in their order, if the caller knows them; then no more facts are looked at than have room.
+    ``first`` are these in their order, if the caller knows them; then no more facts are looked at than have room for
+    ``least`` tokens, which no line has fewer than.
     """
     if first is None:
         facts = list(facts)
@@ -281,7 +297,7 @@ def fit_facts(
             seen.append(fact)
             yield render(fact, counter, rendered)
 
-    least = counter.count(EMPTY_LINE)
+    least = counter.count(EMPTY_LINE) if least is None else least
     if counter.adds_up:
         kept = fit_tokens((line.tokens for line in lines()), limit, least=least)
     else:
@@ -294,10 +310,11 @@ def fitted_text(
     first: Iterable[Fact],
     limit: int,
     counter: TokenCounter,
-    rendered: dict[str, CountedText],
+    columns: Columns,
 ) -> tuple[CountedText, list[Fact]]:
-    """The text with the facts that fit into ``limit`` tokens, and these facts; arguments as for ``fit_facts``."""
-    shown = fit_facts(facts, limit, counter, rendered, first)
+    """The text with those of the facts of ``columns`` that fit, and these facts; arguments as for ``fit_facts``."""
+    rendered = columns.rendered
+    shown = fit_facts(facts, limit, counter, rendered, first, columns.least)
     text = "".join(rendered[fact.id] for fact in shown)
     tokens = sum(rendered[fact.id].tokens for fact in shown) if counter.adds_up else counter.count(text)
     return CountedText(text, tokens), shown
