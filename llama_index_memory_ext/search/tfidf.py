@@ -176,6 +176,8 @@ class TfidfRanker:
         self._names: dict[str, int] = {}
         self._opened: Counter[int] = Counter()
         self._cached_norms: Values | None = None
+        # Until a document changes. These are views, too: an array cannot grow while there is one.
+        self._known: dict[Group, tuple[NDArray[np.intc], Values]] = {}
         self._answers: Recent[str, Similarities] = Recent(_ANSWERS)
 
     def add(self, documents: Iterable[Document]) -> None:
@@ -189,6 +191,7 @@ class TfidfRanker:
                 words[document.id] = [word for text in texts for word in indexed_words(text)]
         with self._lock:
             self.remove(added)
+            self._forget_answers()
             for document_id, (weights, opening) in added.items():
                 row = len(self._terms)
                 for term, weight in weights.items():
@@ -199,7 +202,6 @@ class TfidfRanker:
                 self._lengths.append(sum(weights.values()))
                 self._openings.append(self._names.setdefault(opening, len(self._names)))
                 self._opened[self._openings[-1]] += 1
-            self._forget_answers()
             if self._wording is not None:
                 self._wording.learn(words, self._frequency, len(self._places.rows))
 
@@ -208,6 +210,8 @@ class TfidfRanker:
         with self._lock:
             places = self._places.rows
             removed = [places.pop(document_id) for document_id in ids if document_id in places]
+            if removed:
+                self._forget_answers()
             for term, rows in self._rows_by_term(removed).items():
                 posting = self._postings[term]
                 posting.remove(rows)
@@ -219,8 +223,6 @@ class TfidfRanker:
                 self._lengths[row] = 0.0
                 self._opened[self._openings[row]] -= 1
                 self._terms[row] = ()
-            if removed:
-                self._forget_answers()
             if len(self._terms) - len(places) > max(_MOST_GAPS, len(places)):
                 self._close_gaps()
 
@@ -239,6 +241,7 @@ class TfidfRanker:
             return answer
 
     def _forget_answers(self) -> None:
+        self._known.clear()
         self._cached_norms, self._answers = None, Recent(_ANSWERS)
 
     def _weights(self, document: Document) -> dict[str, float]:
@@ -257,16 +260,20 @@ class TfidfRanker:
 
     def _scores(self, weights: Mapping[Group, float]) -> Values:
         """Returns the score of each row for a query of groups of terms with these weights."""
-        postings = {group: [self._postings[term] for term in group if term in self._postings] for group in weights}
-        found = [(weights[group], *merged(some)) for group, some in postings.items() if some]
-        if not found:
+        found = [(self._saturated(group), weight) for group, weight in weights.items()]
+        values = [weight * self._idf(len(rows)) ** 2 * shares for (rows, shares), weight in found]
+        if not values:
             return np.zeros(len(self._terms))
         # All at once: of many short arrays each takes longer than its numbers.
-        rows, counts = (np.concatenate([one[i] for one in found]) for i in (1, 2))
-        factors = [weight * self._idf(len(some)) ** 2 for weight, some, _ in found]
-        values = np.repeat(factors, [len(some) for _, some, _ in found])
-        values = values * counts * (_SATURATION + 1) / (counts + self._norms()[rows])
-        return np.bincount(rows, values, minlength=len(self._terms))
+        rows = np.concatenate([rows for (rows, _), _ in found])
+        return np.bincount(rows, np.concatenate(values), minlength=len(self._terms))
+
+    def _saturated(self, group: Group) -> tuple[NDArray[np.intc], Values]:
+        """Returns the rows with any of these terms, and what each has of them, which grows ever less with the count."""
+        if group not in self._known:
+            rows, counts = merged([self._postings[term] for term in group if term in self._postings])
+            self._known[group] = rows, counts * (_SATURATION + 1) / (counts + self._norms()[rows])
+        return self._known[group]
 
     def _with_feedback(self, scores: Values, ignored: AbstractSet[str]) -> Values:
         """Returns the scores with those for what the best documents have in common; the best score is about 1."""
