@@ -45,7 +45,7 @@ search      concern embeddings > tfidf vectors > forms postings > languages > st
 formats     __init__ > foreign > openai                                   # messages of other programs, as JSON
 ---
 .           agent_view fact                                               # a fact; which facts an agent sees
-asking      options > failures shield window                              # what a model can read and takes; failures
+asking      options > clients failures shield window                      # what a model can read and takes; failures
 ---
 text        trim responses > cutting loose_json > messages > identity times > tokens tool_calls visible  # as text
 ---

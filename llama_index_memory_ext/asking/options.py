@@ -7,6 +7,7 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from llama_index_memory_ext.asking.clients import import_clients
 from llama_index_memory_ext.asking.failures import is_about_words, status_of
 from llama_index_memory_ext.asking.shield import model_of
 from llama_index_memory_ext.text.responses import was_truncated
@@ -87,6 +88,7 @@ async def ask_with(
     """
     left = {name: value for name, value in options.items() if takes(llm, name) is not False}
     refused = list[str]()
+    await import_clients()
     while True:
         try:
             response: ChatResponse = await getattr(llm, request.method)(*request.arguments, **request.options, **left)

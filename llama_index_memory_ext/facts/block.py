@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -187,7 +188,7 @@ class RelevantFactsBlock(LogBlock):
         if shown is None:
             prepared = await cache.prepare(asked, [question, *context])
             best_first, first = cache.shown(asked, question, context)
-            shown = fitted_text(best_first, first, self._room, self.tokenizer_fn, known.rendered)
+            shown = fitted_text(best_first, first, self._room, self.tokenizer_fn, asked.columns)
             if prepared:
                 self._shown.put(key, shown)
         text, facts = shown
@@ -232,7 +233,8 @@ class RelevantFactsBlock(LogBlock):
         every fact has something in common. The turns before the question are not looked at.
         """
         ranked, _ = await self._cache.ranked(self.namespace_of(session_id), question)
-        return [entry for entry in ranked if entry.similarity > 0]
+        # Of many facts this takes longer than the event loop should be blocked.
+        return await asyncio.to_thread(ranked.similar)
 
     async def aexplain(
         self, question: str, *, session_id: str = DEFAULT_SESSION_ID, context: Sequence[str] = ()
@@ -243,9 +245,7 @@ class RelevantFactsBlock(LogBlock):
         ``session_id``; ``context`` are the turns before, oldest first.
         """
         ranked, concerned = await self._cache.ranked(self.namespace_of(session_id), question, context)
-        facts = [entry.fact for entry in ranked]
-        shown = facts if concerned is None else concerned.among(facts)
-        return explain(ranked, self._room, self.tokenizer_fn, {fact.id for fact in shown})
+        return await asyncio.to_thread(explain, ranked, self._room, self.tokenizer_fn, concerned)
 
     @property
     def rejections(self) -> dict[str, int]:
@@ -344,7 +344,8 @@ class RelevantFactsBlock(LogBlock):
         least, clock = (self.min_similarity, self.general_facts), self._clock
         model, languages = self._shielded("embed_model"), checked_languages(self.languages)
         make = ranker_in(self.ranker_factory, languages)
-        return FactCache(self._store, self._users, make, model, weights, *least, clock, self.view, languages)
+        counter = self.tokenizer_fn
+        return FactCache(self._store, self._users, make, model, counter, weights, *least, clock, self.view, languages)
 
     @property
     def _room(self) -> int:

@@ -22,7 +22,7 @@ from llama_index_memory_ext.text.visible import visible
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from llama_index_memory_ext.agent_view import Scope
+    from llama_index_memory_ext.agent_view import AgentView, Scope
     from llama_index_memory_ext.fact import RetiredBy
     from llama_index_memory_ext.facts.ranking import RankedFact
     from llama_index_memory_ext.store import MemoryStore
@@ -153,7 +153,7 @@ class FactBook:
 
         Replacements that ``arestore`` has undone belong to it; expired facts do, too, and deleted ones do not.
         """
-        return history_of(await self._all(), fact_id, self.namespace)
+        return await asyncio.to_thread(history_of, await self._all(), fact_id, self.namespace)
 
     async def aforget(self, *fact_ids: str) -> int:
         """Delete facts for good, without ids all that the book sees; returns how many there were.
@@ -166,9 +166,8 @@ class FactBook:
 
     async def aexport(self) -> str:
         """All facts, retired ones too, as JSON Lines; the first line names the schema version."""
-        facts = await self._all()
-        head = json.dumps({"schema": _SCHEMA, "version": _SCHEMA_VERSION})
-        return "".join(f"{line}\n" for line in [head, *(fact.model_dump_json() for fact in facts)])
+        facts, head = await self._all(), json.dumps({"schema": _SCHEMA, "version": _SCHEMA_VERSION})
+        return await asyncio.to_thread(lambda: "\n".join([head, *(fact.model_dump_json() for fact in facts), ""]))
 
     async def aimport(self, lines: str) -> int:
         """Store what ``aexport`` wrote, or an export of mem0, of LangGraph's store or of Zep; returns how many facts.
@@ -178,8 +177,7 @@ class FactBook:
         or is another agent's; nothing is stored then.
         """
         # A long export takes a while to read, for which the event loop must not be blocked.
-        read = await asyncio.to_thread(_parse, lines, self.namespace, self.categories)
-        facts = [fact.model_copy(update={"agent_id": self._view.owner(fact.agent_id)}) for fact in read]
+        facts = await asyncio.to_thread(_parse, lines, self.namespace, self.categories, self._view)
         await self._store.facts.write(self.namespace, facts, view=self._view)
         return len(facts)
 
@@ -189,7 +187,7 @@ class FactBook:
     async def _by_words(self, question: str) -> list[RankedFact]:
         now = self._clock()
         present = [fact for fact in await self.alist() if fact.state(now) == "present"]
-        return [entry for entry in rank(present, question) if entry.similarity > 0]
+        return await asyncio.to_thread(lambda: rank(present, question).similar())
 
     def _checked(self, ttl: timedelta | None, fields: dict[str, Any]) -> dict[str, Any]:
         """The fields, with ``expires_at`` from the ``ttl``; a FactError for what is no ttl or category of this book."""
@@ -245,10 +243,11 @@ def _expiry(ttl: timedelta, now: datetime, fields: dict[str, Any]) -> datetime:
         raise FactError(f"Expected a ttl that ends in the year 9999 at the latest; saw {ttl}. Leave it out.") from None
 
 
-def _parse(lines: str, namespace: str, categories: Sequence[str] | None) -> list[Fact]:
+def _parse(lines: str, namespace: str, categories: Sequence[str] | None, view: AgentView) -> list[Fact]:
     is_own = _SCHEMA in lines.partition("\n")[0]
     theirs = None if is_own else foreign_facts(lines, namespace, categories)
-    return _own(lines) if theirs is None else theirs
+    read = _own(lines) if theirs is None else theirs
+    return [fact.model_copy(update={"agent_id": view.owner(fact.agent_id)}) for fact in read]
 
 
 def _own(lines: str) -> list[Fact]:

@@ -22,6 +22,7 @@ from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.search.tfidf import Similarities, TfidfRanker
 from llama_index_memory_ext.store.facts import NOTHING_READ
 from llama_index_memory_ext.store.vectors import KeptVectors
+from llama_index_memory_ext.text.tokens import TokenCounter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.search.tfidf import FactRanker
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.facts import FactChanges
-    from llama_index_memory_ext.text.tokens import CountedText
 
 
 def ranker_in(make: Callable[[], FactRanker], languages: tuple[str, ...] | None) -> Callable[[], FactRanker]:
@@ -86,7 +86,8 @@ class UserFacts:
     holds_until: datetime | None = None
     past_ranker: FactRanker | None = None
     failures: Counter[str] = field(default_factory=Counter)
-    rendered: dict[str, CountedText] = field(default_factory=dict)
+    # Counts the lines in the columns.
+    counter: TokenCounter = field(default_factory=TokenCounter)
     guard: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -104,12 +105,18 @@ class UserFacts:
         """The current facts: neither retired nor ended."""
         return self.columns.facts
 
-    def take(self, changes: FactChanges, make_ranker: Callable[[], FactRanker], now: datetime | None = None) -> None:
+    def take(
+        self,
+        changes: FactChanges,
+        make_ranker: Callable[[], FactRanker],
+        now: datetime | None = None,
+        counter: TokenCounter | None = None,
+    ) -> None:
         """Follow changes that were read, and the clock. Threads may call it.
 
         Readers meanwhile see all of a change or nothing.
         """
-        now = now or utc_now()
+        now, counter = now or utc_now(), counter or self.counter
         with self.guard:
             facts = {**(self.facts if changes.fresh else {}), **{fact.id: fact for fact in changes.facts}}
             active = tuple(fact for fact in facts.values() if fact.state(now) == "present")
@@ -120,7 +127,10 @@ class UserFacts:
                 _follow(self.ranker, held, active, changed)
                 if self.past_ranker:
                     _follow(self.past_ranker, (*self.active, *self.past), (*active, *past), changed)
-            self.facts, self.columns, self.past, self.rendered = facts, Columns(active).prepare(), past, {}
+            # What is shown stays as it is until it changes. Readers may have the lines of before.
+            kept = self.columns.rendered if changes.fresh and counter is self.counter else {}
+            columns = Columns.shown(active, counter, {name: kept[name] for name in kept.keys() - changed})
+            self.facts, self.columns, self.past, self.counter = facts, columns, past, counter
             self.holds_until = _next_end(facts.values(), now)
 
     def in_period(self, period: Period, make_ranker: Callable[[], FactRanker]) -> Candidates:
@@ -137,7 +147,8 @@ class UserFacts:
                     _follow(ranker, (), (*self.active, *self.past), set())
                     self.past_ranker = ranker
             ranks = self.past_ranker if past else self.ranker
-            return Candidates(self, Columns((*active, *past)), ranks, period, frozenset(fact.id for fact in past))
+            columns = Columns.shown((*active, *past), self.counter, self.columns.rendered)
+            return Candidates(self, columns, ranks, period, frozenset(fact.id for fact in past))
 
     def sparing(self) -> AbstractContextManager[None]:
         """A block in which rankers may fail: they are made anew then, and until then confidence decides."""
@@ -173,6 +184,7 @@ class FactCache:
     users: Recent[tuple[str, AgentView], UserFacts]
     ranker_factory: Callable[[], FactRanker]
     embed_model: BaseEmbedding | None
+    counter: TokenCounter
     weights: Weights
     min_similarity: float = 0.0
     general_facts: int = 0
@@ -255,7 +267,8 @@ class FactCache:
 
     async def _take(self, known: UserFacts, namespace: str, changes: FactChanges) -> None:
         # Indexing many facts takes longer than the event loop should be blocked.
-        await asyncio.to_thread(known.take, changes, partial(self._make_ranker, namespace), self.clock())
+        make = partial(self._make_ranker, namespace)
+        await asyncio.to_thread(known.take, changes, make, self.clock(), self.counter)
 
     def _make_ranker(self, namespace: str) -> FactRanker:
         ranker = self.ranker_factory()

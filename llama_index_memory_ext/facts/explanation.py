@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.facts.matches import Match
     from llama_index_memory_ext.facts.ranking import RankedFact, RankedFacts
+    from llama_index_memory_ext.facts.scoring import Concerned
     from llama_index_memory_ext.text.tokens import CountedText, TokenCounter
 
 _COLUMNS = ("fact", "similarity", "confidence", "recency", "score", "words in common", "tokens", "shown")
@@ -83,10 +84,11 @@ class Explanation:
         return tokens, f"score = {' + '.join(parts)}", _ABOUT_SIMILARITY
 
 
-def explain(ranked: RankedFacts, limit: int, counter: TokenCounter, concerned: Collection[str]) -> Explanation:
-    """Which of the ranked facts fit into ``limit`` tokens, and why; ``concerned`` are the ids of those to be shown."""
+def explain(ranked: RankedFacts, limit: int, counter: TokenCounter, concerned: Concerned | None) -> Explanation:
+    """Which of the ranked facts fit into ``limit`` tokens, and why; ``concerned`` are those that may be shown."""
     rendered: dict[str, CountedText] = {}
-    known = {entry.fact.id: entry.fact for entry in ranked if entry.fact.id in concerned}
+    best_first = [entry.fact for entry in ranked]
+    known = {fact.id: fact for fact in (best_first if concerned is None else concerned.among(best_first))}
     shown = {fact.id for fact in fit_facts(known.values(), limit, counter, rendered)}
     facts = []
     for entry in ranked:

@@ -156,20 +156,16 @@ class Learner:
         **rules: Any,
     ) -> ValidatedReply:
         """What of a reply is stored, by the rules of ``validate_reply``."""
+        # A fact that was deleted since must not come back by being retired.
+        about = [known.facts.get(fact.id) or retire(fact, "deleted", fact.updated_at) for fact in related]
+        rules |= {"session_id": self.session_id, "min_confidence": self.min_confidence}
+
+        def validated() -> ValidatedReply:
+            valid = validate_reply(reply, lines, about, now=then, active=known.active, **rules)
+            return without_repeats(valid, known.past)
+
         # Dates and languages of a long text take a while, for which the event loop must not be blocked.
-        valid = await asyncio.to_thread(
-            validate_reply,
-            reply,
-            lines,
-            # A fact that was deleted since must not come back by being retired.
-            [known.facts.get(fact.id) or retire(fact, "deleted", fact.updated_at) for fact in related],
-            now=then,
-            active=known.active,
-            session_id=self.session_id,
-            min_confidence=self.min_confidence,
-            **rules,
-        )
-        return without_repeats(valid, known.past)
+        return await asyncio.to_thread(validated)
 
     def changes(self, valid: ValidatedReply, known: UserFacts) -> Extracted:
         """What changes by a validated reply; over ``max_facts`` the least confident own facts are retired."""
@@ -213,7 +209,8 @@ class Learner:
             return facts
         texts = texts_in(part.lines)
         await self.cache.prepare(known, texts)
-        return offered(facts, texts, known.present, self.block.tokenizer_fn, part.room.known)
+        counter, room = self.block.tokenizer_fn, part.room.known
+        return await asyncio.to_thread(offered, facts, texts, known.present, counter, room)
 
     async def _ask(self, prompt: Sequence[ChatMessage], part: Part, spent: list[Usage]) -> ExtractionReply:
         tokens, heard = part.room.answer_to(self._tokens(part.lines)), list[ChatResponse]()
@@ -234,7 +231,7 @@ class Learner:
     ) -> ValidatedReply:
         """What a second call leaves of a validated reply. If that fails once more, all of it."""
         candidates = candidates_of(valid, quotes)
-        similar = similar_facts(candidates, known.active, known.present)
+        similar = await asyncio.to_thread(similar_facts, candidates, known.active, known.present)
         prompt = verification_prompt(candidates, part.lines, similar)
         tokens, heard = part.room.answer_to(_VERDICT * len(candidates)), list[ChatResponse]()
 

@@ -87,6 +87,11 @@ class RankedFacts(Sequence[RankedFact]):
         self._places += islice(self._left, max(place + 1 - len(self._places), 0))
         return self._made(self._places[place])
 
+    def similar(self) -> list[RankedFact]:
+        """Those that have something in common with the question, best first."""
+        is_similar = (self._scored.similarities > 0).tolist()
+        return [self._made(place) for place in self._scored.places() if is_similar[place]]
+
     def _made(self, place: int) -> RankedFact:
         one = self._scored
         fact = one.columns.facts[place]

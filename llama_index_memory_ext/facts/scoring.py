@@ -71,9 +71,23 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True)
 class Columns:
-    """The numbers of facts, made once for many questions."""
+    """The numbers of facts, made once for many questions; of those that are shown ``rendered`` has the lines, by id.
+
+    No line of theirs has fewer tokens than ``least``.
+    """
 
     facts: tuple[Fact, ...]
+    rendered: dict[str, CountedText] = field(default_factory=dict)
+    least: int = 1
+
+    @classmethod
+    def shown(cls, facts: tuple[Fact, ...], counter: TokenCounter, rendered: dict[str, CountedText]) -> Columns:
+        """Makes all that a question needs of facts that are shown, and adds their lines to ``rendered``."""
+        if counter.adds_up:
+            least = min((render(fact, counter, rendered).tokens for fact in facts), default=1)
+        else:
+            least = counter.count(EMPTY_LINE)
+        return cls(facts, rendered, least).prepare()
 
     def prepare(self) -> Columns:
         """Makes what every question needs, which takes a while for many facts."""
@@ -132,28 +146,18 @@ class Scored:
 
     def places(self) -> Iterator[int]:
         """Yields the places of the facts, best first; of equally good ones the newest first."""
-        best = self._best()
-        yield from best
-        if len(best) < len(self.scores):
-            by_age = self.columns.newest_first
-            known = set(best)
-            ordered = by_age[np.argsort(-self.scores[by_age], kind="stable")].tolist()
-            yield from (place for place in ordered if place not in known)
-
-    def _best(self) -> list[int]:
-        """The places of the best facts, best first: of many, those that are enough."""
-        scores, facts = self.scores, self.columns.facts
-        places = np.arange(len(scores))
-        if len(scores) > 2 * _BEST:
+        scores, by_age = self.scores, self.columns.newest_first
+        many = len(scores) > 2 * _BEST
+        if many:
+            # The best ones are often enough.
             least = np.partition(scores, len(scores) - _BEST)[len(scores) - _BEST]
-            places = np.flatnonzero(scores >= least)
-        if len(places) > 2 * _BEST:
-            # Many are as good as the last of the best ones.
-            by_age = self.columns.newest_first
-            above, equal = np.flatnonzero(scores > least), by_age[scores[by_age] == least]
-            places = np.concatenate([above, equal[:_BEST]])
-        key = attrgetter("created_at")
-        return sorted(places.tolist(), key=lambda i: (scores[i], key(facts[i]), i), reverse=True)
+            yield from self._sorted(by_age[scores[by_age] >= least])[:_BEST]
+        yield from self._sorted(by_age)[_BEST if many else 0 :]
+
+    def _sorted(self, by_age: NDArray[np.int64]) -> list[int]:
+        """Places in the order of their age, best first."""
+        found: list[int] = by_age[np.argsort(-self.scores[by_age], kind="stable")].tolist()
+        return found
 
     def best_first(self) -> Iterator[Fact]:
         """Yields the facts, best first."""
@@ -273,10 +277,12 @@ def fit_facts(
     counter: TokenCounter,
     rendered: dict[str, CountedText],
     first: Iterable[Fact] | None = None,
+    least: int | None = None,
 ) -> list[Fact]:
     """The facts that fit into ``limit`` tokens, in the given order, but pinned facts and corrections first.
 
-    ``first`` are these in their order, if the caller knows them; then no more facts are looked at than have room.
+    ``first`` are these in their order, if the caller knows them; then no more facts are looked at than have room for
+    ``least`` tokens, which no line has fewer than.
     """
     if first is None:
         facts = list(facts)
@@ -291,7 +297,7 @@ def fit_facts(
             seen.append(fact)
             yield render(fact, counter, rendered)
 
-    least = counter.count(EMPTY_LINE)
+    least = counter.count(EMPTY_LINE) if least is None else least
     if counter.adds_up:
         kept = fit_tokens((line.tokens for line in lines()), limit, least=least)
     else:
@@ -304,10 +310,11 @@ def fitted_text(
     first: Iterable[Fact],
     limit: int,
     counter: TokenCounter,
-    rendered: dict[str, CountedText],
+    columns: Columns,
 ) -> tuple[CountedText, list[Fact]]:
-    """The text with the facts that fit into ``limit`` tokens, and these facts; arguments as for ``fit_facts``."""
-    shown = fit_facts(facts, limit, counter, rendered, first)
+    """The text with those of the facts of ``columns`` that fit, and these facts; arguments as for ``fit_facts``."""
+    rendered = columns.rendered
+    shown = fit_facts(facts, limit, counter, rendered, first, columns.least)
     text = "".join(rendered[fact.id] for fact in shown)
     tokens = sum(rendered[fact.id].tokens for fact in shown) if counter.adds_up else counter.count(text)
     return CountedText(text, tokens), shown

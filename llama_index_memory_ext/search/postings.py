@@ -48,7 +48,8 @@ class Posting:
 
 def merged(postings: Sequence[Posting]) -> tuple[NDArray[np.intc], NDArray[np.float64]]:
     """Returns the rows with any of these terms, each once, and how often each has them all together."""
-    rows, counts = view(postings[0].rows), view(postings[0].counts)
+    first = postings[0] if postings else Posting()
+    rows, counts = view(first.rows), view(first.counts)
     if len(postings) > 1:
         all_rows, all_counts = (
             np.concatenate([view(getattr(one, name)) for one in postings]) for name in ("rows", "counts")

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.search.forms import Group, Wording
 from llama_index_memory_ext.search.postings import Posting, merged, view
 from llama_index_memory_ext.search.tokenization import Word, indexed_words, terms_of
@@ -34,6 +35,8 @@ FEEDBACK_WEIGHT, _FEEDBACK_TEXTS, _FEEDBACK_TERMS = 0.4, 5, 15
 _OPENING_SHARE, _SUBJECT_FACTOR = 0.1, 1.6
 _NAME = re.compile(r"[^\W\d_][\w'\u2019-]*")
 _MOST_GAPS = 64
+# So many answers are kept until a document changes: the turns before a question are asked for again with the next one.
+_ANSWERS = 4
 
 
 class Document(NamedTuple):
@@ -173,6 +176,9 @@ class TfidfRanker:
         self._names: dict[str, int] = {}
         self._opened: Counter[int] = Counter()
         self._cached_norms: Values | None = None
+        # Until a document changes. These are views, too: an array cannot grow while there is one.
+        self._known: dict[Group, tuple[NDArray[np.intc], Values]] = {}
+        self._answers: Recent[str, Similarities] = Recent(_ANSWERS)
 
     def add(self, documents: Iterable[Document]) -> None:
         """Adds documents; one with a known id replaces the document before."""
@@ -185,6 +191,7 @@ class TfidfRanker:
                 words[document.id] = [word for text in texts for word in indexed_words(text)]
         with self._lock:
             self.remove(added)
+            self._forget_answers()
             for document_id, (weights, opening) in added.items():
                 row = len(self._terms)
                 for term, weight in weights.items():
@@ -195,7 +202,6 @@ class TfidfRanker:
                 self._lengths.append(sum(weights.values()))
                 self._openings.append(self._names.setdefault(opening, len(self._names)))
                 self._opened[self._openings[-1]] += 1
-            self._cached_norms = None
             if self._wording is not None:
                 self._wording.learn(words, self._frequency, len(self._places.rows))
 
@@ -204,6 +210,8 @@ class TfidfRanker:
         with self._lock:
             places = self._places.rows
             removed = [places.pop(document_id) for document_id in ids if document_id in places]
+            if removed:
+                self._forget_answers()
             for term, rows in self._rows_by_term(removed).items():
                 posting = self._postings[term]
                 posting.remove(rows)
@@ -215,20 +223,26 @@ class TfidfRanker:
                 self._lengths[row] = 0.0
                 self._opened[self._openings[row]] -= 1
                 self._terms[row] = ()
-            if removed:
-                self._cached_norms = None
             if len(self._terms) - len(places) > max(_MOST_GAPS, len(places)):
                 self._close_gaps()
 
     def similarities(self, query: str) -> Similarities:
         """Returns the similarity of each document that shares a term with the query, in (0, 1], the best 1, by id."""
         with self._lock:
-            counts, ignored = self._groups(query)
-            scores = self._scores({group: 1 + log(count) for group, count in counts.items()})
-            if scores.any():
-                scores = self._with_feedback(scores, ignored) * self._subject_factors(query)
-            # Rounded, so that documents with the same terms are equally similar after any additions and removals.
-            return Similarities(self._places, np.round(divided_by_best(scores), 9))
+            answer = self._answers.get(query)
+            if answer is None:
+                counts, ignored = self._groups(query)
+                scores = self._scores({group: 1 + log(count) for group, count in counts.items()})
+                if scores.any():
+                    scores = self._with_feedback(scores, ignored) * self._subject_factors(query)
+                # Rounded, so that documents with the same terms are equally similar after any additions and removals.
+                answer = Similarities(self._places, np.round(divided_by_best(scores), 9))
+                self._answers.put(query, answer)
+            return answer
+
+    def _forget_answers(self) -> None:
+        self._known.clear()
+        self._cached_norms, self._answers = None, Recent(_ANSWERS)
 
     def _weights(self, document: Document) -> dict[str, float]:
         """Returns the count of each term; a context adds ``1 + ln(count)``, times its weight."""
@@ -246,14 +260,20 @@ class TfidfRanker:
 
     def _scores(self, weights: Mapping[Group, float]) -> Values:
         """Returns the score of each row for a query of groups of terms with these weights."""
-        scores, norms = np.zeros(len(self._terms)), self._norms()
-        for group, weight in weights.items():
-            found = [self._postings[term] for term in group if term in self._postings]
-            if found:
-                rows, counts = merged(found)
-                factor = weight * self._idf(len(rows)) ** 2
-                scores[rows] += factor * counts * (_SATURATION + 1) / (counts + norms[rows])
-        return scores
+        found = [(self._saturated(group), weight) for group, weight in weights.items()]
+        values = [weight * self._idf(len(rows)) ** 2 * shares for (rows, shares), weight in found]
+        if not values:
+            return np.zeros(len(self._terms))
+        # All at once: of many short arrays each takes longer than its numbers.
+        rows = np.concatenate([rows for (rows, _), _ in found])
+        return np.bincount(rows, np.concatenate(values), minlength=len(self._terms))
+
+    def _saturated(self, group: Group) -> tuple[NDArray[np.intc], Values]:
+        """Returns the rows with any of these terms, and what each has of them, which grows ever less with the count."""
+        if group not in self._known:
+            rows, counts = merged([self._postings[term] for term in group if term in self._postings])
+            self._known[group] = rows, counts * (_SATURATION + 1) / (counts + self._norms()[rows])
+        return self._known[group]
 
     def _with_feedback(self, scores: Values, ignored: AbstractSet[str]) -> Values:
         """Returns the scores with those for what the best documents have in common; the best score is about 1."""
@@ -268,9 +288,10 @@ class TfidfRanker:
         """Returns the heaviest terms of the best documents as a query."""
         norms, weights = self._norms(), defaultdict[str, float](float)
         for row in self._best_rows(scores):
+            score, norm = scores[row].item(), norms[row].item()
             for term in self._terms[row]:
                 count = self._postings[term].count_in(row)
-                weights[term] += scores[row] * count * (_SATURATION + 1) / (count + norms[row])
+                weights[term] += score * count * (_SATURATION + 1) / (count + norm)
         telling = weights.keys() - ignored
         heaviest = sorted(telling, key=lambda term: (-weights[term] * self._idf(self._frequency(term)), term))
         return {(term,): weights[term] for term in heaviest[:_FEEDBACK_TERMS]}
@@ -329,7 +350,6 @@ class TfidfRanker:
         self._terms = [self._terms[row] for row in kept]
         self._openings = array("i", (self._openings[row] for row in kept))
         self._lengths = array("d", (self._lengths[row] for row in kept))
-        self._cached_norms = None
 
 
 def similarities_with_context(
@@ -361,6 +381,7 @@ def divided_by_best(values: Values) -> Values:
 def _names_in(question: str) -> Iterator[str]:
     """Yields the words of a question that are written as names. Any word may be so at its beginning."""
     for match in _NAME.finditer(question):
-        name = re.sub(r"['\u2019]s?$", "", match.group())
-        if name[:1].isupper() and (question[: match.start()].strip() or name != match.group()):
-            yield name
+        if match.group()[0].isupper():
+            name = re.sub(r"['\u2019]s?$", "", match.group())
+            if name != match.group() or question[: match.start()].strip():
+                yield name

@@ -13,8 +13,17 @@ from hypothesis import strategies as st
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts.ranking import RankedFact, format_facts, rank, turns_of
-from llama_index_memory_ext.facts.scoring import FIRST_SHARE, fact_line, fit_facts
-from llama_index_memory_ext.search.tfidf import Document, FactRanker
+from llama_index_memory_ext.facts.scoring import (
+    FIRST_SHARE,
+    Columns,
+    Weights,
+    document_of,
+    fact_line,
+    fit_facts,
+    fitted_text,
+    scored,
+)
+from llama_index_memory_ext.search.tfidf import Document, FactRanker, TfidfRanker
 from llama_index_memory_ext.text.visible import visible
 
 THEN = datetime(2026, 11, 20, tzinfo=timezone.utc)
@@ -277,6 +286,31 @@ def test_pinned_facts_overtake_others_within_their_share(entries: list[tuple[int
     moved = [one for one in shown if any(place.get(other.id, 0) > place[one.id] for other in earlier[one.id])]
     assert all(fact.pinned for fact in moved)
     assert sum(tokens[fact.id] for fact in moved) <= FIRST_SHARE * limit
+
+
+@given(
+    words=st.lists(st.integers(1, 40), max_size=60),
+    limit=st.integers(0, 900),
+    question=st.sampled_from(["tea", "is 3"]),
+)
+def test_no_more_facts_are_looked_at_than_may_still_fit(words: list[int], limit: int, question: str) -> None:
+    """The shortest line is known, and the same facts are shown as if all lines were tried."""
+    counter = TokenCounter()
+    facts = tuple(Fact(content=f"{i} is" + " tea" * some, confidence=some / 40) for i, some in enumerate(words))
+    ranker = TfidfRanker()
+    ranker.add(map(document_of, facts))
+    columns = Columns.shown(facts, counter, {})
+    found = scored(columns, question, [], ranker, Weights(recency=0.4))
+    best_first = list(found.best_first())
+    text, shown = fitted_text(best_first, found.first(), limit, counter, columns)
+    left, tried = limit, []
+    for fact in best_first:
+        tokens = counter.count(fact_line(fact))
+        if tokens <= left:
+            tried.append(fact)
+            left -= tokens
+    assert shown == tried
+    assert (text, text.tokens) == ("".join(map(fact_line, tried)), limit - left)
 
 
 def test_pinned_facts_and_corrections_come_first_and_retired_ones_never() -> None:
