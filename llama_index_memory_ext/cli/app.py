@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 from contextlib import aclosing, nullcontext
@@ -222,7 +223,7 @@ async def check_writable(store: ext.MemoryStore, file: Path | None) -> None:
             await try_writing(store)
         except Exception as error:  # noqa: BLE001 - each driver has errors of its own
             if not (isinstance(error, ext.StoreTimeoutError) or "locked" in str(error)):
-                reason = describe_error(error).rpartition("cannot be used: ")[2]
+                reason = re.split(r"cannot be used: |has refused [\w.]+: ", describe_error(error))[-1]
     elif file:
         reason = _why_not_writable(file)
     if reason:

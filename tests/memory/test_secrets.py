@@ -22,7 +22,6 @@ from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.event_handlers.base import BaseEventHandler
 from pydantic import BaseModel
 from sqlalchemy import make_url, text
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
