@@ -39,7 +39,7 @@ grounding   sentences statement > names negation > dates > numbers quotes secret
 .           log_block                                                     # what both blocks share: they read one log
 ---
 store       read_only > __init__ > log > deletion > sessions > facts vectors > cursors > rows runner >
-            address tables                                                # the tables, threads, connections
+            address tables threads                                        # the tables, threads, connections
 search      concern embeddings > tfidf vectors > forms postings > languages > stems > tokenization >
             days function_words                                           # how similar two texts are
 formats     __init__ > foreign > openai                                   # messages of other programs, as JSON

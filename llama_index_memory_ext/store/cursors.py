@@ -9,8 +9,9 @@ from sqlalchemy import bindparam, case, func, literal, null, or_, select, true
 
 from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.store.rows import LogPage, LogRow, Seen, Snapshot
-from llama_index_memory_ext.store.runner import UnchangedError, reads
+from llama_index_memory_ext.store.runner import reads
 from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LAST_ID, OWN, SHARED, upsert
+from llama_index_memory_ext.store.threads import UnchangedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

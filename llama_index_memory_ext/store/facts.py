@@ -11,8 +11,9 @@ from sqlalchemy import bindparam, delete, select, update
 from llama_index_memory_ext.agent_view import SHARED
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import Fact, normalised, retire
-from llama_index_memory_ext.store.runner import UnchangedError, reads, writes_user
+from llama_index_memory_ext.store.runner import reads, writes_user
 from llama_index_memory_ext.store.tables import one_of, upsert
+from llama_index_memory_ext.store.threads import UnchangedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

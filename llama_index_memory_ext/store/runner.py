@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextvars
-import logging
 import os
 import sqlite3
 import threading
 import time
 import warnings
-from collections import deque
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 from weakref import WeakSet, WeakValueDictionary
 
@@ -45,6 +41,7 @@ from llama_index_memory_ext.store.tables import (
     lock_rows,
     version_of,
 )
+from llama_index_memory_ext.store.threads import Job, Threads, UnchangedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Hashable, Iterator
@@ -58,8 +55,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Part = TypeVar("Part")
 
-logger = logging.getLogger(__name__)
-
 _LOCKED = "llama_index_memory_ext locked"
 _MOST_DONE = 10_000
 # Tables and indexes may be made for a table of the host's with many rows.
@@ -69,15 +64,8 @@ _SETUP_LOCK = 7_453_010_323_281_277_817
 _INSUFFICIENT_PRIVILEGE = "42501"
 # In AUTOCOMMIT a failure would leave half of a change; a writer in an old snapshot would fail once it has its lock.
 _LEVELS = {"sqlite": "SERIALIZABLE", "postgresql": "READ COMMITTED"}
-# How long a thread without work stays, and how long the end of the program waits for writes.
-_IDLE_SECONDS, _END_SECONDS, _LOOK_SECONDS = 10.0, 1.5, 0.005
-
-
-class UnchangedError(Exception):
-    """Raised in a function that writes: its transaction is rolled back, and the call returns the ``result``."""
-
-    def __init__(self, result: object = None) -> None:
-        self.result = result
+# How long the end of the program waits for writes.
+_END_SECONDS, _LOOK_SECONDS = 1.5, 0.005
 
 
 @dataclass
@@ -93,139 +81,8 @@ class Locked:
         conn.info[_LOCKED].epochs.pop(key, None)
 
 
-@dataclass(eq=False)
-class _Job:
-    """Work for a thread; ``names`` are what it needs for itself alone, and ``answer`` is what its caller waits for."""
-
-    work: Callable[[], Any]
-    name: str
-    names: frozenset[Any]
-    writes: bool
-    answer: asyncio.Future[Any]
-    pending: set[_Job]
-    # Ends the wait of the caller.
-    timer: asyncio.TimerHandle | None = None
-    context: contextvars.Context = field(default_factory=contextvars.copy_context)
-
-    def run(self) -> None:
-        result = error = None
-        try:
-            result = self.context.run(self.work)
-        except BaseException as raised:  # noqa: BLE001 - whatever it is belongs to the caller
-            error = raised
-        self.pending.discard(self)
-        try:
-            self.answer.get_loop().call_soon_threadsafe(self.deliver, result, error)
-        except RuntimeError:
-            # The loop was closed.
-            self.tell(error)
-
-    def deliver(self, result: Any, error: BaseException | None) -> None:
-        """Give the caller the answer; where it has gone, the log says what has become of its write."""
-        if self.timer is not None:
-            self.timer.cancel()
-        if self.answer.done():
-            self.tell(error)
-        elif error is None:
-            self.answer.set_result(result)
-        else:
-            self.answer.set_exception(error)
-
-    def tell(self, error: BaseException | None) -> None:
-        if not self.writes or isinstance(error, UnchangedError):
-            return
-        if error is None:
-            logger.info("%s was completed after its caller had gone: it was stored.", self.name)
-        elif isinstance(error, asyncio.CancelledError):
-            logger.warning("%s did not end after its caller had gone: it is unknown whether it was stored.", self.name)
-        else:
-            kind = type(error.__cause__ or error).__name__
-            logger.warning("%s failed after its caller had gone (%s): nothing was stored.", self.name, kind)
-
-
-class _Lanes:
-    """Lets the jobs on one database begin: of those that share a name one at a time, in the order of their coming.
-
-    At most ``width`` run at once. Who waits has neither a thread nor a connection.
-    """
-
-    def __init__(self, width: int) -> None:
-        self._width, self._mutex = width, threading.Lock()
-        self._waiting: deque[_Job] = deque()
-        self._running: set[_Job] = set()
-
-    def enter(self, job: _Job) -> None:
-        with self._mutex:
-            self._waiting.append(job)
-            ready = self._next()
-        for one in ready:
-            _threads.run(partial(self._run, one))
-
-    def withdraw(self, job: _Job) -> None:
-        """Let a job that has not begun not begin."""
-        with self._mutex:
-            if job in self._waiting:
-                self._waiting.remove(job)
-                job.pending.discard(job)
-
-    def _run(self, job: _Job | None) -> None:
-        while job is not None:
-            job.run()
-            with self._mutex:
-                self._running.discard(job)
-                ready = self._next()
-            job = ready[0] if ready else None
-            for other in ready[1:]:
-                _threads.run(partial(self._run, other))
-
-    def _next(self) -> list[_Job]:
-        ready: list[_Job] = []
-        taken = {name for job in self._running for name in job.names}
-        for job in list(self._waiting):
-            if len(self._running) >= self._width:
-                break
-            if taken.isdisjoint(job.names):
-                self._waiting.remove(job)
-                self._running.add(job)
-                ready.append(job)
-            # Those that come later wait for it, too.
-            taken |= job.names
-        return ready
-
-
-class _Threads:
-    """Threads of this process, begun when they are needed. None of them holds up the end of the program."""
-
-    def __init__(self) -> None:
-        self._idle: list[SimpleQueue[Callable[[], None]]] = []
-        self._guard = threading.Lock()
-
-    def run(self, work: Callable[[], None]) -> None:
-        with self._guard:
-            inbox = self._idle.pop() if self._idle else None
-        if inbox is None:
-            inbox = SimpleQueue()
-            threading.Thread(target=self._work, args=(inbox,), name="memory store", daemon=True).start()
-        inbox.put(work)
-
-    def _work(self, inbox: SimpleQueue[Callable[[], None]]) -> None:
-        while True:
-            try:
-                inbox.get(timeout=_IDLE_SECONDS)()
-            except Empty:
-                with self._guard:
-                    if inbox not in self._idle:
-                        # Somebody is about to put work here.
-                        continue
-                    self._idle.remove(inbox)
-                return
-            with self._guard:
-                self._idle.append(inbox)
-
-
-_threads = _Threads()
 # One for all stores of this process on the same database.
-_lanes: WeakValueDictionary[Hashable, _Lanes] = WeakValueDictionary()
+_threads: WeakValueDictionary[Hashable, Threads] = WeakValueDictionary()
 _databases: WeakSet[Database] = WeakSet()
 _of_parent: list[object] = []
 
@@ -265,8 +122,8 @@ class Database:
         self._engine: Engine | None = None
         # The statement with which each connection begins.
         self.set_up = ""
-        self._lanes, self._guard = _lanes_of(place, pool_size), threading.Lock()
-        self._pending: set[_Job] = set()
+        self._threads, self._guard = _threads_of(place, pool_size), threading.Lock()
+        self._pending: set[Job] = set()
         self._done: Recent[Hashable, bool] = Recent(_MOST_DONE)
         # Whether all tables exist; whether what was in memory is gone.
         self._is_ready = self.is_gone = False
@@ -372,7 +229,7 @@ class Database:
     async def finish(self) -> None:
         """Wait until what is under way has ended, within the time for one call. Reads that wait do not begin."""
         for job in [job for job in self._pending if not job.writes]:
-            self._lanes.withdraw(job)
+            self._threads.withdraw(job)
         here, end = asyncio.get_running_loop(), time.monotonic() + self.seconds
         while any(self._lent is None or job.answer.get_loop() is here for job in list(self._pending)):
             if time.monotonic() > end:
@@ -458,11 +315,11 @@ class Database:
         alone = frozenset((*self.identity[:1], *one) if one[0] == "file" else (*self.identity, *one) for one in names)
         loop = asyncio.get_running_loop()
         in_thread = partial(self._in_thread, step, name, writes=writes, in_transaction=in_transaction)
-        job = _Job(in_thread, name, alone, writes, loop.create_future(), self._pending)
+        job = Job(in_thread, name, alone, writes, loop.create_future(), self._pending)
         self._pending.add(job)
         task = None
         if self._lent is None:
-            self._lanes.enter(job)
+            self._threads.enter(job)
         else:
             task = loop.create_task(self._in_loop(self._lent, job, step, in_transaction=in_transaction))
 
@@ -470,7 +327,7 @@ class Database:
             if not job.answer.done():
                 job.answer.set_exception(StoreTimeoutError(name, seconds, writes=writes))
             if task is None:
-                self._lanes.withdraw(job)
+                self._threads.withdraw(job)
             elif self.backend == "postgresql":
                 # A cancelled statement of SQLite goes on in its thread, and would keep its lock.
                 task.cancel()
@@ -480,7 +337,7 @@ class Database:
             return cast("T", await job.answer)
         except asyncio.CancelledError:
             if not writes:
-                self._lanes.withdraw(job)
+                self._threads.withdraw(job)
             raise
 
     def _in_thread(self, step: Callable[[Connection], T], name: str, *, writes: bool, in_transaction: bool) -> T:
@@ -506,7 +363,7 @@ class Database:
                 return step(conn)
 
     async def _in_loop(
-        self, lent: AsyncEngine, job: _Job, step: Callable[[Connection], T], *, in_transaction: bool
+        self, lent: AsyncEngine, job: Job, step: Callable[[Connection], T], *, in_transaction: bool
     ) -> None:
         """The same on a lent engine, whose connections belong to the loop of the caller."""
         result = error = None
@@ -559,22 +416,20 @@ class Database:
 
     def begin_in_child(self) -> None:
         """Begin anew after a fork: threads and connections stay with the parent, and none may be closed here."""
-        self._guard, self._lanes = threading.Lock(), _lanes_of(self.identity[0], self._pool_size)
+        self._guard, self._threads = threading.Lock(), _threads_of(self.identity[0], self._pool_size)
         _of_parent.append((list(self._pending), self._engine and self._engine.pool))
         self._pending.clear()
         if self._engine is not None and not self.in_memory:
             self._engine.dispose(close=False)
 
 
-def _lanes_of(place: str, width: int) -> _Lanes:
-    return _lanes.setdefault((place, width), _Lanes(width))
+def _threads_of(place: str, width: int) -> Threads:
+    return _threads.setdefault((place, width), Threads(width))
 
 
 def _begin_in_child() -> None:
-    global _threads  # noqa: PLW0603 - one for each process
-    _of_parent.append((_threads, dict(_lanes)))
-    _threads = _Threads()
-    _lanes.clear()
+    _of_parent.append(dict(_threads))
+    _threads.clear()
     for database in list(_databases):
         database.begin_in_child()
 

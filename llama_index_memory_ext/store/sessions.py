@@ -12,7 +12,7 @@ from sqlalchemy import bindparam, delete, exists, func, or_, select, update
 from llama_index_memory_ext.errors import SessionOwnerError
 from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.store.rows import written_at
-from llama_index_memory_ext.store.runner import Locked, UnchangedError, reads, writes_session
+from llama_index_memory_ext.store.runner import Locked, reads, writes_session
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
     ARCHIVED,
@@ -23,6 +23,7 @@ from llama_index_memory_ext.store.tables import (
     one_of,
     upsert,
 )
+from llama_index_memory_ext.store.threads import UnchangedError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
