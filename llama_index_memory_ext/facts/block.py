@@ -188,7 +188,9 @@ class RelevantFactsBlock(LogBlock):
         if shown is None:
             prepared = await cache.prepare(asked, [question, *context])
             best_first, first = cache.shown(asked, question, context)
-            shown = fitted_text(best_first, first, self._room, self.tokenizer_fn, asked.columns)
+            fit = partial(fitted_text, best_first, first, self._room, self.tokenizer_fn, asked.columns)
+            # Any other tokenizer counts the whole text anew with each line.
+            shown = fit() if self.tokenizer_fn.adds_up else await asyncio.to_thread(fit)
             if prepared:
                 self._shown.put(key, shown)
         text, facts = shown
