@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole
@@ -15,7 +14,7 @@ from typing_extensions import Self, Unpack
 from llama_index_memory_ext.asking.shield import shielded
 from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.background.loop import in_sync
-from llama_index_memory_ext.errors import SessionOwnerError, SettingError
+from llama_index_memory_ext.errors import SessionOwnerError, SettingError, StoreError
 from llama_index_memory_ext.facts.backfill import Backfilled, backfill
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.formats import messages_from_json, messages_to_json
@@ -368,14 +367,18 @@ class CondensedMemory(Memory):
         A later call opens a file or a server again. What was in memory is gone, and a later call raises a StoreError;
         closing twice does no harm.
         """
-        # Of a session that is not open to it, a memory has put nothing.
-        with suppress(SessionOwnerError):
+        try:
             if not self.sql_store.database.is_gone:
                 await flushing.flush(self, flushing.leaving_at_end, self._calls())
-        await self.condensed_block.aclose()
-        await self.facts_block.aclose()
-        if self._owns_store:
-            await self.sql_store.aclose()
+        except StoreError as error:
+            # A memory that has only read may do so in a database that cannot be written to, or in another's session.
+            if self._opened and not isinstance(error, SessionOwnerError):
+                raise
+        finally:
+            await self.condensed_block.aclose()
+            await self.facts_block.aclose()
+            if self._owns_store:
+                await self.sql_store.aclose()
 
     async def aimport(self, source: str | bytes | Iterable[Any], *, show_progress: bool = False) -> int:
         """Add a conversation from JSON behind the messages of the session, as if it were put now.

@@ -1,0 +1,165 @@
+"""What becomes of threads and connections where a process is forked, ends, or may not write."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from llama_index_memory_ext import CondensedMemory, MemoryStore, StoreError
+from tests.conversation import assistant, record, sent_text, user
+from tests.store.frozen import OwnServer, own_server
+
+__all__ = ["own_server"]
+
+FORKED = """
+import os, sys
+from llama_index.core.llms import ChatMessage
+from llama_index_memory_ext import CondensedMemory
+
+uri, before = sys.argv[1] or None, sys.argv[2] == "used before"
+memory = CondensedMemory.from_defaults("chat", async_database_uri=uri, extract_facts=False)
+if before:
+    memory.put(ChatMessage("before"))
+children = []
+for i in range(3):
+    child = os.fork()
+    if child == 0:
+        for k in range(5):
+            memory.put(ChatMessage(f"child {i} {k}"))
+            memory.get()
+        print(len(memory.get_all()), flush=True)
+        os._exit(0)
+    children.append(child)
+    memory.put(ChatMessage(f"parent {i}"))
+assert all(os.waitpid(child, 0)[1] == 0 for child in children)
+print("parent", len(memory.get_all()), flush=True)
+memory.close()
+"""
+
+
+def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.parametrize("when", ["used before", "not used before"])
+def test_children_of_a_fork_and_their_parent_go_on(any_database_uri: str | None, when: str) -> None:
+    """As in prefork servers. A database in memory is copied."""
+    done = run(FORKED, any_database_uri or "", when)
+    assert (done.returncode, done.stderr) == (0, "")
+    counted = int(done.stdout.split()[-1])
+    assert counted == 3 + (when == "used before") + (0 if any_database_uri is None else 15)
+
+
+LEFT = """
+import asyncio, sys
+from llama_index.core.llms import ChatMessage
+from llama_index_memory_ext import CondensedMemory
+
+async def main():
+    memory = CondensedMemory.from_defaults("chat", async_database_uri=sys.argv[1], extract_facts=False)
+    await memory.aput(ChatMessage("first"))
+    task = asyncio.ensure_future(memory.aput_messages([ChatMessage(f"message {i}") for i in range(3_000)]))
+    # It has been given to a thread then.
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_write_under_way_is_stored_at_the_end_of_the_program(database_uri: str) -> None:
+    done = await asyncio.to_thread(run, LEFT, database_uri)
+    assert done.returncode == 0, done.stderr
+    store = MemoryStore(database_uri)
+    assert await store.count_messages("chat", None) == 3_001
+    await store.aclose()
+
+
+FROZEN = """
+import asyncio, sys, time
+from llama_index.core.llms import ChatMessage
+from llama_index_memory_ext import CondensedMemory
+
+async def main():
+    memory = CondensedMemory.from_defaults("chat", async_database_uri=sys.argv[1], extract_facts=False)
+    await memory.aput(ChatMessage("first"))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for call in (memory.aget(), memory.aput(ChatMessage("second"))):
+        try:
+            await asyncio.wait_for(call, 0.2)
+        except asyncio.TimeoutError:
+            pass
+
+asyncio.run(main())
+print(time.time(), flush=True)
+"""
+
+
+async def test_a_frozen_server_does_not_hold_up_the_end_of_the_program(own_server: OwnServer) -> None:
+    """For longer than three seconds."""
+    command = [sys.executable, "-W", "ignore", "-c", FROZEN, own_server.uri]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert (await asyncio.to_thread(process.stdout.readline)) == "ready\n"
+        with own_server.frozen():
+            process.stdin.write("\n")
+            process.stdin.flush()
+            began_to_end = float(await asyncio.to_thread(process.stdout.readline))
+            assert await asyncio.to_thread(process.wait, 60) == 0
+            assert time.time() - began_to_end < 3
+
+
+async def test_a_memory_that_has_only_read_closes_a_database_that_may_only_be_read(tmp_path: Path) -> None:
+    file = tmp_path / "memory.db"
+    async with CondensedMemory.from_defaults(
+        "chat", async_database_uri=f"sqlite:///{file}", extract_facts=False
+    ) as memory:
+        await memory.aput_messages([user("one"), assistant("two")])
+    uri = f"sqlite:///file:{file}?mode=ro&uri=true"
+    async with CondensedMemory.from_defaults("chat", async_database_uri=uri, extract_facts=False) as memory:
+        assert record(sent_text(await memory.aget()))[-1] == ("assistant", "two")
+    assert memory.sql_store.database.engine is None
+    with pytest.raises(StoreError, match=r"has refused Log\.append: attempt to write a readonly database\. .*who may"):
+        async with CondensedMemory.from_defaults("chat", async_database_uri=uri, extract_facts=False) as memory:
+            await memory.aput(user("three"))
+    assert memory.sql_store.database.engine is None
+
+
+async def test_a_full_disk_refuses_a_call_says_what_it_needs_and_loses_nothing(database_uri: str) -> None:
+    """A file that may not grow is as full as a disk."""
+    store = MemoryStore(database_uri)
+    store.database.set_up = "PRAGMA max_page_count = 60"
+    memory = CondensedMemory.from_defaults("chat", user_id="ann", chat_store=store, extract_facts=False)
+    await memory.aput_messages([user("one"), assistant("two")])
+    with pytest.raises(StoreError, match=r"Log\.append: database or disk is full\. Nothing was changed\. Free \d+ MB"):
+        await memory.aput(user("long " * 100_000))
+    await memory.aput(user("three"))
+    assert [message.content for message in await memory.aget_all()] == ["one", "two", "three"]
+    assert (await memory.aforget())["messages"] == 3
+    await store.aclose()
+
+
+async def test_another_event_loop_than_that_of_asyncio_will_do(any_database_uri: str | None) -> None:
+    uvloop = pytest.importorskip("uvloop")
+    memory = CondensedMemory.from_defaults("chat", async_database_uri=any_database_uri, extract_facts=False)
+
+    def talk() -> None:
+        for i in range(5):
+            loop = uvloop.new_event_loop()
+            loop.run_until_complete(memory.aput_messages([user(f"{i}"), assistant("yes")]))
+            loop.close()
+
+    await asyncio.to_thread(talk)
+    assert len(await memory.aget_all()) == 10
+    await memory.aclose()
+    await memory.sql_store.aclose()
