@@ -117,8 +117,12 @@ def _check_options(url: URL, known: Any) -> None:
 
 def unusable(url: URL, error: Exception) -> StoreError:
     """Returns the error for a database to which there is no connection, by what the driver has raised."""
-    hint = "See whether it is there, and whether the address, the user and the password are right."
-    reason = reason_of(error)
+    hint, reason = (
+        "See whether it is there, and whether the address, the user and the password are right.",
+        reason_of(error),
+    )
+    if url.get_backend_name() == "sqlite":
+        hint = "See whether it is a database of SQLite, and whether you may read it."
     if isinstance(error, ImportError):
         reason, hint = f"it needs {error.name or 'libpq'}", 'pip install "llama-index-memory-ext[postgres]"'
     return StoreError(f"The database at {without_password(url)} cannot be used: {reason}. {hint}")

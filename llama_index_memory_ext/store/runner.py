@@ -65,7 +65,7 @@ _INSUFFICIENT_PRIVILEGE = "42501"
 # In AUTOCOMMIT a failure would leave half of a change; a writer in an old snapshot would fail once it has its lock.
 _LEVELS = {"sqlite": "SERIALIZABLE", "postgresql": "READ COMMITTED"}
 # How long the end of the program waits for writes.
-_END_SECONDS, _LOOK_SECONDS = 1.5, 0.005
+_END_SECONDS, _LOOK_SECONDS = 1.0, 0.005
 
 
 @dataclass

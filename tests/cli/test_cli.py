@@ -628,7 +628,10 @@ def test_a_file_that_is_no_database_is_told(cli: Here, database: Path) -> None:
     assert "not a database" in checks(cli("doctor", "--json"))["database"][1]
     done = cli("sessions", "list")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert done.stderr == f"Error: The database at {database} cannot be used: file is not a database.\n"
+    assert done.stderr == (
+        f"Error: The database at {database} cannot be used: file is not a database. See whether it is a database of "
+        "SQLite, and whether you may read it.\n"
+    )
 
 
 # ---- mistakes -------------------------------------------------------------------------------------------

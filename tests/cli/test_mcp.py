@@ -245,9 +245,8 @@ async def test_a_server_that_only_reads_has_no_tools_that_write(database: Path) 
 
 
 def spoil(database: Path) -> None:
-    for ending in ("-wal", "-shm"):
-        database.with_name(database.name + ending).unlink(missing_ok=True)
-    database.write_bytes(b"This is no database. " * 1_000)
+    for ending in ("", "-wal"):
+        database.with_name(database.name + ending).write_bytes(b"This is no database. " * 10_000)
 
 
 async def test_a_database_that_breaks_is_told_and_not_taken_for_an_empty_one(database: Path) -> None:
