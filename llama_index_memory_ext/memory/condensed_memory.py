@@ -36,7 +36,7 @@ from llama_index_memory_ext.text.messages import (
     is_answer,
     tokens_by_bytes,
 )
-from llama_index_memory_ext.text.tokens import TokenCounter, as_counter, aside
+from llama_index_memory_ext.text.tokens import LONG_CHARACTERS, TokenCounter, as_counter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -282,7 +282,9 @@ class CondensedMemory(Memory):
         # An agent asks again for each of its tool calls, whose results it may keep to itself.
         question_hash = hash(body_of(turn[0])) if turn else 0
         goes_on, self._question_hash = bool(turn) and question_hash == self._question_hash, question_hash
-        sent = [await aside(characters_of(one), template.without_our_tags, one) for one in turn]
+        is_long = sum(map(characters_of, turn)) > LONG_CHARACTERS
+        escape = template.without_our_tags
+        sent = [await asyncio.to_thread(escape, one) if is_long else escape(one) for one in turn]
         if is_to_come:
             shown = template.before_question(content, messages)
         else:
@@ -532,8 +534,7 @@ class CondensedMemory(Memory):
             hint = template.hint_for(turn, contents.get(self.condensed_block.name), self.insert_method)
             content = template.formatted(shape, parts, contents, self.cache_points, turn, hint=hint)
             # The bound is never too low; only where it is over the room the exact count decides.
-            length = sum(len(text) for text in contents.values() if isinstance(text, str))
-            tokens = await aside(length, template.max_tokens, shape, contents, self.tokenizer_fn)
+            tokens = template.max_tokens(shape, contents, self.tokenizer_fn)
             if tokens > room:
                 tokens = await self._tokens_of([*messages, ChatMessage(blocks=content)])
             excess = int(tokens) - room
@@ -545,7 +546,9 @@ class CondensedMemory(Memory):
 
     async def _tokens_of(self, messages: Sequence[ChatMessage]) -> int:
         await self.tokenizer_fn.load()
-        return await aside(sum(map(characters_of, messages)), lambda: sum(map(self._tokens, messages)))
+        if sum(map(characters_of, messages)) > LONG_CHARACTERS:
+            return sum(await asyncio.to_thread(list, map(self._tokens, messages)))
+        return sum(map(self._tokens, messages))
 
     def _tokens(self, message: ChatMessage) -> int:
         estimates = {kind: getattr(self, f"{kind}_token_size_estimate") for kind in MEDIA_TOKENS}

@@ -29,7 +29,7 @@ from llama_index_memory_ext.record.window import (
 from llama_index_memory_ext.search.languages import checked_languages
 from llama_index_memory_ext.text.cutting import Limits
 from llama_index_memory_ext.text.responses import Usage
-from llama_index_memory_ext.text.tokens import CountedText, aside
+from llama_index_memory_ext.text.tokens import CountedText
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -182,10 +182,10 @@ class CondensedMemoryBlock(LogBlock):
         if not self._has_room(window):
             return ""
         record, counter = reader.text(session_id, window, earlier), self.tokenizer_fn
-        tokens = 0 if counter.adds_up else await aside(len(record), counter.count, record)
+        tokens = 0 if counter.adds_up else await asyncio.to_thread(counter.count, record)
         excess = tokens - reader.settings.room
         if excess > 0:
-            record = RecordText(await aside(len(record), truncated, record, excess, counter), 0)
+            record = RecordText(await asyncio.to_thread(truncated, record, excess, counter), 0)
         if not (self.cache_points and record):
             return record
         return record.content_blocks(self.cache_points, cache_points_in(messages or []))
@@ -197,7 +197,7 @@ class CondensedMemoryBlock(LogBlock):
         """
         blocks = [TextBlock(text=content)] if isinstance(content, str) else content or []
         text = "".join(block.text for block in blocks if isinstance(block, TextBlock))
-        return await aside(len(text), truncated, text, tokens_to_truncate, self.tokenizer_fn) or None
+        return await asyncio.to_thread(truncated, text, tokens_to_truncate, self.tokenizer_fn) or None
 
     async def anotice(self, session_id: str) -> None:
         """Sum up and embed in the background; a StoreError if the given store has no such session."""

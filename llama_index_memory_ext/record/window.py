@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -25,7 +26,7 @@ from llama_index_memory_ext.log_block import Switch
 from llama_index_memory_ext.record.entry import NO_TEXT, summary_element
 from llama_index_memory_ext.store.rows import LogPage, Seen
 from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, MEDIA_TOKENS, Entry, clip_entry, entry_of, tokens_of
-from llama_index_memory_ext.text.tokens import CountedText, aside
+from llama_index_memory_ext.text.tokens import LONG_CHARACTERS, CountedText
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES
 
 if TYPE_CHECKING:
@@ -296,9 +297,10 @@ class RecordReader:
         settings = self.settings
         rows = (await self.store.readers.unread(session_id, settings.name, after=0, limit=1)).rows
         entries = await self._counted([row for row in rows if row.role in INSTRUCTION_ROLES])
-        room, clip, counter = settings.room - settings.reserved, clip_entry, settings.counter
+        room, counter = settings.room - settings.reserved, settings.counter
         short = [
-            one if one.tokens <= room else await aside(len(one.text), clip, one, room // 2, counter) for one in entries
+            one if one.tokens <= room else await asyncio.to_thread(clip_entry, one, room // 2, counter)
+            for one in entries
         ]
         return tuple(entry for entry in short if entry.tokens <= room)
 
@@ -323,17 +325,16 @@ class RecordReader:
         """The newest entries that were not seen, as many as can be shown, and whether there are older ones."""
         new: list[Entry] = []
         rows, selection = page.rows, window.selection
-        are_full, characters = False, 0
-        while rows and not are_full:
+        while rows:
             rows, chunk = rows[:-_CHUNK_ROWS], rows[-_CHUNK_ROWS:]
             new = await self._counted(chunk) + new
-            characters = sum(len(entry.text) for entry in new)
-            are_full = bool(new) and await aside(characters, selection.are_full, new)
-            if not rows and page.more and not are_full:
+            if (rows or page.more) and await asyncio.to_thread(selection.are_full, new):
+                break
+            if not rows and page.more:
                 page = await self._page(session_id, seen, before=chunk[0].id)
                 rows = page.rows
         is_short = tokens_of(new) <= selection.message_limit
-        shown = new if is_short else await aside(characters, selection.within_shares, new)
+        shown = new if is_short else await asyncio.to_thread(selection.within_shares, new)
         return shown, bool(rows) or page.more
 
     async def _page(
@@ -345,7 +346,8 @@ class RecordReader:
         return await self.store.readers.page(session_id, self.settings.name, seen, before=before, limit=_PAGE_ROWS)
 
     async def _counted(self, rows: Sequence[LogRow]) -> list[Entry]:
-        return await aside(sum(row.characters for row in rows), self._entries, rows)
+        is_long = sum(row.characters for row in rows) > LONG_CHARACTERS
+        return await asyncio.to_thread(self._entries, rows) if is_long else self._entries(rows)
 
     def _entries(self, rows: Sequence[LogRow]) -> list[Entry]:
         counter, tags = self.settings.counter, (self.settings.name,)

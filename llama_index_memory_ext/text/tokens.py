@@ -11,7 +11,7 @@ from bisect import bisect_left
 from contextlib import suppress
 from functools import cache, lru_cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from typing_extensions import Self
 
@@ -41,11 +41,8 @@ _PIECE_CHARACTERS = 100_000
 _PIECE = re.compile(r".{1,100000}(?:(?<=\S)(?= \S)|(?<=\n)(?=[^\s/])|\Z)|.{1,100000}", re.DOTALL)
 # Only long texts: short ones are counted faster than they are looked up.
 _CACHED_TEXTS, _CACHED_CHARACTERS = 16, 500
-# Some megabytes take seconds, and so many characters some milliseconds.
-_LONG_CHARACTERS = 50_000
-
-P = ParamSpec("P")
-T = TypeVar("T")
+# More characters than these are counted in a thread: some megabytes take seconds.
+LONG_CHARACTERS = 50_000
 
 # Held while tiktoken and a vocabulary are loaded, and over a fork: a child would wait for ever for a thread that loads.
 _loading = threading.RLock()
@@ -190,13 +187,6 @@ class TokenCounter:
 
     def __reduce__(self) -> tuple[type[TokenCounter], tuple[str, Tokenizer | None]]:
         return type(self), (self.name, self._tokenizer_fn)
-
-
-async def aside(characters: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Returns the result of work with texts of so many ``characters``, in a thread if it would hold up the loop."""
-    if characters > _LONG_CHARACTERS:
-        return await asyncio.to_thread(work, *args, **kwargs)
-    return work(*args, **kwargs)
 
 
 def as_counter(tokenizer: Tokenizer) -> TokenCounter:
