@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -245,8 +246,8 @@ async def test_a_server_that_only_reads_has_no_tools_that_write(database: Path) 
 
 
 def spoil(database: Path) -> None:
-    for ending in ("", "-wal"):
-        database.with_name(database.name + ending).write_bytes(b"This is no database. " * 10_000)
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("ALTER TABLE llama_index_memory_facts RENAME TO lost")
 
 
 async def test_a_database_that_breaks_is_told_and_not_taken_for_an_empty_one(database: Path) -> None:
