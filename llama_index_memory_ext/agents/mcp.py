@@ -201,7 +201,9 @@ def _errors_told() -> Iterator[None]:
     try:
         yield
     except MemoryExtError as error:
-        raise ToolError(str(error)) from None
+        # Of a database that has failed.
+        more = " That does not mean that nothing is known." if error.__cause__ else ""
+        raise ToolError(f"{error}{more}") from None
     except Exception as error:  # noqa: BLE001 - whatever fails, the client goes on
         name = type(error).__name__
         logger.warning("A tool failed (%s).", name)

@@ -33,20 +33,12 @@ _PING_AFTER_SECONDS = 10.0
 _IDLE_SINCE = "llama_index_memory_ext idle since"
 # The drivers that are used, whatever driver an address names.
 _DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
-# Options of asyncpg by the names that libpq has for them; "": of what it keeps, which is nobody's here.
-_RENAMED = {
-    "ssl": "sslmode",
-    "timeout": "connect_timeout",
-    "database": "dbname",
-    "direct_tls": "",
-    "async_fallback": "",
-    "command_timeout": "",
-    "prepared_statement_cache_size": "",
-    "prepared_statement_name_func": "",
-    "statement_cache_size": "",
-    "max_cached_statement_lifetime": "",
-    "max_cacheable_statement_size": "",
-}
+# Options of asyncpg by the names that libpq has for them, and those that have none: of its caches, mostly.
+_RENAMED = {"ssl": "sslmode", "timeout": "connect_timeout", "database": "dbname"}
+_OF_ASYNCPG = frozenset(
+    {"direct_tls", "async_fallback", "command_timeout", "prepared_statement_cache_size", "prepared_statement_name_func"}
+    | {"statement_cache_size", "max_cached_statement_lifetime", "max_cacheable_statement_size"}
+)
 # The options of sqlite3 and of SQLite's own addresses; the last one is that of aiosqlite alone.
 _OF_SQLITE = frozenset(
     {"uri", "timeout", "mode", "cache", "immutable", "nolock", "vfs", "psow", "check_same_thread", "cached_statements"}
@@ -88,16 +80,14 @@ def driver_url(url: URL) -> URL:
     from psycopg import pq
 
     known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
-    _check_options(url, {*known, *_RENAMED})
-    options: dict[str, Any] = {}
-    for name, value in url.query.items():
-        new = _RENAMED.get(name, name)
-        options |= {new: value} if new else {}
+    _check_options(url, {*known, *_RENAMED, *_OF_ASYNCPG})
+    query = {name: value for name, value in url.query.items() if name not in _OF_ASYNCPG}
+    options: dict[str, Any] = {_RENAMED.get(name, name): value for name, value in query.items()}
     if url.query.get("direct_tls") in ("true", "1"):
         options["sslnegotiation"] = "direct"
     if options.get("sslmode") in ("true", "True", "1"):
         options["sslmode"] = "require"
-    if "connect_timeout" in options:
+    with suppress(KeyError, ValueError, TypeError):
         options["connect_timeout"] = str(math.ceil(float(options["connect_timeout"])))
     return url.set(drivername=_DRIVERS[backend], query=options)
 
@@ -117,10 +107,8 @@ def _check_options(url: URL, known: Any) -> None:
 
 def unusable(url: URL, error: Exception) -> StoreError:
     """Returns the error for a database to which there is no connection, by what the driver has raised."""
-    hint, reason = (
-        "See whether it is there, and whether the address, the user and the password are right.",
-        reason_of(error),
-    )
+    reason = reason_of(error)
+    hint = "See whether it is there, and whether the address, the user and the password are right."
     if url.get_backend_name() == "sqlite":
         hint = "See whether it is a database of SQLite, and whether you may read it."
     if isinstance(error, ImportError):
@@ -151,11 +139,8 @@ def reason_of(error: BaseException) -> str:
 def check_limits(operation_timeout: float, pool_size: int) -> None:
     """Refuse, by a StoreError, limits with which no call could ever succeed."""
     # Not a number is no number over 0, either.
-    if (
-        isinstance(operation_timeout, bool)
-        or not isinstance(operation_timeout, (int, float))
-        or not (0 < operation_timeout <= _MOST_SECONDS)
-    ):
+    is_number = isinstance(operation_timeout, (int, float)) and not isinstance(operation_timeout, bool)
+    if not (is_number and 0 < operation_timeout <= _MOST_SECONDS):
         raise StoreError(
             f"operation_timeout must be a number of seconds over 0 and up to {_MOST_SECONDS:,}; it is "
             f"{operation_timeout!r}. It bounds every call of the store."
@@ -169,12 +154,8 @@ def check_limits(operation_timeout: float, pool_size: int) -> None:
 
 def check_place(table_name: object, db_schema: object, async_engine: object) -> None:
     """Refuse, by a StoreError, names of the table or its schema that are no texts, and what is no engine."""
-    wanted = (
-        ("table_name", table_name, str),
-        ("db_schema", db_schema, str),
-        ("async_engine", async_engine, AsyncEngine),
-    )
-    for name, value, kind in wanted:
+    names = "table_name", "db_schema", "async_engine"
+    for name, value, kind in zip(names, (table_name, db_schema, async_engine), (str, str, AsyncEngine), strict=True):
         if not isinstance(value, kind) and (value is not None or name == "table_name"):
             raise StoreError(
                 f"{name} must be {'a text' if kind is str else 'an AsyncEngine of SQLAlchemy'}; this is a "
@@ -225,13 +206,9 @@ def open_engine(url: URL, seconds: float, pool_size: int, set_up: str = "") -> E
     wait = max(1, math.ceil(seconds))
     if url.get_backend_name() == "postgresql":
         given = driver_url(url).query
-        arguments: dict[str, Any] = {
-            "connect_timeout": wait,
-            "tcp_user_timeout": 1000 * wait,
-            "keepalives_idle": wait,
-            "keepalives_interval": wait,
-            "keepalives_count": 2,
-        }
+        # A machine that has gone is given up after about this time.
+        arguments: dict[str, Any] = {"connect_timeout": wait, "tcp_user_timeout": 1000 * wait, "keepalives_count": 2}
+        arguments |= {"keepalives_idle": wait, "keepalives_interval": wait}
         arguments = {name: value for name, value in arguments.items() if name not in given}
         # A pooler between may give each transaction another connection of the server.
         arguments["prepare_threshold"] = None

@@ -228,8 +228,9 @@ class Database:
 
     async def finish(self) -> None:
         """Wait until what is under way has ended, within the time for one call. Reads that wait do not begin."""
-        for job in [job for job in self._pending if not job.writes]:
-            self._threads.withdraw(job)
+        for job in list(self._pending):
+            if not job.writes:
+                self._threads.withdraw(job)
         here, end = asyncio.get_running_loop(), time.monotonic() + self.seconds
         while any(self._lent is None or job.answer.get_loop() is here for job in list(self._pending)):
             if time.monotonic() > end:

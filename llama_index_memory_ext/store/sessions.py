@@ -13,16 +13,7 @@ from llama_index_memory_ext.errors import SessionOwnerError
 from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.store.rows import written_at
 from llama_index_memory_ext.store.runner import Locked, reads, writes_session
-from llama_index_memory_ext.store.tables import (
-    ACTIVE,
-    ARCHIVED,
-    LAST_ID,
-    OF_NOBODY,
-    OWN,
-    SHARED,
-    one_of,
-    upsert,
-)
+from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LAST_ID, OF_NOBODY, OWN, SHARED, one_of, upsert
 from llama_index_memory_ext.store.threads import UnchangedError
 
 if TYPE_CHECKING:

@@ -247,7 +247,8 @@ async def test_a_server_that_only_reads_has_no_tools_that_write(database: Path) 
 
 def spoil(database: Path) -> None:
     with closing(sqlite3.connect(database)) as connection:
-        connection.execute("ALTER TABLE llama_index_memory_facts RENAME TO lost")
+        for ending in ("_users", "_facts", "_sessions"):
+            connection.execute(f"ALTER TABLE llama_index_memory{ending} RENAME TO lost{ending}")
 
 
 async def test_a_database_that_breaks_is_told_and_not_taken_for_an_empty_one(database: Path) -> None:
