@@ -240,7 +240,7 @@ def _connect_sqlite(_dialect: Any, _record: Any, arguments: Any, options: Any) -
         connection.close()
         path = Path(str(arguments[0]))
         is_left = path.is_file() and not path.with_name(f"{path.name}-wal").exists()
-        if "unable to open" not in str(error) or options.get("uri") or not is_left:
+        if not re.match("unable to open|attempt to write", str(error)) or options.get("uri") or not is_left:
             raise
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", **{**options, "uri": True})
     return connection
