@@ -32,16 +32,16 @@ class SessionOwnerError(StoreError):
 class StoreTimeoutError(StoreError):
     """A call of the store that has taken longer than its ``operation_timeout``; ``operation`` names it.
 
-    The connection that it has used is closed. Of a write it is unknown whether it was stored.
+    What it has begun goes on until the database ends it. Of a write it is unknown whether it was stored.
     """
 
     def __init__(self, operation: str, seconds: float, *, writes: bool = True) -> None:
         outcome = " Whether it was stored is unknown: look before you repeat it." if writes else ""
         super().__init__(
             f"The database has not answered within {seconds:g} s ({operation}).{outcome} See whether it is reachable, "
-            "overloaded or locked by another program, or give it more time: MemoryStore(operation_timeout=...). A "
-            "synchronous call (put, get, ...) within a running event loop waits in vain for what a task of that loop "
-            "holds: await aput, aget, ... there."
+            "overloaded or locked by another program, or give it more time: MemoryStore(operation_timeout=...). With "
+            "an engine of your own, a synchronous call (put, get, ...) within a running event loop waits in vain for "
+            "what a task of that loop holds: await aput, aget, ... there."
         )
         self.operation, self.seconds, self.writes = operation, seconds, writes
 
