@@ -163,18 +163,15 @@ class MemoryStore(SQLAlchemyChatStore):
     ) -> list[ChatMessage]:
         """The messages of a session, in the order in which they were written."""
         most = LAST_ID if limit is None else limit
-        return [message async for message in self._each_message(key, status, most, offset or 0)]
+        return [message async for message in self.iter_messages(key, status, limit=most, offset=offset or 0)]
 
-    def iter_messages(self, key: str, status: MessageStatus | None = None) -> AsyncIterator[ChatMessage]:
+    async def iter_messages(
+        self, key: str, status: MessageStatus | None = None, *, limit: int = LAST_ID, offset: int = 0
+    ) -> AsyncIterator[ChatMessage]:
         """The same one after the other (``async for``), read in pages as the loop goes on; all, or with a status.
 
         What is written meanwhile comes, too, and what is deleted does not.
         """
-        return self._each_message(key, status)
-
-    async def _each_message(
-        self, key: str, status: str | None = None, limit: int = LAST_ID, offset: int = 0
-    ) -> AsyncIterator[ChatMessage]:
         statuses, last = [status] if status else [ARCHIVED, ACTIVE], 0
         while True:
             page, last = await self.readers.messages(key, statuses, last, limit=min(limit, _PAGE_ROWS), offset=offset)
