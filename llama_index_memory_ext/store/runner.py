@@ -162,7 +162,6 @@ class Database:
         """
         if not self._is_ready:
             await self._open()
-
         locked = Locked()
 
         def step(conn: Connection) -> T:
@@ -171,10 +170,9 @@ class Database:
             return function(conn, *args, **options)
 
         names = {("session", key) for key in sessions} | {("user", namespace) for namespace in users}
-        name, how = (
-            function.__qualname__.partition(".<locals>")[0].replace("._", "."),
-            {"writes": writes, "in_transaction": in_transaction},
-        )
+        # As a reader of the code knows it: "Log.append".
+        name = function.__qualname__.partition(".<locals>")[0].replace("._", ".")
+        how: Any = {"writes": writes, "in_transaction": in_transaction}
         try:
             result = await self._call(step, name, names, seconds or self.seconds, **how)
         except UnchangedError as unchanged:
@@ -387,9 +385,11 @@ class Database:
                     if not driver.in_transaction:
                         await conn.exec_driver_sql("BEGIN IMMEDIATE")
                 result = await conn.run_sync(step)
-        except BaseException as raised:  # noqa: BLE001 - whatever it is belongs to the caller
+        except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - whatever it is belongs to the caller
             error = raised
-        self._pending.discard(job)
+        finally:
+            # Also where the loop was closed, and the collector ends this.
+            self._pending.discard(job)
         job.deliver(result, error)
 
     @contextmanager
