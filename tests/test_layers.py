@@ -60,6 +60,7 @@ MODULES = {
 }
 DOORS: dict[str, set[str]] = {
     "sqlalchemy": {"store"},
+    "psycopg": {"store"},
     "tiktoken": {"text"},
     "sklearn": set(),
     "snowballstemmer": {"search"},
