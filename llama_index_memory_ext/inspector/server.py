@@ -73,9 +73,10 @@ class Inspector:
             return await self._show(page, dict(request.query_params))
         except NotFoundError:
             return self._error(404, "There is nothing of this name.", "It may have been deleted meanwhile.")
-        except MemoryExtError as error:
-            return self._error(400, "This cannot be shown.", str(error))
         except Exception as error:  # noqa: BLE001 - the server's own log of an error would hold words of users
+            # What the database has refused has a cause.
+            if isinstance(error, MemoryExtError) and error.__cause__ is None:
+                return self._error(400, "This cannot be shown.", str(error))
             logger.warning("A page was not made (%s).", type(error).__name__)
             return self._error(500, "Something went wrong.", f"A {type(error).__name__} was raised.")
 

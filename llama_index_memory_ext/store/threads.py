@@ -50,6 +50,8 @@ class Job:
         except BaseException as raised:  # noqa: BLE001 - whatever it is belongs to the caller
             error = raised
         self.pending.discard(self)
+        # Who is answered may be the last who knows the store.
+        del self.work, self.context
         try:
             self.answer.get_loop().call_soon_threadsafe(self.deliver, result, error)
         except RuntimeError:

@@ -396,9 +396,9 @@ async def test_a_file_that_may_only_be_read_is_read(database_uri: str, tmp_path:
     await open_and_close(database_uri)
     (tmp_path / "memory.db").chmod(0o444)
     await open_and_close(database_uri)
-    tmp_path.chmod(0o555)
+    tmp_path.chmod(0o555)  # noqa: ASYNC240 - nobody waits
     await open_and_close(database_uri)
-    tmp_path.chmod(0o755)
+    tmp_path.chmod(0o755)  # noqa: ASYNC240 - nobody waits
 
 
 async def test_a_file_that_is_opened_for_reading_only_is_read_or_refused(tmp_path: Path) -> None:
