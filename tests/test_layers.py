@@ -39,13 +39,13 @@ grounding   sentences statement > names negation > dates > numbers quotes secret
 .           log_block                                                     # what both blocks share: they read one log
 ---
 store       read_only > __init__ > log > deletion > sessions > facts vectors > cursors > rows runner >
-            address tables threads                                        # the tables, threads, connections
+            address tables threads > transaction                          # the tables, threads, connections
 search      concern embeddings > tfidf vectors > forms postings > languages > stems > tokenization >
             days function_words                                           # how similar two texts are
 formats     __init__ > foreign > openai                                   # messages of other programs, as JSON
 ---
 .           agent_view fact                                               # a fact; which facts an agent sees
-asking      options > clients failures shield window                      # what a model can read and takes; failures
+asking      options > failures shield window                              # what a model can read and takes; failures
 ---
 text        trim responses > cutting loose_json > messages > identity times > tokens tool_calls visible  # as text
 ---

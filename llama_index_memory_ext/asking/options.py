@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
 import weakref
+from contextlib import suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llama_index_memory_ext.asking.clients import import_clients
 from llama_index_memory_ext.asking.failures import is_about_words, status_of
 from llama_index_memory_ext.asking.shield import model_of
 from llama_index_memory_ext.text.responses import was_truncated
@@ -31,6 +33,11 @@ _TOOLS_REFUSED = re.compile(
 _REFUSED, _NOT_ABLE = frozenset({400, 422}), frozenset({400, 404, 422, 500, 501})
 # Models whose thoughts count among the tokens of an answer, by their names.
 _THINKS = re.compile(r"(?i)(?:^|[/:])(?:o[1-9]|gpt-[5-9])(?![^\W_])")
+
+# What clients import at their first call, by the packages that do so; those of OpenAI are some 500 modules, which take
+# a second.
+_LATE = {"openai": ("openai.resources",), "httpx": ("httpcore", "anyio._backends._asyncio")}
+_imported: set[str] = set()
 
 # What each model is known to take, by the ids of the models, because models have no hash.
 _known: dict[int, tuple[weakref.ref[LLM], dict[str, bool]]] = {}
@@ -128,3 +135,19 @@ def _refused_option(llm: LLM, error: BaseException, options: Mapping[str, Any]) 
 def _has_thoughts(response: ChatResponse) -> bool:
     blocks = {block.block_type for block in response.message.blocks}
     return "thinking" in blocks or "<think" in (response.message.content or "")
+
+
+async def import_clients() -> None:
+    """Imports what is still missing of the clients whose packages the program has imported."""
+    names = [name for package in _LATE.keys() & sys.modules.keys() for name in _LATE[package]]
+    # A module is known to the interpreter before it is whole, and whoever imports it then waits in the event loop.
+    if not _imported.issuperset(names):
+        await asyncio.to_thread(_import, names)
+
+
+def _import(names: list[str]) -> None:
+    for name in names:
+        # Of another version there may be no such module.
+        with suppress(ImportError):
+            import_module(name)
+        _imported.add(name)

@@ -197,7 +197,7 @@ async def check_store(store: ext.MemoryStore, file: Path | None, *, create: bool
 async def try_writing(store: ext.MemoryStore) -> None:
     """Does what writing a row takes, and takes it back. What is missing is made, so ask only where tables exist."""
     # Imported here: LlamaIndex takes seconds to start, and the help does not need it.
-    from llama_index_memory_ext.store.threads import UnchangedError
+    from llama_index_memory_ext.store.transaction import UnchangedError
 
     def write_nothing(_: object) -> None:
         raise UnchangedError

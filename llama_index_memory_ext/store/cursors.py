@@ -11,7 +11,7 @@ from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.store.rows import LogPage, LogRow, Seen, Snapshot
 from llama_index_memory_ext.store.runner import reads
 from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LAST_ID, OWN, SHARED, upsert
-from llama_index_memory_ext.store.threads import UnchangedError
+from llama_index_memory_ext.store.transaction import UnchangedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,7 @@ from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import Fact, normalised, retire
 from llama_index_memory_ext.store.runner import reads, writes_user
 from llama_index_memory_ext.store.tables import one_of, upsert
-from llama_index_memory_ext.store.threads import UnchangedError
+from llama_index_memory_ext.store.transaction import UnchangedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -13,7 +13,7 @@ from sqlalchemy import bindparam, func, insert, select, update
 from llama_index_memory_ext.errors import MessageError
 from llama_index_memory_ext.store.runner import writes_session
 from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, one_of, upsert
-from llama_index_memory_ext.store.threads import UnchangedError
+from llama_index_memory_ext.store.transaction import UnchangedError
 from llama_index_memory_ext.text.identity import ID_KEY, SPEAKER_KEY, is_same, message_id_of
 from llama_index_memory_ext.text.messages import as_taken, cleaned, is_printed, storable
 

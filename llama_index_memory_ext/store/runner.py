@@ -10,7 +10,6 @@ import threading
 import time
 import warnings
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 from weakref import WeakSet, WeakValueDictionary
@@ -41,7 +40,8 @@ from llama_index_memory_ext.store.tables import (
     lock_rows,
     version_of,
 )
-from llama_index_memory_ext.store.threads import Job, Threads, UnchangedError
+from llama_index_memory_ext.store.threads import Job, Threads
+from llama_index_memory_ext.store.transaction import Locked, UnchangedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Hashable, Iterator
@@ -55,7 +55,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Part = TypeVar("Part")
 
-_LOCKED = "llama_index_memory_ext locked"
 _MOST_DONE = 10_000
 # Tables and indexes may be made for a table of the host's with many rows.
 _SETUP_SECONDS = 600.0
@@ -66,19 +65,6 @@ _INSUFFICIENT_PRIVILEGE = "42501"
 _LEVELS = {"sqlite": "SERIALIZABLE", "postgresql": "READ COMMITTED"}
 # How long the end of the program waits for writes.
 _END_SECONDS, _LOOK_SECONDS = 1.0, 0.005
-
-
-@dataclass
-class Locked:
-    """The epochs of the sessions that a transaction has locked, and what is done when it is committed."""
-
-    epochs: dict[str, int] = field(default_factory=dict)
-    done: list[Hashable] = field(default_factory=list)
-
-    @staticmethod
-    def begin_again(conn: Connection, key: str) -> None:
-        """Forget what was done for a session: its rows are deleted in this transaction."""
-        conn.info[_LOCKED].epochs.pop(key, None)
 
 
 # One for all stores of this process on the same database.
@@ -128,7 +114,9 @@ class Database:
         # Whether all tables exist; whether what was in memory is gone.
         self._is_ready = self.is_gone = False
         sessions, users = self.tables.sessions, self.tables.users
-        self._lock_sessions = lock_rows(sessions, self.backend).returning(sessions.c.key, sessions.c.epoch)
+        self._lock_sessions = lock_rows(sessions, self.backend)
+        if self.backend == "postgresql" or sqlite3.sqlite_version_info >= (3, 35):
+            self._lock_sessions = self._lock_sessions.returning(sessions.c.key, sessions.c.epoch)
         self._lock_users = lock_rows(users, self.backend)
         _databases.add(self)
 
@@ -162,10 +150,10 @@ class Database:
         """
         if not self._is_ready:
             await self._open()
-        locked = Locked()
+        locked = Locked(self._done)
 
         def step(conn: Connection) -> T:
-            conn.info[_LOCKED] = locked
+            locked.begin(conn)
             self.lock(conn, sessions, users)
             return function(conn, *args, **options)
 
@@ -177,8 +165,7 @@ class Database:
             result = await self._call(step, name, names, seconds or self.seconds, **how)
         except UnchangedError as unchanged:
             return cast("T", unchanged.result)
-        for mark in locked.done:
-            self._done.put(mark, value=True)
+        locked.end()
         return result
 
     def lock(self, conn: Connection, sessions: Collection[str], users: Collection[str]) -> None:
@@ -186,21 +173,9 @@ class Database:
         now = time.time_ns()
         if sessions:
             rows = conn.execute(self._lock_sessions, [{"key": key, "epoch": now} for key in sorted(sessions)])
-            conn.info[_LOCKED].epochs.update((row[0], row[1]) for row in (rows if rows.returns_rows else ()))
+            Locked.by(conn).epochs.update((row[0], row[1]) for row in (rows if rows.returns_rows else ()))
         if users:
             conn.execute(self._lock_users, [{"namespace": one, "epoch": now, "change": 0} for one in sorted(users)])
-
-    def is_new(self, conn: Connection, key: str, what: Hashable) -> bool:
-        """Whether something is still to be done in this transaction; once it is committed, it is new no longer.
-
-        It is new again where rows of the session were deleted. Where an old SQLite does not tell its epoch with the
-        lock, it is always new.
-        """
-        locked: Locked = conn.info[_LOCKED]
-        epoch = locked.epochs.get(key)
-        if epoch is not None:
-            locked.done.append((key, epoch, what))
-        return epoch is None or (key, epoch, what) not in self._done
 
     async def read_version(self) -> int | None:
         """As ``MemoryStore.read_schema_version``."""

@@ -12,9 +12,18 @@ from sqlalchemy import bindparam, delete, exists, func, or_, select, update
 from llama_index_memory_ext.errors import SessionOwnerError
 from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.store.rows import written_at
-from llama_index_memory_ext.store.runner import Locked, reads, writes_session
-from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LAST_ID, OF_NOBODY, OWN, SHARED, one_of, upsert
-from llama_index_memory_ext.store.threads import UnchangedError
+from llama_index_memory_ext.store.runner import reads, writes_session
+from llama_index_memory_ext.store.tables import (
+    ACTIVE,
+    ARCHIVED,
+    LAST_ID,
+    OF_NOBODY,
+    OWN,
+    SHARED,
+    one_of,
+    upsert,
+)
+from llama_index_memory_ext.store.transaction import Locked, UnchangedError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -67,7 +76,7 @@ class Users:
         Returns whether it is of several users. A session that was begun without a user becomes that of the first one,
         with its facts. Raises a SessionOwnerError if it is another user's, unless both have opened it as shared.
         """
-        if not (opening.shared or self.database.is_new(conn, key, ("claimed", opening, *readers))):
+        if not (opening.shared or Locked.by(conn).is_new(key, ("claimed", opening, *readers))):
             return False
         owners, user = self._owners_within(conn, key, opening), opening.user_in(key)
         kind = SHARED if opening.shared else OWN if opening.user_id is not None else owners.get(key, OF_NOBODY)
@@ -111,7 +120,7 @@ class Users:
         """Let all who know a session read it anew: another epoch tells them."""
         sessions = self._tables.sessions
         conn.execute(update(sessions).where(sessions.c.key == key).values(epoch=time.time_ns()))
-        Locked.begin_again(conn, key)
+        Locked.by(conn).epochs.pop(key, None)
 
     def readers_of(self, conn: Connection, key: str, user_id: str) -> list[tuple[str, str]]:
         """The readers of a user's facts in a session, each with its name up to the user."""

@@ -10,6 +10,8 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from llama_index_memory_ext.store.transaction import UnchangedError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -17,13 +19,6 @@ logger = logging.getLogger(__name__)
 
 # How long a thread without work stays.
 _IDLE_SECONDS = 10.0
-
-
-class UnchangedError(Exception):
-    """Raised in a function that writes: its transaction is rolled back, and the call returns the ``result``."""
-
-    def __init__(self, result: object = None) -> None:
-        self.result = result
 
 
 @dataclass(eq=False)

@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from llama_index_memory_ext.store.runner import reads
 from llama_index_memory_ext.store.tables import one_of, upsert, vectors_namespace
-from llama_index_memory_ext.store.threads import UnchangedError
+from llama_index_memory_ext.store.transaction import UnchangedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
