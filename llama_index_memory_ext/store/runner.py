@@ -345,10 +345,14 @@ class Database:
             async with AsyncExitStack() as stack:
                 for name in sorted(job.names):
                     await stack.enter_async_context(lock_for("lent", *name))
-                try:
-                    conn = await stack.enter_async_context(lent.connect())
-                except Exception as raised:  # each driver has errors of its own
-                    raise self._in_words(raised, job.name, writes=job.writes, begun=False) from raised
+                for is_last in (False, True):
+                    try:
+                        conn = await stack.enter_async_context(lent.connect())
+                        break
+                    except Exception as raised:
+                        # asyncpg may tell of a lost one by an error that a pool takes for another; the next one is new.
+                        if is_last:
+                            raise self._in_words(raised, job.name, writes=job.writes, begun=False) from raised
                 stack.enter_context(self._told(job.name, writes=job.writes))
                 # The engine may have any isolation level, set in several ways; a connection's option overrides all.
                 level = _LEVELS[self.backend] if in_transaction else "AUTOCOMMIT"
