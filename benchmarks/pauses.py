@@ -60,19 +60,12 @@ def opened(uri: str, session: str) -> CondensedMemory:
     return CondensedMemory.from_defaults(session, user_id=USER, async_database_uri=uri, extract_facts=False)
 
 
-async def put_long_message(uri: str, *, word: str) -> list[float]:
-    """A question of 5 MB, and the prompt with it."""
-    question = ChatMessage(role=MessageRole.USER, content=word * (CHARACTERS // len(word)))
-    async with ticking() as pauses, opened(uri, "long message") as memory:
+async def put_and_ask(uri: str, *, session: str, word: str = "") -> list[float]:
+    """A question, of 5 MB if it is given a word that is said again and again, and the prompt with it."""
+    long = ChatMessage(role=MessageRole.USER, content=word * (CHARACTERS // max(1, len(word))))
+    question = long if word else sample_messages(1)[0]
+    async with ticking() as pauses, opened(uri, session) as memory:
         await memory.aput(question)
-        await memory.aget()
-    return pauses
-
-
-async def ask_with_facts(uri: str) -> list[float]:
-    """The first question with many facts."""
-    async with ticking() as pauses, opened(uri, "facts") as memory:
-        await memory.aput(sample_messages(1)[0])
         await memory.aget()
     return pauses
 
@@ -114,23 +107,15 @@ async def extract(uri: str) -> list[float]:
     return pauses
 
 
-async def count_tokens(uri: str) -> list[float]:
-    """The first message of this process, whose tokens are counted, and the prompt with it."""
-    async with ticking() as pauses, opened(uri, "tokens") as memory:
-        await memory.aput(sample_messages(1)[0])
-        await memory.aget()
-    return pauses
-
-
 CASES: dict[str, Callable[[str], Coroutine[None, None, list[float]]]] = {
-    "a message of 5 MB in words": partial(put_long_message, word="word "),
-    "a message of 5 MB without spaces": partial(put_long_message, word="word"),
-    f"the first aget with {FACTS:,} facts": ask_with_facts,
+    "a message of 5 MB in words": partial(put_and_ask, session="long message", word="word "),
+    "a message of 5 MB without spaces": partial(put_and_ask, session="long message", word="word"),
+    f"the first aget with {FACTS:,} facts": partial(put_and_ask, session="facts"),
     f"a change of {FACTS:,} facts and the aget after it": ask_after_change,
     f"alist of {FACTS:,} facts": list_facts,
     "aget_all of a long session": get_all,
     "the first extraction of facts": extract,
-    "the first count of tokens": count_tokens,
+    "the first count of tokens": partial(put_and_ask, session="tokens"),
 }
 
 
