@@ -448,5 +448,5 @@ def _run_by(
 
 # A method that reads, and methods that write to the session or the user that is their first argument.
 reads = _run_by(lambda _: {"writes": False})
-writes_session = _run_by(lambda args: {"sessions": args[:1]})
-writes_user = _run_by(lambda args: {"users": args[:1]})
+writes_session = _run_by(lambda args: {"sessions": [args[0]]})
+writes_user = _run_by(lambda args: {"users": [args[0]]})
