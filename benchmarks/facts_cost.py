@@ -1,29 +1,36 @@
 """What facts cost a turn: their ranking with 1,000 of them, and an extraction model that takes a second.
 
 A turn is ``aput``, ``aget``, ``aput``, ``aget`` on a SQLite file, with the preset's defaults and no extraction, once
-with 1,000 facts of the user and once with none, turn by turn in turns. The delay is the time from ``agent.run`` to the
-start of its first call of the model, with an extraction model that takes one second and without extraction.
+with 1,000 facts of the user and once with none, and with LlamaIndex's Memory without blocks, turn by turn in turns.
+What facts add is compared with a turn of that Memory, which does not change with this package. The delay is the time
+from ``agent.run`` to the start of its first call of the model, with an extraction model that takes one second and
+without extraction.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.bridge.pydantic import Field
 
 from benchmarks.command import shown
 from benchmarks.messages import put_facts
+from benchmarks.recipe import host_memory
 from benchmarks.report import Measure, Promise, publish
 from benchmarks.turn_cost import turn
 from llama_index_memory_ext import CondensedMemory
-from llama_index_memory_ext.offline_model import OfflineModel
+from llama_index_memory_ext.models.offline import OfflineModel
+
+if TYPE_CHECKING:
+    from llama_index.core.memory import Memory
 
 FACTS, TURNS, WARM_UP = 1_000, 200, 10
 RUNS = 30
@@ -45,22 +52,26 @@ class SlowExtractor(OfflineModel):
         return await super().astream_chat_with_tools(tools, *args, **kwargs)
 
 
-async def turns(folder: Path) -> tuple[list[float], list[float]]:
-    """Seconds of each turn, without and with facts."""
-    without = CondensedMemory.from_defaults(
-        "without", extract_facts=False, async_database_uri=f"sqlite+aiosqlite:///{folder / 'without.db'}"
-    )
-    with_facts = CondensedMemory.from_defaults(
-        "with", extract_facts=False, async_database_uri=f"sqlite+aiosqlite:///{folder / 'with.db'}"
-    )
-    await put_facts(with_facts, FACTS)
-    seconds: dict[str, list[float]] = {"without": [], "with": []}
-    async with without, with_facts:
+async def turns(folder: Path) -> dict[str, list[float]]:
+    """Seconds of each turn: of LlamaIndex's Memory, without facts and with facts."""
+    seconds: dict[str, list[float]] = {"host": [], "without": [], "with": []}
+    async with AsyncExitStack() as stack:
+        memories: dict[str, Memory] = {}
+        for name in seconds:
+            uri = f"sqlite+aiosqlite:///{folder / name}.db"
+            memory: Any = (
+                host_memory(uri)
+                if name == "host"
+                else CondensedMemory.from_defaults(name, extract_facts=False, async_database_uri=uri)
+            )
+            memories[name] = await stack.enter_async_context(memory)
+            await put_facts(memory, FACTS) if name == "with" else None
         for number in shown(range(WARM_UP + TURNS), "turns"):
-            for memory in (without, with_facts) if number % 2 else (with_facts, without):
-                taken = await turn(memory, number)
-                seconds[memory.session_id] += [taken] if number >= WARM_UP else []
-    return seconds["without"], seconds["with"]
+            for i in range(len(seconds)):
+                name = [*seconds][(number + i) % len(seconds)]
+                taken = await turn(memories[name], number)
+                seconds[name] += [taken] if number >= WARM_UP else []
+    return seconds
 
 
 async def delays(folder: Path, *, extract: bool) -> list[float]:
@@ -78,24 +89,28 @@ async def delays(folder: Path, *, extract: bool) -> list[float]:
     return taken[3:]
 
 
-def main() -> int:
-    """Measure, publish, and return the exit code."""
+def measured() -> tuple[list[Measure], list[Promise]]:
+    """Measure turns and delays."""
     with TemporaryDirectory() as folder:
-        without, with_facts = map(median, asyncio.run(turns(Path(folder))))
+        host, without, with_facts = map(median, asyncio.run(turns(Path(folder))).values())
         plain = median(asyncio.run(delays(Path(folder), extract=False)))
         extracting = median(asyncio.run(delays(Path(folder), extract=True)))
     measures = [
+        Measure("one turn, LlamaIndex's Memory without blocks", 1000 * host, "ms"),
         Measure("one turn, no facts", 1000 * without, "ms"),
         Measure(f"one turn, {FACTS:,} facts", 1000 * with_facts, "ms"),
+        Measure(f"a turn with {FACTS:,} facts against one without", with_facts / without),
         Measure("to the first call of the model, no extraction", 1000 * plain, "ms"),
         Measure("to the first call of the model, an extraction model of 1 s", 1000 * extracting, "ms"),
     ]
     promises = [
-        Promise(f"a turn with {FACTS:,} facts against one without", 1.2, with_facts / without),
+        Promise(
+            f"what {FACTS:,} facts add, against a turn of LlamaIndex's Memory", 0.25, (with_facts - without) / host
+        ),
         Promise("the first call of the model comes later by", 10, 1000 * (extracting - plain), "ms"),
     ]
-    return publish("facts_cost", measures, promises)
+    return measures, promises
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(publish("facts_cost", *measured()))

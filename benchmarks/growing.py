@@ -27,8 +27,7 @@ from benchmarks.recall import CONFIDENCE, DEFAULT_FOLDER, NEWEST, WORDS, Item, s
 from benchmarks.report import Measure, Promise, Series, publish
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
-from llama_index_memory_ext.facts.ranking import rank
-from llama_index_memory_ext.facts.scoring import document_of
+from llama_index_memory_ext.facts.ranking import document_of, rank
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 
 # What the order of the block must reach, in %.

@@ -18,7 +18,7 @@ from llama_index_memory_ext import CondensedMemory, Fact, MemoryToolSpec, TokenC
 from llama_index_memory_ext.errors import FactReplyError, SummaryReplyError
 from llama_index_memory_ext.facts.prompt import ask_for_facts, extraction_prompt
 from llama_index_memory_ext.facts.validation import validate_reply
-from llama_index_memory_ext.offline_model import OfflineModel
+from llama_index_memory_ext.models.offline import OfflineModel
 from llama_index_memory_ext.record.summary import ask_for_summary
 from llama_index_memory_ext.text.messages import Utterance, entry_of
 
@@ -29,9 +29,11 @@ _MESSAGE = re.compile(r'<message role="(\w+)">(.*?)</message>', re.DOTALL)
 
 
 class ScriptedModel(OfflineModel):
-    """Gives one answer to whatever it is asked."""
+    """Gives one answer to whatever it is asked, and another one from the second request on."""
 
     answer: ChatResponse = Field(description="The answer.")
+    second: str = Field(default="", description='The text of the second answer; "" for the same.')
+    requests: int = Field(default=0, description="How often it was asked.")
 
     @classmethod
     def class_name(cls) -> str:
@@ -41,6 +43,9 @@ class ScriptedModel(OfflineModel):
         return self.answer
 
     async def achat(self, *_: Any, **__: Any) -> ChatResponse:
+        self.requests += 1
+        if self.second and self.requests > 1:
+            return ChatResponse(message=ChatMessage(self.second, role="assistant"))
         return self.answer
 
 
@@ -54,24 +59,29 @@ def model_that_says(answer: str | Sequence[Sequence[str]], finish_reason: str = 
     return ScriptedModel(answer=ChatResponse(message=ChatMessage(role="assistant", blocks=list(calls)), raw=raw))
 
 
-async def malformed_read(folder: Path) -> tuple[int, int]:
-    """The number of replies of which as many facts are stored as are whole in them, and of all."""
+async def malformed_read(folder: Path) -> tuple[int, int, int]:
+    """The number of replies of which as many facts are stored as are whole in them, of second requests, and of all.
+
+    A model that is asked once more answers in plain JSON, if it had facts to report; a refusal it repeats.
+    """
     read = load(folder, "malformed_replies")
     lines = [Utterance(1, "user", read["said"])]
     replies = [*read["text"].values(), *read["tool"].values()]
-    found = 0
+    found, again = 0, 0
     for answer, whole, *finish_reason in replies:
-        stored = await _stored(model_that_says(answer, *finish_reason), lines)
-        found += stored == whole
-    return found, len(replies)
+        llm = model_that_says(answer, *finish_reason)
+        llm.second = read["text"].get("plain JSON", [""])[0] if whole else ""
+        found += await _stored(llm, lines) == whole
+        again += llm.requests - 1
+    return found, again, len(replies)
 
 
 async def _stored(llm: ScriptedModel, lines: Sequence[Utterance]) -> int:
     try:
-        answer = await ask_for_facts(llm, extraction_prompt(lines, [], today=SAID_AT.date()))
+        reply, _ = await ask_for_facts(llm, extraction_prompt(lines, [], today=SAID_AT.date()))
     except FactReplyError:
         return 0
-    return len(validate_reply(answer.reply, lines, [], now=SAID_AT).accepted)
+    return len(validate_reply(reply, lines, [], now=SAID_AT).accepted)
 
 
 async def summaries_taken(folder: Path) -> tuple[Counter[str], Counter[str]]:

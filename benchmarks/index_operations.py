@@ -2,8 +2,8 @@
 
 20,000 operations are drawn from fixed seeds: most of them on indexes for questions in any language, the others on
 indexes for one of the languages each. Texts and questions are in all languages that are supported, and in some that are
-not. With each question, the index is compared with a new one of the documents that are left: the similarities of the
-documents to the question, and how often each document has each term.
+not. With each question, the index is compared with a new one of the documents that are left, by the similarities of the
+documents to the question.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import sys
 
 from benchmarks.command import shown
 from benchmarks.report import Measure, Promise, publish
+from tests.language.test_languages import KNOWN
 from tests.search.operations import count_differences
-from tests.search.test_languages import KNOWN
 
 OPERATIONS, EACH = 20_000, 1_000
 

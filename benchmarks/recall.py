@@ -42,9 +42,8 @@ from benchmarks.command import named_path, shown
 from benchmarks.e5 import RememberingE5, has_e5
 from benchmarks.report import Measure, Promise, Series, publish
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.facts.ranking import rank
-from llama_index_memory_ext.facts.scoring import document_of
-from llama_index_memory_ext.record.message_index import neighbours
+from llama_index_memory_ext.facts.ranking import document_of, rank
+from llama_index_memory_ext.record.recall import neighbours
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
 from llama_index_memory_ext.search.tfidf import FEEDBACK_WEIGHT, Document, FactRanker, TfidfRanker
 

@@ -17,7 +17,7 @@ from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageR
 from sklearn.feature_extraction.text import HashingVectorizer  # type: ignore[import-untyped]
 
 from benchmarks.locomo import text_of
-from llama_index_memory_ext.offline_model import OfflineModel
+from llama_index_memory_ext.models.offline import OfflineModel
 
 SUMMARY_WORDS, FACT_WORDS = 300, 12
 # One fewer than LlamaIndex's block asks for as it comes.

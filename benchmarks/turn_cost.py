@@ -112,8 +112,8 @@ async def pauses_of_turns(file: Path) -> list[float]:
     return longest
 
 
-def main() -> int:
-    """Measure, publish, and return the exit code."""
+def measured() -> tuple[list[Measure], list[Promise]]:
+    """Measure turns and pauses."""
     with TemporaryDirectory() as folder:
         seconds = asyncio.run(measure(Path(folder)))
         pauses = asyncio.run(pauses_of_turns(Path(folder, "pauses.db")))
@@ -132,8 +132,8 @@ def main() -> int:
         Promise(f"CondensedMemory against Memory without blocks at {SHORT}", 0.38, turns[SHORT_SESSION] / turns[HOST]),
         Promise(f"longest pause in a turn, {held}", 5, max(pauses), "ms"),
     ]
-    return publish("turn_cost", measures, promises)
+    return measures, promises
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(publish("turn_cost", *measured()))

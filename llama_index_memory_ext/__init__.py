@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.agents.contexts import restore_context as restore_context
     from llama_index_memory_ext.agents.retriever import MemoryRetriever as MemoryRetriever
     from llama_index_memory_ext.agents.tools import MemoryToolSpec as MemoryToolSpec
-    from llama_index_memory_ext.caching_openai import CachingOpenAI as CachingOpenAI
-    from llama_index_memory_ext.caching_openai import CachingOpenAIResponses as CachingOpenAIResponses
     from llama_index_memory_ext.fact import Fact as Fact
     from llama_index_memory_ext.facts.backfill import Backfilled as Backfilled
+    from llama_index_memory_ext.facts.block import FactsOptions as FactsOptions
     from llama_index_memory_ext.facts.block import RelevantFactsBlock as RelevantFactsBlock
-    from llama_index_memory_ext.facts.options import FactsOptions as FactsOptions
     from llama_index_memory_ext.facts.ranking import format_facts as format_facts
     from llama_index_memory_ext.formats import messages_from_json as messages_from_json
     from llama_index_memory_ext.formats import messages_to_json as messages_to_json
     from llama_index_memory_ext.memory.condensed_memory import CondensedMemory as CondensedMemory
-    from llama_index_memory_ext.memory.options import MemoryOptions as MemoryOptions
+    from llama_index_memory_ext.memory.settings import MemoryOptions as MemoryOptions
     from llama_index_memory_ext.memory.template import MemoryBlocksTemplate as MemoryBlocksTemplate
-    from llama_index_memory_ext.offline_model import OfflineModel as OfflineModel
+    from llama_index_memory_ext.models.caching_openai import CachingOpenAI as CachingOpenAI
+    from llama_index_memory_ext.models.caching_openai import CachingOpenAIResponses as CachingOpenAIResponses
+    from llama_index_memory_ext.models.offline import OfflineModel as OfflineModel
     from llama_index_memory_ext.record.block import CondensedMemoryBlock as CondensedMemoryBlock
     from llama_index_memory_ext.record.block import CondensedOptions as CondensedOptions
     from llama_index_memory_ext.search.tfidf import FactRanker as FactRanker
@@ -52,17 +52,16 @@ _NAMES = {
     "agents.contexts": ["restore_context"],
     "agents.retriever": ["MemoryRetriever"],
     "agents.tools": ["MemoryToolSpec"],
-    "caching_openai": ["CachingOpenAI", "CachingOpenAIResponses"],
     "fact": ["Fact"],
     "facts.backfill": ["Backfilled"],
-    "facts.block": ["RelevantFactsBlock"],
-    "facts.options": ["FactsOptions"],
+    "facts.block": ["FactsOptions", "RelevantFactsBlock"],
     "facts.ranking": ["format_facts"],
     "formats": ["messages_from_json", "messages_to_json"],
     "memory.condensed_memory": ["CondensedMemory"],
-    "memory.options": ["MemoryOptions"],
+    "memory.settings": ["MemoryOptions"],
     "memory.template": ["MemoryBlocksTemplate"],
-    "offline_model": ["OfflineModel"],
+    "models.caching_openai": ["CachingOpenAI", "CachingOpenAIResponses"],
+    "models.offline": ["OfflineModel"],
     "record.block": ["CondensedMemoryBlock", "CondensedOptions"],
     "search.tfidf": ["FactRanker", "TfidfRanker"],
     "store": ["MemoryStore"],

@@ -7,11 +7,19 @@ import io
 import json
 import os
 import sys
-from contextlib import redirect_stdout
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.cli import DEFAULT_TIMEOUT, check_timeout, describe_error, plain, version_line
+import llama_index_memory_ext as ext
+from llama_index_memory_ext.cli import (
+    DEFAULT_TIMEOUT,
+    PACKAGE,
+    UsageError,
+    check_timeout,
+    describe_error,
+    needs_extra,
+    plain,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,11 +27,6 @@ if TYPE_CHECKING:
     import typer
 
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
-
-_NOT_INSTALLED = (
-    "The commands chat, facts, sessions, export, import, forget, inspect, mcp and doctor need Typer and Rich: "
-    'pip install "llama-index-memory-ext[cli]"'
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,7 +57,7 @@ def _report(error: Exception, *, as_json: bool) -> int:
     text = plain(describe_error(error))
     sys.stderr.write((json.dumps({"error": text}) if as_json else f"Error: {text}") + "\n")
     # The class of wrong usage has a public name only in older versions of Typer.
-    return WRONG_USAGE if hasattr(error, "format_message") else FAILED
+    return WRONG_USAGE if isinstance(error, UsageError) or hasattr(error, "format_message") else FAILED
 
 
 def load_app() -> typer.Typer:
@@ -70,24 +73,18 @@ def load_app() -> typer.Typer:
 
 def _run(arguments: list[str]) -> int:
     try:
-        app = load_app()
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in {"typer", "rich"}:
+        with needs_extra("cli", "typer", "rich"):
+            app = load_app()
+    except UsageError as error:
+        if not arguments or arguments[0] not in {"demo", "--help", "--version"}:
             raise
-        return _run_without_extra(arguments)
-    if arguments in ([], ["facts"], ["sessions"]):
-        with redirect_stdout(sys.stderr):
-            app([*arguments, "--help"], standalone_mode=False)
-        return WRONG_USAGE
+        return _run_without_extra(arguments, str(error))
     return app(arguments, standalone_mode="--json" not in arguments) or 0
 
 
-def _run_without_extra(arguments: list[str]) -> int:
-    if not arguments or arguments[0] not in {"demo", "--help", "--version"}:
-        sys.stderr.write(f"{_NOT_INSTALLED}\n")
-        return WRONG_USAGE
-    parser = argparse.ArgumentParser(prog="python -m llama_index_memory_ext", epilog=_NOT_INSTALLED)
-    parser.add_argument("--version", action="version", version=version_line())
+def _run_without_extra(arguments: list[str], missing: str) -> int:
+    parser = argparse.ArgumentParser(prog="python -m llama_index_memory_ext", epilog=f"For more: {missing}")
+    parser.add_argument("--version", action="version", version=f"{PACKAGE} {ext.__version__}")
     parser.add_argument("command", choices=["demo"])
     parser.add_argument("--db", metavar="DB", help="a SQLite file, or a SQLAlchemy address")
     parser.add_argument("--timeout", metavar="SECONDS", default=os.environ.get("OPENAI_TIMEOUT") or DEFAULT_TIMEOUT)

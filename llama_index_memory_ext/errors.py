@@ -1,8 +1,12 @@
-"""Defines the errors of this package; each says what was expected, what was seen and what to do."""
+"""Defines the errors of this package, and tells why a model has given no answer, whatever client it was asked with.
+
+Each of our errors says what was expected, what was seen and what to do.
+"""
 
 from __future__ import annotations
 
-from functools import partial
+import asyncio
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,6 +15,17 @@ if TYPE_CHECKING:
 
 class MemoryExtError(Exception):
     """Base of all errors that this package raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Some are made of other arguments than their text. The answer of a model stays out of a pickle.
+        state = {name: value for name, value in vars(self).items() if name != "response"}
+        return _unpickled, (type(self), self.args), state
+
+
+def _unpickled(kind: type[MemoryExtError], args: tuple[Any, ...]) -> MemoryExtError:
+    error = kind.__new__(kind)
+    error.args = args
+    return error
 
 
 class SettingError(MemoryExtError, ValueError, TypeError):
@@ -45,9 +60,6 @@ class StoreTimeoutError(StoreError):
         )
         self.operation, self.seconds, self.writes = operation, seconds, writes
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial(StoreTimeoutError, writes=self.writes), (self.operation, self.seconds)
-
 
 class MessageError(MemoryExtError, TypeError):
     """An argument that is no LlamaIndex ``ChatMessage`` and cannot be read as one."""
@@ -76,20 +88,19 @@ class TurnError(MemoryExtError):
 class FactReplyError(MemoryExtError, ValueError):
     """A model's answer in which no facts could be read. Its text is in ``reply``, never in the message of the error.
 
+    ``problem`` is where its JSON cannot be read, "" if there is none.
     ``response`` is the whole answer, with its tokens, or None; a copy or a pickle of the error has none.
     """
 
     response: ChatResponse | None = None
 
-    def __init__(self, reply: str) -> None:
+    def __init__(self, reply: str, problem: str = "") -> None:
         super().__init__(
             'Expected a JSON object such as {"new_facts": [], "confirmed": [], "retired": []}, or an empty answer '
-            f"for nothing new; saw {len(reply)} characters in which there is none. `reply` of this error holds them."
+            f"for nothing new; saw {len(reply)} characters in which there is none{f' ({problem})' if problem else ''}. "
+            "`reply` of this error holds them."
         )
-        self.reply = reply
-
-    def __reduce__(self) -> tuple[type[FactReplyError], tuple[str]]:
-        return FactReplyError, (self.reply,)
+        self.reply, self.problem = reply, problem
 
 
 class TruncatedReplyError(MemoryExtError, ValueError):
@@ -109,9 +120,6 @@ class NoModelError(MemoryExtError, ValueError):
             "summarize"
         )
 
-    def __reduce__(self) -> tuple[type[NoModelError], tuple[()]]:
-        return NoModelError, ()
-
 
 class SummaryReplyError(MemoryExtError, ValueError):
     """A model's answer that is no summary, for this ``reason``. Its text is in ``reply``, never in the message."""
@@ -124,5 +132,59 @@ class SummaryReplyError(MemoryExtError, ValueError):
         self.reply = reply
         self.reason = reason
 
-    def __reduce__(self) -> tuple[type[SummaryReplyError], tuple[str, str]]:
-        return SummaryReplyError, (self.reply, self.reason)
+
+# The statuses with which a provider refuses a request for what is in it, and the one that names its length.
+REQUEST_STATUSES, TOO_LARGE = frozenset({400, 413, 422}), 413
+# How it says that it is the words. A request can also be refused for its settings, which no other words would change.
+_ABOUT_WORDS = re.compile(
+    r"(?i)context.{0,20}(?:length|window|size)|content.{0,20}(?:filter|polic|management)|moderation|flagged|safety"
+    r"|(?:prompt|input|messages?|string|request)\b.{0,20} too (?:long|large)"
+)
+# The errors of clients that got no answer: of OpenAI, Anthropic and others, of httpx, and of botocore, ...
+_NO_ANSWER = frozenset({"APIConnectionError", "TransportError", "HTTPClientError"})
+# ... of these, the ones for which it came too late, and the ones for which nobody listened.
+_TIMEOUTS, _NOBODY = (
+    frozenset({"APITimeoutError", "TimeoutException", "ReadTimeoutError"}),
+    frozenset({"ConnectTimeout", "ConnectTimeoutError", "PoolTimeout"}),
+)
+_TIMEOUT_STATUSES = frozenset({408, 504})
+
+
+def status_of(error: BaseException) -> int | None:
+    """The HTTP status in a provider's error, wherever its client has put it; None if there is none."""
+    response = getattr(error, "response", None)
+    metadata = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
+    found = (
+        getattr(error, "status_code", None),
+        getattr(response, "status_code", None),
+        metadata.get("HTTPStatusCode"),
+        getattr(error, "code", None),
+    )
+    return next((int(status) for status in found if isinstance(status, int) and status >= 100), None)  # noqa: PLR2004 - the lowest
+
+
+def is_about_words(error: BaseException) -> bool:
+    """Whether a provider has refused a request for its words: their number, or what they say."""
+    status = status_of(error)
+    return status == TOO_LARGE or (status in REQUEST_STATUSES and _ABOUT_WORDS.search(str(error)) is not None)
+
+
+def is_about_request(error: BaseException) -> bool:
+    """Whether another request, with less in it, might be answered."""
+    return status_of(error) in REQUEST_STATUSES or is_timeout(error)
+
+
+def is_timeout(error: BaseException) -> bool:
+    """Whether an answer did not come in time, though somebody was there: less to read may help."""
+    names = _names(error) | (_names(error.__cause__) if error.__cause__ else set())
+    in_time = isinstance(error, asyncio.TimeoutError | TimeoutError) or names & _TIMEOUTS
+    return bool(in_time and not names & _NOBODY) or status_of(error) in _TIMEOUT_STATUSES
+
+
+def is_no_answer(error: BaseException) -> bool:
+    """Whether nobody has answered, or one of our own errors says that nobody could."""
+    return isinstance(error, OSError | asyncio.TimeoutError | MemoryExtError) or bool(_NO_ANSWER & _names(error))
+
+
+def _names(error: BaseException) -> set[str]:
+    return {kind.__name__ for kind in type(error).__mro__}

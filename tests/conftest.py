@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# The first example of a property may load a vocabulary, so its time says nothing.
-settings.register_profile("here", deadline=None)
+# The first example of a property may load a vocabulary, and a busy machine draws slowly: times say nothing.
+settings.register_profile("thorough", deadline=None, max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("here", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("here")
 
 

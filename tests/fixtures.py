@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.databases import any_database_uri, database_uri, postgres_server, postgres_uri
 from tests.memories import open_memory, open_plain_memory
-from tests.models import start_client, start_model
+from tests.scripted_models import start_client, start_model
 
 __all__ = [
     "any_database_uri",

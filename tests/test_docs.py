@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
-from tests.openai_server import Message, call, say, serve
+from tests.forked import run_forked
+from tests.openai_server import Message, OpenAIServer, call, say, serve
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -57,14 +58,15 @@ def _named(text: str) -> list[Any]:
     ]
 
 
+def keys_of(server: OpenAIServer) -> dict[str, str]:
+    return {"OPENAI_API_KEY": "sk-test", "OPENAI_API_BASE": server.api_base}
+
+
 @pytest.mark.parametrize("code", _named("python"))
 def test_a_block_of_code_runs(code: str, tmp_path: Path) -> None:
     """In a process of its own, with the real client against a local server."""
     with serve(model) as server:
-        environment = {**os.environ, "OPENAI_API_KEY": "sk-test", "OPENAI_API_BASE": server.api_base}
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
+        done = run_forked(code, folder=tmp_path, environment=keys_of(server))
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     if 'agent.run("What' in code:
@@ -97,9 +99,7 @@ def test_what_happens_is_printed_and_exported(tmp_path: Path) -> None:
 
 def _output(code: str, folder: Path) -> str:
     with serve(model) as server:
-        environment = {**os.environ, "OPENAI_API_KEY": "sk-test", "OPENAI_API_BASE": server.api_base}
-        command = [sys.executable, "-c", code]
-        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout
+        return run_forked(code, folder=folder, environment=keys_of(server)).stdout
 
 
 def test_the_two_commands_are_the_first_two_blocks_of_shell_code() -> None:

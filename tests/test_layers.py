@@ -19,54 +19,64 @@ ROOT = Path(__file__).parents[1]
 PICTURE = """\
 .           __main__                                                      # the command, also without the extra
 ---
-cli         chat sessions > facts files forget inspect mcp > app > demo answers > __init__ other_model        # words
+cli         chat mcp sessions > facts files forget inspect > app > demo > __init__                       # words
 ---
-inspector   report server > deeds pages > access views > prompt           # pages about a database, for a browser
----
+inspector   server > actions pages > views > prompt                       # pages about a database, for a browser
 .           __init__                                                      # the public names
 ---
-agents      mcp tools > changes > requests retriever > contexts           # memory as an agent's tools
-.           caching_openai offline_model                                  # OpenAI's with breakpoints; a model of rules
+agents      mcp > tools > retriever > contexts                            # memory as an agent's tools
 ---
-memory      condensed_memory > search turns > flushing limits options preset stats > prompt_caches template  # preset
+memory      condensed_memory > settings turns > search stats template     # preset
 ---
-record      block > summary > recall summary_checks window > message_index selection > entry  # within the limit
-facts       backfill > block > extractor > learning > sources verification > cache explanation prompt validation >
-            batches book categories checks offering options recovery talk > evidence foreign ranking reply >
-            matches scoring fields history > period
+record      block > summary > recall > window > text                      # within the limit
+facts       backfill > block > extraction > verification > validation > checks > source >
+            book explanation known > foreign prompt ranking > history reply               # learned, kept, ranked
 ---
-grounding   sentences statement > names negation > dates > numbers quotes secrets > words numerals > language  # words
-.           log_block                                                     # what both blocks share: they read one log
+.           reader_block                                                  # what both blocks share: they read one log
 ---
-store       read_only > __init__ > log > deletion > sessions > facts vectors > cursors > rows runner >
-            address tables threads > transaction                          # the tables, threads, connections
-search      concern embeddings > tfidf vectors > forms postings > languages > stems > tokenization >
-            days function_words                                           # how similar two texts are
+store       __init__ > log > sessions > facts > cursors > runner > address tables         # tables, threads
+search      embeddings > tfidf                                            # how similar two texts are
 formats     __init__ > foreign > openai                                   # messages of other programs, as JSON
 ---
-.           agent_view fact                                               # a fact; which facts an agent sees
-asking      options > failures shield window                              # what a model can read and takes; failures
+.           fact                                                          # a fact; which facts an agent sees
+models      ask > caching_openai offline prompt_caches responses          # how a model is asked, and what it answers
 ---
-text        trim responses > cutting loose_json > messages > identity times > tokens tool_calls visible  # as text
+text        trim > limits messages > tokens tool_calls                    # messages as text, counted and cut
 ---
+language    names > said_dates > numbers > quotes stems > secrets tokens > dates > __init__ # words of a text
 background  jobs > locks loop                                             # work that no answer waits for
 ---
-.           refusals > errors events signatures                                   # what all of it uses
+.           settings > errors events                                      # what all of it uses
 """
 FILES = {str(path.relative_to(PACKAGE)): path for path in PACKAGE.rglob("*.py")}
 MODULES = {
     ".".join(("llama_index_memory_ext", *Path(name).with_suffix("").parts)).removesuffix(".__init__"): name
     for name in FILES
 }
+MOST_FILES, MOST_LEVELS = 100, 12
+# Files that only one other file imports, and why they are files.
+WITH_ONE_IMPORTER = {
+    "agents/mcp.py": "needs the extra mcp",
+    "facts/foreign.py": "knows the layouts of other programs",
+    "facts/verification.py": "is a request of its own, which is off by default",
+    "formats/foreign.py": "knows the layouts of other programs",
+    "inspector/actions.py": "is all of the inspector that changes something",
+    "inspector/server.py": "needs the extra inspect",
+    "language/secrets.py": "is a list of formats, each with its source",
+    "memory/turns.py": "tells where turns end, and lets one run of a session through at a time",
+    "record/summary.py": "is a request of its own, which is off by default",
+    "store/log.py": "is one of the tables of the store",
+    "text/trim.py": "is a public function of its own",
+}
 DOORS: dict[str, set[str]] = {
     "sqlalchemy": {"store"},
     "psycopg": {"store"},
     "tiktoken": {"text"},
     "sklearn": set(),
-    "snowballstemmer": {"search"},
-    "dateparser": {"grounding"},
-    "num2words": {"grounding"},
-    "py3langid": {"grounding"},
+    "snowballstemmer": {"language"},
+    "dateparser": {"language"},
+    "num2words": {"language"},
+    "py3langid": {"language"},
     "typer": {"cli"},
     "rich": {"cli"},
     "starlette": {"inspector"},
@@ -123,6 +133,20 @@ def test_imports_point_down() -> None:
     assert wrong == []
 
 
+def test_the_house_is_small() -> None:
+    assert len(FILES) <= MOST_FILES
+    assert PICTURE.count("---") < MOST_LEVELS
+
+
+def test_a_file_with_one_importer_has_a_reason() -> None:
+    importers: dict[str, set[str]] = {name: set() for name in set(FILES) & set(places())}
+    for name, path in FILES.items():
+        for module in imported_modules(path) & set(MODULES):
+            importers.get(MODULES[module], set()).add(name)
+    single = {name for name, found in importers.items() if len(found) == 1}
+    assert single - {"__init__.py"} == set(WITH_ONE_IMPORTER)
+
+
 def test_each_library_has_one_door() -> None:
     passed_by = {
         (name, library)
@@ -148,6 +172,43 @@ def test_importing_the_package_alone_does_not_start_llamaindex() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr == ""
+
+
+# What importing the preset may load, by room: nothing that extracts, checks, sums up, deletes or reads said dates.
+LOADED_WITH_THE_PRESET = {
+    "": "errors events fact reader_block settings",
+    "background": "jobs locks loop",
+    "facts": "block book foreign history known prompt ranking reply",
+    "formats": "foreign openai",
+    "language": "dates stems tokens",
+    "memory": "condensed_memory search settings stats template turns",
+    "models": "ask prompt_caches responses",
+    "record": "block recall text window",
+    "search": "embeddings tfidf",
+    "store": "address cursors facts log runner sessions tables",
+    "text": "limits messages tokens tool_calls",
+}
+
+
+def test_importing_the_preset_loads_what_it_needs_and_no_library_of_languages() -> None:
+    code = (
+        "import sys, llama_index.core; before = set(sys.modules); "
+        "from llama_index_memory_ext import CondensedMemory; print(*sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded, package = done.stdout.split(), "llama_index_memory_ext"
+    allowed = {
+        ".".join(filter(None, (package, room, name)))
+        for room, names in LOADED_WITH_THE_PRESET.items()
+        for name in ("", *names.split())
+    }
+    assert {name for name in loaded if name.split(".")[0] == package} <= allowed
+    assert {name.split(".")[0] for name in loaded} & {
+        "snowballstemmer",
+        "dateparser",
+        "num2words",
+        "py3langid",
+    } == set()
 
 
 def test_a_name_that_does_not_exist_is_told_as_python_does() -> None:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from llama_index_memory_ext.agents.contexts import check_memory
 from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.errors import LimitError, StoreError
-from llama_index_memory_ext.facts.scoring import Weights, days_of
+from llama_index_memory_ext.facts.ranking import Weights, days_of
 from llama_index_memory_ext.memory.search import check_search
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS
 from llama_index_memory_ext.text.messages import escape_tags
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from llama_index.core.callbacks import CallbackManager
     from llama_index.core.schema import QueryBundle
 
-    from llama_index_memory_ext.facts.ranking import RankedFact
+    from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
     from llama_index_memory_ext.record.recall import FoundMessage
 
@@ -127,38 +127,33 @@ class MemoryRetriever(BaseRetriever):
         return run(self._aretrieve(query_bundle))
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        question = query_bundle.query_str
+        question, memory, most = query_bundle.query_str, self.memory, self.similarity_top_k
         if not question.strip():
             return []
-        with store_errors("The memory could not be searched", self.memory.session_id):
-            nodes = await self._found(question)
-        best = sorted(nodes, key=lambda node: -(node.score or 0.0))[: self.similarity_top_k]
+        nodes: list[NodeWithScore] = []
+        with store_errors("The memory could not be searched", memory.session_id):
+            await memory.acheck_session()
+            if self._facts:
+                facts = await memory.facts_block.asearch(question, session_id=memory.session_id)
+                nodes += [self.fact_node(entry.fact, entry.score) for entry in facts[:most]]
+            if self._messages:
+                limits = {"most": most, "message_token_limit": self._node_limit}
+                messages = await memory.condensed_block.asearch(question, session_id=memory.session_id, **limits)
+                nodes += map(self._message_node, messages)
+        best = sorted(nodes, key=lambda node: -(node.score or 0.0))[:most]
         if self.token_limit is None:
             return best
-        count = self.memory.tokenizer_fn.count
+        count = memory.tokenizer_fn.count
         tokens = [count(node.node.get_content(MetadataMode.LLM) + _BETWEEN) for node in best]
         return [best[i] for i in fit_tokens(tokens, self.token_limit)]
 
-    async def _found(self, question: str) -> list[NodeWithScore]:
-        memory, most, nodes = self.memory, self.similarity_top_k, list[NodeWithScore]()
-        await memory.acheck_session()
-        if self._facts:
-            facts = await memory.facts_block.asearch(question, session_id=memory.session_id)
-            nodes += map(self._fact_node, facts[:most])
-        if self._messages:
-            messages = await memory.condensed_block.asearch(
-                question, session_id=memory.session_id, most=most, message_token_limit=self._node_limit
-            )
-            nodes += map(self._message_node, messages)
-        return nodes
-
-    def _fact_node(self, entry: RankedFact) -> NodeWithScore:
-        fact = entry.fact
+    def fact_node(self, fact: Fact, score: float) -> NodeWithScore:
+        """Returns a fact as a node."""
         text = escape_tags(" ".join(fact.content.split()))
         return _node(
             fact.id,
             self.memory.tokenizer_fn.clip(text, self._node_limit),
-            entry.score,
+            score,
             kind="fact",
             fact_id=fact.id,
             category=fact.category,

@@ -1,28 +1,134 @@
-"""Gives an agent tools to search its memory, to remember and to forget, by the user's own words only."""
+"""Gives an agent tools to search its memory, to remember and to forget, on the user's own words only."""
 
-# No postponed annotations: the host reads those of the tools as they stand.
-from collections.abc import Sequence
+from __future__ import annotations
+
+import asyncio
+import re
 from html import escape
+from typing import TYPE_CHECKING
 
-from llama_index.core.schema import NodeWithScore
 from llama_index.core.tools.tool_spec.base import BaseToolSpec
 
-from llama_index_memory_ext.agents.changes import NO_QUOTE, SHORT_ID_CHARACTERS, forget, remember
 from llama_index_memory_ext.agents.contexts import check_memory
-from llama_index_memory_ext.agents.retriever import MemoryRetriever
+from llama_index_memory_ext.agents.retriever import MemoryRetriever, store_errors
 from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.errors import FactError, LimitError
-from llama_index_memory_ext.fact import DEFAULT_CATEGORY, Fact
-from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
-from llama_index_memory_ext.record.message_index import SEARCH_TOOL
-from llama_index_memory_ext.text.messages import escape_tags
+from llama_index_memory_ext.fact import DEFAULT_CATEGORY, Fact, normalised, utc_now
+from llama_index_memory_ext.facts.checks import denies, sentences_at
+from llama_index_memory_ext.facts.reply import ExtractionReply
+from llama_index_memory_ext.language.names import shares_word
+from llama_index_memory_ext.language.quotes import Span, find_quote, tokens_in
+from llama_index_memory_ext.language.tokens import keywords, shared
+from llama_index_memory_ext.record.recall import SEARCH_TOOL
+from llama_index_memory_ext.text.messages import Utterance, escape_tags
 from llama_index_memory_ext.text.tokens import fit
 
-_MOST_FOUND = 20
-_WHOLE_ID_CHARACTERS = 64
-_MOST_CANDIDATES, _SHOWN_TOKENS = 5, 150
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from llama_index.core.schema import NodeWithScore
+
+    from llama_index_memory_ext.facts.extraction import Extractor
+    from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
+
+
+# The memory, or a fact as what the assistant knows: "the fact that I smoke", but not "... from my letter".
+_MEMORY = (
+    r"\b(?:your (?:\w+ )?memor(?:y|ies)|the fact that i\b(?!.* (?:from|in) (?:my|the|this)\b)|(?:what|all|every\w+)"
+    r"(?: that)? you(?:['\u2019]ve| have)? (?:know|remember|(?:learn|not|sav|stor)\w+ about m[ey])"
+    r"|du .*wei(?:\u00df|ss)t|deine[mnr]? (?:ged\u00e4chtnis|speicher|erinnerung)|(?:ta|tu|tua|sua|votre) m[e\u00e9]m"
+    r"[o\u00f3](?:ire|ria)|(?:que|che) (?:tu |vous |voc\u00ea )?(?:sais|savez|sabes?|sai)\b)"
+)
+_MEMORY_IN_CHARACTERS = r"[你您](?:的?[记記][忆憶]|所?(?:知道|[记記][得住]))|記憶から|(?:覚えて|知って)い?る"
+# An order begins the sentence, or follows a polite beginning. Verbs of editing give one to the memory if they name it.
+_ASKS = re.compile(
+    r"(?i)^\W*(?:(?:please|ok(?:ay)?|and|then|now|also|just|yes|actually|bitte|por favor|per favore)\W+)*"
+    r"(?:(?:[cw]ould|can|will) you (?:please )?|you (?:can|may|should) |i(?:['\u2019]d| would)? (?:want|like) you to )?"
+    r"(?:(?:forget|vergiss|vergessen|oublie[zr]?|olvida|dimentica|esquece|(?:don['\u2019]?t|do not) remember"
+    r"|stop remembering|merke? dir (?:bitte )?nicht|ne (?:te souviens|retiens) p\w+|no recuerdes|non ricordare"
+    r"|n\u00e3o lembre)\b|(?:delete|remove|erase|drop|clear|wipe|l\u00f6sche?|entferne|efface[zr]?|supprime[zr]?|borra"
+    rf"|elimina|cancella|apaga)\b(?=.*{_MEMORY}))|(?<![我别別要不])忘[掉记記了]|忘れて(?!し[まち]|い|た)"
+    r"|(?:不[要用]|[别別])再?[记記][住得]|覚え(?:てお)?か?ないで"
+    rf"|^(?=.*(?:{_MEMORY_IN_CHARACTERS})).*(?<![别別要不])(?:[删刪]除|[删刪]掉|清除|削除して|消して)"
+)
+_EXCEPT = re.compile(r"(?i)\b(?:except|(?:all|every\w+) but|au\u00dfer|sauf|excepto|tranne|exceto)\b|除了|以外")
+# Behind it stands what is to be forgotten, which may be denied: "that I don't drink".
+_OBJECT = re.compile(r"(?i)\b(?:that|dass|que|che)\b|我")
+# "Everything", but not "everything you know about my job".
+_EVERYTHING = re.compile(
+    r"(?i)\b(?:everything|all|alles|tout|todo|tutto|tudo)\b"
+    r"(?!.*\b(?:about|of|on|\u00fcber|sur|sobre|su) (?!(?:me|this|that|it|them|mich|moi|m\u00ed)\b))"
+    "|全部|所有|一切|すべて|全て"
+)
+# A whole message that confirms has no other words.
+_CONFIRMS = re.compile(
+    r"(?i)(?:[^\w?\uff1f]*(?:\b(?:yes|yeah|yep|sure|ok(?:ay)?|please|do|go|ahead|confirm(?:ed)?|right|i|am|m|it|all|of"
+    r"|that|them|forget|everything|about|me|ja|bitte|sicher|vergiss|alles|oui|tout|s[i\u00ed]|claro|vale|todo|tutto|sim)\b"
+    r"|是的?|好的?|[对對]的?|可以|[确確][认認定]|忘掉|全部|はい|ええ|お願いします))+[^\w?\uff1f]*"
+)
+# "Forget it" means what was said right before.
+_LONGEST_POINTER, _LINES_BEFORE = 3, 2
+
+
+def asks_to_forget(
+    quote: str, lines: Sequence[Utterance], results: Sequence[Utterance], contents: Sequence[str]
+) -> tuple[list[bool], bool]:
+    """Returns whether a quote of the user asks to forget each of these facts; and whether it is about everything.
+
+    It asks for a fact that it names. Of everything it asks for the facts of which the user was told, in the ``lines``
+    or by the ``results`` of tools, between the order and their next message, the last one, which confirms it. ``lines``
+    is what was said last, oldest first. What the user says not to forget, and what only other words of the user or of
+    others ask for, is not asked. All are False where the quote is in none of the user's lines.
+    """
+    found = ((i, find_quote(quote, line.text)) for i, line in reversed([*enumerate(lines)]) if line.is_users)
+    i, span = next(((i, span) for i, span in found if span), (0, None))
+    if span is None:
+        return [False] * len(contents), False
+    told = _told_of_everything(lines, results)
+    orders = list(filter(_is_order, sentences_at(lines[i].text, span)))
+    before = [line.text for line in lines[max(i - _LINES_BEFORE, 0) : i + 1]]
+    # An order of a few words points to what was said before it.
+    named_in = ["\n".join([order, *before]) if len(tokens_in(order)) <= _LONGEST_POINTER else order for order in orders]
+    asked = []
+    for content in contents:
+        words = keywords(content)
+        was_told = 2 * len(shared(words, told)) > len(words)
+        asked.append(was_told or any(shares_word(content, text) for text in named_in))
+    return asked, bool(told) or any(map(_EVERYTHING.search, orders))
+
+
+def _is_order(sentence: str) -> bool:
+    found = _ASKS.search(sentence)
+    if found is None or _EXCEPT.search(sentence):
+        return False
+    # What the order is about may be denied, not the order.
+    return not (denies(sentence[: found.start()]) or denies(_OBJECT.split(sentence[found.end() :])[0]))
+
+
+def _told_of_everything(lines: Sequence[Utterance], results: Sequence[Utterance]) -> frozenset[str]:
+    """Returns the keywords of what stands between an order to forget everything and the user's yes to it."""
+    asked, answer = ([line for line in lines if line.is_users] * 2)[-2:]
+    orders = filter(_is_order, sentences_at(asked.text, Span(0, len(asked.text), 1.0)))
+    if not (_CONFIRMS.fullmatch(answer.text) and any(map(_EVERYTHING.search, orders))):
+        return frozenset()
+    between = (one.text for one in (*lines, *results) if asked.row_id < one.row_id < answer.row_id)
+    return keywords("\n".join(between))
+
+
+# The confidence of a fact that the user has asked to remember.
+_CONFIDENCE = 0.9
+SHORT_ID_CHARACTERS, _WHOLE_ID_CHARACTERS = 8, 64
+# Older messages do not ask for anything any more.
+_ASKING_LINES = 6
+_MOST_FOUND, _MOST_CANDIDATES, _SHOWN_TOKENS = 20, 5, 150
+_HOW_TO_QUOTE = "Copy the user's own words from one of their messages; what the user did not say cannot be remembered."
+_HOW_TO_FORGET = "the user's last words must ask you to forget it, and name it. Ask the user what to forget."
+_HOW_TO_CONFIRM = "show the user all that would go, and ask. Call this again when their next message says yes."
+_QUOTES = frozenset({"echo", "no_quote", "not_the_users_words", "quote_not_found"})
+_FULL = "there are as many facts as there may be, and all of them are surer."
 _NOTHING_FOUND = "Nothing found: nothing that is known or was said has these words. Other words may find it."
-NOT_KNOWN = "Nothing was forgotten for what is not known: search_memory shows the ids of facts."
+# How an answer begins if nothing was done.
+REFUSALS = ("Not remembered: ", "Not forgotten: ", "Nothing was forgotten")
 
 
 class MemoryToolSpec(BaseToolSpec):
@@ -49,6 +155,9 @@ class MemoryToolSpec(BaseToolSpec):
         LimitError: ``token_limit`` is less than 1.
     """
 
+    # Whether the user's words are those of the session, which is searched too.
+    _in_session, _how_to_forget_everything = True, _HOW_TO_CONFIRM
+
     def __init__(self, memory: CondensedMemory, *, read_only: bool = False, token_limit: int = 1_000) -> None:
         check_memory(memory, type(self).__name__)
         if token_limit < 1:
@@ -58,7 +167,9 @@ class MemoryToolSpec(BaseToolSpec):
         self.token_limit = token_limit
         names = [SEARCH_TOOL] if read_only else [SEARCH_TOOL, "remember", "forget"]
         self.spec_functions = [(name, f"a{name}") for name in names]
-        self._retriever = MemoryRetriever(memory, similarity_top_k=_MOST_FOUND, token_limit=token_limit)
+        self.retriever = MemoryRetriever(
+            memory, messages=self._in_session, similarity_top_k=_MOST_FOUND, token_limit=token_limit
+        )
 
     def search_memory(self, query: str) -> str:
         """Search what is known about the user and what was said before in this conversation.
@@ -98,7 +209,7 @@ class MemoryToolSpec(BaseToolSpec):
 
     async def asearch_memory(self, query: str) -> str:
         """As ``search_memory``."""
-        lines = [_line_of(node) for node in await self._retriever.aretrieve(str(query))]
+        lines = [line_of(node) for node in await self.retriever.aretrieve(str(query))]
         counter = self.memory.tokenizer_fn
         found = "".join(lines[i] for i in fit(lines, self.token_limit, counter))
         return found or counter.clip(_NOTHING_FOUND, self.token_limit)
@@ -106,21 +217,85 @@ class MemoryToolSpec(BaseToolSpec):
     async def aremember(self, content: str, quote: str, category: str = DEFAULT_CATEGORY) -> str:
         """As ``remember``."""
         self._check_may_write()
-        done = await remember(self.memory, content, quote, category)
-        if done.is_known:
+        session_id, block = self.memory.session_id, self.memory.facts_block
+        confidence = max(_CONFIDENCE, block.min_confidence)
+        fact = {"content": content, "quote": quote, "category": category, "confidence": confidence}
+        reply = ExtractionReply.model_validate({"new_facts": [fact]})
+        with store_errors("Nothing was remembered", session_id):
+            await self.memory.acheck_session()
+            extractor = block.extractor(session_id)
+            lines, results = await self._said(extractor, quote)
+            valid, changed = await extractor.apply(reply, lines, others="\n".join(one.text for one in results))
+        if valid.accepted:
+            new = valid.accepted[0]
+            is_over = any(entry.id == new.id and entry.retired for entry in changed)
+            return f"Not remembered: {_FULL}" if is_over else f"Remembered: {self._named(new)}"
+        if valid.confirmed:
             return "Known already; it is surer now."
-        return f"Remembered: {self._named(done.fact)}" if done.fact else f"Not remembered: {done.refusal}"
+        rejection = valid.rejected[0]
+        hint = f" {_HOW_TO_QUOTE}" if rejection.reason in _QUOTES else ""
+        return f"Not remembered: {escape_tags(rejection.detail)}{hint}"
 
     async def aforget(self, facts: list[str], quote: str) -> str:
         """As ``forget``."""
         self._check_may_write()
         if not str(quote).strip():
-            return NO_QUOTE
-        done = await forget(self.memory, [facts] if isinstance(facts, str) else facts or [], str(quote))
-        answers = [f"Forgotten: {self._named(fact)} (it can be restored)" for fact in done.facts]
-        answers += [f"Not forgotten: {self._named(fact)}: {why}" for fact, why in done.kept]
-        answers += [self._which_of(found) for found in done.unclear]
-        return "\n".join(answers if done.is_all_known else [*answers, NOT_KNOWN])
+            return f"Nothing was forgotten: it needs a quote. {_HOW_TO_QUOTE}"
+        with store_errors("Nothing was forgotten", self.memory.session_id):
+            await self.memory.acheck_session()
+            meant = await self._meant([facts] if isinstance(facts, str) else facts or [])
+            chosen = list({found[0].id: found[0] for found in meant if len(found) == 1}.values())
+            answers = await self._retire(chosen, str(quote)) if chosen else []
+        for found in meant:
+            if len(found) > 1:
+                candidates = "\n".join(self._named(fact, _WHOLE_ID_CHARACTERS) for fact in found[:_MOST_CANDIDATES])
+                words = f"words that {len(found)} facts have; name the ids of those meant"
+                answers.append(f"Nothing was forgotten for {words}:\n{candidates}")
+        if not (meant and all(meant)):
+            answers.append("Nothing was forgotten for what is not known: search_memory shows the ids of facts.")
+        return "\n".join(answers)
+
+    async def _meant(self, wanted: Sequence[str]) -> list[list[Fact]]:
+        """Returns for each id, beginning of an id, or words of a fact, the facts that it may mean, best first."""
+        facts, now = await self.memory.facts.alist(with_retired=True), utc_now()
+        known = [(normalised(fact.content), fact) for fact in facts if fact.state(now) != "retired"]
+        meant = []
+        for words in map(str, wanted):
+            name, content = words.strip(" []\"'#"), normalised(words)
+            found = [fact for _, fact in known if fact.id == name]
+            if not found and len(name) >= SHORT_ID_CHARACTERS:
+                found = [fact for _, fact in known if fact.id.startswith(name)]
+            found = found or [fact for text, fact in known if text == content]
+            if not found:
+                ranked = await self.memory.facts_block.asearch(words, session_id=self.memory.session_id)
+                found = [entry.fact for entry in ranked]
+            meant.append(found)
+        return meant
+
+    async def _retire(self, chosen: Sequence[Fact], quote: str) -> list[str]:
+        """Retires the facts that the quote asks to forget; returns a line for each fact."""
+        extractor = self.memory.facts_block.extractor(self.memory.session_id)
+        lines, results = await self._said(extractor, quote)
+        lines, contents = lines[-_ASKING_LINES:], [fact.content for fact in chosen]
+        # The first comparison of words loads what tells languages apart.
+        asked, is_for_all = await asyncio.to_thread(asks_to_forget, quote, lines, results, contents)
+        entries = [
+            {"number": i, "reason": "The user asked to forget it.", "quote": quote}
+            for i, is_asked in enumerate(asked, 1)
+            if is_asked
+        ]
+        reply = ExtractionReply.model_validate({"retired": entries})
+        valid, _ = await extractor.apply(reply, lines, chosen, retired_by="request")
+        ids = {fact.id for fact in valid.retired}
+        rejected = " ".join(dict.fromkeys(one.detail for one in valid.rejected))
+        how = self._how_to_forget_everything if is_for_all else _HOW_TO_FORGET
+        gone = [f"Forgotten: {self._named(fact)} (it can be restored)" for fact in chosen if fact.id in ids]
+        kept = [(fact, rejected if ok else how) for fact, ok in zip(chosen, asked, strict=True) if fact.id not in ids]
+        return gone + [f"Not forgotten: {self._named(fact)}: {why}" for fact, why in kept]
+
+    async def _said(self, extractor: Extractor, quote: str) -> tuple[Sequence[Utterance], Sequence[Utterance]]:
+        """Returns what was said last in the session, and what tools gave."""
+        return await extractor.recent()
 
     def _named(self, fact: Fact, characters: int = SHORT_ID_CHARACTERS) -> str:
         content = escape_tags(" ".join(fact.content.split()))
@@ -128,21 +303,18 @@ class MemoryToolSpec(BaseToolSpec):
         fact_id = escape_tags(" ".join(fact.id[:characters].split()))
         return f"[{fact_id}] {self.memory.tokenizer_fn.clip(content, _SHOWN_TOKENS)}"
 
-    def _which_of(self, found: Sequence[Fact]) -> str:
-        shown = "\n".join(self._named(fact, _WHOLE_ID_CHARACTERS) for fact in found[:_MOST_CANDIDATES])
-        return f"Nothing was forgotten for words that {len(found)} facts have; name the ids of those meant:\n{shown}"
-
     def _check_may_write(self) -> None:
         if self.read_only:
             raise FactError("These tools are read_only=True: they search, and neither remember nor forget.")
 
 
-def _line_of(node: NodeWithScore) -> str:
+def line_of(node: NodeWithScore) -> str:
+    """Returns a node of the retriever as an element that a model reads."""
     known = node.node.metadata
     shown: dict[str, str] = {key: known[key] for key in ("date", "until") if key in known}
     if known["kind"] == "fact":
         shown = {"id": known["fact_id"][:SHORT_ID_CHARACTERS], **shown, "category": known["category"]}
     else:
         shown = {"role": known["role"], **shown}
-    attributes = " ".join(f'{key}="{escape(value)}"' for key, value in shown.items() if value)
+    attributes = " ".join(f'{key}="{escape(" ".join(value.split()))}"' for key, value in shown.items() if value)
     return f"<{known['kind']} {attributes}>{node.node.get_content()}</{known['kind']}>\n"

@@ -1,21 +1,23 @@
-"""Describes errors for a terminal, and makes text safe to print there."""
+"""What the command line needs without its extra: its errors, text that is safe to print, and the database."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from llama_index_memory_ext.asking.failures import is_timeout, status_of
-from llama_index_memory_ext.errors import MemoryExtError
+import llama_index_memory_ext as ext
+from llama_index_memory_ext.errors import MemoryExtError, is_timeout, status_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # Control characters except line ends and tabs, lone surrogates, and characters that change the direction of text.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
 
 PACKAGE = "llama-index-memory-ext"
 # Seconds that a model has for an answer.
@@ -24,6 +26,36 @@ DEFAULT_TIMEOUT, _LONGEST_TIMEOUT = 30.0, 86_400.0
 
 class TerminalError(Exception):
     """An error that the user can correct; the text says how."""
+
+
+class UsageError(TerminalError):
+    """A command that cannot be meant so."""
+
+
+@contextmanager
+def needs_extra(extra: str, *libraries: str) -> Iterator[None]:
+    """Names the extra to install if the block imports one of these libraries, and it is not there."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in libraries:
+            raise
+        raise UsageError(f'This command needs more packages: pip install "{PACKAGE}[{extra}]"') from None
+
+
+def open_store(db: str, **place: Any) -> ext.MemoryStore:
+    """Returns the store in a SQLite file or at a SQLAlchemy address, which it connects to at its first use."""
+    if "://" not in db:
+        file = Path(db).expanduser().absolute()
+        if "?" in db:
+            raise UsageError("--db must name a file, without a question mark, or be a SQLAlchemy address.")
+        if file.is_dir():
+            raise UsageError(f"--db must name a file, and {file} is a folder.")
+        db = f"sqlite+aiosqlite:///{file.as_posix()}"
+    store = ext.MemoryStore(db, **place)
+    if store.database.in_memory:
+        raise UsageError("a database in memory is gone when the command ends. Name a file or a server.")
+    return store
 
 
 def describe_error(error: BaseException) -> str:
@@ -39,41 +71,27 @@ def describe_error(error: BaseException) -> str:
         first: Any = errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or type(error).__name__
         return f"{field}: {_redacted(first['msg']).removeprefix('Value error, ').rstrip('.')}."
-    if (cause := getattr(error, "orig", None)) is not None:
-        return f"the database cannot be used: {_redacted(str(cause)).rstrip('.')}."
     return ": ".join(filter(None, [type(error).__name__, _redacted(str(error))]))
 
 
 def _describe_model_error(error: BaseException) -> str | None:
     # Not imported: it takes half a second, and its errors can only come from where it was imported already.
     openai: Any = sys.modules.get("openai")
-    is_clients = type(error).__module__.partition(".")[0] in ("openai", "httpx")
-    if openai is not None and is_clients and is_timeout(error) and status_of(error) is None:
-        more = "--timeout SECONDS or OPENAI_TIMEOUT gives it more"
-        return f"{model_host()} has not answered{_seconds_of(error)}. {more}."
-    if openai is None or not isinstance(error, (openai.APIConnectionError, openai.APIStatusError)):
+    if openai is None or type(error).__module__.partition(".")[0] not in ("openai", "httpx"):
         return None
+    host = model_host()
+    if is_timeout(error) and status_of(error) is None:
+        limits: Any = getattr(getattr(error, "request", None), "extensions", {}).get("timeout", {})
+        time = f"within {limits['read']:g} s" if limits.get("read") else "in time"
+        return f"{host} has not answered {time}. --timeout SECONDS or OPENAI_TIMEOUT gives it more."
     if isinstance(error, openai.APIConnectionError):
-        return f"there is no connection to {model_host()}."
+        return f"there is no connection to {host}."
     if isinstance(error, openai.AuthenticationError):
-        return f"{model_host()} refuses the key in OPENAI_API_KEY."
-    text = error.body.get("message") if isinstance(error.body, dict) else error.message
-    return f"{model_host()} answers with status {error.status_code}: {_redacted(str(text))}"
-
-
-def _seconds_of(error: BaseException) -> str:
-    """Returns how long a request has waited, as far as its client says."""
-    limits: Any = getattr(getattr(error, "request", None), "extensions", {}).get("timeout", {})
-    seconds = limits.get("read")
-    return f" within {_time(seconds)}" if seconds else " in time"
-
-
-def version_line() -> str:
-    """Returns the name and the version of this package."""
-    try:
-        return f"{PACKAGE} {version(PACKAGE)}"
-    except PackageNotFoundError:
-        return f"{PACKAGE} (not installed, so its version is not known)"
+        return f"{host} refuses the key in OPENAI_API_KEY."
+    if isinstance(error, openai.APIStatusError):
+        text = error.body.get("message") if isinstance(error.body, dict) else error.message
+        return f"{host} answers with status {error.status_code}: {_redacted(str(text))}"
+    return None
 
 
 def check_timeout(value: str | float) -> float:
@@ -109,11 +127,6 @@ def one_line(text: str, longest: int = 500) -> str:
 def pluralize(number: int, noun: str) -> str:
     """Returns a number with its noun: ``1 fact``, ``2 facts``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _time(seconds: float) -> str:
-    """Returns a time in words: ``1 second``, ``0.5 seconds``."""
-    return f"{seconds:g} second{'' if seconds == 1 else 's'}"
 
 
 def _redacted(text: str, longest: int = 300) -> str:

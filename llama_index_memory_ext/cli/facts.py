@@ -1,7 +1,6 @@
 """The commands under ``facts``: show and change what is known about a user."""
 
 # No annotation is a string here: Typer reads those of the commands, through the signatures that _command makes.
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from inspect import Signature, signature
@@ -10,24 +9,21 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 from rich.console import Group, RenderableType
 
-from llama_index_memory_ext.cli import TerminalError, one_line, pluralize
+from llama_index_memory_ext.cli import TerminalError, UsageError, one_line, pluralize
 from llama_index_memory_ext.cli import app as cli
+from llama_index_memory_ext.cli.app import Output
 
 if TYPE_CHECKING:
     from llama_index_memory_ext import CondensedMemory, Fact
     from llama_index_memory_ext.facts.explanation import Explanation
 
-# A result for JSON, and what is printed otherwise.
-Output: TypeAlias = tuple[object, RenderableType]
 # Begins with the memory whose facts are meant; the other parameters are the arguments and options of the command.
 _Work: TypeAlias = Callable[..., Awaitable[Output]]
 
 # Most keywords of a fact, and most ids in an error.
 _MOST_SHOWN = 5
-_SHORT_ID_LENGTHS = range(8, 41)
 # What is to be known of each fact that is deleted.
 WORDS_STAY = "The messages in which it was said stay in their session: `forget --session ID` deletes a session."
-# The reasons of ``Explanation``, as a person asks for them.
 _CATEGORY_HELP = "preference, knowledge, context, behavior, goal or correction."
 
 _Question = Annotated[str, typer.Argument(metavar="QUESTION", help="What the user might ask.")]
@@ -43,8 +39,15 @@ _Pin = Annotated[bool, typer.Option("--pin", help="Show it before facts that mat
 _Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why it is no longer true.")]
 _All = Annotated[bool, typer.Option("--all", help="All facts of the user.")]
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 cli.app.add_typer(app, name="facts", help="What is known about a user: look at it, search it, change it.")
+
+
+def whose(user: str | None, session: str | None) -> str:
+    """Returns the namespace of the facts that are meant."""
+    if not (namespace := user or session):
+        raise UsageError("say whose facts: --user ID, or --session ID for those of a session without a user.")
+    return namespace
 
 
 def _command(name: str, *, create: bool = False) -> Callable[[_Work], None]:
@@ -60,14 +63,13 @@ def _command(name: str, *, create: bool = False) -> Callable[[_Work], None]:
             json: cli.Json = False,
             **own: object,
         ) -> None:
-            if not (namespace := user or session):
-                raise typer.BadParameter(
-                    "say whose facts: --user ID, or --session ID for those of a session without a user."
-                )
-            result = cli.run(
-                db, lambda store: work(cli.memory_on(store, namespace, agent_id=agent), **own), create=create
+            namespace = whose(user, session)
+            cli.run(
+                db,
+                lambda store: work(cli.memory_on(store, namespace, agent_id=agent), **own),
+                create=create,
+                as_json=json,
             )
-            cli.show(*result, as_json=json)
 
         _, *own_options = signature(work).parameters.values()
         *options, _ = signature(run).parameters.values()
@@ -90,7 +92,10 @@ async def _search(memory: "CondensedMemory", question: _Question) -> Output:
     found = await memory.facts_block.asearch(question)
     result = [{**one.fact.model_dump(mode="json"), "score": one.score, "similarity": one.similarity} for one in found]
     ids = short_ids(one.fact.id for one in found)
-    rows = [(f"{one.score:.2f}", ids[one.fact.id], _content(one.fact), _keywords(one.matched)) for one in found]
+    rows = [
+        (f"{one.score:.2f}", ids[one.fact.id], _content(one.fact), ", ".join(one.matched[:_MOST_SHOWN]))
+        for one in found
+    ]
     empty = f"No fact of {memory.facts.namespace} has a word in common with that."
     return result, cli.table(["score", "id", "fact", "matched"], rows, empty=empty)
 
@@ -119,7 +124,10 @@ async def _add(
     ttl: _Ttl = None,
 ) -> Output:
     """Add a fact, with --agent as this agent's own; a database that does not exist is created."""
-    lasting = None if ttl is None else _days(ttl)
+    try:
+        lasting = None if ttl is None else timedelta(days=ttl)
+    except (OverflowError, ValueError):
+        raise UsageError("--ttl is a number of days.") from None
     fact = await memory.facts.aadd(text, ttl=lasting, category=category, confidence=confidence, pinned=pin)
     return _changed("Added", fact)
 
@@ -147,7 +155,7 @@ async def _forget(
     The messages in which they were said stay; `forget` deletes sessions and persons.
     """
     if bool(fact_ids) == all_:
-        raise typer.BadParameter("name the facts, or say --all.")
+        raise UsageError("name the facts, or say --all.")
     namespace, known = memory.facts.namespace, await _all_facts(memory)
     facts = {fact.id: fact for fact in (known if all_ else [find_fact(known, one) for one in fact_ids or ()])}
     if facts and not yes:
@@ -162,20 +170,14 @@ async def _all_facts(memory: "CondensedMemory") -> list["Fact"]:
     return await cli.book_of(memory).alist(with_retired=True, with_expired=True)
 
 
-def _days(ttl: float) -> timedelta:
-    try:
-        return timedelta(days=ttl)
-    except (OverflowError, ValueError):
-        raise typer.BadParameter("--ttl is a number of days.") from None
-
-
 def _changed(what: str, fact: "Fact") -> Output:
     return fact, f"{what} {fact.id}: {one_line(fact.content)}"
 
 
 def find_fact(facts: Sequence["Fact"], text: str, *, by_words: bool = False) -> "Fact":
     """Returns the one fact whose id is or begins with the text, or that has these words; else a TerminalError."""
-    found, condition = _with_id(facts, text), "ids begin with"
+    found, condition = [fact for fact in facts if text and fact.id.startswith(text)], "ids begin with"
+    found = [fact for fact in found if fact.id == text] or found
     missing = f"There is no fact {text!r} among {len(facts)}. `facts list --retired --expired` shows all."
     if by_words and not found:
         found = [fact for fact in facts if text.casefold() in fact.content.casefold()]
@@ -188,20 +190,16 @@ def find_fact(facts: Sequence["Fact"], text: str, *, by_words: bool = False) -> 
     return found[0]
 
 
-def _with_id(facts: Sequence["Fact"], text: str) -> list["Fact"]:
-    found = [fact for fact in facts if text and fact.id.startswith(text)]
-    return [fact for fact in found if fact.id == text] or found
-
-
 def short_ids(ids: Iterable[str]) -> dict[str, str]:
-    """Returns for each id a beginning of eight or more characters that no other id has, or the whole id.
+    """Returns for each id a beginning of it, all of the same length: the least from 8 on with which they differ.
 
-    >>> short_ids(["abcdefgh1", "abcdefgh2", "xyz", "0123456789"])
-    {'0123456789': '01234567', 'abcdefgh1': 'abcdefgh1', 'abcdefgh2': 'abcdefgh2', 'xyz': 'xyz'}
+    >>> short_ids(["abcdefgh1", "abcdefgh2", "xyz"])["abcdefgh1"], short_ids(["0123456789"])
+    ('abcdefgh1', {'0123456789': '01234567'})
     """
-    beginnings = {id_: [id_[:length] for length in _SHORT_ID_LENGTHS if length <= len(id_)] for id_ in sorted(set(ids))}
-    shared = Counter(part for parts in beginnings.values() for part in parts)
-    return {id_: next((part for part in parts if shared[part] == 1), id_) for id_, parts in beginnings.items()}
+    whole = set(ids)
+    longest = max(map(len, whole), default=0)
+    length = next(n for n in range(8, longest + 9) if len({id_[:n] for id_ in whole}) == len(whole))
+    return {id_: id_[:length] for id_ in whole}
 
 
 def facts_table(facts: Sequence["Fact"], namespace: str) -> RenderableType:
@@ -210,15 +208,14 @@ def facts_table(facts: Sequence["Fact"], namespace: str) -> RenderableType:
     It has a column of agents if one of the facts is an agent's own.
     """
     ids = short_ids(fact.id for fact in facts)
-    has_agents = any(fact.agent_id is not None for fact in facts)
+    columns = ["id", "fact", "category", "confidence", "since"]
     rows = [
-        (
-            *(ids[fact.id], _content(fact), fact.category, f"{fact.confidence:.2f}", f"{fact.updated_at:%Y-%m-%d}"),
-            *([fact.agent_id or ""] if has_agents else []),
-        )
+        [ids[fact.id], _content(fact), fact.category, f"{fact.confidence:.2f}", f"{fact.updated_at:%Y-%m-%d}"]
         for fact in facts
     ]
-    columns = ["id", "fact", "category", "confidence", "since", *(["agent"] if has_agents else [])]
+    if any(fact.agent_id is not None for fact in facts):
+        columns.append("agent")
+        rows = [[*row, fact.agent_id or ""] for row, fact in zip(rows, facts, strict=True)]
     return cli.table(columns, rows, empty=f"No facts of {namespace}.")
 
 
@@ -237,20 +234,16 @@ def explanation_table(explanation: "Explanation", namespace: str) -> RenderableT
 
 
 def _content(fact: "Fact") -> str:
-    return f"{'(pinned) ' if fact.pinned else ''}{one_line(fact.content)}{_state(fact, datetime.now(timezone.utc))}"
-
-
-def _state(fact: "Fact", now: datetime) -> str:
-    """Returns what a fact is, and when, " (past, until 2025-11-20: moved)"; "" if it holds and no end is known."""
-    state, reason = fact.state(now), f": {one_line(fact.retired_reason)}" if fact.retired_reason else ""
-    if state == "present":
-        ends = [f"expires {fact.expires_at:%Y-%m-%d}"] if fact.expires_at else []
-        ends += [f"until {fact.valid_until}"] if fact.valid_until else []
-        return f" ({', '.join(ends)})" if ends else ""
+    """Returns what a fact says and when it holds: "Lives in Oslo (past, until 2025-11-20: moved)"."""
+    state, reason = fact.state(datetime.now(timezone.utc)), f": {fact.retired_reason}" if fact.retired_reason else ""
     if state == "past":
-        return f" (past, until {fact.ends}{reason})"
-    return f" (expired {fact.expires_at:%Y-%m-%d})" if state == "expired" else f" (retired{reason or ': '})"
-
-
-def _keywords(matched: Sequence[str]) -> str:
-    return ", ".join(matched[:_MOST_SHOWN])
+        when = [f"past, until {fact.ends}{reason}"]
+    elif state == "retired":
+        when = [f"retired{reason}"]
+    elif state == "expired":
+        when = [f"expired {fact.expires_at:%Y-%m-%d}"]
+    else:
+        when = [f"expires {fact.expires_at:%Y-%m-%d}"] if fact.expires_at else []
+        when += [f"until {fact.valid_until}"] if fact.valid_until else []
+    pinned, ended = "(pinned) " if fact.pinned else "", f" ({one_line(', '.join(when))})" if when else ""
+    return f"{pinned}{one_line(fact.content)}{ended}"

@@ -9,17 +9,14 @@ import sys
 from contextlib import aclosing
 from json import detect_encoding
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, TypeAlias
 
 import typer
 
 import llama_index_memory_ext as ext
-from llama_index_memory_ext.cli import PACKAGE, TerminalError, describe_error, plain, pluralize
+from llama_index_memory_ext.cli import PACKAGE, TerminalError, UsageError, describe_error, plain, pluralize
 from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.app import Agent, Db, Json, Session, User
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from llama_index_memory_ext.cli.app import Agent, Db, Json, Output, Session, User
 
 _Format = Annotated[Literal["llama_index", "openai"], typer.Option("--format", help="How messages are written.")]
 _Output = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write; - for stdout.")]
@@ -45,27 +42,24 @@ def export(
     """
     name, file = cli.one_of(user, session), output.expanduser()
     if not file.parent.is_dir():
-        raise typer.BadParameter(f"the folder {file.parent} does not exist.")
+        raise UsageError(f"the folder {file.parent} does not exist.")
     if file.is_dir():
-        raise typer.BadParameter(f"--output must name a file, and {output} is a folder.")
+        raise UsageError(f"--output must name a file, and {output} is a folder.")
 
-    async def read(store: ext.MemoryStore) -> str:
+    async def write(store: ext.MemoryStore) -> None:
         if not session:
-            return await cli.book_of(cli.memory_on(store, name, agent_id=agent)).aexport()
-        if messages := await store.get_messages(name, None):
-            return ext.messages_to_json(messages, layout=layout) + "\n"
-        raise TerminalError(f"There is no session {name!r}. `sessions list` shows those that there are.")
+            text = await cli.book_of(cli.memory_on(store, name, agent_id=agent)).aexport()
+        elif messages := await store.get_messages(name, None):
+            text = ext.messages_to_json(messages, layout=layout) + "\n"
+        else:
+            raise TerminalError(f"There is no session {name!r}. `sessions list` shows those that there are.")
+        if output == _STREAM:
+            sys.stdout.buffer.write((plain(text) if sys.stdout.isatty() else text).encode())
+            sys.stdout.buffer.flush()
+        else:
+            cli.write_file(output, text)
 
-    text = cli.run(db, read)
-    if output != _STREAM:
-        try:
-            file.write_bytes(text.encode())
-        except OSError as error:
-            raise TerminalError(f"{output} cannot be written: {error.strerror}.") from None
-        cli.say(f"Written to {output}.", stderr=True)
-    else:
-        sys.stdout.buffer.write((plain(text) if sys.stdout.isatty() else text).encode())
-        sys.stdout.buffer.flush()
+    cli.run(db, write)
 
 
 @cli.app.command("import")
@@ -86,7 +80,7 @@ def import_(
     extracted when the session is next used.
     """
     if not (name := session or user):
-        raise typer.BadParameter("say --session ID for messages, or --user ID for facts.")
+        raise UsageError("say --session ID for messages, or --user ID for facts.")
     try:
         content = sys.stdin.buffer.read() if file == _STREAM else file.expanduser().read_bytes()
         # Some editors write UTF-16.
@@ -96,23 +90,20 @@ def import_(
     except UnicodeDecodeError:
         raise TerminalError(f"{file} is not text in UTF-8, as JSON has to be. Nothing was imported.") from None
 
-    async def write(store: ext.MemoryStore) -> int:
+    async def write(store: ext.MemoryStore) -> Output:
         memory = cli.memory_on(store, name, user, agent)
         if session:
             # As bytes: an error about a text says how a program reads a file.
-            return await memory.aimport(text.encode(), show_progress=sys.stderr.isatty())
-        return await cli.book_of(memory).aimport(text)
+            count, kind = await memory.aimport(text.encode(), show_progress=sys.stderr.isatty()), "message"
+        else:
+            count, kind = await cli.book_of(memory).aimport(text), "fact"
+        return {f"{kind}s": count}, f"Imported {pluralize(count, kind)} into {name}."
 
-    count, kind = cli.run(db, write, create=True), "message" if session else "fact"
-    cli.show({f"{kind}s": count}, f"Imported {pluralize(count, kind)} into {name}.", as_json=json)
+    cli.run(db, write, create=True, as_json=json)
 
 
-class Check(NamedTuple):
-    """What was checked, the verdict (ok, warning or wrong), and what was found."""
-
-    name: str
-    verdict: str
-    found: str
+# What was checked, the verdict (ok, warning or wrong), and what was found.
+_Check: TypeAlias = tuple[str, str, str]
 
 
 @cli.app.command()
@@ -123,62 +114,62 @@ def doctor(*, db: Db = None, json: Json = False) -> None:
     `pip check` tells whether the libraries have the versions that are needed.
     """
     here = f"{ext.__version__}, on Python {platform.python_version()}"
-    checks = [Check(PACKAGE, "ok", here), *asyncio.run(_check_database(db)), *_check_models()]
-    is_ok = all(check.verdict != "wrong" for check in checks)
-    rows = [(check.verdict.replace("wrong", "WRONG"), check.name, check.found) for check in checks]
-    table = cli.table(["result", "checked", "found"], rows)
-    cli.show({"ok": is_ok, "checks": [check._asdict() for check in checks]}, table, as_json=json)
+    checks = [(PACKAGE, "ok", here), *asyncio.run(_check_database(db)), *_check_models()]
+    is_ok = all(verdict != "wrong" for _, verdict, _ in checks)
+    table = cli.table(
+        ["result", "checked", "found"],
+        [(verdict.replace("wrong", "WRONG"), name, found) for name, verdict, found in checks],
+    )
+    listed = [{"name": name, "verdict": verdict, "found": found} for name, verdict, found in checks]
+    cli.show(({"ok": is_ok, "checks": listed}, table), as_json=json)
     if not is_ok:
         raise typer.Exit(1)
 
 
-async def _check_database(db: str | None) -> list[Check]:
+async def _check_database(db: str | None) -> list[_Check]:
     """Checks whether the database can be reached, the version of its schema, and whether rows can be written."""
-    store, file = cli.find_store(db)
-    name, checks = str(file or store.address), list[Check]()
-    if file and cli.is_missing(file):
+    store = cli.find_store(db)
+    file, checks = cli.file_of(store), list[_Check]()
+    if file and not file.exists():
         # The folder of the default file is created.
         if file == cli.default_file() or os.access(file.parent, os.W_OK | os.X_OK):
-            return [Check("database", "ok", f"{name} does not exist yet; the first conversation creates it.")]
-        needed = f"{name} needs the folder {file.parent}, which does not exist or may not be written to."
-        return [Check("database", "wrong", needed)]
+            return [("database", "ok", f"{file} does not exist yet; the first conversation creates it.")]
+        needed = f"{file} needs the folder {file.parent}, which does not exist or may not be written to."
+        return [("database", "wrong", needed)]
     try:
         async with aclosing(store):
-            # Nothing is created where the database exists.
-            await cli.check_store(store, file, create=True)
-            checks.append(Check("database", "ok", name))
-            schema = "no tables of this package yet; the first conversation creates them."
-            if (number := await store.read_schema_version()) is not None:
-                await cli.try_writing(store)
-                checks.append(Check("writing", "ok", "rows can be written"))
-                schema = f"version {number}"
-            checks.append(Check("schema", "ok", schema))
+            schema = await store.read_schema_version()
+            checks.append(("database", "ok", str(file or store.address)))
+            if schema is None:
+                empty = "no tables of this package yet; the first conversation creates them."
+                return [*checks, ("schema", "ok", empty)]
+            await cli.try_writing(store)
+            return [*checks, ("writing", "ok", "rows can be written"), ("schema", "ok", f"version {schema}")]
     except Exception as error:  # noqa: BLE001 - whatever failed is what this command is to find
-        checks.append(Check("writing" if checks else "database", "wrong", describe_error(error)))
-    return checks
+        return [*checks, ("writing" if checks else "database", "wrong", describe_error(error))]
 
 
-def _check_models() -> Iterator[Check]:
+def _check_models() -> list[_Check]:
     # Imported here: they import LlamaIndex.
     from llama_index_memory_ext.cli.demo import choose_model, describe_model
-    from llama_index_memory_ext.memory.prompt_caches import how_to_mark, needs_cache_points
+    from llama_index_memory_ext.models.prompt_caches import how_to_mark, needs_cache_points
     from llama_index_memory_ext.text.tokens import is_shipped
 
+    checks = list[_Check]()
     for name, models in (("o200k_base", "GPT-4o and later"), ("cl100k_base", "GPT-4 and GPT-3.5")):
-        there = f"tokenizer of {models}: there, so tokens are counted without a network"
-        missing = (
-            f"tokenizer of {models}: its file in llama-index-core cannot be loaded. Install llama-index-core again."
-        )
-        yield Check(name, "ok", there) if is_shipped(name) else Check(name, "wrong", missing)
+        found = "there, so tokens are counted without a network"
+        if not (there := is_shipped(name)):
+            found = "its file in llama-index-core cannot be loaded. Install llama-index-core again."
+        checks.append((name, "ok" if there else "wrong", f"tokenizer of {models}: {found}"))
     has_key = bool(os.environ.get("OPENAI_API_KEY"))
     unset = "not set: `chat` and `demo` answer with the offline model"
-    yield Check("OPENAI_API_KEY", "ok" if has_key else "warning", "set" if has_key else unset)
+    checks.append(("OPENAI_API_KEY", "ok" if has_key else "warning", "set" if has_key else unset))
     try:
         model = choose_model()
     except TerminalError as error:
-        yield Check("model", "wrong", str(error))
-        return
-    yield Check("model", "ok", describe_model(model))
+        return [*checks, ("model", "wrong", str(error))]
+    checks.append(("model", "ok", describe_model(model)))
     if family := needs_cache_points(model.metadata.model_name):
         found = f"{family} find a conversation in their cache only at cache points. In a program say"
-        yield Check("prompt cache", "warning", f"{found} {how_to_mark(family)}.")
+        checks.append(("prompt cache", "warning", f"{found} {how_to_mark(family)}."))
+    return checks

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import sqlite3
-from contextlib import aclosing, closing
+from contextlib import closing
+from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import TerminalError, pluralize
 from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.app import SESSION_HELP, USER_HELP, Db, Json, Yes
+from llama_index_memory_ext.cli.app import SESSION_HELP, USER_HELP, Db, Json, Output, Yes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
-
-    from llama_index_memory_ext.store.sessions import SessionInfo
 
 # The search looks up this many bytes at once; a shorter text is too common to prove anything.
 _KEY_BYTES = 8
@@ -27,16 +24,8 @@ _BLOCK_BYTES = 1 << 22
 # Columns of names that are no user's and no session's.
 _OTHER_NAMES = frozenset({"role", "status", "agent_id"})
 # Of any id that is stored, also of one that no memory takes.
-User = Annotated[str | None, cli.id_option("--user", USER_HELP, check=None)]
-Session = Annotated[str | None, cli.id_option("--session", SESSION_HELP, check=None)]
-
-
-class DeletionResidue(NamedTuple):
-    """How many texts were searched, how many are left in the file, and how many are in rows of others."""
-
-    searched: int
-    left: int
-    elsewhere: int
+User = Annotated[str | None, cli.option("--user", "ID", USER_HELP, None)]
+Session = Annotated[str | None, cli.option("--session", "ID", SESSION_HELP, None)]
 
 
 @cli.app.command()
@@ -46,61 +35,52 @@ def forget(*, user: User = None, session: Session = None, yes: Yes = False, db: 
     Of a person all facts and all sessions. It asks before it does.
     Afterwards the file is searched for the words that were deleted (SQLite only); exit code 1 if some are left.
     """
-    cli.one_of(user, session)
-    deleted, residue = asyncio.run(_forget(db, user, session, asks=not yes, quiet=json and yes))
-    result = {"deleted": deleted, "file": residue._asdict() if residue else None}
-    cli.show(result, _text_of(deleted, residue), as_json=json)
-    if residue and residue.left:
-        searched = pluralize(residue.searched, "text")
-        raise TerminalError(f"Still in the file or in its journal: {residue.left} of {searched}.")
+    name = cli.one_of(user, session)
 
+    async def work(store: ext.MemoryStore) -> Output:
+        # Imported here: it imports LlamaIndex.
+        from llama_index_memory_ext.facts.book import FactBook
 
-async def _forget(
-    db: str | None, user: str | None, session: str | None, *, asks: bool, quiet: bool
-) -> tuple[dict[str, int], DeletionResidue | None]:
-    """Returns the counts of the deleted rows, and, where there is a file to search, what is left in it."""
-    store, file = cli.find_store(db)
-    async with aclosing(store):
-        await cli.check_store(store, file)
-        users, infos, facts = await _find(store, user, session)
-        if not quiet:
+        infos = await store.sessions(user, session_ids=[] if session is None else [session])
+        sessions = [info.session_id for info in infos]
+        # A session without a user is a user of its own.
+        own = [info.session_id for info in infos if info.session_id in info.user_ids]
+        users = list(dict.fromkeys(own if user is None else [user, *own]))
+        books = [FactBook(store, one, scope="all") for one in users]
+        facts = [fact for book in books for fact in await book.alist(with_retired=True, with_expired=True)]
+        if not (infos or facts):
+            raise TerminalError(f"Nothing is stored about {name!r}.")
+        if not (json and yes):
             messages = pluralize(sum(info.messages for info in infos), "message")
             counts = f"{messages} in {pluralize(len(infos), 'session')}, {pluralize(len(facts), 'fact')}."
             hint = "" if users else "\nWhat is known of its user stays; `forget --user` deletes that too."
-            cli.say(f"Stored about {cli.one_of(user, session)}: {counts}{hint}", stderr=True)
-        if asks:
+            cli.say(f"Stored about {name}: {counts}{hint}", stderr=True)
+        if not yes:
             cli.confirm("Delete all of it for good?")
+        file, texts, kept = cli.file_of(store), set[str](), list[str]()
         with cli.waiting("Deleting"):
-            sessions = [info.session_id for info in infos]
-            texts = await _texts(store, sessions, facts) if file else set()
+            if file:
+                texts = await _texts(store, sessions, facts)
             if users:
                 deleted = await store.forget_user(users[0], session_ids=sessions, vacuum=False)
             else:
                 deleted = await store.forget(sessions[0])
             await store.vacuum()
-            # Of a session that others share, what they have said stays.
-            kept = [one.session_id for one in await store.sessions(session_ids=sessions)] if sessions else []
-            texts -= await _texts(store, kept, ()) if file else set()
-    with cli.waiting("Searching the file for what was deleted"):
-        return deleted, search_file(file, texts, {*users, *sessions}.difference(kept)) if file else None
+            if file and sessions:
+                # Of a session that others share, what they have said stays.
+                kept = [one.session_id for one in await store.sessions(session_ids=sessions)]
+                texts -= await _texts(store, kept, ())
+            await store.aclose()
+        if not file:
+            return {"deleted": deleted, "file": None}, _text_of(deleted, None)
+        with cli.waiting("Searching the file for what was deleted"):
+            residue = search_file(file, texts, {*users, *sessions}.difference(kept))
+        return {"deleted": deleted, "file": residue}, _text_of(deleted, residue)
 
-
-async def _find(
-    store: ext.MemoryStore, user: str | None, session: str | None
-) -> tuple[list[str], list[SessionInfo], list[ext.Fact]]:
-    """Returns the users, sessions and facts that are to be deleted."""
-    # Imported here: it imports LlamaIndex.
-    from llama_index_memory_ext.facts.book import FactBook
-
-    infos = await store.sessions(user, session_ids=[] if session is None else [session])
-    # A session without a user is a user of its own.
-    own = [info.session_id for info in infos if info.session_id in info.user_ids]
-    users = list(dict.fromkeys(own if user is None else [user, *own]))
-    books = [FactBook(store, name, scope="all") for name in users]
-    facts = [fact for book in books for fact in await book.alist(with_retired=True, with_expired=True)]
-    if not (infos or facts):
-        raise TerminalError(f"Nothing is stored about {cli.one_of(user, session)!r}.")
-    return users, infos, facts
+    found = cli.run(db, work, as_json=json)["file"]
+    if found and found["left"]:
+        searched = pluralize(found["searched"], "text")
+        raise TerminalError(f"Still in the file or in its journal: {found['left']} of {searched}.")
 
 
 async def _texts(store: ext.MemoryStore, sessions: Iterable[str], facts: Iterable[ext.Fact]) -> set[str]:
@@ -122,19 +102,21 @@ def _strings(value: object) -> Iterator[str]:
             yield from _strings(inner)
 
 
-def _text_of(deleted: dict[str, int], residue: DeletionResidue | None) -> str:
+def _text_of(deleted: dict[str, int], residue: dict[str, int] | None) -> str:
     text = f"Deleted {', '.join(pluralize(n, kind.removesuffix('s')) for kind, n in deleted.items())}."
     if residue is None:
         return f"{text}\nThe files of a server cannot be searched from here; its log and backups are its operator's."
-    if residue.elsewhere:
-        text += f"\nSaid elsewhere too, and kept there, in whole or in part: {pluralize(residue.elsewhere, 'text')}."
-    if not residue.left:
-        text += f"\nThe file was searched: none of {pluralize(residue.searched, 'text')} is left in it."
+    if residue["elsewhere"]:
+        text += f"\nSaid elsewhere too, and kept there, in whole or in part: {pluralize(residue['elsewhere'], 'text')}."
+    if not residue["left"]:
+        text += f"\nThe file was searched: none of {pluralize(residue['searched'], 'text')} is left in it."
     return text
 
 
-def search_file(file: Path, texts: Iterable[str], owners: Collection[str]) -> DeletionResidue:
+def search_file(file: Path, texts: Iterable[str], owners: Collection[str]) -> dict[str, int]:
     """Searches a SQLite file and its journals, byte by byte, for texts of 8 bytes or more.
+
+    Returns how many texts were searched, how many are left in the file, and how many are in rows of others.
 
     A row that names one of the deleted users and sessions, the ``owners``, is no other's.
     """
@@ -144,7 +126,8 @@ def search_file(file: Path, texts: Iterable[str], owners: Collection[str]) -> De
         found |= find_pieces(Path(f"{file}{ending}"), set().union(*searched))
     deleted = found - _pieces_of_others(file, found, owners)
     left = len([pieces for pieces in searched if pieces & deleted])
-    return DeletionResidue(len(searched), left, len([pieces for pieces in searched if pieces & found]) - left)
+    elsewhere = len([pieces for pieces in searched if pieces & found]) - left
+    return {"searched": len(searched), "left": left, "elsewhere": elsewhere}
 
 
 def find_pieces(path: Path, pieces: Collection[bytes]) -> set[bytes]:
@@ -172,19 +155,18 @@ def find_pieces(path: Path, pieces: Collection[bytes]) -> set[bytes]:
 
 def _pieces(text: str) -> Iterator[bytes]:
     """Yields the pieces of a text in the forms in which the database may hold it: JSON and UTF-8."""
-    for form in {json.dumps(text)[1:-1].encode(), text.encode(errors="replace")}:
+    for form in {dumps(text)[1:-1].encode(), text.encode(errors="replace")}:
         pieces = (form[start : start + _PIECE_BYTES] for start in range(0, len(form), _PIECE_BYTES))
         yield from (piece for piece in pieces if len(piece) >= _KEY_BYTES)
 
 
 def _pieces_of_others(file: Path, pieces: Collection[bytes], owners: Collection[str]) -> set[bytes]:
     """Returns the pieces that are in rows of others, or in the names of the tables."""
-    kept, gone = set[bytes](), set(owners)
+    kept = set[bytes]()
     for row in _rows(file) if pieces else ():
         # A user may be called "assistant", or as another one's agent.
-        if gone.isdisjoint(value for column, value in row.items() if column not in _OTHER_NAMES):
-            values = (value if isinstance(value, bytes) else str(value).encode() for value in row.values())
-            content = b"\n".join(values)
+        if not any(value in owners for column, value in row.items() if column not in _OTHER_NAMES):
+            content = b"\n".join(one if isinstance(one, bytes) else str(one).encode() for one in row.values())
             kept.update(piece for piece in pieces if piece in content)
     return kept
 

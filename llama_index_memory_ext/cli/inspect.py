@@ -5,20 +5,16 @@ from __future__ import annotations
 import asyncio
 import socket
 import webbrowser
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from llama_index_memory_ext.cli import TerminalError
+import llama_index_memory_ext as ext
+from llama_index_memory_ext.cli import TerminalError, UsageError, needs_extra
 from llama_index_memory_ext.cli import app as cli
 from llama_index_memory_ext.cli.app import Db, Session
-
-if TYPE_CHECKING:
-    from llama_index_memory_ext.inspector.prompt import Limits
-
-_LIBRARIES = {"starlette", "uvicorn", "jinja2"}
 
 _Port = Annotated[
     int, typer.Option(min=0, max=65_535, metavar="NUMBER", help="The port on 127.0.0.1; 0: any that is free.")
@@ -52,71 +48,49 @@ def inspect(
     Only this machine, and only who knows the address that is printed, can see it. Nothing is changed without --write.
     """
     if (html is None) != (session is None):
-        raise typer.BadParameter("--html FILE and --session ID belong together.")
-    try:
+        raise UsageError("--html FILE and --session ID belong together.")
+    with needs_extra("inspect", "starlette", "uvicorn", "jinja2"):
         # Imported here: an extra, and LlamaIndex takes seconds to start.
-        from llama_index_memory_ext.inspector.prompt import Limits
-        from llama_index_memory_ext.inspector.server import Inspector  # noqa: F401
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in _LIBRARIES:
-            raise
-        raise TerminalError(
-            'The command inspect needs Starlette, uvicorn and Jinja: pip install "llama-index-memory-ext[inspect]"'
-        ) from None
-    limits = Limits(token_limit, condensed_token_limit, facts_token_limit, recall_token_limit)
-    limits.check()
-    if html is None:
-        asyncio.run(_serve(db, limits, port, writes=write, opens=open_))
-    else:
-        _write(html, asyncio.run(_page(db, str(session), question, limits)))
+        from llama_index_memory_ext.inspector.pages import Access, report
+        from llama_index_memory_ext.inspector.prompt import memory_on
+        from llama_index_memory_ext.inspector.server import Inspector, serve
+        from llama_index_memory_ext.inspector.views import NotFoundError
+        from llama_index_memory_ext.store import read_only
+    asked = {
+        "token_limit": token_limit,
+        "condensed_token_limit": condensed_token_limit,
+        "facts_token_limit": facts_token_limit,
+        "recall_token_limit": recall_token_limit,
+    }
+    limits = {name: value for name, value in asked.items() if value is not None}
+    # Limits that do not fit into each other are told at once.
+    memory_on(ext.MemoryStore(), "", "", limits)
 
+    async def write_page(reader: ext.MemoryStore) -> None:
+        try:
+            cli.write_file(Path(str(html)), await report(reader, str(session), question, limits))
+        except NotFoundError:
+            raise TerminalError(f"There is no session {session!r}. `sessions` lists those there are.") from None
 
-async def _serve(db: str | None, limits: Limits, port: int, *, writes: bool, opens: bool) -> None:
-    from llama_index_memory_ext.inspector.access import Access
-    from llama_index_memory_ext.inspector.server import Inspector, serve
-    from llama_index_memory_ext.store.read_only import read_only
+    async def answer(reader: ext.MemoryStore, store: ext.MemoryStore) -> None:
+        inspector = Inspector(reader, store, limits, Access(write))
+        try:
+            listening = socket.create_server(("127.0.0.1", port))
+        except OSError as error:
+            problem = f"Port {port} cannot be used: {error.strerror}."
+            raise TerminalError(f"{problem} Name another one, or none.") from None
+        with listening:
+            address = f"http://127.0.0.1:{listening.getsockname()[1]}{inspector.path}/"
+            cli.say(f"{address}\nWhoever has this address sees all of it until you end this with Ctrl-C.")
+            if open_:
+                webbrowser.open(address)
+            # The server sends itself the signal that has ended it once more, when it has closed its connections.
+            with suppress(KeyboardInterrupt, asyncio.CancelledError):
+                await serve(inspector, listening)
+                await asyncio.sleep(0)
 
-    store, file = cli.find_store(db)
-    async with aclosing(store):
-        await cli.check_store(store, file)
+    async def show(store: ext.MemoryStore) -> None:
         async with read_only(store) as reader:
-            inspector = Inspector(reader, store, limits, Access(writes))
-            with _listening(port) as listening:
-                address = f"http://127.0.0.1:{listening.getsockname()[1]}{inspector.path}/"
-                cli.say(f"{address}\nWhoever has this address sees all of it until you end this with Ctrl-C.")
-                if opens:
-                    webbrowser.open(address)
-                # The server sends itself the signal that has ended it once more, when it has closed its connections.
-                with suppress(KeyboardInterrupt, asyncio.CancelledError):
-                    await serve(inspector, listening)
-                    await asyncio.sleep(0)
+            await (answer(reader, store) if html is None else write_page(reader))
 
-
-def _listening(port: int) -> socket.socket:
-    try:
-        return socket.create_server(("127.0.0.1", port))
-    except OSError as error:
-        raise TerminalError(f"Port {port} cannot be used: {error.strerror}. Name another one, or none.") from None
-
-
-async def _page(db: str | None, session: str, question: str, limits: Limits) -> str:
-    from llama_index_memory_ext.inspector.report import report
-    from llama_index_memory_ext.inspector.views import NotFoundError
-    from llama_index_memory_ext.store.read_only import read_only
-
-    store, file = cli.find_store(db)
-    async with aclosing(store):
-        await cli.check_store(store, file)
-        async with read_only(store) as reader:
-            try:
-                return await report(reader, session, question, limits)
-            except NotFoundError:
-                raise TerminalError(f"There is no session {session!r}. `sessions` lists those there are.") from None
-
-
-def _write(html: Path, text: str) -> None:
-    try:
-        html.expanduser().write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise TerminalError(f"{html} cannot be written: {error.strerror}.") from None
-    cli.say(f"Written to {html}.", stderr=True)
+    cli.run(db, show)

@@ -9,12 +9,13 @@ import typer
 
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import app as cli
+from llama_index_memory_ext.cli import needs_extra
+from llama_index_memory_ext.cli.facts import whose
 
-_NOT_INSTALLED = 'The command mcp needs the MCP package: pip install "llama-index-memory-ext[mcp]"'
 _WAITING = "Waiting for an MCP client on stdin. Programs start this command themselves; Ctrl-C ends it."
 _SESSION_HELP = "A conversation that another program writes: its messages are searched, and quotes must be in it."
 
-_Session = Annotated[str | None, cli.id_option("--session", _SESSION_HELP)]
+_Session = Annotated[str | None, cli.option("--session", "ID", _SESSION_HELP, cli.check_id)]
 _ReadOnly = Annotated[bool, typer.Option("--read-only", help="Only search and list.")]
 
 
@@ -24,16 +25,10 @@ def mcp(*, user: cli.User = None, session: _Session = None, db: cli.Db = None, r
 
     The tools are search_memory, list_memories, remember and forget. A database that does not exist is created.
     """
-    if not (name := session or user):
-        raise typer.BadParameter("say whose facts: --user ID, or --session ID for those of a session without a user.")
-    try:
+    name = session or whose(user, session)
+    with needs_extra("mcp", "mcp", "mcp_types"):
         # Imported here: it is optional, and takes a second.
         from llama_index_memory_ext.agents.mcp import memory_server
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in {"mcp", "mcp_types"}:
-            raise
-        cli.say(_NOT_INSTALLED, stderr=True)
-        raise typer.Exit(2) from None
     if cli.is_terminal():
         cli.say(_WAITING, stderr=True)
 

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING
 from llama_index_memory_ext.background.jobs import log_failure
 from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.errors import StoreError
-from llama_index_memory_ext.facts.learning import Extracted
-from llama_index_memory_ext.facts.recovery import Blame, blame_of
+from llama_index_memory_ext.facts.extraction import blame_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from llama_index_memory_ext.facts.block import RelevantFactsBlock
-    from llama_index_memory_ext.facts.extractor import Extractor
-    from llama_index_memory_ext.facts.recovery import SetAside
+    from llama_index_memory_ext.facts.extraction import Extracted, Extractor
     from llama_index_memory_ext.store import MemoryStore
 
 # A model without a key or a network fails with every session; a thousand of them need not be tried.
@@ -111,22 +109,21 @@ async def _backfill(
 
 
 async def _batches(extractor: Extractor, *, again: bool) -> AsyncIterator[Extracted]:
-    """What is extracted of a session: the turns that were set aside, which are older, and then what is unread."""
+    """Extract from the turns of a session that were set aside, which are older, and then from what is unread.
+
+    A turn that fails again stays set aside. An error of the model is raised.
+    """
     for turn in await extractor.set_aside() if again else ():
-        yield await _again(extractor, turn)
-    while (batch := await extractor.extract_next()) is not None:
-        yield batch
-
-
-async def _again(extractor: Extractor, turn: SetAside) -> Extracted:
-    """What is extracted of a turn that was set aside; nothing if it fails again. An error of the model is raised."""
-    try:
-        return await extractor.extract_again(turn)
-    except Exception as error:
-        if blame_of(error) in (Blame.MODEL, Blame.LENGTH):
-            raise
-        log_failure("Facts were not extracted", extractor.learner.session_id, error, "the turn stays set aside")
-        return Extracted()
+        try:
+            batch = await extractor.extract_again(turn)
+        except Exception as error:  # noqa: PERF203 - a turn that fails does not keep the others
+            if blame_of(error) in ("model", "length"):
+                raise
+            log_failure("Facts were not extracted", extractor.session_id, error, "the turn stays set aside")
+        else:
+            yield batch
+    while (unread := await extractor.extract_next()) is not None:
+        yield unread
 
 
 async def _sessions_of(store: MemoryStore, namespace: str, session_id: str) -> list[str]:

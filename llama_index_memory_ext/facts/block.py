@@ -1,4 +1,4 @@
-"""Shows what is known about the user, ranked for the question, within a token limit."""
+"""Reads what was said last in a session, by which facts are ranked."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
 from functools import cache, partial
+from operator import attrgetter
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from llama_index.core.bridge.pydantic import BeforeValidator, Field, PrivateAttr
 from pydantic import ValidationInfo, field_validator, model_validator
+from typing_extensions import TypedDict
 
-from llama_index_memory_ext.agent_view import AgentView, Scope, view_of
 from llama_index_memory_ext.background.jobs import JobKey
 from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.events import ExtractionFailedEvent, FactsInjectedEvent, is_heard, send
@@ -24,36 +25,74 @@ from llama_index_memory_ext.fact import (
     DEFAULT_MIN_CONFIDENCE,
     RECENCY_WEIGHT,
     SIMILARITY_WEIGHT,
+    AgentView,
     Fact,
+    Scope,
     utc_now,
+    view_of,
 )
 from llama_index_memory_ext.facts.book import FactBook
-from llama_index_memory_ext.facts.cache import FactCache, UserFacts, ranker_in
-from llama_index_memory_ext.facts.categories import check_categories, check_extraction_prompt
-from llama_index_memory_ext.facts.explanation import Explanation, explain
-from llama_index_memory_ext.facts.extractor import Extractor
-from llama_index_memory_ext.facts.learning import Learner
-from llama_index_memory_ext.facts.scoring import Weights, fitted_text
-from llama_index_memory_ext.facts.sources import retire_deleted
-from llama_index_memory_ext.facts.talk import Talk, read_talk
-from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, AnyEmbedding, LogBlock, Switch
-from llama_index_memory_ext.refusals import check_id
-from llama_index_memory_ext.search.languages import checked_languages
-from llama_index_memory_ext.search.tfidf import TfidfRanker
-from llama_index_memory_ext.text.messages import question_in
-from llama_index_memory_ext.text.responses import Usage
+from llama_index_memory_ext.facts.known import FactCache, UserFacts
+from llama_index_memory_ext.facts.prompt import check_categories, check_extraction_prompt
+from llama_index_memory_ext.facts.ranking import Weights, concerning, fit_facts
+from llama_index_memory_ext.language.stems import checked_languages
+from llama_index_memory_ext.models.responses import Usage
+from llama_index_memory_ext.reader_block import DEFAULT_SESSION_ID, AnyEmbedding, LogBlock, Switch
+from llama_index_memory_ext.search.embeddings import EmbeddingRanker
+from llama_index_memory_ext.search.tfidf import Asked, TfidfRanker
+from llama_index_memory_ext.settings import check_id
+from llama_index_memory_ext.store.tables import Seen
+from llama_index_memory_ext.text.messages import Utterance, question_in, spoken, turns_of
 from llama_index_memory_ext.text.tokens import CountedText
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from llama_index.core.base.llms.types import ChatMessage
     from typing_extensions import Self
 
     from llama_index_memory_ext.background.jobs import Jobs
-    from llama_index_memory_ext.facts.ranking import RankedFact
-    from llama_index_memory_ext.facts.recovery import SetAside
-    from llama_index_memory_ext.store.rows import Snapshot
+    from llama_index_memory_ext.fact import SetAside
+    from llama_index_memory_ext.facts.explanation import Explanation
+    from llama_index_memory_ext.facts.extraction import Extractor
+    from llama_index_memory_ext.facts.ranking import Concern, RankedFact, Ranking, ShowableFacts
+    from llama_index_memory_ext.search.tfidf import FactRanker
+    from llama_index_memory_ext.store.tables import LogPage, Snapshot
+
+
+_CONTEXT_ROWS = 40
+_FACT_OF = attrgetter("fact")
+
+
+class Talk(NamedTuple):
+    """What was said last in the log of a session, and the turns of it."""
+
+    seen: Seen = Seen()
+    said: tuple[Utterance, ...] = ()
+    turns: tuple[list[str], ...] = ()
+
+
+class FactsOptions(TypedDict, total=False):
+    """How facts are extracted, ranked and shown: settings of a ``RelevantFactsBlock``, which documents them."""
+
+    agent_id: str | None
+    scope: Scope | None
+    extract_facts: bool
+    extract_every_turns: int
+    retire_with_messages: bool
+    verify: bool
+    categories: Sequence[str] | Mapping[str, str]
+    extraction_prompt: str | None
+    max_facts: int | None
+    min_confidence: float
+    similarity_weight: float
+    confidence_weight: float
+    recency_weight: float
+    context_turns: int
+    min_similarity: float
+    general_facts: int
+    ranker_factory: Callable[[], FactRanker]
+
 
 logger = logging.getLogger(__name__)
 
@@ -178,17 +217,17 @@ class RelevantFactsBlock(LogBlock):
         cache = self._cache
         known = await cache.read(namespace, now)
         question, context = question_in(messages or [], talk.turns, self.context_turns)
-        asked = await cache.candidates(known, namespace, question)
-        if not asked.facts:
+        showable = await cache.select_known_facts(known, namespace, question)
+        if not showable.facts:
             return ""
         # Fields may be set at any time.
-        settings = (cache.weights, cache.min_similarity, cache.general_facts, cache.languages, self.token_limit)
-        key = (*known.version, *settings, asked.period, namespace, cache.view, question, *context)
+        weights = (self.similarity_weight, self.confidence_weight, self.recency_weight, self.min_similarity)
+        settings = (*weights, self.general_facts, checked_languages(self.languages), self.token_limit)
+        key = (*known.version, *settings, showable.period, namespace, self.view, question, *context)
         shown = cached = self._shown.get(key)
         if shown is None:
-            prepared = await cache.prepare(asked, [question, *context])
-            best_first, first = cache.shown(asked, question, context)
-            fit = partial(fitted_text, best_first, first, self._room, self.tokenizer_fn, asked.columns)
+            prepared = await cache.prepare(showable, [question, *context])
+            fit = partial(self._fit, showable, question, context)
             # Any other tokenizer counts the whole text anew with each line.
             shown = fit() if self.tokenizer_fn.adds_up else await asyncio.to_thread(fit)
             if prepared:
@@ -199,9 +238,9 @@ class RelevantFactsBlock(LogBlock):
                 FactsInjectedEvent(
                     session_id=session_id,
                     user_id=namespace,
-                    agent_id=cache.view.own,
+                    agent_id=self.view.own,
                     fact_ids=[fact.id for fact in facts],
-                    known=len(asked.facts),
+                    known=len(showable.facts),
                     tokens=text.tokens,
                     token_limit=self.token_limit,
                     cached=cached is not None,
@@ -234,9 +273,9 @@ class RelevantFactsBlock(LogBlock):
         A question about the past finds past facts, too; their entries say ``past``. With an ``embed_model`` nearly
         every fact has something in common. The turns before the question are not looked at.
         """
-        ranked, _ = await self._cache.ranked(self.namespace_of(session_id), question)
+        showable = await self._showable(question, session_id)
         # Of many facts this takes longer than the event loop should be blocked.
-        return await asyncio.to_thread(ranked.similar)
+        return await asyncio.to_thread(lambda: self._rank(showable, question)[0].similar())  # noqa: PLW0108 - ranks there, too
 
     async def aexplain(
         self, question: str, *, session_id: str = DEFAULT_SESSION_ID, context: Sequence[str] = ()
@@ -246,8 +285,11 @@ class RelevantFactsBlock(LogBlock):
         For a question about the past, each past fact is one of them. Only a block without a ``user_id`` needs a
         ``session_id``; ``context`` are the turns before, oldest first.
         """
-        ranked, concerned = await self._cache.ranked(self.namespace_of(session_id), question, context)
-        return await asyncio.to_thread(explain, ranked, self._room, self.tokenizer_fn, concerned)
+        from llama_index_memory_ext.facts.explanation import explain  # at first use
+
+        showable, counter = await self._showable(question, session_id, context), self.tokenizer_fn
+        ranking, concern = self._rank(showable, question, context)
+        return await asyncio.to_thread(explain, ranking, self._room, counter, concern)
 
     @property
     def rejections(self) -> dict[str, int]:
@@ -280,10 +322,13 @@ class RelevantFactsBlock(LogBlock):
 
     def extractor(self, session_id: str, *, at_once: bool = False) -> Extractor:
         """What extracts facts from a session; ``at_once``: a turn that fails is tried again without a pause."""
+        # At the first extraction: all that reads replies and checks facts comes with it.
+        from llama_index_memory_ext.facts.extraction import Extractor
+
+        whose = (self.namespace_of(session_id), session_id, self.reader_of(session_id))
         counts, limits = (self._rejections, self._usage), (self.max_facts, self.min_confidence)
-        wanted: dict[str, Any] = {"categories": self.categories, "instructions": self.extraction_prompt}
-        learner = Learner(session_id, self, self._cache, *counts, *limits, verify=self.verify, **wanted)
-        return Extractor(self.namespace_of(session_id), self.reader_of(session_id), learner, at_once)
+        wanted: Any = {"verify": self.verify, "categories": self.categories, "instructions": self.extraction_prompt}
+        return Extractor(*whose, self, self._cache, *counts, *limits, at_once=at_once, **wanted)
 
     async def aopen(self, session_id: str) -> None:
         """Begin with a session: what other sessions of this user have left unread is extracted, too."""
@@ -324,9 +369,11 @@ class RelevantFactsBlock(LogBlock):
         message of the user's in this session, or if somebody has restored it. Returns False if it has to be done again,
         because facts were deleted at the same time.
         """
-        return not self.retire_with_messages or await retire_deleted(
-            self._cache, self.namespace_of(session_id), session_id
-        )
+        if not self.retire_with_messages:
+            return True
+        from llama_index_memory_ext.facts.source import retire_deleted  # at first use
+
+        return await retire_deleted(self._cache, self.namespace_of(session_id), session_id)
 
     async def aclose(self) -> None:
         """Close a private store, and cancel what is being embedded; what was not extracted stays unread."""
@@ -342,12 +389,39 @@ class RelevantFactsBlock(LogBlock):
 
     @property
     def _cache(self) -> FactCache:
+        make, languages = self.ranker_factory, checked_languages(self.languages)
+        if make is TfidfRanker and languages:
+            # One of the program's own knows the languages itself.
+            make = partial(TfidfRanker, languages=languages)
+        model = self._shielded("embed_model")
+        return FactCache(self._store, self._users, make, model, self.tokenizer_fn, self._clock, self.view)
+
+    async def _showable(self, question: str, session_id: str, context: Sequence[str] = ()) -> ShowableFacts:
+        cache, namespace = self._cache, self.namespace_of(session_id)
+        showable = await cache.select_known_facts(await cache.read(namespace), namespace, question)
+        await cache.prepare(showable, [question, *context])
+        return showable
+
+    def _rank(self, showable: ShowableFacts, question: str, context: Sequence[str] = ()) -> tuple[Ranking, Concern]:
+        """Rank facts for a question; return this, and what leaves out the facts that do not concern it."""
+        languages = checked_languages(self.languages)
         weights = Weights(self.similarity_weight, self.confidence_weight, self.recency_weight)
-        least, clock = (self.min_similarity, self.general_facts), self._clock
-        model, languages = self._shielded("embed_model"), checked_languages(self.languages)
-        make = ranker_in(self.ranker_factory, languages)
-        counter = self.tokenizer_fn
-        return FactCache(self._store, self._users, make, model, counter, weights, *least, clock, self.view, languages)
+        ranking = showable.rank(question, context, weights, languages)
+        if not self.min_similarity:
+            return ranking, iter
+        asked = Asked(question, context, languages)
+        close = showable.ranker.closeness(question) if isinstance(showable.ranker, EmbeddingRanker) else {}
+        return ranking, lambda ranked: concerning(ranked, asked, self.min_similarity, self.general_facts, close)
+
+    def _fit(self, showable: ShowableFacts, question: str, context: Sequence[str]) -> tuple[CountedText, list[Fact]]:
+        """Return the text with the facts that have room, and these facts."""
+        ranking, concern = self._rank(showable, question, context)
+        best_first, first = (map(_FACT_OF, concern(ranked)) for ranked in (ranking.best_first(), ranking.first()))
+        counter, lines = self.tokenizer_fn, showable.lines
+        facts = fit_facts(best_first, first, self._room, counter, lines, showable.least)
+        text = "".join(lines[fact.id] for fact in facts)
+        tokens = sum(lines[fact.id].tokens for fact in facts) if counter.adds_up else counter.count(text)
+        return CountedText(text, tokens), facts
 
     @property
     def _room(self) -> int:
@@ -357,21 +431,29 @@ class RelevantFactsBlock(LogBlock):
     async def _talk_before(
         self, session_id: str, namespace: str, snapshot: Snapshot | None
     ) -> tuple[Talk, tuple[int, int] | None]:
-        """The last messages in the log, and how far the changes of the facts have come."""
-        before, turns = self._talks.get(session_id) or Talk(), self.context_turns
-        readers = self._store.readers
-        talk, epoch, facts = await read_talk(readers, session_id, namespace, before, snapshot, turns)
-        is_as_seen = await self._follow_deletions(session_id, epoch)
+        """Read what was said since; return the talk, and how far the changes of facts have come, if that is known."""
+        talk = self._talks.get(session_id) or Talk()
+        now: Snapshot | LogPage | None = snapshot
+        rows = snapshot.log_behind(talk.seen) if snapshot else None
+        if now is None or rows is None:
+            # No cursor of a reader: what was left behind was said all the same.
+            read = partial(self._store.readers.page, session_id, "", limit=_CONTEXT_ROWS, watch=namespace)
+            now = page = await read(talk.seen)
+            if not page.fresh:
+                talk = Talk()
+                now = page = await read(talk.seen)
+            rows = page.rows
+        if rows:
+            new = [Utterance(row.id, row.role, spoken(row.message)) for row in rows]
+            said = (*talk.said, *(one for one in new if one.text))[-_CONTEXT_ROWS:]
+            talk = Talk(Seen(now.epoch, 0, rows[-1].id), said, tuple(turns_of(said)[-self.context_turns :]))
         self._talks.put(session_id, talk)
-        return talk, facts if is_as_seen else None
-
-    async def _follow_deletions(self, session_id: str, epoch: int) -> bool:
-        """Retire facts of deleted messages, once in an epoch; whether the facts are as they were before."""
-        if not self.retire_with_messages or self._retired_in.get(session_id) == epoch:
-            return True
-        if await self.anotice_deletion(session_id):
-            self._retired_in.put(session_id, epoch)
-        return False
+        # Once in an epoch, which ends when messages are deleted.
+        if self.retire_with_messages and self._retired_in.get(session_id) != now.epoch:
+            if await self.anotice_deletion(session_id):
+                self._retired_in.put(session_id, now.epoch)
+            return talk, None
+        return talk, now.facts
 
 
 @cache

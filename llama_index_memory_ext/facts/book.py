@@ -9,21 +9,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import Unpack
 
-from llama_index_memory_ext.agent_view import view_of
 from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.fact import Fact, FactFields, restored, retire, utc_now
+from llama_index_memory_ext.fact import Fact, FactFields, restored, retire, utc_now, view_of
 from llama_index_memory_ext.facts.foreign import EXPORTS, foreign_facts
 from llama_index_memory_ext.facts.history import history_of
 from llama_index_memory_ext.facts.ranking import rank
-from llama_index_memory_ext.signatures import unpacked
-from llama_index_memory_ext.text.visible import visible
+from llama_index_memory_ext.language.tokens import visible
+from llama_index_memory_ext.settings import unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from llama_index_memory_ext.agent_view import AgentView, Scope
-    from llama_index_memory_ext.fact import RetiredBy
+    from llama_index_memory_ext.fact import AgentView, RetiredBy, Scope
     from llama_index_memory_ext.facts.ranking import RankedFact
     from llama_index_memory_ext.store import MemoryStore
 
@@ -187,7 +185,8 @@ class FactBook:
     async def _by_words(self, question: str) -> list[RankedFact]:
         now = self._clock()
         present = [fact for fact in await self.alist() if fact.state(now) == "present"]
-        return await asyncio.to_thread(lambda: rank(present, question).similar())
+        ranked = await asyncio.to_thread(rank, present, question)
+        return [entry for entry in ranked if entry.similarity]
 
     def _checked(self, ttl: timedelta | None, fields: dict[str, Any]) -> dict[str, Any]:
         """The fields, with ``expires_at`` from the ``ttl``; a FactError for what is no ttl or category of this book."""

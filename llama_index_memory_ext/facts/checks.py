@@ -1,35 +1,57 @@
-"""Says what is wrong with an entry of a model's reply."""
+"""Decides what of a model's reply stands on the user's own words, by lists of checks.
+
+A check is a function that returns a ``Rejection`` or None. ``CHECKS`` are for new facts, ``TOOL_CHECKS`` for those that
+an agent's tool is given, ``ENDING_CHECKS`` for known facts that a reply ends, ``CONFIRMATION_CHECKS`` for those that it
+confirms. The first rejection counts, so the cheapest checks stand first.
+"""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from unicodedata import normalize
 
-from llama_index_memory_ext.grounding.language import is_translation
-from llama_index_memory_ext.grounding.names import shares_word
-from llama_index_memory_ext.grounding.negation import denies
-from llama_index_memory_ext.grounding.secrets import holds_secret
-from llama_index_memory_ext.grounding.statement import sentences_at, tells_change, unsaid_reason
-from llama_index_memory_ext.grounding.words import keywords, shared
+from llama_index_memory_ext.facts.source import Place, Source
+from llama_index_memory_ext.language import pattern, word_lists
+from llama_index_memory_ext.language.names import missing_names, shares_word
+from llama_index_memory_ext.language.numbers import has_numbers, missing_numbers
+from llama_index_memory_ext.language.quotes import find_quote, tokens_in
+from llama_index_memory_ext.language.said_dates import ages_in, missing_dates, without_dates
+from llama_index_memory_ext.language.secrets import holds_secret
+from llama_index_memory_ext.language.stems import is_translation, may_be_english, script_of
+from llama_index_memory_ext.language.tokens import (
+    IRREGULAR,
+    STOP_CHARACTERS,
+    STOP_WORDS,
+    are_forms,
+    keywords,
+    shared,
+    term_of,
+)
 from llama_index_memory_ext.text.messages import escape_tags
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Sequence
 
     from llama_index_memory_ext.fact import Fact
-    from llama_index_memory_ext.facts.evidence import Evidence, Place
-    from llama_index_memory_ext.facts.reply import NewFact, Retirement
+    from llama_index_memory_ext.facts.reply import NewFact
+    from llama_index_memory_ext.language.quotes import Span
+
 
 # In characters.
 MAX_FACT = 500
 _MAX_QUOTE, _MAX_WORD = 2_000, 50
+# The share of the keywords of one statement that another one has which repeats it.
 _SIMILAR_SHARE = 0.6
+# The least share of a fact's keywords that must be the user's; and where tools and pages have said something, too.
+_USERS_SHARE, _USERS_SHARE_BESIDE_OTHERS = 0.4, 0.6
 # What nobody sees: tags (U+E0000 to U+E007F), and marks that turn the direction of a text.
-_INVISIBLE = re.compile("[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
-_NOTHING = re.compile(r"(?i)[\W_]*(?:null|none|nil|nan|n/a|undefined|unknown)?[\W_]*")
-_LONG_WORD = re.compile(rf"[A-Za-z]{{{_MAX_WORD + 1}}}")
-_ADDRESS_OR_TAG = re.compile(r"\w+://\S+|</?[A-Za-z][\w-]*")
+_INVISIBLE = "[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]"
+_NOTHING = r"(?i)[\W_]*(?:null|none|nil|nan|n/a|undefined|unknown)?[\W_]*"
+_LONG_WORD = rf"[A-Za-z]{{{_MAX_WORD + 1}}}"
+_ADDRESS_OR_TAG = r"\w+://\S+|</?[A-Za-z][\w-]*"
 _UNSAID = {
     "question": "The user only asked it.",
     "hypothesis": "The user only supposed it.",
@@ -48,105 +70,549 @@ class Rejection:
     detail: str = field(repr=False)
 
 
-_SECRET = Rejection("secret", "It holds a password, a key or another secret.")
+class Candidate(NamedTuple):
+    """A new fact, where its quote lies in the user's lines (None: nowhere), and the least confidence that it needs."""
+
+    new: NewFact
+    place: Place | None
+    min_confidence: float
 
 
-def form_reasons(new: NewFact, min_confidence: float) -> Iterator[Rejection]:
-    """Yields what is wrong with a new fact by itself."""
-    yield from _content_reasons(new.content)
-    if len(new.quote) > _MAX_QUOTE:
-        yield Rejection("too_long", f"Its quote has {len(new.quote)} characters; at most {_MAX_QUOTE} are kept.")
-    if new.confidence < min_confidence:
-        needed = f"at least {min_confidence:.2f} is needed"
-        yield Rejection("low_confidence", f"Its confidence is {new.confidence:.2f}; {needed}.")
-    if holds_secret(new.content) or holds_secret(new.quote):
-        yield _SECRET
-    if not new.quote.strip():
-        yield Rejection("no_quote", "It names no words of the user's that say it.")
+class Ending(NamedTuple):
+    """A known fact that a reply ends, where the quote for it lies, and the new fact that holds instead.
+
+    ``is_only``: no other fact is ended by the same quote. ``is_asked``: the user's request was looked at before.
+    """
+
+    fact: Fact
+    quote: str
+    place: Place | None
+    new: Fact | None
+    is_only: bool
+    is_asked: bool
 
 
-def _content_reasons(content: str) -> Iterator[Rejection]:
-    if _NOTHING.fullmatch(content):
-        yield Rejection("unreadable", "There is no statement in it.")
-    if _INVISIBLE.search(content):
-        yield Rejection("invisible", "It has characters that nobody sees.")
+Checked = TypeVar("Checked")
+Check = Callable[[Candidate, Source], Rejection | None]
+
+
+def first_rejection(
+    entry: Checked, source: Source, checks: Iterable[Callable[[Checked, Source], Rejection | None]]
+) -> Rejection | None:
+    """Return the rejection by the first check that gives one; None if all pass."""
+    return next(filter(None, (check(entry, source) for check in checks)), None)
+
+
+def has_words(candidate: Candidate, _: Source) -> Rejection | None:
+    """Reject a content without a statement: models fill a field with "null" or "none"."""
+    is_empty = pattern(_NOTHING).fullmatch(candidate.new.content)
+    return Rejection("unreadable", "There is no statement in it.") if is_empty else None
+
+
+def has_no_hidden_characters(candidate: Candidate, _: Source) -> Rejection | None:
+    """Reject characters that people do not see and models read: they hide instructions."""
+    is_hidden = pattern(_INVISIBLE).search(candidate.new.content)
+    return Rejection("invisible", "It has characters that nobody sees.") if is_hidden else None
+
+
+def is_short(candidate: Candidate, _: Source) -> Rejection | None:
+    """Reject contents and quotes that are no single statement; a long word is an encoded text."""
+    content, quote = candidate.new.content, candidate.new.quote
     if len(content) > MAX_FACT:
-        yield Rejection("too_long", f"It has {len(content)} characters; a fact has at most {MAX_FACT}.")
-    if _LONG_WORD.search(content):
-        yield Rejection("too_long", f"It has a word of more than {_MAX_WORD} letters.")
+        return Rejection("too_long", f"It has {len(content)} characters; a fact has at most {MAX_FACT}.")
+    if pattern(_LONG_WORD).search(content):
+        return Rejection("too_long", f"It has a word of more than {_MAX_WORD} letters.")
+    if len(quote) > _MAX_QUOTE:
+        return Rejection("too_long", f"Its quote has {len(quote)} characters; at most {_MAX_QUOTE} are kept.")
+    return None
 
 
-def quote_reasons(new: NewFact, evidence: Evidence) -> Iterator[Rejection]:
-    """Yields why a quote that is not in the user's words is none."""
-    if not evidence.is_in_others_lines(new.quote):
-        yield Rejection("quote_not_found", "Its quote is not in the conversation.")
-    if any(_are_similar(new.content, fact.content) for fact in evidence.known):
-        yield Rejection("echo", "Only the assistant said it, repeating what it was shown.")
-    yield Rejection("not_the_users_words", "Only the assistant said it.")
+def is_sure(candidate: Candidate, _: Source) -> Rejection | None:
+    """Reject what the model itself is not sure of."""
+    confidence, least = candidate.new.confidence, candidate.min_confidence
+    if confidence >= least:
+        return None
+    return Rejection("low_confidence", f"Its confidence is {confidence:.2f}; at least {least:.2f} is needed.")
 
 
-def content_reasons(new: NewFact, place: Place, evidence: Evidence) -> Iterator[Rejection]:
-    """Yields why a new fact does not stand on the words around its quote."""
-    if holds_secret(place.quote):
-        yield _SECRET
-    yield from _word_reasons(new, place, evidence)
-    if not place.is_translated and (reason := unsaid_reason(new.content, place.text, place.span)):
-        yield Rejection(reason, _UNSAID[reason])
-    if escape_tags(new.content) != new.content:
-        yield Rejection("markup", "It has one of the tags between which memories are shown.")
-    if missing := [found for found in _ADDRESS_OR_TAG.findall(new.content) if found not in evidence.said]:
-        yield Rejection("not_said", f"Nobody said {', '.join(missing)}.")
-    for reason, missing in evidence.unsaid(new.content):
-        if missing:
-            yield Rejection(reason, f"Nobody said {', '.join(missing)}.")
+def has_no_secret(candidate: Candidate, _: Source) -> Rejection | None:
+    """Reject passwords, keys and numbers of papers: what is stored is shown to models and may be exported."""
+    said = candidate.place.quote if candidate.place else ""
+    is_secret = any(map(holds_secret, (candidate.new.content, candidate.new.quote, said)))
+    return Rejection("secret", "It holds a password, a key or another secret.") if is_secret else None
 
 
-def _word_reasons(new: NewFact, place: Place, evidence: Evidence) -> Iterator[Rejection]:
-    """Yields what a new fact lacks of the message that its quote is in, or of the question that this answers."""
-    question = evidence.question(place)
-    if question and denies(place.text) and not denies(new.content):
-        yield Rejection("negated", _UNSAID["negated"])
+def has_quote(candidate: Candidate, _: Source) -> Rejection | None:
+    """Reject a fact without a quote: nothing else ties it to the user's words."""
+    return (
+        None if candidate.new.quote.strip() else Rejection("no_quote", "It names no words of the user's that say it.")
+    )
+
+
+def is_the_users(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject a quote that is not in the user's lines: the assistant repeats what it was shown, and invents."""
+    new = candidate.new
+    if candidate.place:
+        return None
+    if not any(find_quote(new.quote, line.text) for line in source.lines if not line.is_users):
+        return Rejection("quote_not_found", "Its quote is not in the conversation.")
+    words = keywords(new.content)
+    for known in (keywords(fact.content) for fact in source.known):
+        if len(shared(words, known)) >= _SIMILAR_SHARE * min(len(words), len(known)) > 0:
+            return Rejection("echo", "Only the assistant said it, repeating what it was shown.")
+    return Rejection("not_the_users_words", "Only the assistant said it.")
+
+
+def shares_words(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject a fact that has no telling word, name, number or date of its message, or of the question it answers."""
+    content, place = candidate.new.content, candidate.place
+    if place is None:
+        return None
+    question = source.question(place)
+    if question and denies(place.text) and not denies(content):
+        return Rejection("negated", _UNSAID["negated"])
     words = f"{place.text}\n{question}"
     if place.is_translated:
-        words = f"{words}\n{new.quote}"
-    elif is_translation(new.content, words):
-        return
-    if not evidence.says_something_of(new.content, words):
-        yield Rejection("not_the_users_words", "None of its words are in the message that its quote is from.")
+        words = f"{words}\n{candidate.new.quote}"
+    elif is_translation(content, words):
+        return None
+    plain = without_dates(content)
+    if (
+        shares_word(content, words)
+        or (plain != content and not missing_dates(content, words, source.said_on))
+        or (has_numbers(plain) and not missing_numbers(plain, words, also=ages_in(words, source.said_on)))
+    ):
+        return None
+    return Rejection("not_the_users_words", "None of its words are in the message that its quote is from.")
 
 
-def retirement_reasons(fact: Fact, new: Fact | None, entry: Retirement) -> Iterator[Rejection]:
-    """Yields what is wrong with a retirement, whatever was said; ``new`` is the fact that holds instead."""
-    if fact.pinned:
-        yield Rejection("pinned", "A pinned fact stays until somebody unpins it.")
-    if new and new.id == fact.id:
-        yield Rejection("replacement_rejected", "The fact that should replace it says the same.")
-    if not entry.quote.strip():
-        yield Rejection("no_quote", "It names no words of the user's that end it.")
+def is_said_in_earnest(candidate: Candidate, _: Source) -> Rejection | None:
+    """Reject what the user only asked, supposed or quoted, or said otherwise: see ``unsaid_reason``."""
+    place = candidate.place
+    if place is None or place.is_translated:
+        return None
+    reason = unsaid_reason(candidate.new.content, place.text, place.span)
+    return Rejection(reason, _UNSAID[reason]) if reason else None
 
 
-def ending_reasons(
-    fact: Fact, new: Fact | None, place: Place | None, evidence: Evidence, *, is_only: bool, is_asked: bool
-) -> Iterator[Rejection]:
-    """Yields why the user's words do not end a fact.
+def has_no_markup(candidate: Candidate, _: Source) -> Rejection | None:
+    """Reject the tags between which memories are shown: a fact must not end its own block."""
+    has_tags = escape_tags(candidate.new.content) != candidate.new.content
+    return Rejection("markup", "It has one of the tags between which memories are shown.") if has_tags else None
 
-    They share a word with it, or the ``new`` fact that holds instead does. Else they must tell a change, and end this
-    fact only (``is_only``) or have led to the new one, or be ``is_asked``: then somebody has looked at the request
-    itself.
+
+def has_said_addresses(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject addresses and tags that were not said: they are how an injected instruction leads somewhere."""
+    found = pattern(_ADDRESS_OR_TAG).findall(candidate.new.content)
+    return _unsaid("not_said", [one for one in found if one not in source.said])
+
+
+def has_said_dates(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject dates that were not said, and do not follow from what was said and its day."""
+    return _unsaid("date_not_said", missing_dates(candidate.new.content, source.said, source.said_on))
+
+
+def has_said_numbers(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject numbers that were not said, or were said of something else. An age follows from a year."""
+    plain = without_dates(candidate.new.content)
+    return _unsaid("number_not_said", missing_numbers(plain, source.said, also=source.ages))
+
+
+def has_said_names(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject names that neither the conversation nor a known fact has."""
+    return _unsaid("name_not_said", missing_names(candidate.new.content, source.said, source.known_text))
+
+
+def has_enough_users_words(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject a fact with too few keywords of the user's, or one of others': a web page may tell an agent what to store.
+
+    Across languages words cannot be compared; then the fact must be in English, in which models often write.
     """
+    content, place = candidate.new.content, candidate.place
     if place is None:
-        yield Rejection("quote_not_found", "Its quote is not in the user's words.")
-        return
+        return None
+    words = keywords(content)
+    answered = keywords(source.question(place))
+    own = shared(words, source.users_keywords | answered)
+    if not words:
+        # Nothing can be compared, so the user must have said exactly this.
+        is_own = any(find_quote(content, line.text) for line in source.lines if line.is_users)
+    elif shared(words - own, keywords(source.others)):
+        is_own = False
+    elif is_translation(content, place.text):
+        is_own = may_be_english(content)
+    else:
+        least = _USERS_SHARE_BESIDE_OTHERS if source.others else _USERS_SHARE
+        is_own = len(own) >= least * len(words) and bool(shared(words, keywords(place.quote) | answered))
+    return None if is_own else Rejection("not_the_users_words", "Too few of its words are the user's own.")
+
+
+def _unsaid(reason: str, missing: Sequence[str]) -> Rejection | None:
+    return Rejection(reason, f"Nobody said {', '.join(missing)}.") if missing else None
+
+
+CHECKS: tuple[Check, ...] = (
+    has_words,
+    has_no_hidden_characters,
+    is_short,
+    is_sure,
+    has_no_secret,
+    has_quote,
+    is_the_users,
+    shares_words,
+    is_said_in_earnest,
+    has_no_markup,
+    has_said_addresses,
+    has_said_dates,
+    has_said_numbers,
+    has_said_names,
+)
+# An agent reads what others wrote, too.
+TOOL_CHECKS = (*CHECKS, has_enough_users_words)
+
+
+def is_not_pinned(ending: Ending, _: Source) -> Rejection | None:
+    """Keep pinned facts."""
+    return Rejection("pinned", "A pinned fact stays until somebody unpins it.") if ending.fact.pinned else None
+
+
+def has_other_replacement(ending: Ending, _: Source) -> Rejection | None:
+    """Keep a fact that its replacement only repeats."""
+    is_same = ending.new is not None and ending.new.id == ending.fact.id
+    return Rejection("replacement_rejected", "The fact that should replace it says the same.") if is_same else None
+
+
+def has_users_quote(ending: Ending, _: Source) -> Rejection | None:
+    """Keep a fact that the user's words do not end."""
+    if not ending.quote.strip():
+        return Rejection("no_quote", "It names no words of the user's that end it.")
+    return None if ending.place else Rejection("quote_not_found", "Its quote is not in the user's words.")
+
+
+def is_contradicted(ending: Ending, source: Source) -> Rejection | None:
+    """Keep a fact that the words of a quote say nothing of, or that they only ask, suppose or quote.
+
+    They share a word with it, or the new fact does. Else they must tell a change, and end this fact only or have led to
+    the new one, or be a request that was looked at.
+    """
+    fact, place, new = ending.fact, ending.place, ending.new
+    if place is None:
+        return None
     reason = unsaid_reason(fact.content, place.text, place.span, may_presuppose=False)
     if reason in ("question", "hypothesis", "quoted"):
-        yield Rejection(reason, _UNSAID[reason])
+        return Rejection(reason, _UNSAID[reason])
     said = " ".join(sentences_at(place.text, place.span))
-    words = f"{said}\n{evidence.question(place)}\n{new.content if new else ''}"
-    is_told = (is_only or new is not None) and tells_change(said)
-    if not (shares_word(fact.content, words) or is_told or is_asked):
-        yield Rejection("not_contradicted", "The user's words say nothing of it.")
+    words = f"{said}\n{source.question(place)}\n{new.content if new else ''}"
+    is_told = (ending.is_only or new is not None) and tells_change(said)
+    if shares_word(fact.content, words) or is_told or ending.is_asked:
+        return None
+    return Rejection("not_contradicted", "The user's words say nothing of it.")
 
 
-def _are_similar(one: str, other: str) -> bool:
-    words, others = keywords(one), keywords(other)
-    return len(shared(words, others)) >= _SIMILAR_SHARE * min(len(words), len(others)) > 0
+ENDING_CHECKS = (is_not_pinned, has_other_replacement, has_users_quote, is_contradicted)
+
+
+def is_said_again(fact: Fact, source: Source) -> Rejection | None:
+    """Reject a confirmation without a keyword of the user's: the assistant repeats what it was shown."""
+    if shared(keywords(fact.content), source.users_keywords):
+        return None
+    return Rejection("not_the_users_words", "No word of it is in the user's words.")
+
+
+CONFIRMATION_CHECKS = (is_said_again,)
+
+
+_NEGATIONS, ARTICLES, SPEAKERS, _ADVERBS, _AUXILIARIES, _POSSESSIVES, _OWN, _OTHERS = (
+    frozenset(chain(*word_lists("clauses")[kind]))
+    for kind in ("negations", "articles", "speakers", "adverbs", "auxiliaries", "possessives", "own", "others")
+)
+CHINESE_NEGATION, JAPANESE_NEGATION = "[不没沒别別未无無]", "ません|ない|なく|なかった|ず$"
+_WITHOUT = frozenset(["without"])
+LIGHT = (STOP_WORDS | ARTICLES | _ADVERBS) - SPEAKERS
+# A verb is known by so many letters; a negation may be so many words before what it denies.
+_SHORTEST_FORM, _NEAR = 2, 2
+
+
+def words_in(text: str) -> list[str]:
+    """The words of a text in lower case, with straight apostrophes."""
+    return [word.replace("\u2019", "'") for word in tokens_in(text.lower())]
+
+
+def denies(text: str) -> bool:
+    """Whether a text has a negation: a word, a form such as "don't", or a character.
+
+    >>> denies("Does not drink"), denies("No."), denies("不喝酒"), denies("Drinks tea")
+    (True, True, True, False)
+    """
+    if script_of(text) == "cjk":
+        return bool(
+            pattern(CHINESE_NEGATION).search(text)
+            or pattern(JAPANESE_NEGATION).search(text)
+            or text.startswith("いいえ")
+        )
+    return any(map(negates, words_in(text)))
+
+
+def negates(word: str) -> bool:
+    """Whether a word denies: a negation, or a form with one such as "don't" and "dont"."""
+    return word in _NEGATIONS or word.endswith("n't") or (word.endswith("nt") and word in STOP_WORDS)
+
+
+def is_negated(words: Sequence[str], places: Sequence[int], missing: Sequence[str], verb: str) -> bool:
+    """Whether what a statement shares with a clause is denied there.
+
+    The negation stands among the shared words, close before them, or ends the clause ("Bier trinke ich nie"); where a
+    word of the statement is missing, right before one of them or before a form of its verb.
+    """
+    # "not without" affirms.
+    affirms = not _WITHOUT.isdisjoint(words) and sum(map(negates, words)) > 1
+    if len(missing) > 1 or affirms:
+        return False
+    if _is_denied_behind(words[places[-1] + 1 :], verb):
+        return True
+    if missing:
+        said_verb = verb if missing[0] == verb else ""
+        return any(_is_denied(words, i, said_verb) for i in places)
+    return _is_denied(words, places[0]) or any(map(negates, words[max(places[0] - _NEAR, 0) : places[-1]]))
+
+
+def _is_denied_behind(rest: Sequence[str], verb: str) -> bool:
+    """Whether the rest of a clause is a negation, with no other telling words than forms of a verb."""
+    telling = [word for word in rest if word not in LIGHT and word not in SPEAKERS]
+    is_last = bool(telling) and negates(telling[-1])
+    return is_last and all(negates(word) or _may_be_forms(word, verb) for word in telling)
+
+
+def _is_denied(words: Sequence[str], place: int, verb: str = "") -> bool:
+    """Whether only light words, and a form of a verb, stand between a word and a negation before it."""
+    for word in reversed(words[:place]):
+        if negates(word):
+            return True
+        if _may_be_forms(word, verb):
+            verb = ""
+        elif word not in LIGHT:
+            return False
+    return False
+
+
+def _may_be_forms(word: str, verb: str) -> bool:
+    """Whether a word begins as a verb does: come and como, fährt and fahre; False without a verb."""
+    one, other = (normalize("NFD", some)[:_SHORTEST_FORM] for some in (word, verb))
+    return one == other != ""
+
+
+_SENTENCE = r"[^.!?\u3002\uff01\uff1f\n]*(?:[.!?\u3002\uff01\uff1f]+|\n|$)"
+_QUESTION = r"[?\uff1f]|か。?\s*$"
+_CONDITIONAL = r"(?i)\bwould\b|\bw\u00fcrde\b"
+_CLAUSE = r"[,;:\uff0c\u3001\uff1b\u2013\u2014]| - |\b(?:but|aber|though)\b|但|けど"
+# Function words, of which each language has few.
+_SUPPOSED = (
+    r"(?i)^\W*(?:suppose|supposing|imagine|if|what if|angenommen|stell dir vor)\b"
+    r"|\b(?:if i were|if i had|would happen if|i wish (?:i|we))\b"
+    r"|^\W*si (?:yo )?\w+(?:iera|ara|era|ese)\b|^\W*si j['\u2019]\w+ais\b"
+    r"|\b(?:w\u00e4re|h\u00e4tte|k\u00f6nnte) ich\b|\bwenn ich .{0,30}\bw\u00e4re\b|如果|要是|假如|假设|もし|たら、"
+)
+_PAST = (
+    r"(?i)\bused to\b|\bno longer\b|\buntil (?:19|20)\d\d\b|\bfr\u00fcher\b|\bdamals\b|以前|曾经|昔は|かつて"
+    "|[てで]いました"
+)
+# What is so since now, with the speaker.
+_SINCE_NOW = (
+    r"(?i)(?=.*(?:\b(?:i|we|me|my|ich|wir|mich|je|moi|yo|mi|eu)\b|我))"
+    r".*(?:\b(?:now|no longer|any ?more|jetzt|mehr|maintenant|plus|ahora|ya no|adesso|agora)\b|了|现在|現在)"
+)
+# "to be" has no stem.
+_WAS = {"is": ("was", "were"), "ist": ("war", "waren")}
+_MOST_SUBJECT = 4
+# The last character of the words for relatives and friends, who have a subject of their own.
+_KIN = "爸妈媽哥弟姐妹爷奶叔姨姑舅父母夫妻婆兄姉儿子女娘友"
+_HAS = frozenset(["hat", "tiene"])
+_MARKS = (("\u201c", "\u201d"), ("\u201e", "\u201c"), ("\u300c", "\u300d"), ('"', '"'), ("'", "'"))
+_LEAST_QUOTED, _SHORTEST_VERB = 3, 3
+_KANJI_OR_KATAKANA = "[\u3400-\u9fff]|[\u30a1-\u30fa\u30fc]+"
+# 我妹妹是, 兄は
+_KINS = f"(?:^|我的?)[^我]{{0,3}}[{_KIN}][さはが是]{{0,3}}(?:[是在]|$)"
+
+
+def unsaid_reason(statement: str, text: str, span: Span, *, may_presuppose: bool = True) -> str:
+    """Why the words around a quote do not say a statement; "" if they may say it.
+
+    ``may_presuppose``: "What do my two cats eat?" says that there are two cats.
+
+    >>> from llama_index_memory_ext.language.quotes import find_quote
+    >>> text = "I don't like coffee. Should I learn Rust?"
+    >>> unsaid_reason("Likes coffee", text, find_quote("like coffee", text))
+    'negated'
+    >>> unsaid_reason("Is learning Rust", text, find_quote("learn Rust", text))
+    'question'
+    """
+    inside = sentences_at(text, span)
+    if not _is_told(statement, text):
+        is_asked = bool(inside) and all(map(_is_question, inside))
+        if is_asked and not (may_presuppose and _is_presupposed(statement, inside)):
+            return "question"
+        if any(map(pattern(_SUPPOSED).search, inside)) and not pattern(_CONDITIONAL).search(statement):
+            return "hypothesis"
+    if _is_quoted(text, span):
+        return "quoted"
+    clauses = (clause for sentence in inside for clause in pattern(_CLAUSE).split(sentence))
+    return next(filter(None, (_clause_reason(statement, clause) for clause in clauses)), "")
+
+
+def sentences_at(text: str, span: Span) -> list[str]:
+    """Return the sentences of a text in which a part of it lies."""
+    inside = (
+        match for match in pattern(_SENTENCE).finditer(text) if match.start() < span.end and span.start < match.end()
+    )
+    return [match.group().strip() for match in inside if match.group().strip()]
+
+
+def _is_told(statement: str, text: str) -> bool:
+    """Tell whether a part of a message that neither asks nor supposes anything has a telling word of a statement."""
+    told = list[str]()
+    for sentence in filter(None, map(str.strip, pattern(_SENTENCE).findall(text))):
+        if not pattern(_SUPPOSED).search(sentence):
+            # "I have two kids, how much tax do I pay?": only the last part is asked.
+            told += pattern(_CLAUSE).split(sentence)[:-1] if _is_question(sentence) else [sentence]
+    return bool(shared(keywords(statement), keywords(" ".join(told))))
+
+
+def _is_presupposed(statement: str, sentences: Sequence[str]) -> bool:
+    """Whether a question has all telling words of a statement as something of the user's own: "my two cats"."""
+    telling = [word for word in words_in(statement) if word not in LIGHT and word not in _HAS]
+    if not telling or denies(statement):
+        return False
+    for words in map(words_in, sentences):
+        for i, word in enumerate(words, 1):
+            if word in _OWN and all(_is_among(one, words[i : i + len(telling)]) for one in telling):
+                return True
+    return False
+
+
+def _is_question(sentence: str) -> bool:
+    return bool(pattern(_QUESTION).search(sentence[-2:]))
+
+
+def _is_quoted(text: str, span: Span) -> bool:
+    """Whether a quote lies within quotation marks, or in a line of a mail that is answered."""
+    if text[text.rfind("\n", 0, span.start) + 1 :].startswith(">"):
+        return True
+    if len(tokens_in(span.of(text))) < _LEAST_QUOTED:
+        return False
+    return any(_is_between(text, span, *marks) for marks in _MARKS)
+
+
+def _is_between(text: str, span: Span, opening: str, closing: str) -> bool:
+    start = text.rfind(opening, 0, span.start + 1)
+    is_opening = start >= 0 and not text[max(start - 1, 0) : start].isalnum()
+    end = text.find(closing, max(span.end - 1, start + 1))
+    return is_opening and end >= 0 and closing not in text[start + 1 : span.end - 1]
+
+
+def _clause_reason(statement: str, clause: str) -> str:
+    """Why a clause that has the telling words of a statement says something else; "" also for any other clause."""
+    if script_of(clause) == "cjk":
+        return _reason_in_characters(statement, clause)
+    words, said = words_in(clause), words_in(statement)
+    telling = [word for word in said if word not in LIGHT and not negates(word)]
+    places = [i for i, word in enumerate(words) if _is_among(word, telling)]
+    missing = [word for word in telling if not _is_among(word, words)]
+    if not places:
+        return ""
+    is_past = _is_put_in_past(statement, clause)
+    if denies(statement):
+        # "I like olives" is the opposite of "Does not like olives".
+        is_the_speakers = places[0] > 0 and words[places[0] - 1] in SPEAKERS
+        is_opposite = is_the_speakers and not (missing or is_past or any(map(negates, words)))
+    else:
+        is_opposite = is_negated(words, places, missing, said[0])
+    if is_opposite:
+        return "negated"
+    # The verb may be another form of the one that was said: "war" and "ist".
+    if missing not in ([], said[:1]):
+        return ""
+    if is_past or _is_past(words, said):
+        return "past"
+    return "other_subject" if _has_other_subject(words, said) else ""
+
+
+def _is_put_in_past(statement: str, clause: str) -> bool:
+    """Whether a clause says that something is over, and a statement does not: "used to", "no longer"."""
+    return bool(pattern(_PAST).search(clause)) and not pattern(_PAST).search(statement)
+
+
+def _is_among(word: str, others: Iterable[str]) -> bool:
+    return any(_are_one(word, other) for other in others)
+
+
+def _are_one(one: str, other: str) -> bool:
+    return one == other or not keywords(one).isdisjoint(keywords(other)) or are_forms(one, other)
+
+
+def _is_past(words: Sequence[str], said: Sequence[str]) -> bool:
+    """Whether a statement has in the present ("Lives in Rome") what a clause has in the past ("I lived in Rome")."""
+    if was := _WAS.get(said[0]):
+        return any(before in SPEAKERS and word in was for before, word in pairwise(words))
+    verb = said[0]
+    if not verb.endswith("s") or len(verb) < _SHORTEST_VERB:
+        return False
+    # "need" is no form of the past.
+    past = [i for i, word in enumerate(words) if _may_be_past(word) and word not in (verb, verb[:-1])]
+    places = [i for i in past if _are_one(words[i], verb)]
+    return bool(places) and all(i and words[i - 1] not in _AUXILIARIES for i in places)
+
+
+def tells_change(text: str) -> bool:
+    """Whether a text says that something of the speaker's has become otherwise.
+
+    >>> [tells_change(text) for text in ("I have moved to Rome", "Call me Bo from now on", "I love Rome", "Hi there")]
+    [True, True, False, False]
+    """
+    words = [word.removesuffix("'ve") for word in words_in(text) if word not in ("have", "had")]
+    acted = (word for before, word in pairwise(words) if before in SPEAKERS and _may_be_past(word))
+    return any(term_of(word) != word for word in acted) or bool(pattern(_SINCE_NOW).search(text))
+
+
+def _may_be_past(word: str) -> bool:
+    return word.endswith("ed") or (word in IRREGULAR and not word.endswith("n"))
+
+
+def _has_other_subject(words: Sequence[str], said: Sequence[str]) -> bool:
+    """Whether a statement copies what a clause says of somebody else: "Is a surgeon" of "my husband is a surgeon"."""
+    plain, wanted = ([word for word in some if word not in ARTICLES] for some in (words, said))
+    for i in range(1, len(plain) - len(wanted) + 1):
+        if all(_are_one(*pair) for pair in zip(plain[i : i + len(wanted)], wanted, strict=True)):
+            return plain[i - 1] in _OTHERS or _is_somebodys(plain[:i], is_same=plain[i] == wanted[0])
+    return False
+
+
+def _is_somebodys(subject: Sequence[str], *, is_same: bool) -> bool:
+    """Whether words end in a possessive and a noun; a longer noun ("my best friend") needs the very verb after it."""
+    for length, word in enumerate(reversed(subject[-_MOST_SUBJECT if is_same else -2 :])):
+        if word in _POSSESSIVES:
+            return length > 0
+        if word in STOP_WORDS:
+            return False
+    return False
+
+
+def _reason_in_characters(statement: str, clause: str) -> str:
+    """The same for a clause in a script without spaces."""
+    telling = (
+        set(pattern(_KANJI_OR_KATAKANA).findall(statement))
+        - STOP_CHARACTERS
+        - set(pattern(CHINESE_NEGATION).findall(statement))
+    )
+    if not telling or any(part not in clause for part in telling):
+        return ""
+    before = clause[: min(map(clause.index, telling))]
+    is_denied = any(
+        pattern(one).search(clause) and not pattern(one).search(statement)
+        for one in (CHINESE_NEGATION, JAPANESE_NEGATION)
+    )
+    is_affirmed = pattern(CHINESE_NEGATION).search(statement) and not denies(clause) and before.endswith(("我", "我们"))
+    if is_denied or is_affirmed:
+        return "negated"
+    if pattern(_KINS).search(before) and set(_KIN).isdisjoint(statement):
+        return "other_subject"
+    return "past" if _is_put_in_past(statement, clause) else ""

@@ -7,16 +7,13 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.facts.matches import DATE, EARLIER, OWN, SOURCE
-from llama_index_memory_ext.facts.scoring import Weights, comes_first, fit_facts, render
+from llama_index_memory_ext.facts.ranking import DATE, EARLIER, OWN, SOURCE, Weights, comes_first, fit_facts, render
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from llama_index_memory_ext.fact import Fact
-    from llama_index_memory_ext.facts.matches import Match
-    from llama_index_memory_ext.facts.ranking import RankedFact, RankedFacts
-    from llama_index_memory_ext.facts.scoring import Concerned
+    from llama_index_memory_ext.facts.ranking import Concern, Match, RankedFact, Ranking
     from llama_index_memory_ext.text.tokens import CountedText, TokenCounter
 
 _COLUMNS = ("fact", "similarity", "confidence", "recency", "score", "words in common", "tokens", "shown")
@@ -84,21 +81,21 @@ class Explanation:
         return tokens, f"score = {' + '.join(parts)}", _ABOUT_SIMILARITY
 
 
-def explain(ranked: RankedFacts, limit: int, counter: TokenCounter, concerned: Concerned | None) -> Explanation:
-    """Which of the ranked facts fit into ``limit`` tokens, and why; ``concerned`` are those that may be shown."""
-    rendered: dict[str, CountedText] = {}
-    best_first = [entry.fact for entry in ranked]
-    known = {fact.id: fact for fact in (best_first if concerned is None else concerned.among(best_first))}
-    shown = {fact.id for fact in fit_facts(known.values(), limit, counter, rendered)}
+def explain(ranking: Ranking, limit: int, counter: TokenCounter, concern: Concern) -> Explanation:
+    """Say which of the ranked facts fit into ``limit`` tokens, and why; ``concern`` chooses those that may be shown."""
+    lines: dict[str, CountedText] = {}
+    ranked = list(ranking.best_first())
+    known = {entry.fact.id: entry.fact for entry in concern(ranked)}
+    shown = {fact.id for fact in fit_facts(known.values(), filter(comes_first, known.values()), limit, counter, lines)}
     facts = []
     for entry in ranked:
-        tokens, matches = render(entry.fact, counter, rendered).tokens, entry.matches
+        tokens, matches = render(entry.fact, counter, lines).tokens, entry.matches
         is_shown = entry.fact.id in shown
         why = _why_shown(entry, matches) if is_shown else _NO_ROOM if entry.fact.id in known else _TOO_LITTLE
         matched = tuple(match.word for match in matches)
         numbers = entry.similarity, entry.confidence, entry.score
         facts.append(ExplainedFact(entry.fact, *numbers, matched, tokens, is_shown, why, entry.recency, matches))
-    return Explanation(tuple(facts), sum(fact.tokens for fact in facts if fact.injected), limit, ranked.weights)
+    return Explanation(tuple(facts), sum(fact.tokens for fact in facts if fact.injected), limit, ranking.weights)
 
 
 def _why_shown(entry: RankedFact, matches: Collection[Match]) -> str:

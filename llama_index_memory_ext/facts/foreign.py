@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from llama_index_memory_ext.errors import FactError, MessageError
 from llama_index_memory_ext.fact import CATEGORIES, Fact, utc_now
-from llama_index_memory_ext.facts.fields import read_category
+from llama_index_memory_ext.facts.reply import read_category
 from llama_index_memory_ext.formats import loaded_json
 from llama_index_memory_ext.formats.openai import described
 
@@ -53,53 +53,34 @@ def foreign_facts(text: str, namespace: str, categories: Sequence[str] | None = 
     whom is called ``namespace``.
     """
     try:
-        entries = _entries(loaded_json(text))
+        value = loaded_json(text)
     except MessageError:
         return None
-    if entries and all(map(_is_own, entries)):
-        return None
-    found = {i: _checked(one, i) for i, one in enumerate(entries)}
-    known = CATEGORIES if categories is None else categories
-    return [_fact(one, i, known) for i, one in _of_one(found, namespace).items() if one.fields]
-
-
-def _is_own(entry: Json) -> bool:
-    return isinstance(entry, dict) and _has(entry, _OWN) and _read(entry) is None
-
-
-def _of_one(found: dict[int, _Entry], namespace: str) -> dict[int, _Entry]:
-    """Returns the entries of the user who is named, or all if they are of one user."""
-    named = {i: one for i, one in found.items() if namespace in one.names}
-    if not named and len({one.names for one in found.values()}) > 1:
-        raise _several(list(found.values()))
-    return named or found
-
-
-def _entries(value: Json) -> list[Json]:
     if isinstance(value, dict):
         value = next((value[key] for key in _LISTS if isinstance(value.get(key), list)), value)
-    return value if isinstance(value, list) else [value]
-
-
-def _checked(value: Json, place: int) -> _Entry:
-    entry = _read(value) if isinstance(value, dict) else None
-    if entry is None:
-        raise FactError(f"Expected {EXPORTS}; entry {place}: saw {described(value)}. Nothing was imported.")
-    if entry.source == "LangGraph" and not entry.fields["content"]:
-        texts = ", ".join(_TEXTS)
-        seen = described(value["value"])
-        problem = f"Expected in entry {place}: 'value' with a text as {texts}; saw {seen}"
-        raise FactError(f"{problem}. Nothing was imported.")
-    return entry
-
-
-def _several(entries: Sequence[_Entry]) -> FactError:
-    what = "namespaces" if entries[0].source == "LangGraph" else "users"
-    seen = len({one.names for one in entries})
-    return FactError(
-        f"Expected the facts of one user, or of several of whom one is named as here; saw those of {seen} {what}. "
-        "Export those of one, or import them under a name that stands there. Nothing was imported."
-    )
+    values = value if isinstance(value, list) else [value]
+    entries = [_read(one) if isinstance(one, dict) else None for one in values]
+    if values and not any(entries) and all(isinstance(one, dict) and _has(one, _OWN) for one in values):
+        return None
+    found: dict[int, _Entry] = {}
+    for place, (one, entry) in enumerate(zip(values, entries, strict=True)):
+        if entry is None:
+            raise FactError(f"Expected {EXPORTS}; entry {place}: saw {described(one)}. Nothing was imported.")
+        if entry.source == "LangGraph" and not entry.fields["content"]:
+            expected, seen = f"'value' with a text as {', '.join(_TEXTS)}", described(one["value"])
+            raise FactError(f"Expected in entry {place}: {expected}; saw {seen}. Nothing was imported.")
+        found[place] = entry
+    users = {one.names for one in found.values()}
+    named = {place: one for place, one in found.items() if namespace in one.names}
+    if not named and len(users) > 1:
+        what = "namespaces" if found[0].source == "LangGraph" else "users"
+        raise FactError(
+            "Expected the facts of one user, or of several of whom one is named as here; saw those of "
+            f"{len(users)} {what}. Export those of one, or import them under a name that stands there. "
+            "Nothing was imported."
+        )
+    known = CATEGORIES if categories is None else categories
+    return [_fact(one, place, known) for place, one in (named or found).items() if one.fields]
 
 
 def _fact(entry: _Entry, place: int, categories: Sequence[str]) -> Fact:

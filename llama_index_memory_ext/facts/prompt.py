@@ -1,20 +1,23 @@
-"""Asks a model for facts: the instructions, the tool, and the form for models without tools."""
+"""Asks a model for facts: what it is shown, how much of it, and in which form it answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from itertools import chain, zip_longest
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse
+from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.tools import FunctionTool
 from llama_index.core.types import PydanticProgramMode
 from pydantic import Field, create_model
 
-from llama_index_memory_ext.asking.options import (
+from llama_index_memory_ext.errors import FactReplyError, MemoryExtError, SettingError
+from llama_index_memory_ext.fact import CATEGORIES
+from llama_index_memory_ext.facts.reply import TAGS, ExtractionReply, NewFact, merge_replies, parse_reply
+from llama_index_memory_ext.language.dates import WEEKDAYS
+from llama_index_memory_ext.models.ask import (
     Request,
     ask_with,
     is_openai_like,
@@ -22,26 +25,208 @@ from llama_index_memory_ext.asking.options import (
     remember,
     takes,
     token_bound,
+    tokens_left,
 )
-from llama_index_memory_ext.errors import FactReplyError, MemoryExtError
-from llama_index_memory_ext.fact import CATEGORIES
-from llama_index_memory_ext.facts.batches import Room
-from llama_index_memory_ext.facts.fields import TAGS
-from llama_index_memory_ext.facts.reply import ExtractionReply, NewFact, merge_replies, parse_reply
-from llama_index_memory_ext.search.tokenization import WEEKDAYS
+from llama_index_memory_ext.models.responses import was_refused, was_truncated
 from llama_index_memory_ext.text.messages import OTHER_ROLE, escape_tags
-from llama_index_memory_ext.text.responses import was_refused, was_truncated
 from llama_index_memory_ext.text.tool_calls import calls_of
 
 if TYPE_CHECKING:
-    from datetime import date
+    from collections.abc import Callable, Iterable
+    from datetime import date, datetime
 
+    from llama_index.core.base.llms.types import ChatResponse
     from llama_index.core.llms import LLM
 
     from llama_index_memory_ext.fact import Fact
-    from llama_index_memory_ext.facts.categories import Categories
+    from llama_index_memory_ext.search.tfidf import Similar
     from llama_index_memory_ext.text.messages import Utterance
+    from llama_index_memory_ext.text.tokens import TokenCounter
     from llama_index_memory_ext.text.tool_calls import Json
+
+
+# The names of the categories, or the names with what each is for.
+Categories: TypeAlias = Sequence[str] | Mapping[str, str]
+
+_MOST_CATEGORIES, _NAME_CHARACTERS, _DESCRIPTION_CHARACTERS, _PROMPT_CHARACTERS = 50, 60, 300, 20_000
+
+
+def check_categories(value: Any) -> Categories:
+    """Return categories as they were given: names, or a dict of names with what each is for.
+
+    Raises a SettingError for anything else, no category at all, more than 50, and a name that is blank, longer than 60
+    characters, on several lines, or given twice.
+
+    >>> check_categories(["diet", "allergy"]), check_categories({"diet": "what they eat"})
+    (('diet', 'allergy'), {'diet': 'what they eat'})
+    """
+    is_dict = isinstance(value, Mapping)
+    names = list(value) if is_dict or (isinstance(value, Sequence) and not isinstance(value, str)) else None
+    texts = (
+        {name: text for name, text in value.items() if not _is_text(text, 0, _DESCRIPTION_CHARACTERS)}
+        if is_dict
+        else {}
+    )
+    if names is None:
+        expected, seen = "a list of names or a dict of names and descriptions", f"a {type(value).__name__}"
+    elif not 0 < len(names) <= _MOST_CATEGORIES:
+        expected, seen = f"1 to {_MOST_CATEGORIES} names", str(len(names))
+    elif bad := [name for name in names if not _is_text(name, 1, _NAME_CHARACTERS) or len(name.splitlines()) > 1]:
+        expected, seen = f"names of 1 to {_NAME_CHARACTERS} characters on one line", repr(bad[0])[:100]
+    elif len({name.strip().casefold() for name in names}) < len(names):
+        expected, seen = "each name once", "one of them twice"
+    elif texts:
+        expected, seen = (
+            f"descriptions of at most {_DESCRIPTION_CHARACTERS} characters",
+            f"another for {next(iter(texts))!r}",
+        )
+    else:
+        return dict(value) if is_dict else tuple(names)
+    raise SettingError(
+        f"categories: expected {expected}, saw {seen}. Name the categories that facts should have, as in "
+        f'["diet", "allergy"] or {{"diet": "what they eat"}}, or leave them out for {", ".join(CATEGORIES)}.'
+    )
+
+
+def check_extraction_prompt(value: Any) -> str | None:
+    """Return what a program wants a model to look for, as it was given; None stands for our own words.
+
+    Raises a SettingError for anything but a text, and one that is blank or has more than 20,000 characters.
+    """
+    if value is None or _is_text(value, 1, _PROMPT_CHARACTERS):
+        return value  # type: ignore[no-any-return]
+    seen = f"{len(value):,} characters" if isinstance(value, str) else f"a {type(value).__name__}"
+    raise SettingError(
+        f"extraction_prompt: expected a text of 1 to {_PROMPT_CHARACTERS:,} characters that says what to look for, "
+        f"saw {seen}. Pass None for the text of this package."
+    )
+
+
+def _is_text(value: Any, least: int, most: int) -> bool:
+    return isinstance(value, str) and len(value.strip()) >= least and len(value) <= most
+
+
+# However small the window is, so much is asked for: less would say nothing.
+_LEAST_BATCH, _LEAST_ANSWER = 200, 200
+# What an answer may have beside a token for each one of the batch, and with a batch that was halved.
+_ANSWER = 1_000
+
+
+class Room(NamedTuple):
+    """Most tokens of what is read and answered: the messages, the known facts, what was said before, and the answer."""
+
+    batch: int = 8_000
+    known: int = 2_000
+    before: int = 1_000
+    answer: int = 4_000
+
+    def answer_to(self, tokens: int) -> int:
+        """Most tokens of the answer to a batch of so many."""
+        return min(self.answer, _ANSWER + tokens)
+
+
+def room_in(window: int | None, fixed: int, *, halved: float = 0, answer: int | None = None) -> Room:
+    """The room in a window beside ``fixed`` tokens of instructions, after so many halvings; all of it if None.
+
+    ``answer`` is the most that the model answers by its own settings.
+
+    >>> room_in(8_192, 1_000)
+    Room(batch=3180, known=795, before=397, answer=1590)
+    """
+    room = Room()._replace(**({"answer": answer} if answer else {}))
+    left = tokens_left(window, fixed)
+    # Of a short answer, the least that is left for it takes more than its share.
+    shares = () if left is None else (left / sum(room), max(0, left - _LEAST_ANSWER) / sum(room[:3]))
+    share = min([1.0, *shares])
+    longest = int(room.answer * share)
+    batch, known, before, shorter = (int(tokens * share / 2**halved) for tokens in room)
+    return Room(max(batch, _LEAST_BATCH), known, before, max(shorter, min(longest, _ANSWER), _LEAST_ANSWER))
+
+
+def batch_end(
+    starts_turn: Sequence[bool],
+    tokens: Sequence[int],
+    days: Sequence[date | None],
+    *,
+    token_limit: int,
+    most_turns: int | None = None,
+) -> int:
+    """How many of the messages, oldest first, go into one request: at least one if there is any, else 0.
+
+    A batch ends before a turn, if it can: before what would make it longer than ``token_limit``, after ``most_turns``,
+    and before the first turn of another day than its own first turn's, because a relative date ("tomorrow") counts from
+    one day.
+    """
+    starts = [i for i, is_start in enumerate(starts_turn) if is_start]
+    later = (i for turns, i in enumerate(starts[1:], 1) if turns == most_turns or days[i] != days[starts[0]])
+    end, total = next(later, len(starts_turn)), 0
+    for i in range(end):
+        total += tokens[i]
+        if i and total > token_limit:
+            return max(filter(i.__ge__, starts), default=0) or i
+    return end
+
+
+def answered_end(utterances: Sequence[Utterance], is_active: Sequence[bool]) -> int:
+    """How many of the messages, oldest first, belong to turns that have ended: the last one may be going on.
+
+    A turn has ended when the assistant has said something that is no tool call, or when its question has left
+    short-term memory.
+    """
+    start = max((i for i, one in enumerate(utterances) if one.is_users), default=0)
+    goes_on = bool(utterances) and utterances[start].is_users and is_active[start]
+    answered = any(one.text for one in utterances[start + 1 :])
+    return start if goes_on and not answered else len(utterances)
+
+
+def said_at(questions: Sequence[datetime | None], now: datetime) -> datetime:
+    """When a batch was said: when its last question was written, but never after ``now``, the default."""
+    return min(questions[-1] or now, now) if questions else now
+
+
+# The share of the room for facts with words in common with what was said. What the user corrects need not have any.
+_MATCHING_SHARE = 0.5
+# Of a batch of more messages, the newest decide.
+_MOST_TEXTS = 24
+
+
+def texts_in(lines: Sequence[Utterance]) -> list[str]:
+    """What facts are compared with: the user's messages, the newest first, and then those that they answer."""
+    users = [i for i, line in enumerate(lines) if line.is_users][:-_MOST_TEXTS:-1]
+    answered = [lines[i - 1].text for i in users if i and not lines[i - 1].is_users]
+    return [*(lines[i].text for i in users), *answered]
+
+
+def offered(
+    facts: Sequence[Fact], texts: Sequence[str], ranker: Similar, counter: TokenCounter, limit: int
+) -> list[Fact]:
+    """Return the facts that have room in about ``limit`` tokens: half of it for the most similar, then the shortest.
+
+    "I moved to Rome" has no word in common with "Lives in Oslo", but what a person can change is said in few words,
+    and the shorter the facts, the more of them have room. Of two that are alike the newer one comes first.
+    """
+    by_id = {fact.id: fact for fact in facts}
+    # Of each text the best one, then of each the second one, ...
+    best = chain.from_iterable(zip_longest(*(most_similar(text, by_id, ranker) for text in texts)))
+    shortest = sorted(facts, key=lambda fact: (len(fact.content), -fact.created_at.timestamp()))
+    chosen: dict[str, Fact] = {}
+    total = 0
+    for some, room in ((filter(None, best), _MATCHING_SHARE * limit), (shortest, limit)):
+        for fact in some:
+            if fact.id not in chosen:
+                tokens = counter.count(f"{len(facts)}. {' '.join(fact.content.split())}\n")
+                if total + tokens > room:
+                    break
+                chosen[fact.id] = fact
+                total += tokens
+    return list(chosen.values())
+
+
+def most_similar(text: str, facts: Mapping[str, Fact], ranker: Similar) -> list[Fact]:
+    """Return those of the facts, by their ids, that have something in common with a text, most similar first."""
+    similar = [(value, fact_id) for fact_id, value in ranker.similarities(text).items() if fact_id in facts]
+    return [facts[fact_id] for _, fact_id in sorted(similar, reverse=True)]
+
 
 T = TypeVar("T")
 
@@ -90,19 +275,6 @@ Answer with one JSON object and nothing else, in this form:
  "retired": [{"number": number, "reason": text, "replaced_by": "n1" or "", "quote": text, \
 "valid_until": date or ""}, ...]}
 If there is nothing to report, the three lists have no entries."""
-
-
-@dataclass(frozen=True, slots=True)
-class FactAnswer:
-    """What a model reports, and the response in which it did: its ``raw`` tells what it has cost."""
-
-    reply: ExtractionReply = field(repr=False)
-    response: ChatResponse = field(repr=False)
-
-    @property
-    def truncated(self) -> bool:
-        """Whether the limit of tokens has cut the answer: there may be more to report."""
-        return was_truncated(self.response)
 
 
 def extraction_prompt(
@@ -168,33 +340,43 @@ async def ask(
     heard: list[ChatResponse],
     response_format: dict[str, Json] | None = None,
 ) -> tuple[T, ChatResponse]:
-    """Returns what is read of an answer, from the arguments of each call or what was said, and the response.
+    """Return what is read of an answer, from the arguments of each call or what was said, and the response.
 
     A model that is not asked by the ``tool`` is told the ``form``, and asked by the ``response_format`` if it may know
-    one. So is a model whose server takes no tools, or leaves them out: it is asked so from then on. ``answer_tokens``
-    bounds the answer, where that is known to work. All responses are added to ``heard``. What the model or ``read``
-    raises is not caught.
+    one. So is a model whose server takes no tools, or leaves them out: it is asked so from then on. What cannot be read
+    is asked for once more, with the reason. ``answer_tokens`` bounds the answer, where that is known to work. All
+    responses are added to ``heard``. What the model raises is not caught, nor what ``read`` raises the second time.
     """
-    options, by_tool = token_bound(llm, answer_tokens), _calls_tools(llm)
-    answer = await _asked_by_tool(llm, messages, tool, options, heard) if by_tool else None
-    if answer is not None:
+    options, can_call = token_bound(llm, answer_tokens), _calls_tools(llm)
+    formatted = {"response_format": response_format, **options} if response_format and is_openai_like(llm) else options
+    by_tool, is_last = can_call, False
+    while True:
+        answer = await _asked_by_tool(llm, messages, tool, options, heard) if by_tool else None
+        by_tool = answer is not None
+        if answer is None:
+            # The form stands before the request: small models repeat what comes last.
+            shown, _, request = (messages[-1].content or "").rpartition("\n\n")
+            asked = _with_last(messages, "\n\n".join(filter(None, (shown, form, request))))
+            answer = await ask_with(llm, formatted, Request("achat", (asked,)), heard)
         # The raw arguments are read: the host turns those that it cannot parse into {}, which means "nothing new".
         calls, words = [call.arguments for call in calls_of(answer.message)], answer.message.content or ""
-        if _is_final(llm, answer, calls):
-            return read(calls or [words], answer), answer
-        if words.strip():
-            with suppress(MemoryExtError):
-                return read([words], answer), answer
-    response = await _asked_in_text(llm, messages, form, options, response_format, heard=heard)
-    value = read([response.message.content or ""], response)
-    if by_tool:
-        remember(llm, ["tools"], taken=False)
-    return value, response
-
-
-def _is_final(llm: LLM, answer: ChatResponse, calls: Sequence[str]) -> bool:
-    """Whether nothing else can be expected: a call, or words of a model that has called before or was stopped."""
-    return bool(calls or takes(llm, "tools")) or was_refused(answer)
+        has_left_tool = by_tool and not (calls or takes(llm, "tools"))
+        try:
+            value = read(calls or ([] if has_left_tool and not words.strip() else [words]), answer)
+        except MemoryExtError as error:
+            # A refusal stays one, and what was cut would be cut again.
+            if is_last or was_refused(answer) or (was_truncated(answer) and not has_left_tool):
+                raise
+            is_last, by_tool = True, by_tool and not has_left_tool
+            if not has_left_tool:
+                # No word of the answer is repeated.
+                why = getattr(error, "problem", "") or "it is not in the form that was asked for"
+                again = f"Your last answer could not be read: {why}. Answer again, in valid JSON."
+                messages = _with_last(messages, f"{messages[-1].content} {again}")
+            continue
+        if can_call and not by_tool:
+            remember(llm, ["tools"], taken=False)
+        return value, answer
 
 
 async def ask_for_facts(
@@ -204,8 +386,8 @@ async def ask_for_facts(
     categories: Categories = CATEGORIES,
     answer_tokens: int = Room().answer,
     heard: list[ChatResponse] | None = None,
-) -> FactAnswer:
-    """Returns the model's answer to an ``extraction_prompt`` with these categories.
+) -> tuple[ExtractionReply, ChatResponse]:
+    """Return what a model reports to an ``extraction_prompt`` with these categories, and the response.
 
     A function-calling model reports through a tool, any other model in JSON, and so does a model with
     ``pydantic_program_mode="llm"``, or with a server that takes no tools. OpenAI's models, and those of servers that
@@ -213,22 +395,32 @@ async def ask_for_facts(
     without.
 
     Raises:
-        FactReplyError: The answer cannot be read, or none of its calls can. Its ``response`` is the answer.
+        FactReplyError: The answer cannot be read, nor a second one, or none of its calls can. Its ``response`` is the
+            last answer.
         Exception: Whatever the model raises.
     """
-    names, responses = tuple(categories), [] if heard is None else heard
-    bounds: Any = {"answer_tokens": answer_tokens, "heard": responses, "response_format": _response_format(names)}
+    names = tuple(categories)
+    tool, response_format = _forms(names)
 
     def read(texts: Sequence[str], response: ChatResponse) -> ExtractionReply:
-        return _readable(texts, response, names)
+        found = [_reply_or_error(text, names) for text in texts] or [FactReplyError("")]
+        reply = merge_replies([one for one in found if isinstance(one, ExtractionReply)])
+        errors = [one for one in found if isinstance(one, FactReplyError)]
+        # What cannot be read is no sign that there is nothing new.
+        if reply.is_empty and (errors or was_truncated(response) or was_refused(response)):
+            error = errors[0] if errors else FactReplyError(texts[0])
+            error.response = response
+            raise error
+        return reply
 
-    return FactAnswer(*await ask(llm, messages, _tool(names), _FORM, read, **bounds))
+    bounds: Any = {"answer_tokens": answer_tokens, "heard": [] if heard is None else heard}
+    return await ask(llm, messages, tool, _FORM, read, response_format=response_format, **bounds)
 
 
 def form_texts(categories: Categories) -> tuple[str, str]:
-    """Returns what a request says of the form of the answer, as text and as a tool; it has one of both."""
-    tool = _tool(tuple(categories))
-    return _FORM, f"{tool.metadata.description}{tool.metadata.fn_schema_str}"
+    """Return what a request says of the form of the answer, as text and as a tool; it has one of both."""
+    metadata = _forms(tuple(categories))[0].metadata
+    return _FORM, f"{metadata.description}{metadata.fn_schema_str}"
 
 
 def _listed(categories: Categories) -> str:
@@ -239,35 +431,22 @@ def _listed(categories: Categories) -> str:
 
 
 @lru_cache(maxsize=8)
-def _form_class(categories: tuple[str, ...]) -> type[ExtractionReply]:
-    """Returns the reply with a schema that names the categories."""
+def _forms(categories: tuple[str, ...]) -> tuple[FunctionTool, dict[str, Json]]:
+    """Make what asks for a reply with these categories: the tool, and OpenAI's strict dialect of JSON schema."""
     category = Annotated[str, Field(json_schema_extra={"enum": list(categories)})]
     fact = create_model("NewFact", __base__=NewFact, __doc__=NewFact.__doc__, category=(category, ...))
     facts: Any = (list[fact], ...)  # type: ignore[valid-type]
-    return create_model("ExtractionReply", __base__=ExtractionReply, __doc__=ExtractionReply.__doc__, new_facts=facts)
-
-
-@lru_cache(maxsize=8)
-def _tool(categories: tuple[str, ...]) -> FunctionTool:
-    return FunctionTool.from_defaults(
-        fn=ExtractionReply,
-        name="report_facts",
-        description="Report what the user says about themselves in the transcript.",
-        fn_schema=_form_class(categories),
-    )
-
-
-@lru_cache(maxsize=8)
-def _response_format(categories: tuple[str, ...]) -> dict[str, Json]:
-    """Returns what OpenAI is sent so that an answer has the form of a reply, in its strict dialect of JSON schema."""
-    schema = _form_class(categories).model_json_schema()
+    reply = create_model("ExtractionReply", __base__=ExtractionReply, __doc__=ExtractionReply.__doc__, new_facts=facts)
+    described = "Report what the user says about themselves in the transcript."
+    tool = FunctionTool.from_defaults(fn=reply, name="report_facts", description=described, fn_schema=reply)
+    schema = reply.model_json_schema()
     for part in (schema, *schema["$defs"].values()):
         part["additionalProperties"] = False
-    return {"type": "json_schema", "json_schema": {"name": "report_facts", "schema": schema, "strict": True}}
+    return tool, {"type": "json_schema", "json_schema": {"name": "report_facts", "schema": schema, "strict": True}}
 
 
 def _calls_tools(llm: LLM) -> bool:
-    """Whether a model is asked by a tool: it can, is not set to text, and its server has not left tools out."""
+    """Tell whether a model is asked by a tool: it can, is not set to text, and its server has not left tools out."""
     if llm.pydantic_program_mode == PydanticProgramMode.LLM or takes(llm, "tools") is False:
         return False
     return isinstance(llm, FunctionCallingLLM) and llm.metadata.is_function_calling_model
@@ -276,7 +455,7 @@ def _calls_tools(llm: LLM) -> bool:
 async def _asked_by_tool(
     llm: Any, messages: Sequence[ChatMessage], tool: FunctionTool, options: Mapping[str, Any], heard: list[ChatResponse]
 ) -> ChatResponse | None:
-    """Returns the answer; None if the server refuses tools."""
+    """Return the answer; None if the server refuses tools."""
     # Of several calls the host drops all but the first, unless parallel calls are allowed.
     wanted: Any = {"tool_required": True, "allow_parallel_tool_calls": True, "chat_history": list(messages)}
     try:
@@ -290,34 +469,8 @@ async def _asked_by_tool(
     return response
 
 
-async def _asked_in_text(
-    llm: LLM,
-    messages: Sequence[ChatMessage],
-    form: str,
-    options: Mapping[str, Any],
-    response_format: dict[str, Json] | None,
-    *,
-    heard: list[ChatResponse],
-) -> ChatResponse:
-    """Returns the answer to the form, which stands before the request: small models repeat what comes last."""
-    read, _, request = (messages[-1].content or "").rpartition("\n\n")
-    content = "\n\n".join(filter(None, (read, form, request)))
-    question = ChatMessage(role=messages[-1].role, content=content)
-    if response_format is not None and is_openai_like(llm):
-        options = {"response_format": response_format, **options}
-    return await ask_with(llm, options, Request("achat", ([*messages[:-1], question],)), heard)
-
-
-def _readable(texts: Sequence[str], response: ChatResponse, names: tuple[str, ...]) -> ExtractionReply:
-    """Returns the replies that can be read as one; what cannot be read is no sign that there is nothing new."""
-    read = [_reply_or_error(text, names) for text in texts]
-    reply = merge_replies([one for one in read if isinstance(one, ExtractionReply)])
-    errors = [one for one in read if isinstance(one, FactReplyError)]
-    if reply.is_empty and (errors or was_truncated(response) or was_refused(response)):
-        error = next(iter(errors), FactReplyError(texts[0]))
-        error.response = response
-        raise error
-    return reply
+def _with_last(messages: Sequence[ChatMessage], content: str) -> list[ChatMessage]:
+    return [*messages[:-1], ChatMessage(role=messages[-1].role, content=content)]
 
 
 def _reply_or_error(text: str, names: tuple[str, ...]) -> ExtractionReply | FactReplyError:

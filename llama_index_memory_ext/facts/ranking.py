@@ -1,27 +1,201 @@
-"""Ranks facts for a question, as a program asks for it."""
+"""Scores facts for a question by similarity, confidence and recency, and chooses those that fit a token limit."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import islice
-from operator import is_not
-from typing import TYPE_CHECKING, NamedTuple, overload
-from weakref import WeakKeyDictionary
+from contextlib import nullcontext
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
+from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.fact import CONFIDENCE_WEIGHT, SIMILARITY_WEIGHT, utc_now
-from llama_index_memory_ext.facts.matches import matches_of
-from llama_index_memory_ext.facts.scoring import Columns, Weights, document_of, fact_line, fit_facts, scored
-from llama_index_memory_ext.search.tfidf import TfidfRanker
-from llama_index_memory_ext.text.tokens import TokenCounter
+from llama_index_memory_ext.language.dates import date_words
+from llama_index_memory_ext.language.stems import languages_of, words_in
+from llama_index_memory_ext.language.tokens import terms_of
+from llama_index_memory_ext.search.tfidf import (
+    SOURCE_SHARE,
+    Document,
+    Similarities,
+    TfidfRanker,
+    similarities_with_context,
+)
+from llama_index_memory_ext.text.messages import escape_tags
+from llama_index_memory_ext.text.tokens import CountedText, TokenCounter, fit, fit_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from datetime import datetime
 
     from llama_index_memory_ext.fact import Fact
-    from llama_index_memory_ext.facts.matches import Match
-    from llama_index_memory_ext.facts.scoring import Scored
-    from llama_index_memory_ext.search.tfidf import FactRanker
+    from llama_index_memory_ext.language.dates import Period
+    from llama_index_memory_ext.search.tfidf import Asked, FactRanker
+
+    # Leaves out the ranked facts that must not be shown.
+    Concern: TypeAlias = Callable[["Iterable[RankedFact]"], "Iterable[RankedFact]"]
+
+
+Numbers: TypeAlias = NDArray[np.float64]
+# A line without content: where its tokens do not fit, no fact does.
+EMPTY_LINE = '<fact date="2026-11-20"></fact>\n'
+# The share of a limit that pinned facts and corrections may take before all others.
+FIRST_SHARE = 0.25
+# So many newer facts halve the recency of a fact.
+RECENCY_HALF_LIFE = 40
+# A question and its context with so many terms go on with something; shorter ones look something up.
+_ONGOING_TERMS = 15
+# A fact with a word of the question stands above one that has none and this much more confidence: so similar it is at
+# least, if that is no more than the second number.
+_WORTH_OF_A_WORD, _MOST_FOR_A_WORD = 0.105, 0.5
+# What holds whatever is asked.
+_GENERAL = "preference"
+# More than a prompt has room for, so that the others need not be sorted.
+_BEST = 256
+
+
+class Weights(NamedTuple):
+    """What the parts of a score weigh, each at least 0."""
+
+    similarity: float = SIMILARITY_WEIGHT
+    confidence: float = CONFIDENCE_WEIGHT
+    recency: float = 0.0
+
+    def check(self) -> None:
+        """Raises a SettingError if a weight is negative, or similarity and confidence are both 0."""
+        if min(self) < 0 or not self.similarity + self.confidence:
+            raise SettingError(
+                "similarity_weight, confidence_weight and recency_weight must be at least 0, the first two not both "
+                f"0; saw {', '.join(map(str, self))}. "
+                f"The defaults of the first two are {SIMILARITY_WEIGHT} and {CONFIDENCE_WEIGHT}."
+            )
+
+    def shares(self, ongoing: float = 1.0) -> Weights:
+        """Returns the weights divided by their sum, recency times ``ongoing`` first."""
+        self.check()
+        recency = self.recency * ongoing
+        total = self.similarity + self.confidence + recency
+        return Weights(self.similarity / total, self.confidence / total, recency / total)
+
+
+def document_of(fact: Fact) -> Document:
+    """What a ranker finds a fact by: its content, the day on which it began and, with less weight, its source."""
+    context = ((fact.source, SOURCE_SHARE),) if fact.source else ()
+    return Document(fact.id, fact.content, context, date_words(fact.began))
+
+
+def comes_first(fact: Fact) -> str:
+    """Why a fact comes before those that match better; "" if it does not, as what is retired."""
+    if fact.retired_at is not None:
+        return ""
+    if fact.pinned:
+        return "pinned"
+    return "correction" if fact.category == "correction" else ""
+
+
+def days_of(fact: Fact) -> dict[str, str]:
+    """The day since when a fact is true, ``date``, and its last day, ``until``, as far as they are known (UTC).
+
+    The first is that of its creation if none was said. What became known after it had ended has only the second.
+    """
+    until = {"until": fact.ends.isoformat()} if fact.ends else {}
+    is_known = fact.ends is None or fact.began <= fact.ends
+    return {**({"date": fact.began.isoformat()} if is_known else {}), **until}
+
+
+def fact_line(fact: Fact) -> str:
+    """One fact as one line: ``<fact date="2026-11-20">Prefers pytest for testing</fact>`` and a newline.
+
+    What has ended, or will, has its last day behind that: ``<fact date="2023-05-01" until="2025-11-20">``. Category and
+    confidence would double the tokens of a short fact.
+    """
+    content = escape_tags(" ".join(fact.content.split()))
+    attributes = "".join(f' {name}="{day}"' for name, day in days_of(fact).items())
+    return f"<fact{attributes}>{content}</fact>\n"
+
+
+def render(fact: Fact, counter: TokenCounter, rendered: dict[str, CountedText]) -> CountedText:
+    """The line of a fact with its tokens. ``rendered`` caches it by the id of the fact."""
+    if fact.id not in rendered:
+        line = fact_line(fact)
+        rendered[fact.id] = CountedText(line, counter.count(line))
+    return rendered[fact.id]
+
+
+def concerning(
+    ranked: Iterable[RankedFact],
+    asked: Asked,
+    min_similarity: float,
+    general_facts: int,
+    closeness: Mapping[str, float],
+) -> Iterator[RankedFact]:
+    """Yield those of ranked facts that concern what is asked at least ``min_similarity``, in the given order.
+
+    They do so by their words or by their ``closeness``, that of their embeddings by the ids of facts. Pinned facts are
+    among them in any case, and so many ``general_facts``: preferences that do not concern it. Behind the best ones no
+    others are looked for.
+    """
+    for place, entry in enumerate(ranked):
+        fact = entry.fact
+        if fact.pinned or (
+            place < _BEST and max(asked.concern(fact.content), closeness.get(fact.id, 0.0)) >= min_similarity
+        ):
+            yield entry
+        elif general_facts and fact.category == _GENERAL:
+            general_facts -= 1
+            yield entry
+
+
+def fit_facts(
+    best_first: Iterable[Fact],
+    first: Iterable[Fact],
+    limit: int,
+    counter: TokenCounter,
+    lines: dict[str, CountedText],
+    least: int | None = None,
+) -> list[Fact]:
+    """Return the facts that fit into ``limit`` tokens, in the given order, but those of ``first`` before the others.
+
+    ``first`` are pinned facts and corrections in their order, as many as fit into a share of the limit. No more facts
+    are looked at than have room for ``least`` tokens, which no line has fewer than.
+    """
+    first = list(first)
+    tokens = [render(fact, counter, lines).tokens for fact in first]
+    front = {first[i].id: first[i] for i in fit_tokens(tokens, int(FIRST_SHARE * limit))}
+    seen: list[Fact] = []
+
+    def rendered() -> Iterator[CountedText]:
+        for fact in chain(front.values(), (fact for fact in best_first if fact.id not in front)):
+            seen.append(fact)
+            yield render(fact, counter, lines)
+
+    least = counter.count(EMPTY_LINE) if least is None else least
+    if counter.adds_up:
+        kept = fit_tokens((line.tokens for line in rendered()), limit, least=least)
+    else:
+        kept = fit(rendered(), limit, counter, least=least)
+    return [seen[i] for i in kept]
+
+
+OWN, DATE, SOURCE = "own words", "date", "source"
+EARLIER = "earlier turn"
+
+
+class Match(NamedTuple):
+    """A word as it is asked for, and where the fact has it: in its "own words", its "date" or its "source" alone.
+
+    ``earlier`` says that the question does not have the word, but a turn before it.
+    """
+
+    word: str
+    where: str
+    earlier: bool = False
+
+    @property
+    def place(self) -> str:
+        """Where the word stands, such as "source, earlier turn"; "" in the own words of the fact, for the question."""
+        return ", ".join([*([self.where] if self.where != OWN else []), *([EARLIER] if self.earlier else [])])
 
 
 class RankedFact(NamedTuple):
@@ -42,8 +216,22 @@ class RankedFact(NamedTuple):
 
     @property
     def matches(self) -> tuple[Match, ...]:
-        """The words of the question and its context that the fact has, and where; empty if it has none."""
-        return matches_of(self.fact, self.asked, self.languages)
+        """The words of the question and of the turns before it that the fact has, and where, each once.
+
+        Words are compared by their stems in the language of the question.
+        """
+        fact, found = self.fact, dict[str, Match]()
+        texts = {OWN: fact.content, DATE: date_words(fact.began), SOURCE: fact.source}
+        for turn, asked in enumerate(self.asked):
+            codes = languages_of(asked, self.languages) or languages_of(
+                f"{fact.content}\n{fact.source}", self.languages
+            )
+            terms = {where: {word.term for word in words_in(text, codes)} for where, text in texts.items()}
+            for word in words_in(asked, codes):
+                where = next((where for where in terms if word.term in terms[where]), None)
+                if where is not None:
+                    found.setdefault(word.written, Match(word.written, where, earlier=turn > 0))
+        return tuple(found.values())
 
     @property
     def matched(self) -> tuple[str, ...]:
@@ -51,53 +239,139 @@ class RankedFact(NamedTuple):
         return tuple(match.word for match in self.matches)
 
 
-class RankedFacts(Sequence[RankedFact]):
-    """Facts with their numbers for one question, best first; each is made when it is asked for."""
+class ShowableFacts:
+    """Facts that may be shown for a question, what ranks them, and the numbers that every question needs, made once.
+
+    Args:
+        facts: In the order in which they became known.
+        ranker: Holds their documents; None: no fact is similar to anything.
+        lines: Keeps the lines of the facts by id.
+        counter: Makes the lines now, and finds out which has the fewest tokens; None: that is done when they are shown.
+        period: The time that the question asks for; None: it is not about the past.
+        past_ids: Those of the facts that were true before.
+        sparing: Makes the context in which the ranker is called, and may fail.
+    """
 
     def __init__(
         self,
-        scored_facts: Scored,
-        asked: tuple[str, ...],
+        facts: Iterable[Fact] = (),
+        ranker: FactRanker | None = None,
+        *,
+        lines: dict[str, CountedText] | None = None,
+        counter: TokenCounter | None = None,
+        period: Period | None = None,
         past_ids: Collection[str] = (),
-        languages: tuple[str, ...] | None = None,
+        sparing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self._scored, self._asked, self._past_ids, self._languages = scored_facts, asked, past_ids, languages
-        # All are sorted only when one behind the best ones is asked for.
-        self._left = scored_facts.places()
-        self._places: list[int] = []
+        self.facts, self.ranker, self.period, self.past_ids = tuple(facts), ranker, period, past_ids
+        self.lines = {} if lines is None else lines
+        self._sparing = sparing
+        # The tokens that each line has at least.
+        self.least = counter.count(EMPTY_LINE) if counter else 1
+        if counter and counter.adds_up:
+            self.least = min((render(fact, counter, self.lines).tokens for fact in self.facts), default=1)
+        count = len(self.facts)
+        self.ids = tuple(fact.id for fact in self.facts)
+        self.confidences = np.fromiter((fact.confidence for fact in self.facts), dtype=np.float64, count=count)
+        # How many facts are newer, by their times; of equally old ones the last is the newest.
+        seconds = np.fromiter((fact.created_at.timestamp() for fact in self.facts), dtype=np.float64, count=count)
+        places = np.arange(count)
+        self.newer = np.empty(count)
+        self.newer[np.argsort(seconds, kind="stable")[::-1]] = places
+        if period is None:
+            # New is what was said last, and what was learned last: what comes last in the order of the facts.
+            self.recencies = 0.5 ** (np.minimum(self.newer, places[::-1]) / RECENCY_HALF_LIFE)
+        else:
+            self.recencies = np.array([float(period.start <= fact.began <= period.end) for fact in self.facts])
+        self.first = [i for i, fact in enumerate(self.facts) if comes_first(fact)]
+        # Whether facts are of more than one day, or it is known since when they are true.
+        self.has_times = any(fact.valid_from for fact in self.facts)
+        self.has_times = self.has_times or len({fact.created_at.date() for fact in self.facts}) > 1
 
-    @property
-    def weights(self) -> Weights:
-        """What similarity, confidence and recency weigh for this question; the sum is 1."""
-        return self._scored.weights
+    def similarities(self, query: str) -> Mapping[str, float]:
+        """Return the similarity of each fact to a query, 0..1, by id; {} if there is no ranker, or it fails."""
+        with self._sparing():
+            found = self.ranker.similarities(query) if self.ranker is not None else {}
+            return found if isinstance(found, Similarities) else {name: float(one) for name, one in found.items()}
+        return {}
 
-    def __len__(self) -> int:
-        return len(self._scored.scores)
+    def rank(
+        self, question: str, context: Sequence[str], weights: Weights, languages: tuple[str, ...] | None = None
+    ) -> Ranking:
+        """Score the facts for a question: similarity, confidence and recency, times their shares.
 
-    @overload
-    def __getitem__(self, index: int) -> RankedFact: ...
+        Recency counts as much as the question and the turns before it go on with something, by the number of their
+        terms: ``min(1, terms / 15) ** 2`` of its weight. For a question about a time, facts that began then have
+        recency 1, all others 0. Where the ranker fails, all similarities are 0.
+        """
+        ongoing = 1.0
+        if self.period is None:
+            terms = {term for text in (question, *context) for term in terms_of(text)}
+            ongoing = min(1.0, len(terms) / _ONGOING_TERMS) ** 2
+        shares = weights.shares(ongoing)
+        similarities: Numbers = np.zeros(len(self.facts))
+        if self.ranker is not None:
+            with self._sparing():
+                similarities = similarities_with_context(self.ranker, self.ids, question, context)
+        if shares.similarity:
+            least = min(_WORTH_OF_A_WORD * shares.confidence / shares.similarity, _MOST_FOR_A_WORD)
+            similarities = np.where(similarities > 0, least + (1 - least) * similarities, 0.0)
+        scores = shares.similarity * similarities + shares.confidence * self.confidences
+        scores += shares.recency * self.recencies
+        return Ranking(self, (question, *context), languages, shares, similarities, scores)
 
-    @overload
-    def __getitem__(self, index: slice) -> list[RankedFact]: ...
 
-    def __getitem__(self, index: int | slice) -> RankedFact | list[RankedFact]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        place = range(len(self))[index]
-        self._places += islice(self._left, max(place + 1 - len(self._places), 0))
-        return self._made(self._places[place])
+class Ranking:
+    """The facts with their numbers for one question; entries are made when they are asked for.
+
+    ``weights`` are what similarity, confidence and recency weigh for this question; the sum is 1.
+    """
+
+    def __init__(
+        self,
+        showable: ShowableFacts,
+        asked: tuple[str, ...],
+        languages: tuple[str, ...] | None,
+        weights: Weights,
+        similarities: Numbers,
+        scores: Numbers,
+    ) -> None:
+        self.weights = weights
+        self._showable, self._asked, self._languages = showable, asked, languages
+        self._similarities, self._scores = similarities, scores
+
+    def best_first(self) -> Iterator[RankedFact]:
+        """Yield all facts, best first; of equally good ones the newest first."""
+        places = np.arange(len(self._scores))
+        many = len(places) > 2 * _BEST
+        if many:
+            # The best ones are often enough.
+            least = np.partition(self._scores, -_BEST)[-_BEST]
+            yield from self._sorted(np.flatnonzero(self._scores >= least), end=_BEST)
+        yield from self._sorted(places, start=_BEST if many else 0)
+
+    def first(self) -> list[RankedFact]:
+        """Return the pinned facts and corrections, best first."""
+        return list(self._sorted(np.array(self._showable.first, dtype=np.intp)))
 
     def similar(self) -> list[RankedFact]:
-        """Those that have something in common with the question, best first."""
-        is_similar = (self._scored.similarities > 0).tolist()
-        return [self._made(place) for place in self._scored.places() if is_similar[place]]
+        """Return those that have something in common with the question, best first."""
+        return list(self._sorted(np.flatnonzero(self._similarities > 0)))
 
-    def _made(self, place: int) -> RankedFact:
-        one = self._scored
-        fact = one.columns.facts[place]
-        numbers = one.similarities[place].item(), fact.confidence, one.scores[place].item()
-        recency = one.recencies[place].item()
-        return RankedFact(fact, *numbers, self._asked, fact.id in self._past_ids, recency, self._languages)
+    def _sorted(self, places: NDArray[np.intp], start: int = 0, end: int | None = None) -> Iterator[RankedFact]:
+        one = self._showable
+        for i in places[np.lexsort((one.newer[places], -self._scores[places]))][start:end].tolist():
+            fact = one.facts[i]
+            yield RankedFact(
+                fact,
+                similarity=self._similarities[i].item(),
+                confidence=fact.confidence,
+                score=self._scores[i].item(),
+                asked=self._asked,
+                past=fact.id in one.past_ids,
+                recency=one.recencies[i].item(),
+                languages=self._languages,
+            )
 
 
 def rank(
@@ -109,8 +383,8 @@ def rank(
     confidence_weight: float = CONFIDENCE_WEIGHT,
     recency_weight: float = 0.0,
     ranker: FactRanker | None = None,
-) -> RankedFacts:
-    """All facts, best first: ``score = similarity_weight * similarity + confidence_weight * confidence``.
+) -> list[RankedFact]:
+    """Return all facts, best first: ``score = similarity_weight * similarity + confidence_weight * confidence``.
 
     ``+ recency_weight * recency`` where that is not 0. Similarities are divided by the best of these facts, weights by
     their sum. If no fact has a word in common with the question, the others decide. Ties: newest first.
@@ -132,22 +406,7 @@ def rank(
         ranker = TfidfRanker()
         ranker.add(map(document_of, facts))
     weights = Weights(similarity_weight, confidence_weight, recency_weight)
-    return RankedFacts(scored(_columns_of(facts, ranker), question, context, ranker, weights), (question, *context))
-
-
-# As long as a ranker lives, the numbers of the facts that it has ranked last.
-_known_columns: WeakKeyDictionary[FactRanker, Columns] = WeakKeyDictionary()
-
-
-def _columns_of(facts: Sequence[Fact], ranker: FactRanker) -> Columns:
-    try:
-        known = _known_columns.get(ranker)
-        if known is None or len(known.facts) != len(facts) or any(map(is_not, known.facts, facts)):
-            known = _known_columns[ranker] = Columns(tuple(facts))
-    except TypeError:
-        # It is somebody's own, and cannot be a key.
-        return Columns(tuple(facts))
-    return known
+    return list(ShowableFacts(facts, ranker).rank(question, context, weights).best_first())
 
 
 def format_facts(
@@ -157,7 +416,7 @@ def format_facts(
     *,
     now: datetime | None = None,
 ) -> str:
-    """The facts that matter for a conversation, best first, one line each, in at most ``max_tokens`` tokens.
+    """Return the facts that matter for a conversation, best first, a line each, in at most ``max_tokens`` tokens.
 
     Args:
         facts: Any facts; those that do not hold now are left out. If none fits, the text is empty.
@@ -168,18 +427,8 @@ def format_facts(
     """
     shown_at = now or utc_now()
     present = [fact for fact in facts if fact.state(shown_at) == "present"]
-    *context, question = turns_of(current_context or "")
+    said = (current_context or "").strip()
+    turns = said.split("\n\n") if "\n\n" in said else said.splitlines()
+    *context, question = [turn.strip() for turn in turns if turn.strip()] or [""]
     ranked = [entry.fact for entry in rank(present, question, context)]
-    return "".join(map(fact_line, fit_facts(ranked, max_tokens, TokenCounter(), {})))
-
-
-def turns_of(context: str) -> list[str]:
-    r"""The turns of a context, oldest first: its paragraphs or, if there is only one, its lines; at least "".
-
-    >>> turns_of("I use Python.\n\nSince 2019.\n\nHow do I write tests?")[-1]
-    'How do I write tests?'
-    """
-    paragraphs = [part.strip() for part in context.split("\n\n") if part.strip()]
-    if len(paragraphs) > 1:
-        return paragraphs
-    return [line.strip() for line in context.splitlines() if line.strip()] or [""]
+    return "".join(map(fact_line, fit_facts(ranked, filter(comes_first, ranked), max_tokens, TokenCounter(), {})))

@@ -1,80 +1,265 @@
-"""Reads what a model answers when it is asked for facts, also where that is not quite valid JSON."""
+"""Reads the JSON of a model's answer, and the facts that it reports."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from html import unescape
-from itertools import islice
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from contextlib import suppress
+from datetime import date
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import from_json
 
 from llama_index_memory_ext.errors import FactReplyError
-from llama_index_memory_ext.fact import CATEGORIES
-from llama_index_memory_ext.facts.fields import (
-    FACT_WORDS,
-    NOTHING,
-    RETIREMENT_WORDS,
-    fields_by_name,
-    read_category,
-    read_confidence,
-    read_day,
-    read_label,
-    read_number,
-    read_statement,
-    read_text,
-    section_of,
-    words_of,
-)
-from llama_index_memory_ext.text.loose_json import Found, loose_values, unescaped
+from llama_index_memory_ext.fact import CATEGORIES, DEFAULT_CATEGORY
+from llama_index_memory_ext.text.messages import unescape_tags
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from pydantic import ValidationInfo
+
     from llama_index_memory_ext.text.tool_calls import Json
 
-_EMPTY = re.compile(r"[^\[{]*(?:\[\s*\]|\{\s*\})")
-_OPENING_BRACKET = re.compile(r"[\[{]")
-# The first key or string of a reply that is written as a string.
-_STARTS_JSON = re.compile(r'\s*"?\s*[\[{]')
-_IS_ESCAPED = re.compile(r"[^\[{]*[\[{](?:\\+[nrt]|[\s\[{])*\\+[\"']")
-_MOST_LAYERS = 3
-# Each attempt to decode what begins with a bracket may go on to the end of the text.
-_MAX_ATTEMPTS = 50
-# No reply has as many.
-_MOST_ENTRIES, _MOST_KEYS = 1_000, 50
-_NAME_BEFORE = re.compile(r"[^\W\d]+")
-_NAME_CHARACTERS = 80
-# Words between the name of a list and the list, in the tags of models and in headings.
-_FILLING = {"parameter", "arg", "key", "value", "json"}
+# The tags around what a model reads. It copies quotes from there, where these are escaped.
+TAGS = ("transcript", "known_facts", "said_before", "candidates")
+# A model that gives no confidence at all means what it reports.
+DEFAULT_CONFIDENCE = 0.8
+# No reply has as many entries, or as many brackets that are no JSON around it.
+_MOST_ENTRIES, _MOST_PROBLEMS = 1_000, 50
 
+# The names that models give to the parts of a reply, ours first.
+_SECTIONS = (
+    ("new_facts", "facts", "items", "memories", "statements"),
+    ("confirmed", "confirmations"),
+    ("retired", "retirements", "outdated"),
+)
+_CONTENTS = ("content", "statement", "fact", "claim", "memory", "text")
+_QUOTES = ("quote", "quotes", "source_quote", "quotation", "evidence", "source")
+_UNTIL = ("valid_until", "until", "to")
+_OPENING = re.compile(r'[\[{]|\A"')
+_NEXT_WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_SUBJECT = re.compile(
+    r"(?i)^(?:(?:the )?user(?:['\u2019]s | (?!interface|experience|stor|account|manual|group|name\b|id\b))"
+    r"|用户(?!名|体验|界面|组))"
+)
+_NOTHING = re.compile(
+    r"(?i)[^\w\[{]*(?:(?:(?:there (?:is|are|were)|i (?:found|see)) )?"
+    r"no (?:\w+ )?(?:facts?|information|changes?)(?: \w+){0,8}"
+    r"|nothing(?: new)?(?: to \w+)?|none|null|nil|nan|n\W?a|unknown|undefined"
+    r"|not (?:known|specified|stated|mentioned|provided|given|available|applicable)"
+    r"|(?:没有|无)(?:任何)?(?:新的?)?(?:事实|信息|内容)?|未知|不明|(?:新しい)?(?:事実|情報)は?(?:ありません|なし))[^\w\[{]*"
+)
+_CONFIDENCES = {"high": 0.9, "medium": 0.6, "moderate": 0.6, "low": 0.3}
+_CONFIDENCE = re.compile(
+    r"(?:very |about |[\u2265>=~\u2248 ])*"
+    rf"(?:(?P<number>\d*[.,]?\d+)\s*(?:(?P<percent>%)|/\s*(?P<of>[1-9]\d*))?|(?P<word>{'|'.join(_CONFIDENCES)}))"
+    r"(?: confidence)?[.!]?(?: \(.*\))?"
+)
+_PERCENT = 100
+
+
+def _with_plain_keys(pairs: Iterable[tuple[str, Json]]) -> dict[str, Json]:
+    return {_NEXT_WORD.sub("_", key).lower(): value for key, value in pairs}
+
+
+_DECODER = json.JSONDecoder(strict=False, object_pairs_hook=_with_plain_keys)
+
+
+def json_values(text: str) -> tuple[list[Json], str, bool]:
+    """Read the outermost objects and lists of an answer; return them, what is no JSON in it, and whether it was cut.
+
+    Thoughts before the answer, and text around the JSON, are left out. Of an answer that ends within a value, what is
+    complete is returned. Keys are in lower case, with "_" between their words.
+
+    >>> json_values('Sure: {"newFacts": [1, 2]} Bye!')
+    ([{'new_facts': [1, 2]}], '', False)
+    >>> json_values('[{"a": 1}, {"a"'), json_values("[{'a': 1}]")[1]
+    (([[{'a': 1}]], '', True), 'Expecting property name enclosed in double quotes: line 1 column 3 (char 2)')
+    """
+    answer = text.rpartition("</think>")[2].strip()
+    values: list[Json] = []
+    problems: list[str] = []
+    position = 0
+    while len(problems) < _MOST_PROBLEMS and (start := _OPENING.search(answer, position)):
+        value, position, problem = _value_at(answer, start.start())
+        if not problem:
+            values.append(value)
+        elif _ends_within_value(rest := answer[start.start() :]):
+            whole = rest[: rest.rfind("}") + 1]
+            values += [from_json(whole, allow_partial=True)] if whole else []
+            return values, "".join(problems[:1]), True
+        else:
+            problems.append(problem)
+    return values, "".join(problems[:1]), False
+
+
+def _value_at(text: str, place: int) -> tuple[Json, int, str]:
+    """Return the value that begins at a place, where the rest begins, and why it is none."""
+    try:
+        return *_DECODER.raw_decode(text, place), ""
+    except (ValueError, RecursionError) as error:
+        return None, place + 1, str(error)
+
+
+def _ends_within_value(text: str) -> bool:
+    try:
+        from_json(text)
+    except ValueError as error:
+        return str(error).startswith("EOF")
+    return False
+
+
+def objects_in(values: Sequence[Json], is_wanted: Callable[[dict[str, Json]], bool]) -> Iterator[dict[str, Json]]:
+    """Yield the outermost objects of this kind in JSON values, also those that are written in a string."""
+    waiting = [*reversed(values)]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, str) and part.lstrip()[:1] in ("{", "[", '"'):
+            part = json_values(part)[0]
+        if isinstance(part, dict):
+            if is_wanted(part):
+                yield part
+                continue
+            part = list(part.values())
+        if isinstance(part, list):
+            waiting += reversed(part)
+
+
+def read_text(value: Json) -> str:
+    """Return the text of a quote or a reason; of several quotes one with "..." between them."""
+    if isinstance(value, list):
+        return " ... ".join(read_text(part) for part in value if isinstance(part, str))
+    return unescape_tags(value, TAGS) if isinstance(value, str) else ""
+
+
+def read_statement(value: Json) -> str:
+    """Return the text on one line, "Prefers tea" where the model writes that the user prefers tea.
+
+    A text that says nothing is "".
+
+    >>> read_statement("The user prefers tea"), read_statement("N/A")
+    ('Prefers tea', '')
+    """
+    content = " ".join(value.split()) if isinstance(value, str) else ""
+    rest = _SUBJECT.sub("", content)
+    content = content if rest == content else rest[:1].upper() + rest[1:]
+    return "" if _NOTHING.fullmatch(content) else content
+
+
+def read_category(value: Json, categories: Sequence[str] = CATEGORIES) -> str:
+    """Return one of the categories, the first of a list and of "habits|goals"; "knowledge" or the first for none."""
+    known = {name.casefold(): name for name in categories}
+    values = value if isinstance(value, list) else [value]
+    texts = [part[:200] for part in values[:10] if isinstance(part, str)]
+    names = [name.strip().casefold() for text in texts for name in re.split(r"[|,;/]", text)]
+    for name in names:
+        if found := get_close_matches(name, known, n=1, cutoff=0.85):
+            return known[found[0]]
+    return known.get(DEFAULT_CATEGORY, categories[0])
+
+
+def read_label(value: Json) -> str:
+    """Return one spelling for "n1", "N1", "1" and 1; other labels in lower case, and "" for none."""
+    text = str(value).strip().lower() if isinstance(value, str | int) and not isinstance(value, bool) else ""
+    if number := re.fullmatch(r"(?:n|new|new fact)?[ #.]*(\d{1,9})", text, re.ASCII):
+        return f"n{int(number.group(1))}"
+    return "" if _NOTHING.fullmatch(text) else text
+
+
+def read_number(value: Json) -> int:
+    """Return the number of a known fact; 0 for anything else."""
+    if isinstance(value, dict):
+        value = value.get("number")
+    text = str(value).strip() if isinstance(value, str | int | float) else ""
+    found = re.fullmatch(r"(?!-)\D{0,10}?(\d{1,9})(?:\.0*)?", text, re.ASCII)
+    return int(found.group(1)) if found else 0
+
+
+def read_confidence(value: Json) -> float:
+    """Return 0..1 from a number, a percentage, a fraction or a word; 0 for anything else, the default for None.
+
+    >>> [read_confidence(value) for value in ("9/10", "0,95", "\u2265 .9", "95%", "high confidence", True, "NaN")]
+    [0.9, 0.95, 0.9, 0.95, 0.9, 0.0, 0.0]
+    """
+    if value is None:
+        return DEFAULT_CONFIDENCE
+    scale = 1
+    if isinstance(value, str):
+        match = _CONFIDENCE.fullmatch(value.strip().lower()[:_PERCENT])
+        if match is None or match["word"]:
+            return _CONFIDENCES[match["word"]] if match else 0.0
+        value = float(match["number"].replace(",", "."))
+        scale = _PERCENT if match["percent"] else int(match["of"] or 1)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0.0
+    if scale == 1 and 1 < value <= _PERCENT:
+        scale = _PERCENT
+    return value / scale if 0 <= value <= scale else 0.0
+
+
+def read_day(value: Json) -> str:
+    """Return a year, a month or a day as "2023", "2023-05" or "2023-05-17"; "" for anything else."""
+    text = str(value).strip() if isinstance(value, str | int) else ""
+    if re.fullmatch(r"\d{4}(?:-\d\d){0,2}", text, re.ASCII):
+        with suppress(ValueError):
+            date.fromisoformat(f"{text}-01-01"[: len("2023-05-17")])
+            return text
+    return ""
+
+
+def _read_entries(value: Json) -> list[Json]:
+    """Return the entries of one of the lists, also if they stand in JSON in a text, under labels or categories.
+
+    Raises a ValueError for a text that is no JSON.
+    """
+    if isinstance(value, str):
+        values, problem, is_cut = json_values(value)
+        if problem or is_cut or (value.strip() and not values and not _NOTHING.fullmatch(value)):
+            raise ValueError("It is no JSON.")
+        return [entry for part in values for entry in _read_entries(part)]
+    if isinstance(value, dict) and value and all(isinstance(part, dict | list) for part in value.values()):
+        under = [(key, entry) for key, part in value.items() for entry in (part if isinstance(part, list) else [part])]
+        return [
+            {"label": key, "number": key, "category": key, **entry} for key, entry in under if isinstance(entry, dict)
+        ]
+    entries = value if isinstance(value, list) else [] if value is None else [value]
+    return entries[:_MOST_ENTRIES]
+
+
+def _as_form(schema: dict[str, Json]) -> None:
+    """Make a schema a form in which every field is asked for.
+
+    Titles and defaults say nothing that the names do not say, and are paid for with each turn.
+    """
+    schema["required"] = list(schema["properties"])
+    for part in (schema, *schema["properties"].values()):
+        part.pop("title", None)
+        part.pop("default", None)
+
+
+_CONFIG = ConfigDict(frozen=True, json_schema_extra=_as_form, validate_default=True)
 _Label = Annotated[str, BeforeValidator(read_label)]
 _Number = Annotated[int, BeforeValidator(read_number)]
 _Quote = Annotated[str, BeforeValidator(read_text)]
 _Day = Annotated[str, BeforeValidator(read_day)]
 
 
-def _without_titles(schema: dict[str, Json]) -> None:
-    for part in (schema, *schema["properties"].values()):
-        part.pop("title", None)
-
-
-# They say nothing that the names do not say, and are paid for with each turn.
-_CONFIG = ConfigDict(frozen=True, json_schema_extra=_without_titles)
-
-
 class _Entry(BaseModel):
-    """Any value can be read: a number alone is that of a known fact, and what is missing is None."""
+    """An entry that is read from any value: one alone is the statement of a new fact, or the number of a known one."""
 
     model_config = _CONFIG
-    words: ClassVar[Mapping[str, Sequence[str]]]
 
     @model_validator(mode="before")
     @classmethod
-    def _read(cls, value: Json) -> dict[str, Json]:
-        fields = fields_by_name(value, cls.words) if isinstance(value, Mapping) else {"number": value}
-        return {name: fields.get(name) for name in cls.model_fields}
+    def _read(cls, value: Json) -> Json:
+        return value if isinstance(value, dict) else {"content": value, "number": value}
+
+
+def _field(default: Any, description: str | None, *names: str) -> Any:
+    return Field(default, description=description, validation_alias=AliasChoices(*names))
 
 
 # The docstrings and descriptions of these classes are sent to the model, in the schema of the tool.
@@ -83,17 +268,17 @@ class NewFact(_Entry):
 
     # An unusable one has no content.
 
-    words = FACT_WORDS
-
-    label: _Label = Field(description="n1, n2, ...")
-    content: Annotated[str, BeforeValidator(read_statement)] = Field(
-        description="One statement, in the third person and without a subject."
+    label: _Label = _field("", "n1, n2, ...", "label", "id")
+    content: Annotated[str, BeforeValidator(read_statement)] = _field(
+        "", "One statement, in the third person and without a subject.", *_CONTENTS
     )
-    category: str
-    confidence: Annotated[float, BeforeValidator(read_confidence)] = Field(description="0 to 1")
-    quote: _Quote = Field(description="The user's own words, verbatim.")
-    valid_from: _Day = Field(description="A date or empty.")
-    valid_until: _Day = Field(description="A date or empty.")
+    category: str = _field("", None, "category", "type", "kind")
+    confidence: Annotated[float, BeforeValidator(read_confidence)] = _field(
+        None, "0 to 1", "confidence", "certainty", "score"
+    )
+    quote: _Quote = _field("", "The user's own words, verbatim.", *_QUOTES)
+    valid_from: _Day = _field("", "A date or empty.", "valid_from", "from", "since")
+    valid_until: _Day = _field("", "A date or empty.", *_UNTIL)
 
     @field_validator("category", mode="before")
     @classmethod
@@ -106,82 +291,82 @@ class Retirement(_Entry):
 
     # The number of an unusable one is 0.
 
-    words = RETIREMENT_WORDS
-
-    number: _Number = Field(description="The number of the known fact.")
-    reason: Annotated[str, BeforeValidator(lambda value: " ".join(read_text(value).split()))]
-    replaced_by: _Label = Field(description="The label of the new fact that holds instead, or empty.")
-    quote: _Quote = Field(description="The user's own words, verbatim.")
-    valid_until: _Day = Field(description="A date or empty.")
+    number: _Number = _field(0, "The number of the known fact.", "number", "index", "id", "fact")
+    reason: Annotated[str, BeforeValidator(lambda value: " ".join(read_text(value).split()))] = ""
+    replaced_by: _Label = _field(
+        "", "The label of the new fact that holds instead, or empty.", "replaced_by", "replacement"
+    )
+    quote: _Quote = _field("", "The user's own words, verbatim.", *_QUOTES)
+    valid_until: _Day = _field("", "A date or empty.", *_UNTIL)
 
 
 class ExtractionReply(BaseModel):
-    """What the conversation says about the user. ``ExtractionReply.model_validate({})`` is "nothing new".
+    """What the conversation says about the user."""
 
-    Whatever JSON value stands in a list becomes an entry of it, so that one bad entry does not spoil the rest. The
-    context of the validation may name the ``categories`` that there are, and ``labels_by_place=False`` a reply in which
-    a fact without a label may stand at a wrong place.
-    """
+    # One without entries is "nothing new". Whatever JSON value stands in a list becomes an entry of it, so that one
+    # bad entry does not spoil the rest. The context of the validation may name the `categories` that there are.
 
     model_config = _CONFIG
 
-    new_facts: list[NewFact]
-    confirmed: list[_Number] = Field(description="Numbers of known facts that the user says again.")
-    retired: list[Retirement]
+    new_facts: Annotated[list[NewFact], BeforeValidator(_read_entries)] = _field([], None, *_SECTIONS[0])
+    confirmed: Annotated[list[_Number], BeforeValidator(_read_entries)] = _field(
+        [], "Numbers of known facts that the user says again.", *_SECTIONS[1]
+    )
+    retired: Annotated[list[Retirement], BeforeValidator(_read_entries)] = _field([], None, *_SECTIONS[2])
 
-    @model_validator(mode="before")
+    @field_validator("new_facts")
     @classmethod
-    def _read(cls, value: Mapping[str, Json], info: ValidationInfo) -> dict[str, Json]:
-        sections: dict[str, list[Json]] = {"new_facts": [], "confirmed": [], "retired": []}
-        for key, part in value.items():
-            if section := section_of(key):
-                sections[section] += _entries(part)
-        first = "n" if (info.context or {}).get("labels_by_place", True) else "torn"
-        sections = {section: entries[:_MOST_ENTRIES] for section, entries in sections.items()}
-        new_facts = [_labelled(entry, f"{first}{i}") for i, entry in enumerate(sections["new_facts"], 1)]
-        return {**sections, "new_facts": new_facts}
-
-    @property
-    def usable(self) -> int:
-        """The number of entries that say something."""
-        facts, retired = (fact.content for fact in self.new_facts), (entry.number for entry in self.retired)
-        return sum(map(bool, (*facts, *retired, *self.confirmed)))
+    def _label_by_place(cls, facts: list[NewFact]) -> list[NewFact]:
+        return [one if one.label else one.model_copy(update={"label": f"n{i}"}) for i, one in enumerate(facts, 1)]
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was reported."""
+        """Tell whether nothing was reported."""
         return not (self.new_facts or self.confirmed or self.retired)
+
+    @property
+    def is_usable(self) -> bool:
+        """Tell whether an entry says something."""
+        facts, retired = (fact.content for fact in self.new_facts), (entry.number for entry in self.retired)
+        return any((*facts, *retired, *self.confirmed))
 
 
 def parse_reply(text: str, *, categories: Sequence[str] = CATEGORIES) -> ExtractionReply:
-    """Returns the reply in a text, with any other text before and after it.
+    """Return the reply in a text, with any other text before and after it.
 
-    Of a truncated or broken reply the complete entries are returned. An empty text and "no new facts" give a reply
-    without entries. A category that is none of ``categories`` becomes "knowledge" if that is one, else the first of
-    them. Raises a FactReplyError if there is text, but no reply in it.
+    Of a reply that ends within its JSON the complete entries are returned. An empty text and "no new facts" give a
+    reply without entries. A category that is none of ``categories`` becomes "knowledge" if that is one, else the first
+    of them. Raises a FactReplyError if there is text, but no reply in it that can be read as a whole.
 
-    >>> parse_reply('Sure! {"confirmed": [2],}').confirmed
+    >>> parse_reply('Sure! {"confirmed": [2]}').confirmed
     [2]
     >>> parse_reply("No new facts.").new_facts
     []
     """
-    answer, nothing = _unwrapped(text), ExtractionReply.model_validate({})
-    if not answer or NOTHING.fullmatch(answer):
-        return nothing
-    exact = _reading(_exact(answer), answer, categories)
-    loose = _reading(loose_values(answer), answer, categories)
-    # Of two that say equally much, what is valid JSON is surer.
-    best = max(exact, loose, key=lambda reading: (reading.reply.usable, reading.is_reply))
-    is_whole = best.is_reply and not (exact.cut or loose.cut)
-    if best.reply.usable or (is_whole and (best is exact or best.reply.is_empty)):
-        return best.reply
-    if _EMPTY.match(answer):
-        return nothing
-    raise FactReplyError(text)
+    answer = text.rpartition("</think>")[2]
+    if not answer.strip() or _NOTHING.fullmatch(answer):
+        return ExtractionReply()
+    values, problem, is_cut = json_values(answer)
+    parts = list(objects_in(values, _is_reply))
+    if not (parts or problem):
+        # A list of facts alone, or facts one after the other.
+        facts = list(objects_in(values, _is_fact))
+        parts = [{"new_facts": facts}] if facts else []
+    try:
+        reply = merge_replies(
+            [ExtractionReply.model_validate(one, context={"categories": categories}) for one in parts]
+        )
+    except ValueError:
+        # Its message would hold the words of the reply.
+        raise FactReplyError(text, "one of its lists is a text that is no JSON") from None
+    is_nothing = bool(parts) or (bool(values) and not problem and not any(values))
+    if reply.is_usable or (is_nothing and not is_cut):
+        return reply
+    raise FactReplyError(text, problem)
 
 
 def merge_replies(replies: Sequence[ExtractionReply]) -> ExtractionReply:
-    """Returns all replies as one. A label refers to the facts of its own reply only."""
+    """Return all replies as one. A label refers to the facts of its own reply only."""
     if len(replies) == 1:
         return replies[0]
     new_facts, retired = [], []
@@ -195,147 +380,10 @@ def merge_replies(replies: Sequence[ExtractionReply]) -> ExtractionReply:
     return ExtractionReply.model_construct(new_facts=new_facts, confirmed=confirmed, retired=retired)
 
 
-def objects_in(values: Sequence[Json]) -> Iterator[dict[str, Json]]:
-    """Yields the objects in JSON values, outermost first, but not those within an object that is a reply."""
-    waiting = [*reversed(values)]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, dict):
-            yield part
-            waiting += [] if _is_reply(part) else reversed(part.values())
-        elif isinstance(part, list):
-            waiting += reversed(part)
-        elif _is_json(part):
-            # Some models wrap the whole reply in a string.
-            waiting += reversed(_in_string(part))
+def _is_reply(part: dict[str, Any]) -> bool:
+    return any(not part.keys().isdisjoint(names) for names in _SECTIONS)
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """What the values of a text say. It is a reply if one of the three lists is named, and may be cut in one."""
-
-    reply: ExtractionReply
-    is_reply: bool
-    cut: bool
-
-
-def _unwrapped(text: str) -> str:
-    """Returns an answer without the thoughts before it, and without the escapes of a text within a text."""
-    answer = text.rpartition("</think>")[2].strip()
-    if '"' not in answer and "&quot;" in answer:
-        answer = unescape(answer)
-    for _ in range(_MOST_LAYERS):
-        answer = unescaped(answer) if _IS_ESCAPED.match(answer) else answer
-    return answer
-
-
-def _reading(found: Iterable[Found], text: str, categories: Sequence[str]) -> _Reading:
-    values = list(found)
-    objects = list(islice(objects_in(_with_names(values, text)), _MOST_ENTRIES))
-    parts = list(filter(_is_reply, objects))
-    # Outside of a reply, no retirement can name the label of a fact that had none.
-    by_place = bool(parts) and all(value.clean for value in values)
-    context = {"categories": categories, "labels_by_place": by_place}
-    if not parts:
-        pieces = {"new_facts": list(filter(_is_fact, objects)), "retired": [one for one in objects if "number" in one]}
-        return _Reading(ExtractionReply.model_validate(pieces, context=context), is_reply=False, cut=False)
-    replies = [ExtractionReply.model_validate(part, context=context) for part in parts]
-    cut = any(value.cut for value in values) or any(map(_has_cut_text, objects))
-    return _Reading(merge_replies(replies), is_reply=True, cut=cut)
-
-
-def _with_names(values: Sequence[Found], text: str) -> list[Json]:
-    """Returns the values; lists with the names before them, as in the tags of a call, become one object."""
-    named: dict[str, Json] = {}
-    others, end = [], 0
-    for value in values:
-        before = text[max(end, value.start - _NAME_CHARACTERS) : value.start]
-        names = [name for name in _NAME_BEFORE.findall(before) if not _FILLING.issuperset(words_of(name))]
-        section, end = section_of(names[-1]) if names else "", value.end
-        if section and isinstance(value.value, list):
-            named[section] = [*named.get(section, []), *value.value]
-        else:
-            others.append(value.value)
-    return [named, *others] if named else others
-
-
-def _exact(text: str) -> Iterator[Found]:
-    """Yields the outermost values of a text that are valid JSON."""
-    decoder, position = json.JSONDecoder(strict=False), 0
-    for _ in range(_MAX_ATTEMPTS):
-        start = _OPENING_BRACKET.search(text, position)
-        if start is None:
-            return
-        try:
-            value, position = decoder.raw_decode(text, start.start())
-        except (ValueError, RecursionError):
-            position = start.end()
-        else:
-            yield Found(value, start.start(), position, clean=True, cut=False)
-
-
-def _has_cut_text(part: Mapping[str, Json]) -> bool:
-    """Returns whether JSON that is written in a string of an object was cut off."""
-    return any(found.cut for value in part.values() if _is_json(value) for found in loose_values(value))
-
-
-def _in_string(text: str) -> list[Json]:
-    """Returns the values that are written in a string."""
-    try:
-        return [json.loads(text, strict=False)]
-    except (ValueError, RecursionError):
-        return [found.value for found in loose_values(text)]
-
-
-def _is_json(value: Json) -> bool:
-    return isinstance(value, str) and _STARTS_JSON.match(value) is not None
-
-
-def _is_reply(part: Mapping[str, Json]) -> bool:
-    return any(section_of(key) for key in islice(part, _MOST_KEYS))
-
-
-def _is_fact(part: Mapping[str, Json]) -> bool:
-    fields = fields_by_name(part, FACT_WORDS)
-    return isinstance(fields.get("content"), str) and not fields.keys().isdisjoint({"quote", "category", "confidence"})
-
-
-def _entries(value: Json, layers: int = _MOST_LAYERS) -> list[Json]:
-    """Returns the entries of one of the lists, in whatever the model has put them."""
-    if isinstance(value, str):
-        return _entries_of_text(value, layers)
-    if isinstance(value, dict):
-        return _entries_of_object(value, layers)
-    if value is None:
-        return []
-    parts = value if isinstance(value, list) else [value]
-    return [entry for part in parts for entry in (part if isinstance(part, list) and part else [part])]
-
-
-def _entries_of_text(text: str, layers: int) -> list[Json]:
-    if _is_json(text) and layers:
-        return [entry for part in _in_string(text) for entry in _entries(part, layers - 1)]
-    return [] if not text.strip() or NOTHING.fullmatch(text.strip()) else [text]
-
-
-def _entries_of_object(value: dict[str, Json], layers: int) -> list[Json]:
-    if _is_reply(value) and layers:
-        return [entry for key, part in value.items() if section_of(key) for entry in _entries(part, layers - 1)]
-    if fields_by_name(value, FACT_WORDS) or fields_by_name(value, RETIREMENT_WORDS):
-        return [value]
-    return [entry for key, part in value.items() for entry in _entries_under(key, part)]
-
-
-def _entries_under(key: str, part: Json) -> list[Json]:
-    """Returns the entry under its label or number, or the list of entries under their category."""
-    group = part if isinstance(part, list) else []
-    if grouped := [{"category": key, **entry} for entry in group if isinstance(entry, dict)]:
-        return grouped
-    fields = part if isinstance(part, dict) else {"content": part, "reason": part}
-    return [{"label": key, "number": key, **fields}]
-
-
-def _labelled(entry: Json, label: str) -> dict[str, Json]:
-    """Returns the fields of a new fact, with the label if it has none."""
-    fields = fields_by_name(entry, FACT_WORDS) if isinstance(entry, Mapping) else {"content": entry}
-    return {**fields, "label": fields.get("label") or label}
+def _is_fact(part: dict[str, Any]) -> bool:
+    """Tell whether an object has a statement and something that no other object has."""
+    return not part.keys().isdisjoint(_CONTENTS) and not part.keys().isdisjoint((*_QUOTES, "category", "confidence"))

@@ -4,31 +4,33 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE, Fact, normalised, raised, retire
 from llama_index_memory_ext.facts.checks import (
+    CHECKS,
+    CONFIRMATION_CHECKS,
+    ENDING_CHECKS,
     MAX_FACT,
+    Candidate,
+    Ending,
     Rejection,
-    content_reasons,
-    ending_reasons,
-    form_reasons,
-    quote_reasons,
-    retirement_reasons,
+    first_rejection,
 )
-from llama_index_memory_ext.facts.evidence import Evidence
 from llama_index_memory_ext.facts.history import why_retired
-from llama_index_memory_ext.grounding.words import keywords, shared
+from llama_index_memory_ext.facts.source import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Sequence
     from datetime import datetime
 
     from llama_index_memory_ext.fact import RetiredBy
-    from llama_index_memory_ext.facts.evidence import Place
+    from llama_index_memory_ext.facts.checks import Check
     from llama_index_memory_ext.facts.reply import ExtractionReply, NewFact, Retirement
+    from llama_index_memory_ext.facts.source import Place
     from llama_index_memory_ext.text.messages import Utterance
+
+_UNKNOWN = Rejection("unknown_fact", "It names no fact that is known.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ def validate_reply(
     active: Sequence[Fact] = (),
     session_id: str | None = None,
     min_confidence: float = DEFAULT_MIN_CONFIDENCE,
-    min_keyword_share: float = 0.0,
+    checks: Sequence[Check] = CHECKS,
     context: Sequence[Utterance] = (),
     others: str = "",
     retired_by: RetiredBy | None = None,
@@ -70,23 +72,65 @@ def validate_reply(
         active: Further active facts, so that none is stored twice.
         session_id: The session of new facts.
         min_confidence: 0..1; new facts with less are rejected.
-        min_keyword_share: 0..1; the share of a new fact's keywords that the user must have used. 0 for a model that
-            reads only the conversation, and no web pages.
+        checks: What a new fact must pass.
         context: What was said right before, which nothing is quoted from, but which names and questions may come from.
-        others: With ``min_keyword_share``, what tools and pages said: no keyword of a new fact may be theirs alone.
+        others: What tools and pages said, for ``TOOL_CHECKS``: no keyword of a new fact may be theirs alone.
         retired_by: By what facts are retired; None: by what the quote and the reason say. With "request", past facts
             can be retired, too.
     """
-    evidence = Evidence(lines, context, others, now.date(), [*known, *active])
-    validation = _Validation(evidence, known, now, session_id, min_confidence, min_keyword_share, retired_by)
+    source = Source(lines, context, others, now.date(), [*known, *active])
+    by_content = {normalised(fact.content): fact for fact in reversed(source.known) if not fact.retired}
+    # Of two new facts with one label it stands for the first, and for None if that was rejected.
+    by_label: dict[str, Fact | None] = {}
+    accepted: list[Fact] = []
+    confirmed: dict[str, Fact] = {}
+    retired: dict[str, Fact] = {}
+    rejected: list[Rejection] = []
+
     for new in reply.new_facts:
-        validation.add(new)
+        content, place, fact = normalised(new.content), source.find(new.quote), None
+        rejection = first_rejection(Candidate(new, place, min_confidence), source, checks)
+        if place and not rejection:
+            fact = by_content.get(content)
+            if fact:
+                confirmed[fact.id] = raised_fact(fact, now)
+                rejection = Rejection("duplicate", "It is known already.")
+            else:
+                fact = by_content[content] = _new_fact(new, place, source, now, session_id)
+                accepted.append(fact)
+        rejected += [rejection] if rejection else []
+        by_label.setdefault(new.label, fact)
+
+    is_asked = retired_by == "request"
     quotes = Counter(entry.quote for entry in reply.retired)
     for entry in reply.retired:
-        validation.retire(entry, quoted=quotes[entry.quote])
+        fact = _known_fact(entry.number, known, now, past=is_asked)
+        if fact is None or fact.id in retired:
+            rejected.append(_UNKNOWN if fact is None else Rejection("duplicate", "It is retired already."))
+            continue
+        instead = by_label.get(entry.replaced_by) if entry.replaced_by else None
+        is_only = quotes[entry.quote] == 1
+        ending = Ending(fact, entry.quote, source.find(entry.quote), instead, is_only=is_only, is_asked=is_asked)
+        if rejection := first_rejection(ending, source, ENDING_CHECKS):
+            rejected.append(rejection)
+        else:
+            retired[fact.id] = _ended(fact, instead, entry, source, now, retired_by)
+
     for number in reply.confirmed:
-        validation.confirm(number)
-    return validation.result()
+        fact = _known_fact(number, known, now)
+        rejection = first_rejection(fact, source, CONFIRMATION_CHECKS) if fact else _UNKNOWN
+        if fact and not rejection:
+            confirmed[fact.id] = raised_fact(fact, now)
+        rejected += [rejection] if rejection else []
+
+    others_ids = {*retired, *(fact.id for fact in accepted)}
+    left = tuple(fact for fact in confirmed.values() if fact.id not in others_ids)
+    return ValidatedReply(tuple(accepted), left, tuple(retired.values()), tuple(rejected))
+
+
+def raised_fact(fact: Fact, now: datetime) -> Fact:
+    """Return a fact that was said again, which is surer then."""
+    return fact.model_copy(update={"confidence": raised(fact.confidence), "updated_at": max(fact.updated_at, now)})
 
 
 def without_repeats(valid: ValidatedReply, past: Sequence[Fact]) -> ValidatedReply:
@@ -106,124 +150,41 @@ def owned(valid: ValidatedReply, agent_id: str | None) -> ValidatedReply:
     return replace(valid, accepted=tuple(new))
 
 
-@dataclass
-class _Validation:
-    """What was said, the facts that a reply names, and what of the reply is stored so far."""
+def _known_fact(number: int, known: Sequence[Fact], now: datetime, *, past: bool = False) -> Fact | None:
+    fact = known[number - 1] if 0 < number <= len(known) else None
+    return fact if fact and (not fact.retired or (past and fact.state(now) == "past")) else None
 
-    evidence: Evidence
-    known: Sequence[Fact]
-    now: datetime
-    session_id: str | None
-    min_confidence: float
-    min_keyword_share: float
-    retired_by: RetiredBy | None
 
-    def __post_init__(self) -> None:
-        known = (fact for fact in reversed(self.evidence.known) if not fact.retired)
-        self._by_content = {normalised(fact.content): fact for fact in known}
-        # Of two new facts with one label it stands for the first, and for None if that was rejected.
-        self._by_label: dict[str, Fact | None] = {}
-        self._accepted: list[Fact] = []
-        self._confirmed: dict[str, Fact] = {}
-        self._retired: dict[str, Fact] = {}
-        self._rejected: list[Rejection] = []
+def _new_fact(new: NewFact, place: Place, source: Source, now: datetime, session_id: str | None) -> Fact:
+    """Return a new fact as it is stored. Its source is the text of the lines with its quote and around them.
 
-    def add(self, new: NewFact) -> None:
-        """Accepts a new fact unless it is rejected. If it is known already, that fact is confirmed."""
-        content, fact = normalised(new.content), None
-        place = self.evidence.find(new.quote)
-        if not self._is_rejected(self._reasons(new, place)) and place:
-            fact = self._by_content.get(content)
-            if fact:
-                self._confirm(fact)
-                self._rejected.append(Rejection("duplicate", "It is known already."))
-            else:
-                fact = self._by_content[content] = self._fact(new, place)
-                self._accepted.append(fact)
-        self._by_label.setdefault(new.label, fact)
+    What was said elsewhere stands in no row, and in no session.
+    """
+    places = source.lines_with(place)
+    rows = tuple(source.lines[i].row_id for i in sorted(places))
+    is_logged = any(rows)
+    return Fact(
+        content=new.content,
+        category=new.category,
+        confidence=new.confidence,
+        quote=place.quote,
+        valid_from=source.day(new.valid_from, 0),
+        valid_until=source.day(new.valid_until, 1),
+        created_at=now,
+        session_id=session_id if is_logged else None,
+        message_ids=rows if is_logged else (),
+        source=source.excerpts(places),
+    )
 
-    def retire(self, entry: Retirement, *, quoted: int) -> None:
-        """Retires a known fact unless something is wrong with the entry; ``quoted`` entries have the same quote."""
-        is_asked = self.retired_by == "request"
-        fact = self._known_fact(entry.number, past=is_asked)
-        new = self._by_label.get(entry.replaced_by) if entry.replaced_by else None
-        if fact is None:
-            return
-        place = self.evidence.find(entry.quote)
-        ending = ending_reasons(fact, new, place, self.evidence, is_only=quoted == 1, is_asked=is_asked)
-        again = [Rejection("duplicate", "It is retired already.")] if fact.id in self._retired else []
-        if not self._is_rejected(chain(again, retirement_reasons(fact, new, entry), ending)):
-            self._retired[fact.id] = self._ended(fact, new, entry)
 
-    def confirm(self, number: int) -> None:
-        """Confirms a known fact if the user used any of its keywords: the assistant repeats what it was shown."""
-        fact = self._known_fact(number)
-        if fact and not shared(keywords(fact.content), self.evidence.users_keywords):
-            self._rejected.append(Rejection("not_the_users_words", "No word of it is in the user's words."))
-        elif fact:
-            self._confirm(fact)
-
-    def result(self) -> ValidatedReply:
-        """Returns everything so far; a fact that is new or retired is not also confirmed."""
-        others = {*self._retired, *(fact.id for fact in self._accepted)}
-        confirmed = (fact for fact in self._confirmed.values() if fact.id not in others)
-        retired = self._retired.values()
-        return ValidatedReply(tuple(self._accepted), tuple(confirmed), tuple(retired), tuple(self._rejected))
-
-    def _confirm(self, fact: Fact) -> None:
-        then = max(fact.updated_at, self.now)
-        self._confirmed[fact.id] = fact.model_copy(update={"confidence": raised(fact.confidence), "updated_at": then})
-
-    def _known_fact(self, number: int, *, past: bool = False) -> Fact | None:
-        fact = self.known[number - 1] if 0 < number <= len(self.known) else None
-        if fact and (not fact.retired or (past and fact.state(self.now) == "past")):
-            return fact
-        self._rejected.append(Rejection("unknown_fact", "It names no fact that is known."))
-        return None
-
-    def _is_rejected(self, reasons: Iterable[Rejection]) -> bool:
-        first = list(islice(reasons, 1))
-        self._rejected += first
-        return bool(first)
-
-    def _reasons(self, new: NewFact, place: Place | None) -> Iterator[Rejection]:
-        """Yields everything that is wrong with a new fact, the cheapest checks first."""
-        yield from form_reasons(new, self.min_confidence)
-        if place is None:
-            yield from quote_reasons(new, self.evidence)
-            return
-        yield from content_reasons(new, place, self.evidence)
-        share = self.min_keyword_share
-        if share and not self.evidence.is_the_users(new.content, place, share):
-            yield Rejection("not_the_users_words", "Too few of its words are the user's own.")
-
-    def _ended(self, fact: Fact, new: Fact | None, entry: Retirement) -> Fact:
-        """Returns a fact as it is stored when the user's words have ended it."""
-        reason = entry.reason[:MAX_FACT] or "The user said that it is true no longer."
-        if entry.replaced_by and new is None:
-            reason += " What is true instead was not stored."
-        by = self.retired_by or why_retired(f"{entry.quote}\n{entry.reason}")
-        ended = retire(fact, reason, max(fact.updated_at, self.now), new.id if new else None, by=by)
-        valid_until = self.evidence.day(entry.valid_until, 1)
-        return ended.model_copy(update={"valid_until": valid_until}) if valid_until else ended
-
-    def _fact(self, new: NewFact, place: Place) -> Fact:
-        """Returns a new fact as it is stored. Its source is the text of the lines with its quote and around them.
-
-        What was said elsewhere stands in no row, and in no session.
-        """
-        evidence, places = self.evidence, self.evidence.lines_with(place)
-        rows = tuple(evidence.lines[i].row_id for i in sorted(places))
-        is_logged = any(rows)
-        return Fact(
-            content=new.content,
-            category=new.category,
-            confidence=new.confidence,
-            quote=place.quote,
-            valid_from=evidence.day(new.valid_from, 0),
-            valid_until=evidence.day(new.valid_until, 1),
-            created_at=self.now,
-            session_id=self.session_id if is_logged else None,
-            message_ids=rows if is_logged else (),
-            source=evidence.source(places),
-        )
+def _ended(
+    fact: Fact, new: Fact | None, entry: Retirement, source: Source, now: datetime, retired_by: RetiredBy | None
+) -> Fact:
+    """Return a fact as it is stored when the user's words have ended it."""
+    reason = entry.reason[:MAX_FACT] or "The user said that it is true no longer."
+    if entry.replaced_by and new is None:
+        reason += " What is true instead was not stored."
+    by = retired_by or why_retired(f"{entry.quote}\n{entry.reason}")
+    ended = retire(fact, reason, max(fact.updated_at, now), new.id if new else None, by=by)
+    valid_until = source.day(entry.valid_until, 1)
+    return ended.model_copy(update={"valid_until": valid_until}) if valid_until else ended

@@ -10,14 +10,12 @@ from llama_index.core.tools import FunctionTool
 from pydantic import BaseModel, Field
 
 from llama_index_memory_ext.errors import VerificationError
-from llama_index_memory_ext.fact import raised
 from llama_index_memory_ext.facts.checks import Rejection
-from llama_index_memory_ext.facts.fields import read_number
-from llama_index_memory_ext.facts.offering import most_similar
-from llama_index_memory_ext.facts.prompt import known_facts_text, messages_text, on_one_line
-from llama_index_memory_ext.facts.reply import objects_in
-from llama_index_memory_ext.grounding.quotes import find_quote
-from llama_index_memory_ext.text.loose_json import loose_values
+from llama_index_memory_ext.facts.prompt import known_facts_text, messages_text, most_similar, on_one_line
+from llama_index_memory_ext.facts.reply import json_values, objects_in, read_number
+from llama_index_memory_ext.facts.source import excerpt
+from llama_index_memory_ext.facts.validation import raised_fact
+from llama_index_memory_ext.language.quotes import find_quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.facts.validation import ValidatedReply
     from llama_index_memory_ext.search.tfidf import Similar
     from llama_index_memory_ext.text.messages import Utterance
-    from llama_index_memory_ext.text.tool_calls import Json
 
 _INSTRUCTIONS = """\
 You check notes about one user before they are kept. You are given messages of a conversation, facts that are known \
@@ -51,7 +48,7 @@ Answer with one JSON object and nothing else, with an entry for each candidate, 
 {"verdicts": [{"number": number, "holds": true or false, "known": number or 0, "new": number or 0}, ...]}"""
 _ENDED = "No longer true: "
 _SIMILAR_FACTS, _MOST_CHARACTERS = 3, 1_500
-_YES, _NO = frozenset({"true", "yes", "1"}), frozenset({"false", "no", "0"})
+_VERDICTS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 # The docstrings and descriptions of these two classes are sent to the model, in the schema of the tool.
@@ -119,7 +116,7 @@ def verification_prompt(
 
 
 def parse_verdict(texts: Iterable[str], count: int) -> list[Judgement]:
-    """The judgement of each of ``count`` candidates, in their order, as tolerant as of replies.
+    """Return the judgement of each of ``count`` candidates, in their order.
 
     Raises a VerificationError if one is missing.
 
@@ -127,13 +124,11 @@ def parse_verdict(texts: Iterable[str], count: int) -> list[Judgement]:
     True
     """
     found: dict[int, Judgement] = {}
-    for text in texts:
-        answer = text.rpartition("</think>")[2]
-        for part in objects_in([value.value for value in loose_values(answer)]):
-            number, holds = read_number(part.get("number")), _is_true(part.get("holds"))
-            if 0 < number <= count and holds is not None:
-                same = {name: read_number(part.get(name)) for name in ("known", "new")}
-                found.setdefault(number, Judgement(number=number, holds=holds, **same))
+    for part in objects_in([value for text in texts for value in json_values(text)[0]], lambda part: "holds" in part):
+        number, holds = read_number(part.get("number")), str(part["holds"]).strip().lower()
+        if 0 < number <= count and holds in _VERDICTS:
+            same = {name: read_number(part.get(name)) for name in ("known", "new")}
+            found.setdefault(number, Judgement(number=number, holds=_VERDICTS[holds], **same))
     if len(found) < count:
         raise VerificationError(f"Expected a verdict for each of {count} candidates; saw {len(found)}.")
     return [found[number] for number in range(1, count + 1)]
@@ -159,16 +154,27 @@ def verified(
         if not judgement.holds:
             rejected.append(Rejection("not_verified", "By a second reading, the user's words do not say this."))
             stands[fact.id] = None
-        elif candidate.ended:
+            continue
+        if candidate.ended:
             retired.append(fact)
-        elif same := _same_as(judgement, candidates, kept, known, confirmed):
-            rejected.append(Rejection("duplicate", "By a second reading, it says the same as another one."))
-            stands[fact.id] = same.id
-            if same.id not in kept:
-                confirmed.setdefault(same.id, _confirmed(same, now))
-        else:
+            continue
+        same = None
+        if 0 < judgement.known <= len(known):
+            shown = known[judgement.known - 1]
+            same = confirmed.get(shown.id, shown)
+        elif 0 < judgement.new < judgement.number:
+            same = kept.get(candidates[judgement.new - 1].fact.id)
+        if same is None:
             kept[fact.id] = fact
-    ended = [_repointed(fact, stands) for fact in retired]
+            continue
+        rejected.append(Rejection("duplicate", "By a second reading, it says the same as another one."))
+        stands[fact.id] = same.id
+        if same.id not in kept:
+            confirmed.setdefault(same.id, raised_fact(same, now))
+    ended = (
+        fact.model_copy(update={"replaced_by": stands.get(fact.replaced_by or "", fact.replaced_by)})
+        for fact in retired
+    )
     return replace(
         valid,
         accepted=tuple(kept.values()),
@@ -178,55 +184,14 @@ def verified(
     )
 
 
-def _same_as(
-    judgement: Judgement,
-    candidates: Sequence[Candidate],
-    kept: Mapping[str, Fact],
-    known: Sequence[Fact],
-    confirmed: Mapping[str, Fact],
-) -> Fact | None:
-    """The known fact, or the earlier one that is kept, that says the same; None if there is none."""
-    if 0 < judgement.known <= len(known):
-        fact = known[judgement.known - 1]
-        return confirmed.get(fact.id, fact)
-    if 0 < judgement.new < judgement.number:
-        return kept.get(candidates[judgement.new - 1].fact.id)
-    return None
-
-
-def _confirmed(fact: Fact, now: datetime) -> Fact:
-    then = max(fact.updated_at, now)
-    return fact.model_copy(update={"confidence": raised(fact.confidence), "updated_at": then})
-
-
-def _repointed(fact: Fact, stands: Mapping[str, str | None]) -> Fact:
-    """A retired fact with the replacement that is left."""
-    replaced_by = fact.replaced_by
-    return fact.model_copy(update={"replaced_by": stands.get(replaced_by, replaced_by)}) if replaced_by else fact
-
-
 def _lines_with(candidates: Sequence[Candidate], lines: Sequence[Utterance]) -> Iterator[Utterance]:
     """The user's messages with the quotes, or the last one for a fact without, each with the message before it."""
     texts = {i: line.text for i, line in enumerate(lines) if line.is_users}
     places: dict[int, int] = {}
     for candidate in candidates:
-        for i, place in (_places_of(candidate.quote, texts) or dict.fromkeys(list(texts)[-1:], 0)).items():
+        found = {i: span.start for i, text in texts.items() if (span := find_quote(candidate.quote, text))}
+        for i, place in (found or dict.fromkeys(list(texts)[-1:], 0)).items():
             places.setdefault(i, place)
             if i and not lines[i - 1].is_users:
                 places.setdefault(i - 1, len(lines[i - 1].text))
-    return (lines[i]._replace(text=_around(lines[i].text, places[i])) for i in sorted(places))
-
-
-def _places_of(quote: str, texts: Mapping[int, str]) -> dict[int, int]:
-    """Where a quote begins in the texts that have it."""
-    return {i: span.start for i, text in texts.items() if (span := find_quote(quote, text))}
-
-
-def _around(text: str, place: int) -> str:
-    start = max(0, min(place - _MOST_CHARACTERS // 2, len(text) - _MOST_CHARACTERS))
-    return text[start : start + _MOST_CHARACTERS]
-
-
-def _is_true(value: Json) -> bool | None:
-    text = str(value).strip().lower()
-    return True if text in _YES else False if text in _NO else None
+    return (lines[i]._replace(text=excerpt(lines[i].text, places[i], _MOST_CHARACTERS)) for i in sorted(places))

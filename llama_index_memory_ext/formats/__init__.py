@@ -16,9 +16,7 @@ from pydantic import BaseModel, ValidationError
 from llama_index_memory_ext.errors import LayoutError, MessageError
 from llama_index_memory_ext.formats.foreign import from_foreign, is_foreign, state_of
 from llama_index_memory_ext.formats.openai import described, from_openai, to_openai
-from llama_index_memory_ext.text.identity import ID_KEY
-from llama_index_memory_ext.text.messages import checked_messages, cleaned, storable
-from llama_index_memory_ext.text.times import times_in
+from llama_index_memory_ext.text.messages import ID_KEY, checked_messages, cleaned, storable, times_in
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.text.tool_calls import Json
@@ -63,6 +61,7 @@ def messages_from_json(source: str | bytes | Iterable[Json], *, show_progress: b
     'Hello!'
     """
     messages: list[ChatMessage] = []
+    # No comprehension: before Python 3.12 its frame would keep the bar open after an error.
     for value in get_tqdm_iterable(_values(source), show_progress, "Reading messages"):
         messages.append(_message(value, len(messages)))
     return messages
@@ -150,7 +149,12 @@ def _message(value: Json, place: int) -> ChatMessage:
 def _read(value: Json) -> ChatMessage:
     if isinstance(value, BaseModel):  # A ChatMessage, or what a client of OpenAI's API returns.
         value = value.model_dump(mode="json")
-    value, message_id = _in_known_layout(value)
+    is_theirs = is_foreign(value)
+    if not is_theirs and (not isinstance(value, dict) or value.get("role") is None):
+        raise MessageError(f"Expected an object with a 'role'; saw {described(value)}.")
+    _check_values(value, _MAX_LEVELS)
+    value = from_foreign(cleaned(value)) if is_theirs else dict(cleaned(value))
+    message_id = {ID_KEY: value.pop(ID_KEY)} if is_theirs and ID_KEY in value else {}
     role = value.get("role")
     if role not in _ROLES:
         seen = repr(role) if isinstance(role, str) and _SHOWN_ROLE.fullmatch(role) else described(role)
@@ -160,18 +164,6 @@ def _read(value: Json) -> ChatMessage:
     told = {key: value[key] for key in times_in(value)}
     message.additional_kwargs = {**told, **message.additional_kwargs, **message_id}
     return message
-
-
-def _in_known_layout(value: Json) -> tuple[dict[str, Json], dict[str, Json]]:
-    """Returns a message in LlamaIndex's layout or OpenAI's, and apart from it the id of one of another program."""
-    is_theirs = is_foreign(value)
-    if not is_theirs and (not isinstance(value, dict) or value.get("role") is None):
-        raise MessageError(f"Expected an object with a 'role'; saw {described(value)}.")
-    _check_values(value, _MAX_LEVELS)
-    if not is_theirs:
-        return dict(cleaned(value)), {}
-    message = from_foreign(cleaned(value))
-    return message, {key: message.pop(key) for key in (ID_KEY,) if key in message}
 
 
 def _check_values(value: Json, levels: int) -> None:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.errors import MessageError
 from llama_index_memory_ext.formats.openai import described
-from llama_index_memory_ext.text.identity import ID_KEY
-from llama_index_memory_ext.text.times import times_in
+from llama_index_memory_ext.text.messages import ID_KEY, times_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,16 +39,31 @@ def state_of(value: Mapping[str, Json]) -> Mapping[str, Json]:
 
 def is_foreign(value: Json) -> bool:
     """Whether a value is a message of LangChain's or Zep's."""
-    return isinstance(value, dict) and (bool(_langchain(value)[0]) or _is_zeps(value))
+    if not isinstance(value, dict):
+        return False
+    is_zeps = not value.keys().isdisjoint(("role_type", "uuid", "uuid_")) and "content" in value
+    return is_zeps or bool(_langchain(value)[0])
 
 
 def from_foreign(value: dict[str, Json]) -> dict[str, Json]:
-    """Returns a message of LangChain's or Zep's in OpenAI's format, its times and ``message_id`` beside it.
+    """Return a message of LangChain's or Zep's in OpenAI's format, its times and ``message_id`` beside it.
 
-    Raises a MessageError for ``additional_kwargs`` that are no object.
+    Raise a MessageError for ``additional_kwargs`` that are no object.
     """
     kind, fields = _langchain(value)
-    message = _from_langchain(kind, fields) if kind else _from_zep(value)
+    if kind:
+        message = _from_langchain(kind, fields)
+    else:
+        # The older "role" of Zep is any name, beside a "role_type".
+        role_type, role = value.get("role_type"), value.get("role")
+        message = {
+            "role": role_type or role,
+            "content": value["content"],
+            "name": value.get("name") or (role if role_type and role != role_type else None),
+            # The time that the program has given, before that at which Zep has received it.
+            "created_at": value.get("reference_time") or value.get("created_at"),
+            ID_KEY: value.get("uuid") or value.get("uuid_"),
+        }
     if isinstance(name := message.get("name"), str):
         message["name"] = _NOT_IN_NAMES.sub("_", name)[:_LONGEST_NAME]
     return {key: entry for key, entry in message.items() if entry not in (None, "") or key == "content"}
@@ -66,37 +80,28 @@ def _langchain(value: dict[str, Json]) -> tuple[str, dict[str, Json]]:
     return (kind, fields) if is_message else ("", {})
 
 
-def _is_zeps(value: dict[str, Json]) -> bool:
-    return not value.keys().isdisjoint(("role_type", "uuid", "uuid_")) and "content" in value
-
-
 def _from_langchain(kind: str, fields: dict[str, Json]) -> dict[str, Json]:
     kwargs, content = fields.get("additional_kwargs") or {}, fields["content"]
     if not isinstance(kwargs, dict):
         raise MessageError(f"Expected 'additional_kwargs' of LangChain to be an object; saw {described(kwargs)}.")
     told = fields.get("response_metadata")
     times = {**(told if isinstance(told, dict) else {}), **kwargs, **fields}
+    calls = [*_listed(fields.get("tool_calls")), *_listed(fields.get("invalid_tool_calls"))]
+    function_call = None
+    if not calls:
+        # Older versions have them in ``additional_kwargs``, or in the content alone.
+        calls = kwargs.get("tool_calls") or [part for part in _listed(content) if _kind(part) == _CALL]
+        function_call = kwargs.get("function_call")
+    parts = content if isinstance(content, list) else []
     return {
         "role": _ROLES[kind] or fields.get("role"),
-        "content": _parts(content),
-        **_calls(fields, kwargs),
+        "content": [_part(part) for part in parts if _kind(part) not in _HIDDEN] if parts else content,
+        "tool_calls": calls,
+        "function_call": function_call,
         **{key: fields.get(key) for key in ("name", "tool_call_id")},
         **{key: times[key] for key in times_in(times)},
         ID_KEY: fields.get("id"),
     }
-
-
-def _calls(fields: dict[str, Json], kwargs: dict[str, Json]) -> dict[str, Json]:
-    """Returns the calls of a message, which older versions have in ``additional_kwargs`` or in the content alone."""
-    calls = [*_listed(fields.get("tool_calls")), *_listed(fields.get("invalid_tool_calls"))]
-    if calls:
-        return {"tool_calls": calls}
-    raw = kwargs.get("tool_calls") or [part for part in _listed(fields["content"]) if _kind(part) == _CALL]
-    return {"tool_calls": raw, "function_call": kwargs.get("function_call")}
-
-
-def _parts(content: Json) -> Json:
-    return [_part(part) for part in content if _kind(part) not in _HIDDEN] if isinstance(content, list) else content
 
 
 def _listed(value: Json) -> list[Json]:
@@ -108,53 +113,21 @@ def _kind(part: Json) -> str:
 
 
 def _part(part: Json) -> Json:
-    """Returns a part of a content as OpenAI writes it. What is not known here is left as it is."""
+    """Return a part of a content as OpenAI writes it. What is not known here is left as it is."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
-    write = _WRITERS.get(_kind(part))
+    kind = _kind(part)
+    if kind not in ("image", "audio", "file"):
+        return part
     # Anthropic writes the data into an object of their own.
-    source = part["source"] if write and isinstance(part.get("source"), dict) else part
-    return (write(source) if write else None) or part
-
-
-def _image(source: dict[str, Json]) -> Json:
-    url = _data_url(source) or source.get("url")
-    return {"type": "image_url", "image_url": {"url": url}} if url else None
-
-
-def _audio(source: dict[str, Json]) -> Json:
-    mimetype, data = _data(source)
-    return (
-        {"type": "input_audio", "input_audio": {"data": data, "format": mimetype.rpartition("/")[2]}} if data else None
-    )
-
-
-def _file(source: dict[str, Json]) -> Json:
-    url = _data_url(source)
-    return {"type": "file", "file": {"file_data": url, "filename": source.get("filename")}} if url else None
-
-
-_WRITERS = {"image": _image, "audio": _audio, "file": _file}
-
-
-def _data(source: dict[str, Json]) -> tuple[str, Json]:
-    mimetype = source.get("mime_type") or source.get("media_type") or ""
-    return str(mimetype), source.get("base64") or source.get("data")
-
-
-def _data_url(source: dict[str, Json]) -> str:
-    mimetype, data = _data(source)
-    return f"data:{mimetype};base64,{data}" if data else ""
-
-
-def _from_zep(value: dict[str, Json]) -> dict[str, Json]:
-    # The older "role" is any name, beside a "role_type".
-    role_type, role = value.get("role_type"), value.get("role")
-    return {
-        "role": role_type or role,
-        "content": value["content"],
-        "name": value.get("name") or (role if role_type and role != role_type else None),
-        # The time that the program has given, before that at which Zep has received it.
-        "created_at": value.get("reference_time") or value.get("created_at"),
-        ID_KEY: value.get("uuid") or value.get("uuid_"),
-    }
+    source = part["source"] if isinstance(part.get("source"), dict) else part
+    mimetype = str(source.get("mime_type") or source.get("media_type") or "")
+    data, url = source.get("base64") or source.get("data"), source.get("url")
+    encoded = f"data:{mimetype};base64,{data}"
+    if kind == "image" and (data or url):
+        return {"type": "image_url", "image_url": {"url": encoded if data else url}}
+    if kind == "audio" and data:
+        return {"type": "input_audio", "input_audio": {"data": data, "format": mimetype.rpartition("/")[2]}}
+    if kind == "file" and data:
+        return {"type": "file", "file": {"file_data": encoded, "filename": source.get("filename")}}
+    return part

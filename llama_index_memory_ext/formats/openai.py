@@ -19,7 +19,7 @@ _NAMES = ("name", "tool_call_id")
 _CONTENT_KEYS = ("content", "tool_calls", "function_call", "refusal", "audio")
 # The parts that are texts; input_text and output_text are of OpenAI's newer Responses.
 _TEXT_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-_DATA_URL = re.compile(r"data:([^;,]*)[^,]*;base64,(.*)", re.DOTALL)
+_INLINE = re.compile(r"data:([^;,]*)[^,]*;base64,(.*)", re.DOTALL)
 # In JSON, a thousand characters without a space or a quote are encoded data.
 _ENCODED = re.compile("[!#-~]{1001,}")
 _SHOWN_KEYS = 10
@@ -92,7 +92,7 @@ def _block(part: Json, place: str) -> types.ContentBlock:
 
 
 def _image(image: Json, place: str) -> types.ContentBlock:
-    if not _DATA_URL.fullmatch(_text(image, "url", place)):
+    if not _INLINE.fullmatch(_text(image, "url", place)):
         return types.ImageBlock(url=image["url"], detail=image.get("detail"))
     mimetype, data = _base64(image, "url", place)
     return types.ImageBlock(image=data, image_mimetype=mimetype, detail=image.get("detail"))
@@ -101,7 +101,7 @@ def _image(image: Json, place: str) -> types.ContentBlock:
 def _base64(parent: Json, key: str, place: str) -> tuple[str | None, bytes]:
     """Returns the base64 under a key of an object, and its type if it is in a data URL."""
     content = _text(parent, key, place)
-    inline = _DATA_URL.fullmatch(content)
+    inline = _INLINE.fullmatch(content)
     mimetype, data = (inline[1] or None, inline[2]) if inline else (None, content)
     try:
         base64.b64decode(data, validate=True)
@@ -133,28 +133,27 @@ def _text(parent: Json, key: str, place: str = "the message") -> str:
 
 
 def _part(block: types.ContentBlock, *, with_media: bool) -> dict[str, Json] | None:
-    """Returns a block as a part of a content; None for a call, for thinking, and for a cache point."""
-    media = _media(block) if with_media else None
-    # No file is opened and no address is asked for. A medium that is not in the message is named.
-    text = "" if isinstance(block, ToolCallBlock) else body_of(ChatMessage(blocks=[block]))
-    return media or ({"type": "text", "text": text} if text else None)
-
-
-def _media(block: types.ContentBlock) -> dict[str, Json] | None:
-    if isinstance(block, types.ImageBlock):
-        url = _address(block.image_mimetype, block.image, block.url)
-        image = {"url": url, "detail": block.detail} if block.detail else {"url": url}
-        return {"type": "image_url", "image_url": image} if url else None
-    if isinstance(block, types.AudioBlock) and isinstance(block.audio, bytes) and block.format:
+    """Return a block as a part of a content; None for a call, for thinking, and for a cache point."""
+    if isinstance(block, ToolCallBlock):
+        return None
+    if with_media and isinstance(block, types.ImageBlock) and (isinstance(block.image, bytes) or block.url):
+        url = _data_url(block.image_mimetype, block.image) if isinstance(block.image, bytes) else str(block.url)
+        return {
+            "type": "image_url",
+            "image_url": {"url": url, "detail": block.detail} if block.detail else {"url": url},
+        }
+    if with_media and isinstance(block, types.AudioBlock) and isinstance(block.audio, bytes) and block.format:
         return {"type": "input_audio", "input_audio": {"data": block.audio.decode(), "format": block.format}}
-    if isinstance(block, types.DocumentBlock) and isinstance(block.data, bytes):
-        file_data = _address(block.document_mimetype, block.data)
+    if with_media and isinstance(block, types.DocumentBlock) and isinstance(block.data, bytes):
+        file_data = _data_url(block.document_mimetype, block.data)
         return {"type": "file", "file": {"filename": block.title, "file_data": file_data}}
-    return None
+    # No file is opened and no address is asked for. A medium that is not in the message is named.
+    text = body_of(ChatMessage(blocks=[block]))
+    return {"type": "text", "text": text} if text else None
 
 
-def _address(mimetype: str | None, data: object, url: object = None) -> str:
-    return f"data:{mimetype or ''};base64,{data.decode()}" if isinstance(data, bytes) else str(url or "")
+def _data_url(mimetype: str | None, data: bytes) -> str:
+    return f"data:{mimetype or ''};base64,{data.decode()}"
 
 
 def _written_calls(message: ChatMessage) -> dict[str, Json]:

@@ -1,9 +1,14 @@
-"""Makes pages of what they show: as a browser asks for them, or one that needs nothing else."""
+"""Decides which requests are answered, and what a browser may do with the answers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+import hashlib
+import hmac
+import json
+import re
+import secrets
+from base64 import b64encode
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -11,14 +16,94 @@ from urllib.parse import urlencode
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from llama_index_memory_ext.inspector.access import policy_for
+from llama_index_memory_ext.fact import utc_now
+from llama_index_memory_ext.inspector.views import Views
+from llama_index_memory_ext.text.messages import body_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
+    from llama_index_memory_ext.store import MemoryStore
+
+
+# The names by which a browser on this machine reaches us. Any other one is a web page's that leads here by its DNS.
+_HOST = re.compile(r"(?:127\.0\.0\.1|localhost)(?::[0-9]{1,5})?", re.ASCII | re.IGNORECASE)
+
+
+def new_secret() -> str:
+    """Returns a text that nobody can guess, of 43 characters that need no escape in an address."""
+    return secrets.token_urlsafe(32)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may ask: whoever knows the ``token``, which is the first part of the path of each address.
+
+    A cookie would be sent to all other servers of this machine, too.
+    """
+
+    writes: bool = False
+    token: str = field(default_factory=new_secret, repr=False)
+    _key: str = field(default_factory=new_secret, repr=False)
+
+    def allows(self, method: str, token: str, headers: Mapping[str, str]) -> bool:
+        """Returns whether a request is answered at all. Reading is all that is done for GET and HEAD."""
+        if not _HOST.fullmatch(headers.get("host", "")) or not _same(token, self.token):
+            return False
+        if method in {"GET", "HEAD"}:
+            return True
+        # Older browsers do not say where a form comes from; the proof in the form is what counts.
+        return method == "POST" and self.writes and headers.get("sec-fetch-site", "same-origin") == "same-origin"
+
+    def proof(self, *deed: str) -> str:
+        """Returns what a form proves with that it comes from one of our pages, and is about this deed alone."""
+        return hmac.new(self._key.encode(), json.dumps(deed).encode(), hashlib.sha256).hexdigest()
+
+    def is_proven(self, proof: str, *deed: str) -> bool:
+        """Returns whether a form has the proof for its deed."""
+        return _same(proof, self.proof(*deed))
+
+
+def _same(given: str, wanted: str) -> bool:
+    # In a time that does not depend on how much of it is right.
+    return hmac.compare_digest(given.encode(errors="replace"), wanted.encode())
+
+
 _FOLDER = Path(__file__).parent / "templates"
 STYLE = (_FOLDER / "style.css").read_text(encoding="utf-8")
+_DIGEST = b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+# Nothing but the one style sheet is loaded or run, and nothing is kept.
+_POLICY = f"default-src 'none'; style-src 'sha256-{_DIGEST}'; img-src data:; base-uri 'none'"
+HEADERS = {
+    "Content-Security-Policy": f"{_POLICY}; form-action 'self'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+def _time(value: datetime | None) -> str:
+    return f"{value:%Y-%m-%d %H:%M}" if value else "unknown"
+
+
+def _share(part: float, whole: float) -> str:
+    """Returns a share in per cent, with one decimal place, as drawings use it; 0 of nothing.
+
+    >>> _share(1, 3), _share(0, 0)
+    ('33.3', '0.0')
+    """
+    return f"{100 * part / whole if whole else 0:.1f}"
+
+
+_ENVIRONMENT = Environment(
+    loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+)
+_ENVIRONMENT.filters.update(time=_time, day="{:%Y-%m-%d}".format, number="{:,}".format, share=_share, body=body_of)
+# Our own file, which holds no tag.
+_ENVIRONMENT.globals.update(style=Markup(STYLE), policy=_POLICY)  # noqa: S704
 
 
 @dataclass(frozen=True)
@@ -31,50 +116,26 @@ class Pages:
 
     def render(self, template: str, **context: Any) -> str:
         """Returns a page as HTML. Whatever it shows is escaped."""
-        return self._environment.get_template(f"{template}.html").render(context)
+        shared = {"url": self.url, "links": bool(self.root), "writes": self.writes, "database": self.database}
+        return _ENVIRONMENT.get_template(f"{template}.html").render(shared | context)
 
     def url(self, page: str, query: Mapping[str, object] | None = None, /, **more: object) -> str:
         """Returns the address of a page, with the values that are not None in its query."""
         values = {name: value for name, value in {**(query or {}), **more}.items() if value is not None}
         return f"{self.root}/{page}?{urlencode(values)}" if values else f"{self.root}/{page}"
 
-    @cached_property
-    def _environment(self) -> Environment:
-        made = Environment(
-            loader=FileSystemLoader(_FOLDER),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        made.filters.update(time=_time, day=_day, number=_number, share=_share)
-        shared = {"url": self.url, "links": bool(self.root), "writes": self.writes, "database": self.database}
-        # Our own file, which holds no tag.
-        made.globals.update(shared, style=Markup(STYLE), policy=policy_for(STYLE))  # noqa: S704
-        return made
+
+# The newest messages; a browser shows no more at once in a reasonable time.
+MOST_MESSAGES = 2_000
 
 
-def _time(value: datetime | None) -> str:
-    return f"{value:%Y-%m-%d %H:%M}" if value else "unknown"
-
-
-def _day(value: datetime | None) -> str:
-    return f"{value:%Y-%m-%d}" if value else "unknown"
-
-
-def _number(value: int) -> str:
-    """Returns a number with its thousands apart.
-
-    >>> _number(12345)
-    '12,345'
-    """
-    return f"{value:,}"
-
-
-def _share(part: float, whole: float) -> str:
-    """Returns a share in per cent, with one decimal place, as drawings use it; 0 of nothing.
-
-    >>> _share(1, 3), _share(0, 0)
-    ('33.3', '0.0')
-    """
-    return f"{100 * part / whole if whole else 0:.1f}"
+async def report(store: MemoryStore, session_id: str, question: str, limits: Mapping[str, int]) -> str:
+    """Returns the page as HTML; a NotFoundError if there is no such session."""
+    views = Views(store, limits)
+    found = await views.session({"id": session_id, "q": question})
+    skipped = max(found["info"].messages - MOST_MESSAGES, 0)
+    messages = await views.read_messages(session_id, skipped, MOST_MESSAGES)
+    facts = await views.facts_of(found["user"])
+    ended = [(fact, state) for fact, state in facts if state != "present"]
+    more = {"ended": ended, "contents": {fact.id: fact.content for fact, _ in facts}, "made_at": utc_now()}
+    return Pages(store.address).render("whole", **found, **more, messages=messages)

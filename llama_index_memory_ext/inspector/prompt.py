@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import re
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
+from llama_index.core.base.llms.types import ChatMessage, TextBlock
 
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LAST_ID
-from llama_index_memory_ext.text.messages import as_taken, body_of, question_in, turns_in
+from llama_index_memory_ext.text.messages import as_taken, body_of, question_in
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
     from llama_index_memory_ext.facts.explanation import Explanation
+    from llama_index_memory_ext.text.tokens import TokenCounter
 
 # Rows of the log that the facts look at, whatever has left the record.
 _LEAST_ROWS = 60
@@ -28,26 +29,6 @@ _LEAST_TOKENS = 8
 _UNNAMED = "(no name)"
 _SECTIONS = {"<relevant_facts>": "facts", "</memory>": "question"}
 _SECTION = re.compile(rf"^(?=(?:{'|'.join(_SECTIONS)})$)", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits of the memory that is looked at, in tokens, which no database knows; None: the preset's own."""
-
-    token_limit: int | None = None
-    condensed_token_limit: int | None = None
-    facts_token_limit: int | None = None
-    recall_token_limit: int | None = None
-
-    @property
-    def given(self) -> dict[str, int]:
-        """Those that are given, as ``CondensedMemory.from_defaults`` takes them."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
-
-    def check(self) -> None:
-        """Raises a LimitError if they do not fit into each other."""
-        memory_on(MemoryStore(), _UNNAMED, _UNNAMED, self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,80 +68,65 @@ class Shown:
         return found
 
 
-def memory_on(store: MemoryStore, session_id: str, user_id: str, limits: Limits) -> CondensedMemory:
-    """Returns a memory that asks no model."""
-    options: Any = {"extract_facts": False, **limits.given}
-    return CondensedMemory.from_defaults(session_id, user_id=user_id, chat_store=store, **options)
+def memory_on(store: MemoryStore, session_id: str, user_id: str, limits: Mapping[str, int]) -> CondensedMemory:
+    """Returns a memory that asks no model; a LimitError for limits that do not fit into each other."""
+    # Ids that no memory takes may be stored.
+    name, user = session_id.strip() or _UNNAMED, user_id.strip() or _UNNAMED
+    options: Any = {"extract_facts": False, **limits}
+    return CondensedMemory.from_defaults(name, user_id=user, chat_store=store, **options)
 
 
-async def show(store: MemoryStore, session_id: str, user_id: str, question: str, limits: Limits) -> Shown:
+async def show(store: MemoryStore, session_id: str, user_id: str, question: str, limits: Mapping[str, int]) -> Shown:
     """Returns what the model would be shown if the user asked this question now; "": at the last question."""
     async with _copied(store, session_id, user_id, limits) as memory:
-        asked, context = await _asked(memory, question)
-        explanation = await memory.facts_block.aexplain(asked, context=context)
+        record, facts = memory.condensed_block, memory.facts_block
+        said = as_taken(await memory.aget_all())[-_LEAST_ROWS:]
+        asked, context = question_in([*said, *([ChatMessage(question)] if question else [])], [], facts.context_turns)
+        explanation = await facts.aexplain(asked, context=context)
         if question:
             await memory.aput(ChatMessage(question))
-        parts = list(_parts(await memory.aget(), memory))
+        parts = [part for message in await memory.aget() for part in _parts(message, memory.tokenizer_fn)]
         used = {
             "token_limit": memory.token_limit,
-            "condensed_token_limit": memory.condensed_block.token_limit,
-            "facts_token_limit": memory.facts_block.token_limit,
-            "recall_token_limit": memory.condensed_block.recall_token_limit,
+            "condensed_token_limit": record.token_limit,
+            "facts_token_limit": facts.token_limit,
+            "recall_token_limit": record.recall_token_limit,
         }
-        summary = await memory.condensed_block.asummary(memory.session_id)
-        return Shown(asked, parts, explanation, summary, used)
-
-
-async def _asked(memory: CondensedMemory, question: str) -> tuple[str, list[str]]:
-    """The question, or else the last one of the session, and the turns before it."""
-    store, session_id, most = memory.sql_store, memory.session_id, memory.facts_block.context_turns
-    skipped = max(await store.count_messages(session_id, None) - _LEAST_ROWS, 0)
-    said = as_taken(await store.get_messages(session_id, None, offset=skipped))
-    if question:
-        return question, question_in([ChatMessage(question)], turns_in(said)[-most:], most)[1]
-    last = next((i for i in range(len(said) - 1, -1, -1) if said[i].role == MessageRole.USER), None)
-    return question_in(said[: last + 1], [], most) if last is not None else ("", [])
+        return Shown(asked, parts, explanation, await record.asummary(memory.session_id), used)
 
 
 @asynccontextmanager
-async def _copied(store: MemoryStore, session_id: str, user_id: str, limits: Limits) -> AsyncIterator[CondensedMemory]:
-    """A memory on a copy of what a prompt needs of the session and of its user's facts. It is gone with the block."""
-    # Ids that no memory takes may be stored.
-    name, user = session_id.strip() or _UNNAMED, user_id.strip() or _UNNAMED
-    blank = memory_on(MemoryStore(), name, user, limits)
-    position, state = await store.readers.state(session_id, blank.condensed_block.name)
-    count = await store.users.count(session_id)
-    most = max(_LEAST_ROWS, blank.condensed_block.token_limit // _LEAST_TOKENS)
-    skipped = 0 if blank.condensed_block.recall_token_limit else max(count - most, 0)
+async def _copied(
+    store: MemoryStore, session_id: str, user_id: str, limits: Mapping[str, int]
+) -> AsyncIterator[CondensedMemory]:
+    """Gives a memory on a copy of what a prompt needs of the session and of its user's facts, until the block ends."""
+    blank = memory_on(MemoryStore(), session_id, user_id, limits)
+    name, record = blank.session_id, blank.condensed_block
+    position, state = await store.readers.state(session_id, record.name)
+    most = max(_LEAST_ROWS, record.token_limit // _LEAST_TOKENS)
+    skipped = 0 if record.recall_token_limit else max(await store.users.count(session_id) - most, 0)
     rows = await store.readers.find(session_id, [ARCHIVED, ACTIVE], limit=LAST_ID, offset=skipped)
     kept = ("id", "role", "data", "timestamp", "status", "user_id")
     copy = MemoryStore(db_data=[{"key": name, **{field: getattr(row, field) for field in kept}} for row in rows])
     try:
         if position:
-            reader = blank.condensed_block.name
-            await copy.readers.move(name, reader, epoch=0, old=0, new=position, state=state)
-        await copy.facts.write(user, (await store.facts.read(user_id)).facts)
-        yield memory_on(copy, name, user, limits)
+            await copy.readers.move(name, record.name, epoch=0, old=0, new=position, state=state)
+        memory = memory_on(copy, session_id, user_id, limits)
+        await copy.facts.write(memory.facts.namespace, (await store.facts.read(user_id)).facts)
+        yield memory
     finally:
         await copy.aclose()
 
 
-def _parts(messages: Iterable[ChatMessage], memory: CondensedMemory) -> Iterator[Part]:
-    """The parts of a prompt: the record in its blocks, the facts, and the question; other messages are one each."""
-    count = memory.tokenizer_fn.count
-    for message in messages:
-        first = next((block.text for block in message.blocks if isinstance(block, TextBlock)), "")
-        if first.startswith("<memory>\n"):
-            yield from _parts_of_memory(message, count)
-        else:
-            text, role = body_of(message), message.role.value
-            yield Part("question" if role == "user" else "turn", role, text, count(text))
-
-
-def _parts_of_memory(message: ChatMessage, count: Callable[[str], int]) -> Iterator[Part]:
+def _parts(message: ChatMessage, tokens: TokenCounter) -> Iterator[Part]:
+    """Yields the parts of a message: the record in its blocks, the facts, and the question; another one is one part."""
+    role, blocks = message.role.value, [block.text for block in message.blocks if isinstance(block, TextBlock)]
+    if not blocks or not blocks[0].startswith("<memory>\n"):
+        text = body_of(message)
+        yield Part("question" if role == "user" else "turn", role, text, tokens.count(text))
+        return
     kind = "record"
-    for block in message.blocks:
-        for text in filter(None, _SECTION.split(block.text)) if isinstance(block, TextBlock) else ():
-            if kind != "question":
-                kind = next((name for tag, name in _SECTIONS.items() if text.startswith(tag)), kind)
-            yield Part(kind, message.role.value, text, count(text))
+    for text in (section for block in blocks for section in _SECTION.split(block) if section):
+        if kind != "question":
+            kind = next((name for tag, name in _SECTIONS.items() if text.startswith(tag)), kind)
+        yield Part(kind, role, text, tokens.count(text))

@@ -12,9 +12,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
 from llama_index_memory_ext.errors import MemoryExtError
-from llama_index_memory_ext.inspector.access import Access, headers_for
-from llama_index_memory_ext.inspector.deeds import Deeds
-from llama_index_memory_ext.inspector.pages import STYLE, Pages
+from llama_index_memory_ext.inspector.actions import ask, do
+from llama_index_memory_ext.inspector.pages import HEADERS, Access, Pages
 from llama_index_memory_ext.inspector.views import NotFoundError, Views
 
 if TYPE_CHECKING:
@@ -23,12 +22,10 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-    from llama_index_memory_ext.inspector.prompt import Limits
     from llama_index_memory_ext.store import MemoryStore
 
 logger = logging.getLogger(__name__)
 
-_HEADERS = headers_for(STYLE)
 _LONGEST_FORM = 100_000
 _PAGES = ("sessions", "users", "session", "messages", "facts", "fact")
 
@@ -42,12 +39,11 @@ class Inspector:
 
     reader: MemoryStore
     writer: MemoryStore
-    limits: Limits
+    limits: Mapping[str, int]
     access: Access = field(default_factory=Access)
 
     def __post_init__(self) -> None:
         self._views = Views(self.reader, self.limits)
-        self._deeds = Deeds(self.reader, self.writer)
         self._pages = Pages(self.writer.address, self.path, self.access.writes)
 
     @property
@@ -60,7 +56,7 @@ class Inspector:
         if scope["type"] != "http":
             return
         response = await self._respond(Request(scope, receive))
-        response.headers.update(_HEADERS)
+        response.headers.update(HEADERS)
         await response(scope, receive, send)
 
     async def _respond(self, request: Request) -> Response:
@@ -84,9 +80,8 @@ class Inspector:
         if page == "":
             return RedirectResponse(self._pages.url("sessions"), 303)
         if page == "really" and self.access.writes:
-            question = await self._deeds.ask(query)
-            proof = self.access.proof(*question.fields)
-            return self._html("really", question=question, proof=proof)
+            question = await ask(self.reader, query)
+            return self._html("really", question=question, proof=self.access.proof(*question[:3]))
         if page not in _PAGES:
             raise NotFoundError
         context: dict[str, Any] = await getattr(self._views, page)(query)
@@ -96,8 +91,8 @@ class Inspector:
         named = [form.get(name, "") for name in ("deed", "user", "thing")]
         if page != "do" or not self.access.is_proven(form.get("proof", ""), *named):
             return PlainTextResponse("Forbidden\n", 403)
-        question = await self._deeds.ask(form)
-        await self._deeds.do(question)
+        question = await ask(self.reader, form)
+        await do(self.writer, question)
         page, query = question.target
         return RedirectResponse(self._pages.url(page, query), 303)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import warnings
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole
@@ -11,24 +14,34 @@ from llama_index.core.memory import BaseMemoryBlock, InsertMethod, Memory
 from llama_index.core.prompts import RichPromptTemplate
 from typing_extensions import Self, Unpack
 
-from llama_index_memory_ext.asking.shield import shielded
 from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.errors import SessionOwnerError, SettingError, StoreError
-from llama_index_memory_ext.facts.backfill import Backfilled, backfill
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.formats import messages_from_json, messages_to_json
-from llama_index_memory_ext.log_block import Counter, Switch
-from llama_index_memory_ext.memory import flushing, limits, options, preset, template, turns
-from llama_index_memory_ext.memory.search import MemorySearchResult, search
+from llama_index_memory_ext.memory import template, turns
+from llama_index_memory_ext.memory.search import MemorySearchResult, check_search
+from llama_index_memory_ext.memory.settings import (
+    DEFAULT_TOKEN_LIMIT,
+    MemoryOptions,
+    blocks_for,
+    check_cache_points,
+    limits_for,
+    model_window,
+    session_of,
+    store_of,
+    warn_if_close,
+)
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
+from llama_index_memory_ext.models.ask import shielded
+from llama_index_memory_ext.reader_block import Counter, LogBlock, Switch
 from llama_index_memory_ext.record.block import CondensedMemoryBlock
 from llama_index_memory_ext.record.window import CachePoints
-from llama_index_memory_ext.refusals import check_names, checked
-from llama_index_memory_ext.signatures import unpacked
+from llama_index_memory_ext.settings import check_names, checked, shown, unpacked
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
-from llama_index_memory_ext.store.rows import Opening
+from llama_index_memory_ext.store.tables import Opening, Seen
 from llama_index_memory_ext.text.messages import (
+    HINT,
     MEDIA_TOKENS,
     body_of,
     characters_of,
@@ -47,9 +60,19 @@ if TYPE_CHECKING:
     from llama_index.core.storage.chat_store.base_db import MessageStatus
     from sqlalchemy.ext.asyncio import AsyncEngine
 
+    from llama_index_memory_ext.facts.backfill import Backfilled
     from llama_index_memory_ext.facts.book import FactBook
     from llama_index_memory_ext.formats import Layout
-    from llama_index_memory_ext.store.rows import Snapshot
+    from llama_index_memory_ext.store.tables import Snapshot
+
+logger = logging.getLogger(__name__)
+
+
+_PRIORITY = attrgetter("priority")
+
+
+async def _wait_for_jobs(memory: CondensedMemory) -> None:
+    await memory.sql_store.jobs.wait_for_started(memory.session_id)
 
 
 class CondensedMemory(Memory):
@@ -63,8 +86,8 @@ class CondensedMemory(Memory):
     """
 
     # Fields of the host, with other defaults.
-    token_limit: int = limits.DEFAULT_TOKEN_LIMIT
-    chat_history_token_ratio: float = Field(default=flushing.FLUSH_EVERY_TURN, ge=0, le=1)
+    token_limit: int = DEFAULT_TOKEN_LIMIT
+    chat_history_token_ratio: float = Field(default=turns.FLUSH_EVERY_TURN, ge=0, le=1)
     image_token_size_estimate: int = Field(default=256, ge=0)
     audio_token_size_estimate: int = Field(default=256, ge=0)
     video_token_size_estimate: int = Field(default=256, ge=0)
@@ -89,9 +112,13 @@ class CondensedMemory(Memory):
     @model_validator(mode="before")
     @classmethod
     def _check_blocks(cls, values: dict[str, Any]) -> dict[str, Any]:
-        preset.check_blocks(values.get("memory_blocks", ()), {CondensedMemoryBlock, RelevantFactsBlock})
+        if not {CondensedMemoryBlock, RelevantFactsBlock} <= set(map(type, values.get("memory_blocks", ()))):
+            raise SettingError(
+                "a CondensedMemory needs a CondensedMemoryBlock and a RelevantFactsBlock on its own store: build it "
+                "with CondensedMemory.from_defaults(...)"
+            )
         # Memory's own validators run after this one and would take a tokenizer of another model.
-        return {"token_limit": limits.DEFAULT_TOKEN_LIMIT, "tokenizer_fn": TokenCounter(), **values}
+        return {"token_limit": DEFAULT_TOKEN_LIMIT, "tokenizer_fn": TokenCounter(), **values}
 
     @classmethod
     def class_name(cls) -> str:
@@ -99,7 +126,7 @@ class CondensedMemory(Memory):
         return "CondensedMemory"
 
     @classmethod
-    @unpacked(options.MemoryOptions, CondensedMemoryBlock, RelevantFactsBlock)
+    @unpacked(MemoryOptions, CondensedMemoryBlock, RelevantFactsBlock)
     def from_defaults(  # type: ignore[override]  # more arguments than the host's, and no other chat store
         cls,
         session_id: str | None = None,
@@ -107,7 +134,7 @@ class CondensedMemory(Memory):
         token_limit: int | None = None,
         memory_blocks: list[BaseMemoryBlock[Any]] | None = None,
         tokenizer_fn: Callable[[str], list[Any]] | None = None,
-        chat_history_token_ratio: float = flushing.FLUSH_EVERY_TURN,
+        chat_history_token_ratio: float = turns.FLUSH_EVERY_TURN,
         token_flush_size: int | None = None,
         memory_blocks_template: RichPromptTemplate | None = None,
         insert_method: InsertMethod | str = InsertMethod.USER,
@@ -128,7 +155,7 @@ class CondensedMemory(Memory):
         llm: LLM | None = None,
         embed_model: BaseEmbedding | None = None,
         cache_points: CachePoints = False,
-        **settings: Unpack[options.MemoryOptions],
+        **settings: Unpack[MemoryOptions],
     ) -> CondensedMemory:
         """Returns a memory with a condensed block and a facts block on one store.
 
@@ -182,27 +209,32 @@ class CondensedMemory(Memory):
                 call: a ``SessionOwnerError`` if the session is another user's, and not shared by both.
         """
         llm, embed_model = shielded(llm), shielded(embed_model)
-        check_names(settings, options.MemoryOptions.__annotations__, "CondensedMemory.from_defaults()")
-        options.warn_of_flush_size(token_flush_size)
-        asked = token_limit, condensed_token_limit, facts_token_limit
-        options.check_tokens(context_window, *asked)
-        window = limits.model_window(llm, context_window)
-        allowed = limits.checked_limits(window, asked, settings, counts_exactly=tokenizer_fn is not None)
-        preset.check_cache_points(cache_points, memory_blocks_template, llm)
+        check_names(settings, MemoryOptions.__annotations__, "CondensedMemory.from_defaults()")
+        if token_flush_size is not None:
+            warnings.warn(
+                f"token_flush_size={shown(token_flush_size)} does nothing in a CondensedMemory: whole turns are moved "
+                "into the record, as many as are over chat_history_token_ratio. Leave it out.",
+                UserWarning,
+                stacklevel=2,
+            )
+        window, model = model_window(llm, context_window)
+        limits = limits_for(window, model, token_limit, condensed_token_limit, facts_token_limit, settings)
+        if token_limit is not None and tokenizer_fn is None:
+            warn_if_close(window, model, token_limit)
+        check_cache_points(cache_points, memory_blocks_template, llm)
         place: Any = {"async_database_uri": async_database_uri, "table_name": table_name, "async_engine": async_engine}
-        store = preset.store_of(chat_store, **place, db_schema=db_schema)
-        session_id = preset.session_of(store, session_id)
+        store = store_of(chat_store, **place, db_schema=db_schema)
+        session_id = session_of(store, session_id)
         if shared and user_id is None:
             raise SettingError("shared=True needs a user_id, which says who is speaking; saw none. Give it the user's.")
         counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
         counter.warm_up()
         of_both: Any = {"llm": llm, "embed_model": embed_model, "tokenizer_fn": counter, "store": store}
         of_user = session_id if user_id is None else user_id
-        blocks = options.blocks_for(settings, allowed.condensed, allowed.facts, of_user, **of_both)
         memory = cls(
             session_id=session_id,
-            token_limit=allowed.token_limit,
-            memory_blocks=[*blocks, *options.further_blocks(memory_blocks)],
+            token_limit=limits.token_limit,
+            memory_blocks=blocks_for(settings, limits, of_user, memory_blocks, **of_both),
             tokenizer_fn=counter,
             sql_store=store,
             chat_history_token_ratio=chat_history_token_ratio,
@@ -233,7 +265,7 @@ class CondensedMemory(Memory):
         if messages:
             # Only a new question ends the turn before it.
             ends_turn = any(message.role == MessageRole.USER for message in messages)
-            if ends_turn and self.chat_history_token_ratio > flushing.FLUSH_EVERY_TURN:
+            if ends_turn and self.chat_history_token_ratio > turns.FLUSH_EVERY_TURN:
                 # The plan needs them in the middle of a write, and long texts are not counted twice.
                 await self._tokens_of(messages)
             await self._append(messages, self._plan_flush if ends_turn else None)
@@ -258,7 +290,7 @@ class CondensedMemory(Memory):
 
     async def aflush(self) -> None:
         """Move the last turn into the record too, as the next question would; wait for facts and summary."""
-        await flushing.flush(self, len, self._calls())
+        await self._flush(len)
 
     async def aget(
         self, /, input: str | ChatMessage | None = None, initial_token_count: int = 0, **block_kwargs: Any
@@ -271,8 +303,10 @@ class CondensedMemory(Memory):
         """
         await self.tokenizer_fn.load()
         async with self._calls():
-            current = await turns.current_turn(self, input, self.condensed_block, self.facts_block)
-            snapshot, turn, asked, is_to_come, printed = current
+            snapshot, is_to_come = await self._look(input)
+            turn = [row.message for row in snapshot.active]
+            asked = template.with_question(turn, input)
+            turn = [] if is_to_come else turn
             contents = await self._contents(asked, snapshot, **block_kwargs)
             tokens = await self._tokens_of(asked if is_to_come else turn)
             room = self.token_limit - initial_token_count - tokens
@@ -286,14 +320,16 @@ class CondensedMemory(Memory):
         escape = template.without_our_tags
         sent = [await asyncio.to_thread(escape, one) if is_long else escape(one) for one in turn]
         if is_to_come:
-            shown = template.before_question(content, messages)
+            # A user's message would stand next to that of the question, and many models take turns with users only.
+            shown = [*([ChatMessage(role=MessageRole.SYSTEM, blocks=content)] if content else []), *messages]
         else:
             if media:
                 template.add_media(media, content, sent)
             shown = self._insert_memory_content(sent, content, messages)
         shown = template.with_cache_points(shown, self.session_id, self.cache_points, goes_on=goes_on)
-        for i in printed:
-            sent[i].role = MessageRole.USER
+        for message, row in zip(sent, snapshot.active, strict=False):
+            # A tool's result that was put as the user's.
+            message.role = MessageRole.USER if row.is_printed else message.role
         return shown
 
     async def aget_all(self, status: MessageStatus | None = None) -> list[ChatMessage]:
@@ -356,11 +392,18 @@ class CondensedMemory(Memory):
             ValueError: There is nothing to look for, or ``similarity_top_k`` is less than 1.
         """
         await self.acheck_session()
-        return await search(self, question, facts=facts, messages=messages, similarity_top_k=similarity_top_k)
+        check_search(similarity_top_k, facts=facts, messages=messages)
+        known: Sequence[Any] = ()
+        said: Sequence[Any] = ()
+        if facts and question.strip():
+            known = await self.facts.asearch(question, similarity_top_k=similarity_top_k)
+        if messages and question.strip():
+            said = await self.condensed_block.asearch(question, session_id=self.session_id, most=similarity_top_k)
+        return MemorySearchResult(tuple(known), tuple(said))
 
     def turn(self) -> AbstractAsyncContextManager[Self]:
         """Let one run of a session through at a time, in this process; a TurnError for a turn within a turn."""
-        return turns.one_run(self)
+        return turns.one_run(self, (self.session_id, *self.sql_store.database.identity))
 
     async def aclose(self) -> None:
         """Flush, and close the database connections that this memory has opened.
@@ -371,7 +414,7 @@ class CondensedMemory(Memory):
         """
         try:
             if not self.sql_store.database.is_gone:
-                await flushing.flush(self, flushing.leaving_at_end, self._calls())
+                await self._flush(turns.leaving_at_end)
         except StoreError as error:
             # A memory that has only read may do so in a database that cannot be written to, or in another's session.
             if self._opened and not isinstance(error, SessionOwnerError):
@@ -435,6 +478,8 @@ class CondensedMemory(Memory):
             StoreError: One of ``session_ids`` does not exist; no model was asked then.
             NoModelError: There is neither an ``llm`` nor a ``Settings.llm`` that the program has set.
         """
+        from llama_index_memory_ext.facts.backfill import backfill  # at first use
+
         how = {"show_progress": show_progress, "failed": failed}
         return await backfill(self.sql_store, self.facts_block, self.session_id, session_ids, **how)
 
@@ -461,8 +506,8 @@ class CondensedMemory(Memory):
             return await store.forget_user(user_id, session_ids=[self.session_id], vacuum=vacuum)
 
     # The same, without an event loop.
-    put = in_sync(aput, after=flushing.wait_for_jobs, note=flushing.WAITS)
-    put_messages = in_sync(aput_messages, after=flushing.wait_for_jobs, note=flushing.WAITS)
+    put = in_sync(aput, after=_wait_for_jobs, note=turns.WAITS)
+    put_messages = in_sync(aput_messages, after=_wait_for_jobs, note=turns.WAITS)
     set = in_sync(aset)
     reset = in_sync(areset)
     flush = in_sync(aflush)
@@ -471,7 +516,7 @@ class CondensedMemory(Memory):
     stats = in_sync(astats)
     search = in_sync(asearch)
     close = in_sync(aclose)
-    import_ = in_sync(aimport, after=flushing.wait_for_jobs, note=flushing.WAITS)
+    import_ = in_sync(aimport, after=_wait_for_jobs, note=turns.WAITS)
     export = in_sync(aexport)
     backfill = in_sync(abackfill)
     forget = in_sync(aforget)
@@ -487,7 +532,11 @@ class CondensedMemory(Memory):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        preset.check_travels(self.sql_store)
+        if self.sql_store.database.in_memory:
+            raise StoreError(
+                "This memory cannot be pickled: its database is in memory, and the copy would be empty. Keep it in a "
+                'file or on a server: async_database_uri="sqlite+aiosqlite:///memory.db", or pass on the memory itself.'
+            )
         return super().__getstate__()
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
@@ -495,21 +544,79 @@ class CondensedMemory(Memory):
         # The store of a memory that was pickled has opened the database anew, for this memory alone.
         self._owns_store = True
 
-    async def _append(self, messages: list[ChatMessage], plan: flushing.Plan | None, *, replace: bool = False) -> None:
-        self._opened = self._opened or await flushing.open_session(self.session_id, self.memory_blocks)
+    async def _append(self, messages: Sequence[ChatMessage], plan: turns.Plan | None, *, replace: bool = False) -> None:
+        self._opened = self._opened or await turns.open_session(self.session_id, self._log_blocks)
         async with self._calls():
-            await flushing.append(self, messages, plan, replace=replace)
+            await self._write(messages, plan, replace=replace)
+
+    async def _flush(self, plan: turns.Plan) -> None:
+        """Pass on to the blocks what leaves by the plan; wait for facts and summary."""
+        async with self._calls():
+            await self._write([], plan)
+        for block in self._log_blocks:
+            await block.aflush(self.session_id)
+
+    async def _write(self, messages: Sequence[ChatMessage], plan: turns.Plan | None, *, replace: bool = False) -> None:
+        """Write messages, and pass on to the blocks those that leave by the plan; a block that fails is logged."""
+        flushed = await self.sql_store.log.append(
+            self.session_id,
+            messages,
+            plan,
+            replace=replace,
+            opening=Opening(self.user_id, self.shared),
+            readers=[name for block in self._log_blocks for name in block.readers_of(self.session_id)],
+        )
+        if not flushed:
+            return
+        passed_on: Any = {"from_short_term_memory": True, "session_id": self.session_id}
+        calls = (block.aput(list(flushed), **passed_on) for block in self.memory_blocks)
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        for block, result in zip(self.memory_blocks, results, strict=True):
+            if isinstance(result, Exception):
+                # The messages are stored.
+                logger.warning("Block %r did not take %d messages: %r", block.name, len(flushed), type(result))
+
+    @property
+    def _log_blocks(self) -> list[LogBlock]:
+        return [block for block in self.memory_blocks if isinstance(block, LogBlock)]
+
+    async def _look(self, question: str | ChatMessage | None) -> tuple[Snapshot, bool]:
+        """Read what the session holds now, and whether the question is still to come behind these messages.
+
+        LlamaIndex's chat engines put their question when it was answered. With a question that is still to come, a turn
+        that is over moves into the record here, as it would when the question is put.
+        """
+        readers, opening = self.sql_store.readers, Opening(self.user_id, self.shared)
+        record, watched = self.condensed_block, self.facts_block.namespace_of(self.session_id)
+        has_moved = False
+        while True:
+            known = record.last_seen(self.session_id)
+            snapshot = await readers.glance(self.session_id, record.name, known, watched, opening)
+            if snapshot.is_closed:
+                await self.acheck_session()
+            turn = [row.message for row in snapshot.active]
+            asked = template.with_question(turn, question)
+            if asked is turn or (turn and not turns.is_over(turn)):
+                return snapshot, False
+            if not turn:
+                break
+            await self._write([], len)
+            has_moved = True
+        # A flush moves a question into the log while it is being answered.
+        rows = [] if has_moved else (await readers.page(self.session_id, "", Seen(), limit=1)).rows
+        last = [row.message for row in rows if row.role == MessageRole.USER.value]
+        return snapshot, not last or template.with_question(last, question) is not last
 
     def _plan_flush(self, messages: Sequence[ChatMessage]) -> int:
         """Returns how many of the oldest messages leave short-term memory."""
-        return flushing.leaving(messages, self.token_limit, self.chat_history_token_ratio, self._tokens)
+        return turns.leaving(messages, self.token_limit, self.chat_history_token_ratio, self._tokens)
 
     async def _contents(self, asked: list[ChatMessage], snapshot: Snapshot, **block_kwargs: Any) -> dict[str, Any]:
         """Returns what each block shows for the messages, by its name, without empty ones."""
         contents: dict[str, Any] = {}
         # The snapshot is for these, on this store. The blocks of others need not know such an argument.
         ours = [block for block in (self.condensed_block, self.facts_block) if block.store is self.sql_store]
-        for block in sorted(self.memory_blocks, key=lambda block: -block.priority):
+        for block in sorted(self.memory_blocks, key=_PRIORITY, reverse=True):
             reads = any(block is one for one in ours)
             more = {**block_kwargs, "snapshot": snapshot} if reads else block_kwargs
             content = await block.aget(asked, session_id=self.session_id, **more)
@@ -531,17 +638,22 @@ class CondensedMemory(Memory):
         shape = self.memory_blocks_template
         while True:
             parts, messages = await self._format_memory_blocks(contents)
-            hint = template.hint_for(turn, contents.get(self.condensed_block.name), self.insert_method)
+            is_in_front = self.insert_method == InsertMethod.USER and any(one.role == MessageRole.USER for one in turn)
+            hint = HINT if is_in_front and contents.get(self.condensed_block.name) else ""
             content = template.formatted(shape, parts, contents, self.cache_points, turn, hint=hint)
             # The bound is never too low; only where it is over the room the exact count decides.
             tokens = template.max_tokens(shape, contents, self.tokenizer_fn)
             if tokens > room:
                 tokens = await self._tokens_of([*messages, ChatMessage(blocks=content)])
             excess = int(tokens) - room
-            block = template.least_important(self.memory_blocks, contents)
-            if excess <= 0 or block is None:
-                template.warn_of_excess(self.memory_blocks, contents, excess, self.token_limit)
+            left = [block for block in self.memory_blocks if contents.get(block.name)]
+            # A block of ours can be truncated whatever its priority.
+            may_be_cut = [block for block in left if isinstance(block, LogBlock) or block.priority > 0]
+            if excess <= 0 or not may_be_cut:
+                if excess > 0 and left:
+                    template.warn_of_excess(", ".join(block.name for block in left), self.token_limit)
                 return content, messages, -excess
+            block = max(may_be_cut, key=_PRIORITY)
             contents[block.name] = await block.atruncate(contents[block.name], excess)
 
     async def _tokens_of(self, messages: Sequence[ChatMessage]) -> int:

@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.facts.book import check_top_k
-from llama_index_memory_ext.facts.scoring import days_of
+from llama_index_memory_ext.facts.ranking import days_of
 
 if TYPE_CHECKING:
-    from llama_index_memory_ext.facts.book import FactBook
     from llama_index_memory_ext.facts.ranking import RankedFact
-    from llama_index_memory_ext.record.block import CondensedMemoryBlock
     from llama_index_memory_ext.record.recall import FoundMessage
-
-
-class HasKnowledge(Protocol):
-    """A memory."""
-
-    session_id: str
-
-    @property
-    def facts(self) -> FactBook:
-        """The facts of the user."""
-
-    @property
-    def condensed_block(self) -> CondensedMemoryBlock:
-        """The block that searches the messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +34,6 @@ class MemorySearchResult:
         ]
         messages = [_line(one.similarity, [one.role, one.day], one.text) for one in self.messages]
         return "\n".join([*facts, *messages]) or "Nothing found."
-
-
-async def search(
-    memory: HasKnowledge, question: str, *, facts: bool, messages: bool, similarity_top_k: int
-) -> MemorySearchResult:
-    """As ``CondensedMemory.asearch``."""
-    check_search(similarity_top_k, facts=facts, messages=messages)
-    if not question.strip():
-        return MemorySearchResult()
-    known = await memory.facts.asearch(question, similarity_top_k=similarity_top_k) if facts else []
-    block = memory.condensed_block
-    said = await block.asearch(question, session_id=memory.session_id, most=similarity_top_k) if messages else []
-    return MemorySearchResult(tuple(known), tuple(said))
 
 
 def check_search(similarity_top_k: int, *, facts: bool, messages: bool) -> None:

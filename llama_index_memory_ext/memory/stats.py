@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field
 
 from llama_index_memory_ext.background.jobs import Failure
-from llama_index_memory_ext.facts.recovery import SetAside, progress_of
-from llama_index_memory_ext.text.responses import Usage
+from llama_index_memory_ext.fact import SetAside
+from llama_index_memory_ext.models.responses import Usage
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.facts.block import RelevantFactsBlock
@@ -69,6 +69,8 @@ async def read_stats(
     store: MemoryStore, record: CondensedMemoryBlock, facts: RelevantFactsBlock, session_id: str
 ) -> MemoryStats:
     """Returns the numbers of a session, from its two blocks and their store."""
+    from llama_index_memory_ext.facts.extraction import progress_of  # where statistics are asked for
+
     namespace, size = facts.namespace_of(session_id), await record.ameasure(session_id)
     reader, agents = facts.reader_of(session_id), facts.view.names or ()
     counts = await store.users.counts(

@@ -8,10 +8,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import CachePoint, ChatMessage, ContentBlock, MessageRole, TextBlock
-from llama_index.core.memory import InsertMethod
 from llama_index.core.prompts import RichPromptTemplate
 
-from llama_index_memory_ext.log_block import LogBlock
 from llama_index_memory_ext.record.window import (
     MOST_CACHE_POINTS,
     CachePoints,
@@ -19,21 +17,15 @@ from llama_index_memory_ext.record.window import (
     cache_point,
     cache_points_in,
 )
-from llama_index_memory_ext.text.identity import ID_KEY, SPEAKER_KEY
-from llama_index_memory_ext.text.messages import body_of, cleaned, escape_tags
+from llama_index_memory_ext.text.messages import HINT, ID_KEY, SPEAKER_KEY, body_of, cleaned, escape_tags
 from llama_index_memory_ext.text.tokens import CountedText
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from llama_index.core.memory import BaseMemoryBlock
-
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 logger = logging.getLogger(__name__)
-
-# Stands between the memory and the user's message. benchmarks/one_message.py measures what it does.
-HINT = "Use the conversation above to answer this:"
 
 _OPENING, _CLOSING = "<memory>\n", "</memory>\n\n"
 
@@ -64,15 +56,9 @@ class MemoryBlocksTemplate(RichPromptTemplate):
         return [ChatMessage(role=MessageRole.USER, blocks=_tagged(kwargs["memory_blocks"], kwargs.get("hint", "")))]
 
 
-def hint_for(turn: Sequence[ChatMessage], record: object, insert_method: InsertMethod) -> str:
-    """Returns the hint if a record is shown in front of the user's message, else ""."""
-    is_in_front = insert_method == InsertMethod.USER and any(one.role == MessageRole.USER for one in turn)
-    return HINT if record and is_in_front else ""
-
-
 def formatted(
     template: RichPromptTemplate,
-    memory_blocks: Sequence[tuple[str, list[ContentBlock]]],
+    memory_blocks: list[tuple[str, list[ContentBlock]]],
     contents: Mapping[str, object],
     cache_points: CachePoints = False,
     turn: Sequence[ChatMessage] = (),
@@ -88,7 +74,12 @@ def formatted(
     if not memory_blocks:
         return []
     if isinstance(template, MemoryBlocksTemplate):
-        memory_blocks = _in_blocks(memory_blocks, contents, cache_points, cache_points_in(turn))
+        others = cache_points_in(turn)
+        others += sum(isinstance(block, CachePoint) for _, blocks in memory_blocks for block in blocks)
+        for i, (name, _) in enumerate(memory_blocks):
+            text = contents[name]
+            if isinstance(text, RecordText):
+                memory_blocks[i] = name, text.content_blocks(cache_points, others)
     if type(template) is MemoryBlocksTemplate:
         # Without a message, which would check each of the blocks.
         return _tagged(memory_blocks, hint)
@@ -110,26 +101,9 @@ def max_tokens(template: RichPromptTemplate, contents: Mapping[str, object], cou
     return tokens + len(tags.encode())
 
 
-def least_important(
-    blocks: Sequence[BaseMemoryBlock[Any]], contents: Mapping[str, object]
-) -> BaseMemoryBlock[Any] | None:
-    """Returns the block with content that is truncated first; None if there is none that can be."""
-    # A block of ours can be truncated whatever its priority.
-    truncatable = (block for block in blocks if isinstance(block, LogBlock) or block.priority > 0)
-    return max((block for block in truncatable if contents.get(block.name)), key=lambda one: one.priority, default=None)
-
-
-def warn_of_excess(
-    blocks: Sequence[BaseMemoryBlock[Any]], contents: Mapping[str, object], excess: int, token_limit: int
-) -> None:
-    """Logs, once in a process, which blocks of others lift the prompt over the limit because nobody may cut them."""
-    lasting = [block.name for block in blocks if contents.get(block.name) and not isinstance(block, LogBlock)]
-    if excess > 0 and lasting:
-        _warn_of_excess(", ".join(lasting), token_limit)
-
-
 @cache
-def _warn_of_excess(names: str, token_limit: int) -> None:
+def warn_of_excess(names: str, token_limit: int) -> None:
+    """Logs, once in a process, which blocks of others lift the prompt over the limit and may not be cut."""
     logger.warning(
         "A prompt is longer than token_limit=%d, though the record and the facts were left out: the blocks %s have "
         "priority 0, which means that they are always shown whole. With a priority of 1 or more they are cut where "
@@ -164,14 +138,6 @@ def add_media(media: list[ContentBlock], content: list[ContentBlock], turn: list
         question.blocks = [*media, *question.blocks]
 
 
-def before_question(content: list[ContentBlock], messages: list[ChatMessage]) -> list[ChatMessage]:
-    """Returns the messages that stand before a question to come: what blocks gave, as a system message.
-
-    A user's message would stand next to that of the question, and many models take turns with users only.
-    """
-    return [*([ChatMessage(role=MessageRole.SYSTEM, blocks=content)] if content else []), *messages]
-
-
 def without_our_tags(message: ChatMessage) -> ChatMessage:
     """Returns the message with our tags escaped in a user's text, which is sent in one message with the record.
 
@@ -197,40 +163,18 @@ def with_cache_points(
     """
     if not cache_points:
         return messages
-    if goes_on and cache_points_in(messages) < MOST_CACHE_POINTS:
-        messages = _with_marked_question(messages, cache_points)
-    return [
-        ChatMessage(
-            role=one.role, blocks=one.blocks, additional_kwargs={**one.additional_kwargs, "session_id": session_id}
-        )
-        if cache_points_in([one])
-        else one
-        for one in messages
-    ]
-
-
-def _with_marked_question(messages: list[ChatMessage], cache_points: CachePoints) -> list[ChatMessage]:
-    last = next((i for i in range(len(messages) - 1, -1, -1) if messages[i].role == MessageRole.USER), None)
-    if last is None or not messages[last].blocks or isinstance(messages[last].blocks[-1], CachePoint):
-        return messages
-    question = messages[last]
-    blocks = [*question.blocks, cache_point(cache_points)]
-    marked = ChatMessage(role=question.role, blocks=blocks, additional_kwargs=question.additional_kwargs)
-    return [*messages[:last], marked, *messages[last + 1 :]]
-
-
-def _in_blocks(
-    memory_blocks: Sequence[tuple[str, list[ContentBlock]]],
-    contents: Mapping[str, object],
-    cache_points: CachePoints,
-    others: int,
-) -> list[tuple[str, list[ContentBlock]]]:
-    others += sum(isinstance(block, CachePoint) for _, blocks in memory_blocks for block in blocks)
-    texts = ((name, blocks, contents[name]) for name, blocks in memory_blocks)
-    return [
-        (name, text.content_blocks(cache_points, others) if isinstance(text, RecordText) else blocks)
-        for name, blocks, text in texts
-    ]
+    goes_on = goes_on and cache_points_in(messages) < MOST_CACHE_POINTS
+    places = [i for i, message in enumerate(messages) if message.role == MessageRole.USER] if goes_on else []
+    marked = []
+    for i, message in enumerate(messages):
+        blocks = message.blocks
+        if i in places[-1:] and blocks and not isinstance(blocks[-1], CachePoint):
+            blocks = [*blocks, cache_point(cache_points)]
+        if any(isinstance(block, CachePoint) for block in blocks):
+            kwargs = {**message.additional_kwargs, "session_id": session_id}
+            message = ChatMessage(role=message.role, blocks=blocks, additional_kwargs=kwargs)  # noqa: PLW2901
+        marked.append(message)
+    return marked
 
 
 def _tagged(memory_blocks: Iterable[tuple[str, Sequence[ContentBlock]]], hint: str) -> list[ContentBlock]:
@@ -238,32 +182,21 @@ def _tagged(memory_blocks: Iterable[tuple[str, Sequence[ContentBlock]]], hint: s
     before = _OPENING
     for name, blocks in memory_blocks:
         before += f"<{name}>\n"
-        *others, last = blocks or [TextBlock(text="")]
-        for block in others:
-            # A long record has hundreds of these.
-            is_whole = not before and isinstance(block, TextBlock) and block.text.endswith("\n")
-            content += [block] if is_whole else _behind(before, block)
-            before = ""
-        if isinstance(last, TextBlock):
-            before += _line_of(last.text)
-        else:
-            content += _behind(before, last)
-            before = ""
+        for i, block in enumerate(blocks, 1):
+            if not isinstance(block, TextBlock):
+                content += [TextBlock(text=before), block] if before else [block]
+                before = ""
+                continue
+            text = before + block.text
+            text += "\n" if block.text and not block.text.endswith("\n") else ""
+            if i == len(blocks):
+                before = text
+            else:
+                content.append(block if text == block.text else TextBlock(text=text))
+                before = ""
         before += f"</{name}>\n"
     return [*content, TextBlock(text=before + _closing(hint))]
 
 
 def _closing(hint: str) -> str:
     return f"{_CLOSING}{hint}\n\n" if hint else _CLOSING
-
-
-def _behind(before: str, block: ContentBlock) -> list[ContentBlock]:
-    """Returns the block with what stands before it: in one text block if it is one."""
-    if isinstance(block, TextBlock):
-        text = before + _line_of(block.text)
-        return [block if text == block.text else TextBlock(text=text)]
-    return [TextBlock(text=before), block] if before else [block]
-
-
-def _line_of(text: str) -> str:
-    return text if not text or text.endswith("\n") else text + "\n"

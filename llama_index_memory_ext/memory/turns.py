@@ -1,28 +1,78 @@
-"""Reads the current turn of a session for one call at a time, and lets one run at a time through."""
+"""Tells where turns end and how many leave short-term memory, and lets one run of a session through at a time."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from llama_index.core.base.llms.types import MessageRole
 
+from llama_index_memory_ext.background.jobs import log_failure
 from llama_index_memory_ext.background.locks import lock_for
-from llama_index_memory_ext.errors import TurnError
-from llama_index_memory_ext.memory import flushing, template
-from llama_index_memory_ext.store.rows import Opening, Seen
+from llama_index_memory_ext.errors import StoreTimeoutError, TurnError
+from llama_index_memory_ext.text.limits import plan_flush
+from llama_index_memory_ext.text.messages import has_calls
+from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from llama_index.core.base.llms.types import ChatMessage
 
-    from llama_index_memory_ext.facts.block import RelevantFactsBlock
-    from llama_index_memory_ext.record.block import CondensedMemoryBlock
-    from llama_index_memory_ext.store import MemoryStore
-    from llama_index_memory_ext.store.rows import Snapshot
+    from llama_index_memory_ext.reader_block import LogBlock
+
+
+# Says of messages how many of the oldest leave short-term memory.
+Plan: TypeAlias = "Callable[[Sequence[ChatMessage]], int]"
+
+# Of a synchronous call.
+WAITS = ", then wait for extraction, summary and embeddings of this session"
+
+# At this share of the token limit or less, every turn but the newest leaves short-term memory, however short it is.
+FLUSH_EVERY_TURN = 0.0001
+
+
+async def open_session(session_id: str, blocks: Sequence[LogBlock]) -> bool:
+    """Lets the blocks begin with the session; returns False if that has failed, which is logged.
+
+    A StoreTimeoutError if the database does not answer.
+    """
+    try:
+        for block in blocks:
+            await block.aopen(session_id)
+    except StoreTimeoutError:
+        # The message would wait as long again.
+        raise
+    except Exception as error:  # noqa: BLE001 - the message that is put now must be stored, whatever has failed
+        outcome = "the next message tries again"
+        log_failure("Unread messages of other sessions were not looked for", session_id, error, outcome)
+        return False
+    return True
+
+
+def leaving(
+    messages: Sequence[ChatMessage], token_limit: int, ratio: float, tokens: Callable[[ChatMessage], int]
+) -> int:
+    """Returns how many of the oldest messages, in whole turns, leave for this share of the token limit.
+
+    ``tokens`` counts those of a message. The newest turn stays.
+    """
+    starts = [message.role == MessageRole.USER for message in messages]
+    if ratio <= FLUSH_EVERY_TURN:
+        return plan_flush([1] * len(messages), turn_starts=starts, limit=0)
+    return plan_flush([tokens(message) for message in messages], turn_starts=starts, limit=int(token_limit * ratio))
+
+
+def is_over(turn: Sequence[ChatMessage]) -> bool:
+    """Returns whether a turn ends with an answer; False for no messages."""
+    return bool(turn) and turn[-1].role in ASSISTANT_ROLES and not has_calls(turn[-1])
+
+
+def leaving_at_end(messages: Sequence[ChatMessage]) -> int:
+    """Returns how many of the oldest messages leave when a memory is closed: all, but for a turn that is not over."""
+    return len(messages) if is_over(messages) else leaving(messages, 0, FLUSH_EVERY_TURN, lambda _: 1)
 
 
 # The tasks that run a turn now, in any event loop of this process.
@@ -32,72 +82,15 @@ _LOOK_SECONDS = 0.02
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_holders.clear)
 
-Memory = TypeVar("Memory", bound=flushing.HasSession)
-
-
-class Turn(NamedTuple):
-    """The messages of the current turn, and with the question behind them if it is none of them.
-
-    Of a question that ``is_to_come``, whoever asks sends the messages of the memory and then the question itself. The
-    turn has no messages then. ``printed`` are the places of messages that were put as the user's, and are a tool's.
-    The ``snapshot`` is of the same moment.
-    """
-
-    snapshot: Snapshot
-    messages: list[ChatMessage]
-    asked: list[ChatMessage]
-    is_to_come: bool = False
-    printed: Sequence[int] = ()
-
-
-async def current_turn(
-    memory: flushing.HasBlocks,
-    question: str | ChatMessage | None,
-    record: CondensedMemoryBlock,
-    facts: RelevantFactsBlock,
-) -> Turn:
-    """Returns the current turn; a SessionOwnerError if the session is not open to the memory.
-
-    LlamaIndex's chat engines put their question when it was answered. With a ``question`` that is still to come, a
-    turn that is over moves into the record here, as it would when the question is put.
-    """
-    turn = _turn_of(await _look(memory, record, facts), question)
-    if turn.asked is turn.messages or (turn.messages and not flushing.is_over(turn.messages)):
-        return turn
-    if not turn.messages:
-        return turn._replace(is_to_come=not await _is_stored(memory.sql_store, memory.session_id, turn.asked))
-    await flushing.append(memory, [], len)
-    turn = _turn_of(await _look(memory, record, facts), question)
-    return turn._replace(is_to_come=not turn.messages)
-
-
-async def _look(memory: flushing.HasBlocks, record: CondensedMemoryBlock, facts: RelevantFactsBlock) -> Snapshot:
-    """Reads what the session holds now, from the last row on that the record has taken."""
-    store, session_id, opening = memory.sql_store, memory.session_id, Opening(memory.user_id, memory.shared)
-    known, watch = record.last_seen(session_id), facts.namespace_of(session_id)
-    snapshot = await store.readers.glance(session_id, record.name, known, watch, opening)
-    if snapshot.is_closed:
-        await store.users.check(session_id, opening)
-    return snapshot
-
-
-def _turn_of(snapshot: Snapshot, question: str | ChatMessage | None) -> Turn:
-    messages = [row.message for row in snapshot.active]
-    printed = [i for i, row in enumerate(snapshot.active) if row.is_printed]
-    return Turn(snapshot, messages, template.with_question(messages, question), printed=printed)
-
-
-async def _is_stored(store: MemoryStore, session_id: str, asked: list[ChatMessage]) -> bool:
-    """Whether a question is the last message of the log: a flush has moved it there while it is being answered."""
-    rows = (await store.readers.page(session_id, "", Seen(), limit=1)).rows
-    last = [row.message for row in rows if row.role == MessageRole.USER.value]
-    return bool(last) and template.with_question(last, asked[-1]) is last
+Memory = TypeVar("Memory")
 
 
 @asynccontextmanager
-async def one_run(memory: Memory) -> AsyncIterator[Memory]:
-    """Lets one run of a session through at a time, in this process; a TurnError for a run within a run."""
-    name = (memory.session_id, *memory.sql_store.database.identity)
+async def one_run(memory: Memory, name: tuple[str, ...]) -> AsyncIterator[Memory]:
+    """Lets one run of the memory's session, of this name, through at a time, in this process.
+
+    Raises a TurnError for a run within a run.
+    """
     task = asyncio.current_task()
     if _holders.get(name) is task:
         raise TurnError("This task is within memory.turn() already; run the agent without opening another.")

@@ -12,23 +12,22 @@ from typing_extensions import TypedDict
 from llama_index_memory_ext.background.jobs import JobKey
 from llama_index_memory_ext.errors import LimitError, StoreError
 from llama_index_memory_ext.events import SummaryFailedEvent
-from llama_index_memory_ext.log_block import DEFAULT_SESSION_ID, AnyEmbedding, LogBlock, Switch
-from llama_index_memory_ext.record.entry import truncated
+from llama_index_memory_ext.language.stems import checked_languages
+from llama_index_memory_ext.models.responses import Usage
+from llama_index_memory_ext.reader_block import DEFAULT_SESSION_ID, AnyEmbedding, LogBlock, Switch
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS, FoundMessage, MessageSearch
-from llama_index_memory_ext.record.selection import RecordSettings
-from llama_index_memory_ext.record.summary import Summarizer
+from llama_index_memory_ext.record.text import truncated
 from llama_index_memory_ext.record.window import (
     CachePoints,
     RecordReader,
+    RecordSettings,
     RecordText,
     Window,
     cache_points_in,
     can_be_sent,
     whose_media,
 )
-from llama_index_memory_ext.search.languages import checked_languages
-from llama_index_memory_ext.text.cutting import Limits
-from llama_index_memory_ext.text.responses import Usage
+from llama_index_memory_ext.text.limits import Limits
 from llama_index_memory_ext.text.tokens import CountedText
 
 if TYPE_CHECKING:
@@ -37,7 +36,8 @@ if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ContentBlock
 
     from llama_index_memory_ext.background.jobs import Jobs
-    from llama_index_memory_ext.store.rows import Snapshot
+    from llama_index_memory_ext.record.summary import Summarizer
+    from llama_index_memory_ext.store.tables import Snapshot
 
 _MAX_SUMMARY_TOKENS = 1_000
 # The tags of the record and of two messages, and a few words: with less room, nothing would be shown.
@@ -318,6 +318,8 @@ class CondensedMemoryBlock(LogBlock):
         return self._made
 
     def _summarizer(self, session_id: str) -> Summarizer:
+        from llama_index_memory_ext.record.summary import Summarizer  # where a running summary is kept
+
         return Summarizer(self._parts.reader, self.chosen_llm, self.jobs, self.job_key(session_id), self._usage)
 
     def _has_room(self, window: Window) -> bool:

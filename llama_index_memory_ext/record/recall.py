@@ -3,43 +3,237 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
+import threading
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+import numpy as np
 from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_ext.background.jobs import JobKey
 from llama_index_memory_ext.background.locks import Recent, lock_for
-from llama_index_memory_ext.log_block import sparing
-from llama_index_memory_ext.record.entry import EARLIER_CLOSING, EARLIER_OPENING, NO_TEXT, earlier_element
-from llama_index_memory_ext.record.message_index import BROKEN, CONTEXT_TURNS, MessageIndex, Room, shown_day
-from llama_index_memory_ext.search.embeddings import model_key
-from llama_index_memory_ext.store.vectors import MessageVectors
-from llama_index_memory_ext.text.messages import question_in
+from llama_index_memory_ext.language.dates import date_words
+from llama_index_memory_ext.language.stems import languages_of, terms_in
+from llama_index_memory_ext.reader_block import sparing
+from llama_index_memory_ext.record.text import (
+    EARLIER_CLOSING,
+    EARLIER_OPENING,
+    NO_TEXT,
+    clip_entries,
+    day_heading,
+    earlier_element,
+    shown_day,
+)
+from llama_index_memory_ext.search import tfidf
+from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
+from llama_index_memory_ext.store.facts import KeptVectors
+from llama_index_memory_ext.text.limits import excerpt
+from llama_index_memory_ext.text.messages import (
+    INSTRUCTION_ROLES,
+    body_of,
+    entry_of,
+    question_in,
+    spoken,
+    tokens_of,
+    turns_in,
+)
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, calls_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
     from llama_index.core.base.llms.types import ChatMessage
 
     from llama_index_memory_ext.background.jobs import Jobs
-    from llama_index_memory_ext.record.selection import RecordSettings
+    from llama_index_memory_ext.record.window import RecordSettings
+    from llama_index_memory_ext.search.embeddings import VectorKeeper
     from llama_index_memory_ext.store import MemoryStore
-    from llama_index_memory_ext.store.rows import LogRow, Seen
+    from llama_index_memory_ext.store.tables import LogRow, Seen
     from llama_index_memory_ext.text.messages import Entry
-    from llama_index_memory_ext.text.tokens import CountedText
-
-    # The rows of a message, or of a call with its results, and their entries.
-    _Shown = tuple[list[LogRow], list[Entry]]
+    from llama_index_memory_ext.text.tokens import CountedText, TokenCounter
 
 T = TypeVar("T")
+
+# The tool whose results repeat what is in the log. They are not found as if they were said in the conversation.
+SEARCH_TOOL = "search_memory"
+# A message is also found by the two turns before the question. Each weighs half of what it does for facts, because
+# these turns mostly stand in the record themselves.
+CONTEXT_TURNS = 3
+_EARLIER_WEIGHT = 0.1
+# The weights of the words of the messages before and after a message, at distance 1, 2 and 3: those that matter for a
+# question seldom stand alone.
+_NEIGHBOUR_SHARES = (0.2, 0.1, 0.05)
+_REACH = len(_NEIGHBOUR_SHARES)
+# Only messages with this share of the best one's similarity may have what the record leaves of its limit.
+WORTH_MORE = 0.15
+# The epoch of an index in which something went wrong: that of no log, so that it is made anew.
+BROKEN = -1
+_INDEXED_CHARACTERS, _NEIGHBOUR_CHARACTERS = 20_000, 2_000
+
+
+class IndexedMessage(NamedTuple):
+    """A message in the index: its rows, its day, and its tokens when recalled; ``tag_tokens`` are those of its tags."""
+
+    row_ids: tuple[int, ...]
+    day: str
+    tokens: int
+    tag_tokens: int
+
+
+class MessageIndex:
+    """The messages of one session, indexed for questions: a call and its results together, all others one by one.
+
+    A message is found by its own words, by the day on which it was said and, with less weight, by the words of the
+    messages around it on the same day. So the last ones are indexed again when others come. Threads may call at the
+    same time. ``epoch`` is that of the log, and ``tags`` are element names, besides our own, that no text must be able
+    to forge; ``languages`` are those in which questions may be, None for any.
+    """
+
+    def __init__(
+        self,
+        epoch: int,
+        counter: TokenCounter,
+        tags: tuple[str, ...] = (),
+        languages: tuple[str, ...] | None = None,
+    ) -> None:
+        self.epoch = epoch
+        self.newest = 0
+        # Replaced and never changed, because it is read while another thread indexes.
+        self.turns: list[list[str]] = []
+        self._counter, self._tags, self._languages = counter, tags, languages
+        self._day_tokens = counter.count(day_heading("2026-11-20"))
+        self._ranker: tfidf.FactRanker = tfidf.TfidfRanker(languages=languages)
+        # Ranks instead, once there is a model for it.
+        self.embeddings: EmbeddingRanker | None = None
+        self._messages: list[IndexedMessage] = []
+        # The last ones, whose neighbours may still come, and the neighbours before them: rows, each with its words.
+        self._units: list[list[tuple[LogRow, str]]] = []
+        self._is_echo = False
+        self._lock = threading.Lock()
+
+    def embed_with(self, model: BaseEmbedding, keeper: VectorKeeper) -> EmbeddingRanker:
+        """Let messages that are taken from now on be ranked by their embeddings, too; returns what ranks them."""
+        self._ranker = self.embeddings = EmbeddingRanker(model, lexical=self._ranker, keeper=keeper)
+        return self.embeddings
+
+    def drop(self) -> None:
+        """Let it be made anew."""
+        self.epoch = BROKEN
+
+    def take(self, rows: Iterable[LogRow]) -> None:
+        """Index rows, oldest first, but for known ones."""
+        with self._lock:
+            new = [row for row in rows if row.id > self.newest]
+            if not new:
+                return
+            first = max(len(self._units) - _REACH - 1, 0)
+            for row in new:
+                self._add(row)
+                self.newest = row.id
+            self._index(first)
+            del self._units[: -2 * _REACH - 1]
+
+    def ranked(
+        self, question: str, context: Sequence[str] = (), before: float = math.inf
+    ) -> list[tuple[IndexedMessage, float]]:
+        """Returns the messages that match a question, each with its similarity, in (0, 1], 1 for the best one.
+
+        The best come first, of equal ones the newest. [] without a word in common. ``context`` is the text of each turn
+        before, oldest first. Only messages whose rows are all before the row ``before`` are found.
+        """
+        with self._lock:
+            messages = [message for message in self._messages if message.row_ids[-1] < before]
+        ids = [str(message.row_ids[0]) for message in messages]
+        similarity = tfidf.similarities_with_context(self._ranker, ids, question, context, _EARLIER_WEIGHT)
+        found = np.flatnonzero(similarity)
+        best_first = found[np.lexsort((-found, -similarity[found]))]
+        return [(messages[i], float(similarity[i])) for i in best_first]
+
+    def fitting(
+        self, ranked: Iterable[tuple[IndexedMessage, float]], limit: int, most: int, message_limit: int
+    ) -> list[tuple[IndexedMessage, float]]:
+        """Returns those of the ranked messages that fit, clipped to ``message_limit``, under headings of their days.
+
+        ``limit`` tokens are for any of them, ``most`` together with those that are ``WORTH_MORE``.
+        """
+        found: list[tuple[IndexedMessage, float]] = []
+        days: set[str] = set()
+        used = 0
+        for message, similarity in ranked:
+            tokens = min(message.tokens, message_limit) + (0 if message.day in days else self._day_tokens)
+            # The tags and one token for each row are the least that is shown.
+            is_legible = message.tag_tokens + len(message.row_ids) <= message_limit
+            if is_legible and used + tokens <= (most if similarity >= WORTH_MORE else limit):
+                found.append((message, similarity))
+                days.add(message.day)
+                used += tokens
+        return found
+
+    def entries(self, rows: Sequence[LogRow], question: str, limit: int, *, brief: bool = True) -> list[Entry]:
+        """Returns the rows of one message as they are recalled; [] if there is no room for a word of each.
+
+        Of more than ``limit`` tokens, the part with the words of the question is shown; without one, the two ends.
+        """
+        codes = languages_of(question, self._languages)
+        terms = partial(terms_in, codes=codes)
+        wanted = set(terms(question))
+        clip = partial(excerpt, counter=self._counter, wanted=wanted, terms=terms) if wanted else None
+        shown = clip_entries(self._whole(rows, brief=brief), limit, self._counter, clip)
+        fits = tokens_of(shown) <= limit
+        return shown if fits and all(entry.body.strip() for entry in shown) else []
+
+    def _whole(self, rows: Sequence[LogRow], *, brief: bool = True) -> list[Entry]:
+        found = (
+            entry_of(row.id, row.message, self._counter, self._tags, speaker=row.speaker, brief=brief) for row in rows
+        )
+        return [entry for entry in found if entry is not None]
+
+    def _add(self, row: LogRow) -> None:
+        """Add a row to the units that are to be indexed, with the words by which it is found."""
+        message = row.message
+        speech = spoken(message)
+        if speech:
+            self.turns = turns_in([message], self.turns)[1 - CONTEXT_TURNS :]
+        words = (speech or body_of(message))[:_INDEXED_CHARACTERS]
+        if not row.is_result:
+            self._is_echo = {call.name for call in calls_of(message)} == {SEARCH_TOOL}
+            if words.strip() and row.role not in INSTRUCTION_ROLES and not self._is_echo:
+                self._units.append([(row, words)])
+        elif self._units and not self._is_echo:
+            self._units[-1].append((row, words))
+
+    def _index(self, first: int) -> None:
+        """Index the units from a place on, those that are indexed again, too."""
+        texts = ["\n".join(words for _, words in unit) for unit in self._units]
+        days = [shown_day(unit[0][0]) for unit in self._units]
+        again = {unit[0][0].id for unit in self._units[first:]}
+        while self._messages and self._messages[-1].row_ids[0] in again:
+            self._messages.pop()
+        documents: list[tfidf.Document] = []
+        for i, unit in list(enumerate(self._units))[first:]:
+            rows = [row for row, _ in unit]
+            whole, said_at = self._whole(rows), rows[0].said_at
+            if whole:
+                tags = sum(self._counter.count("".join(entry.tags)) for entry in whole)
+                row_ids = tuple(row.id for row in rows)
+                self._messages.append(IndexedMessage(row_ids, days[i], tokens_of(whole), tags))
+                day = date_words(said_at.date()) if said_at else ""
+                documents.append(tfidf.Document(str(rows[0].id), texts[i], neighbours(i, texts, days), day))
+        self._ranker.add(documents)
+
+
+def neighbours(place: int, texts: Sequence[str], days: Sequence[str]) -> tuple[tuple[str, float], ...]:
+    """Returns the texts around one of a conversation, of the same day, each with its weight."""
+    around = [(place + sign * i, share) for i, share in enumerate(_NEIGHBOUR_SHARES, 1) for sign in (-1, 1)]
+    known = ((i, share) for i, share in around if 0 <= i < len(texts) and days[i] == days[place])
+    return tuple((texts[i][:_NEIGHBOUR_CHARACTERS], share) for i, share in known)
+
 
 LONGEST_MESSAGE_TOKENS = 500
 
@@ -118,20 +312,24 @@ class MessageSearch:
         if index is None:
             return NO_TEXT
         question, context = question_in(messages, index.turns, CONTEXT_TURNS)
-        room = room_for(question, limit, free, tags)
+        usual = limit if _ASKS.search(question) else int(limit * _TOLD_SHARE)
+        most = min(int(limit * _ASKED_SHARE), max(free, limit)) if usual == limit else usual
+        message_limit = int((limit - tags) * _MESSAGE_SHARE)
         prepared = await self._prepare(session_id, index, [question, *context])
-        key = (session_id, index.epoch, index.newest, prepared, before, room, question, *context)
+        key = (session_id, index.epoch, index.newest, prepared, before, most, question, *context)
         known = self.found.get(key)
         if known is not None:
             return known
-        # The search in a long log takes longer than an event loop should be blocked.
-        found = await self._spared(index, partial(index.search, question, context, room, before=before)) or []
-        shown = await self._shown(session_id, index, question, sorted(found), room.message_limit)
+
+        def choose(index: MessageIndex) -> list[tuple[IndexedMessage, float]]:
+            ranked = index.ranked(question, context, before)
+            return sorted(index.fitting(ranked, usual - tags, most - tags, message_limit))
+
+        shown = await self._shown(session_id, index, question, choose, message_limit)
         if shown is None:
             # Rows were deleted meanwhile, and the record was read before.
             return NO_TEXT
-        parts = in_order([(unit, entries) for unit, entries in shown if entries])
-        element = earlier_element([(shown_day(unit[0]), entries) for unit, entries in parts], counter)
+        element = earlier_element([(rows, entries) for _, rows, entries in shown], counter)
         self.found.put(key, element)
         return element
 
@@ -142,24 +340,26 @@ class MessageSearch:
         """
         index = await self._index_log(session_id)
         page = await self.store.readers.unread(session_id, "", with_active=True, after=index.newest)
-        again = partial(self.search, session_id, question, most=most, message_limit=message_limit)
-        if page.epoch != index.epoch:
+        shown = None
+        if page.epoch == index.epoch:
+            await self._spared(index, partial(index.take, without_open_turn(page.rows)))
+            await self._prepare(session_id, index, [question])
+            limit = min(message_limit, LONGEST_MESSAGE_TOKENS)
+            shown = await self._shown(
+                session_id, index, question, lambda index: index.ranked(question)[:most], limit, brief=False
+            )
+        if shown is None and index.epoch != BROKEN:
             # Rows were deleted meanwhile.
-            return [] if index.epoch == BROKEN else await again()
-        await self._spared(index, partial(index.take, without_open_turn(page.rows)))
-        await self._prepare(session_id, index, [question])
-        ranked = (await self._spared(index, partial(index.ranked, question)) or [])[:most]
-        limit = min(message_limit, LONGEST_MESSAGE_TOKENS)
-        found = [place.row_ids for place, _ in ranked]
-        shown = await self._shown(session_id, index, question, found, limit, brief=False)
-        if shown is None:
-            return [] if index.epoch == BROKEN else await again()
+            return await self.search(session_id, question, most=most, message_limit=message_limit)
         return [
             FoundMessage(
-                similarity, place.row_ids, unit[0].role, shown_day(unit[0]), "\n".join(one.body for one in entries)
+                similarity,
+                tuple(row.id for row in rows),
+                rows[0].role,
+                shown_day(rows[0]),
+                "\n".join(entry.body for entry in entries),
             )
-            for (place, similarity), (unit, entries) in zip(ranked, shown, strict=True)
-            if entries
+            for similarity, rows, entries in shown or []
         ]
 
     async def _shown(
@@ -167,19 +367,32 @@ class MessageSearch:
         session_id: str,
         index: MessageIndex,
         question: str,
-        found: Sequence[tuple[int, ...]],
+        choose: Callable[[MessageIndex], list[tuple[IndexedMessage, float]]],
         limit: int,
         *,
         brief: bool = True,
-    ) -> list[_Shown] | None:
-        """Returns the rows and the entries of each message; None if rows were deleted since they were indexed."""
-        stored = await self.store.readers.rows_in(session_id, list(chain.from_iterable(found)), index.epoch)
+    ) -> list[tuple[float, list[LogRow], list[Entry]]] | None:
+        """Returns the similarity, the rows and the entries of each chosen message, as far as it can be shown.
+
+        None if rows were deleted since they were indexed.
+        """
+        # The search in a long log takes longer than an event loop should be blocked.
+        chosen = await self._spared(index, partial(choose, index)) or []
+        row_ids = [row_id for message, _ in chosen for row_id in message.row_ids]
+        stored = await self.store.readers.rows_in(session_id, row_ids, index.epoch)
         if stored is None:
             return None
-        rows = {row.id: row for row in stored}
-        units = [[rows[row_id] for row_id in row_ids if row_id in rows] for row_ids in found]
-        shown = partial(index.entries, question=question, limit=limit, brief=brief)
-        return await self._spared(index, lambda: [(unit, shown(unit)) for unit in units])
+        by_id = {row.id: row for row in stored}
+
+        def entries() -> list[tuple[float, list[LogRow], list[Entry]]]:
+            found = []
+            for message, similarity in chosen:
+                rows = [by_id[row_id] for row_id in message.row_ids if row_id in by_id]
+                if shown := index.entries(rows, question, limit, brief=brief):
+                    found.append((similarity, rows, shown))
+            return found
+
+        return await self._spared(index, entries)
 
     async def _spared(self, index: MessageIndex, work: Callable[[], T]) -> T | None:
         """Returns what comes of work on an index, in a thread; None if it fails."""
@@ -203,12 +416,16 @@ class MessageSearch:
         """Index what the log has gained, a page at a time, or all of it if rows were deleted; returns the index."""
         # One task at a time, or each would index what the others do.
         async with lock_for("index", id(self.indexes), session_id):
-            index = self.indexes.get(session_id)
+            index, settings = self.indexes.get(session_id), self.settings
             while True:
                 after = index.newest if index else 0
                 page = await self.store.readers.unread(session_id, "", after=after, limit=_INDEXED_ROWS)
                 if index is None or index.epoch != page.epoch:
-                    index = self._new_index(session_id, page.epoch)
+                    index = MessageIndex(page.epoch, settings.counter, (settings.name,), settings.languages)
+                    if self.embed_model is not None:
+                        key = model_key(self.embed_model)
+                        keeper = KeptVectors.of_messages(self.store.readers, session_id, page.epoch, key)
+                        self.store.jobs.watch(index.embed_with(self.embed_model, keeper))
                     self.indexes.put(session_id, index)
                     if after:
                         continue
@@ -218,13 +435,6 @@ class MessageSearch:
                         await index.embeddings.load()
                 if len(page.rows) < _INDEXED_ROWS or index.epoch == BROKEN:
                     return index
-
-    def _new_index(self, session_id: str, epoch: int) -> MessageIndex:
-        index = MessageIndex(epoch, self.settings.counter, (self.settings.name,), self.settings.languages)
-        if self.embed_model is not None:
-            keeper = MessageVectors.of(self.store.readers, session_id, epoch, model_key(self.embed_model))
-            self.store.jobs.watch(index.embed_with(self.embed_model, keeper))
-        return index
 
     async def _prepare(self, session_id: str, index: MessageIndex, queries: Sequence[str]) -> bool:
         """Embed a question, and start to embed what is not embedded yet; False if there is something of either left."""
@@ -239,37 +449,6 @@ class MessageSearch:
         index = await self._index_log(session_id)
         if index.embeddings is not None:
             await index.embeddings.embed_documents()
-
-
-def in_order(shown: Sequence[_Shown]) -> list[_Shown]:
-    """Returns messages, which are in the order of their rows, in the order in which they were said, by days.
-
-    Where all messages of a day tell their time they go by that: of two that were put at once, the later may have been
-    written first.
-    """
-    days: dict[str, list[_Shown]] = {}
-    for one in shown:
-        days.setdefault(shown_day(one[0][0]), []).append(one)
-    return [one for _, said in sorted(days.items()) for one in _by_time(said)]
-
-
-def _by_time(said: list[_Shown]) -> list[_Shown]:
-    times = [unit[0].told_at for unit, _ in said]
-    known = [time for time in times if time is not None]
-    if len(known) < len(said):
-        return said
-    return [said[i] for i in sorted(range(len(said)), key=known.__getitem__)]
-
-
-def room_for(text: str, limit: int, free: int, tags: int) -> Room:
-    """Returns the room for what a text recalls, of at most ``free`` tokens, ``tags`` of which are not for messages.
-
-    >>> room_for("Where was I?", 1_000, 1_300, 0), room_for("I was out.", 1_000, 1_300, 0)
-    (Room(limit=1000, most=1300, message_limit=250), Room(limit=800, most=800, message_limit=250))
-    """
-    usual = limit if _ASKS.search(text) else int(limit * _TOLD_SHARE)
-    most = min(int(limit * _ASKED_SHARE), max(free, limit)) if usual == limit else usual
-    return Room(usual - tags, most - tags, int((limit - tags) * _MESSAGE_SHARE))
 
 
 def without_open_turn(rows: Sequence[LogRow]) -> list[LogRow]:

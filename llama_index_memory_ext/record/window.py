@@ -22,22 +22,23 @@ from typing_extensions import Self
 
 from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.events import HistoryCondensedEvent, is_heard, send
-from llama_index_memory_ext.log_block import Switch
-from llama_index_memory_ext.record.entry import NO_TEXT, summary_element
-from llama_index_memory_ext.store.rows import LogPage, Seen
+from llama_index_memory_ext.reader_block import Switch
+from llama_index_memory_ext.record.text import NO_TEXT, clip_entries, summary_element
+from llama_index_memory_ext.store.tables import LogPage, Seen
+from llama_index_memory_ext.text.limits import Limits, plan_cut
 from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, MEDIA_TOKENS, Entry, clip_entry, entry_of, tokens_of
 from llama_index_memory_ext.text.tokens import LONG_CHARACTERS, CountedText
-from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES
+from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, tool_call_groups
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from llama_index.core.base.llms.types import ChatMessage
 
-    from llama_index_memory_ext.record.selection import RecordSettings, Selection
+    from llama_index_memory_ext.models.responses import Usage
     from llama_index_memory_ext.store import MemoryStore
-    from llama_index_memory_ext.store.rows import LogRow, Snapshot
-    from llama_index_memory_ext.text.responses import Usage
+    from llama_index_memory_ext.store.tables import LogRow, Snapshot
+    from llama_index_memory_ext.text.tokens import TokenCounter
 
 _PAGE_ROWS, _CHUNK_ROWS = 256, 16
 # A block has at least one of so many parts of the record's room, so there are no more blocks than this. With more of
@@ -95,6 +96,78 @@ class RecordText(CountedText):
                 content.append(cache_point(cache_points))
             start = last
         return [*content, TextBlock(text=self[start:])]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSettings:
+    """How a block keeps its record short.
+
+    ``room`` is the tokens inside the element ``name``. The tokens of ``limits`` are not used: ``selection`` sets them
+    to what the rest of the record leaves.
+    """
+
+    name: str
+    counter: TokenCounter
+    room: int
+    limits: Limits
+    message_ratio: float
+    include_system: bool
+    summarize: bool
+    summary_limit: int
+    recall_limit: int
+    languages: tuple[str, ...] | None = None
+
+    @property
+    def reserved(self) -> int:
+        """Tokens that messages may not have: those of the summary and of recalled messages."""
+        return self.recall_limit + (self.summary_limit if self.summarize else 0)
+
+    def shown_summary_limit(self, instructions: Sequence[Entry]) -> int:
+        """Returns the limit of the summary. A stored one that is no longer extended leaves half to messages."""
+        if self.summarize:
+            return self.summary_limit
+        return min(self.summary_limit, (self.room - self.recall_limit - tokens_of(instructions)) // 2)
+
+    def selection(self, instructions: Sequence[Entry], summary_tokens: int = 0) -> Selection:
+        """Returns how messages are selected, with first instructions and a summary of so many tokens in front."""
+        taken = self.reserved + (0 if self.summarize else summary_tokens) + tokens_of(instructions)
+        limits = replace(self.limits.remaining(0, len(instructions)), tokens=max(self.room - taken, 0))
+        return Selection(limits, self.counter, int(limits.tokens * min(self.message_ratio, limits.keep_ratio)))
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Selects messages within limits. A message, or a call with its results, is clipped to ``message_limit`` tokens."""
+
+    limits: Limits
+    counter: TokenCounter
+    message_limit: int
+
+    def is_over(self, entries: Sequence[Entry]) -> bool:
+        """Returns whether the entries exceed one of the limits."""
+        return len(entries) > self.limits.max_messages or tokens_of(entries) > self.limits.tokens
+
+    def are_full(self, entries: Sequence[Entry]) -> bool:
+        """Returns whether nothing older than these can be shown. The oldest group of them may be incomplete."""
+        return self.is_over(entries) and self.is_over(self.within_shares(entries[len(tool_call_groups(entries)[0]) :]))
+
+    def within_shares(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Returns the entries, those over their share clipped. A call and its results have one share together."""
+        limit = self.message_limit
+        shown: list[Entry] = []
+        for group in tool_call_groups(entries):
+            clipped = clip_entries(group, limit, self.counter)
+            if tokens_of(clipped) <= limit:
+                shown += clipped
+        return shown
+
+    def evict(self, entries: tuple[Entry, ...], limits: Limits | None = None) -> tuple[Entry, ...]:
+        """Returns all entries if they are within the limits, else the newest; the limits may be others."""
+        return entries[plan_cut(entries, limits or self.limits, turn_starts=(MessageRole.USER,)) :]
+
+    def fit(self, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+        """Returns the newest entries within the limits, as many as possible."""
+        return self.evict(entries, replace(self.limits, keep_ratio=1.0, keep_messages=self.limits.max_messages))
 
 
 @dataclass(frozen=True)
@@ -286,7 +359,10 @@ class RecordReader:
         window = self.windows.get(session_id)
         if window is not None and window.seen.last_id:
             page = await self._page(session_id, window.seen, snapshot=snapshot)
-            if page.fresh and not _must_reread(window, page):
+            # A result shares the room of its call; and rows that were not shown may have room again after a move.
+            is_result = window.kept and page.rows and page.rows[0].is_result
+            is_moved = window.has_overflow and page.position != window.seen.position
+            if page.fresh and not is_result and not is_moved:
                 return window, page
         instructions = await self._first_instructions(session_id) if self.settings.include_system else ()
         window = Window(Seen(), self.settings.selection(instructions), instructions)
@@ -346,19 +422,13 @@ class RecordReader:
         return await self.store.readers.page(session_id, self.settings.name, seen, before=before, limit=_PAGE_ROWS)
 
     async def _counted(self, rows: Sequence[LogRow]) -> list[Entry]:
+        def entries() -> list[Entry]:
+            counter, tags = self.settings.counter, (self.settings.name,)
+            found = (entry_of(row.id, row.message, counter, tags, speaker=row.speaker) for row in rows)
+            return [entry for entry in found if entry is not None]
+
         is_long = sum(row.characters for row in rows) > LONG_CHARACTERS
-        return await asyncio.to_thread(self._entries, rows) if is_long else self._entries(rows)
-
-    def _entries(self, rows: Sequence[LogRow]) -> list[Entry]:
-        counter, tags = self.settings.counter, (self.settings.name,)
-        return [entry for row in rows if (entry := entry_of(row.id, row.message, counter, tags, speaker=row.speaker))]
-
-
-def _must_reread(window: Window, page: LogPage) -> bool:
-    # A result shares the room of its call; and rows that were not shown may have room again after a move.
-    return bool(window.kept and page.rows and page.rows[0].is_result) or (
-        window.has_overflow and page.position != window.seen.position
-    )
+        return await asyncio.to_thread(entries) if is_long else entries()
 
 
 def marked_ends(ends: Sequence[BlockEnd], entries: Sequence[Entry], ended: Collection[int]) -> list[BlockEnd]:

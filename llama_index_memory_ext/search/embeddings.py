@@ -1,34 +1,134 @@
-"""Ranks facts and messages by embeddings together with their words."""
+"""Keeps the vectors of texts, and compares them with the vector of a question."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
+import numpy as np
 from llama_index.core.base.embeddings.base import BaseEmbedding
+from numpy.typing import NDArray
 
-from llama_index_memory_ext.asking.shield import shielded
 from llama_index_memory_ext.background.jobs import BackOff
 from llama_index_memory_ext.background.locks import Recent, lock_for
 from llama_index_memory_ext.background.loop import spawn
+from llama_index_memory_ext.language.tokens import terms_of
+from llama_index_memory_ext.models.ask import shielded
 from llama_index_memory_ext.search.tfidf import Document, FactRanker, TfidfRanker, divided_by_best, values_of
-from llama_index_memory_ext.search.tokenization import terms_of
-from llama_index_memory_ext.search.vectors import VectorIndex, digest_of, unit
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Coroutine, Hashable, Iterable, Mapping, Sequence
 
-    from llama_index_memory_ext.search.vectors import Vector
 
+Vector: TypeAlias = NDArray[np.float32]
 logger = logging.getLogger(__name__)
 
+# Of fewer texts the median says nothing.
+_FEWEST_TEXTS = 10
 _CALL_SECONDS = 120.0
 _CACHED_QUERIES = 1_000
 # Characters at each end of a long text. Models refuse texts beyond their limit, 8,192 tokens at most, or cut the end.
 _END = 2_000
+
+
+class VectorIndex:
+    """Texts by id, each with a vector once it is embedded. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._texts: dict[str, str] = {}
+        self._vectors: dict[str, Vector] = {}
+        self._dimension = 0
+        self._matrix: Vector | None = None  # The vectors in their order; None after a change.
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all texts are embedded."""
+        with self._lock:
+            return len(self._vectors) == len(self._texts)
+
+    def add(self, texts: Mapping[str, str]) -> None:
+        """Adds texts by id; a known id keeps its vector if its text is the same."""
+        with self._lock:
+            self.remove([text_id for text_id, text in texts.items() if self._texts.get(text_id) != text])
+            self._texts.update(texts)
+
+    def remove(self, ids: Iterable[str]) -> None:
+        """Removes texts; unknown ids are ignored."""
+        with self._lock:
+            for text_id in ids:
+                self._texts.pop(text_id, None)
+                if self._vectors.pop(text_id, None) is not None:
+                    self._matrix = None
+
+    def missing(self) -> dict[str, str]:
+        """Returns the texts that are not embedded, by id, in the order in which to embed them."""
+        with self._lock:
+            return {text_id: text for text_id, text in self._texts.items() if text_id not in self._vectors}
+
+    def put_last(self, ids: Iterable[str]) -> None:
+        """Moves these texts behind all others."""
+        with self._lock:
+            self._texts |= {text_id: self._texts.pop(text_id) for text_id in ids if text_id in self._texts}
+
+    def set_dimension(self, dimension: int) -> bool:
+        """Drops all vectors if they have another dimension; returns whether they had."""
+        with self._lock:
+            if dimension == self._dimension:
+                return False
+            self._dimension, self._vectors, self._matrix = dimension, {}, None
+            return True
+
+    def put(self, vectors: Mapping[str, tuple[str, bytes]]) -> None:
+        """Takes vectors by id with the digest of their text; ignores those of other texts or dimensions."""
+        with self._lock:
+            for text_id, (digest, stored) in vectors.items():
+                text, vector = self._texts.get(text_id), np.frombuffer(stored, dtype="<f4")
+                self._dimension = self._dimension or vector.size
+                if text is not None and digest == _digest_of(text) and vector.size == self._dimension:
+                    self._vectors[text_id], self._matrix = vector, None
+
+    def cosines(self, vector: Vector) -> dict[str, float]:
+        """Returns the cosine (0..1) of each embedded text with a vector of length 1; {} for another dimension."""
+        with self._lock:
+            if vector.size != self._dimension or not self._vectors:
+                return {}
+            if self._matrix is None:
+                self._matrix = np.concatenate(list(self._vectors.values())).reshape(-1, self._dimension)
+                self._vectors = dict(zip(self._vectors, self._matrix, strict=True))  # So that none is kept twice.
+            ids, found = list(self._vectors), (self._matrix @ vector).astype(np.float64)
+        # Some models give any two texts a cosine of 0.7, so the lowest is subtracted: less of it with few texts.
+        others = found[found != 0]
+        if others.size:
+            found[found != 0] -= max(float(others.min()), 0.0) * others.size / (others.size + 2)
+        # Rounded, so that equal vectors are equally similar in whichever row they are.
+        return dict(zip(ids, np.clip(np.round(found, 6), 0.0, 1.0).tolist(), strict=True))
+
+
+def unit(vector: Sequence[float]) -> Vector:
+    """Return the vector with the length 1, zeros as they are; raise ``ValueError`` if it is no vector of numbers."""
+    numbers = np.asarray(vector, dtype=np.float64)
+    if numbers.ndim != 1 or not numbers.size or not np.isfinite(numbers).all():
+        raise ValueError(f"expected a vector of finite numbers, saw an array of shape {numbers.shape}")
+    return (numbers / (np.linalg.norm(numbers) or 1.0)).astype(np.float32)
+
+
+def model_key(model: BaseEmbedding) -> str:
+    """Return what tells the vectors of one model from those of another: its class, its name and its dimension."""
+    dimensions = getattr(model, "dimensions", None)
+    return f"{model.class_name()} {model.model_name}{f' {dimensions}' if dimensions else ''}"
+
+
+def _digest_of(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).hexdigest()
+
+
+def _ends_of(text: str) -> str:
+    return text if len(text) <= 2 * _END else f"{text[:_END]}\n{text[-_END:]}"
 
 
 class VectorKeeper(Protocol):
@@ -152,9 +252,16 @@ class EmbeddingRanker:
         return {name: value for name, value in zip(ids, total.tolist(), strict=True) if value}
 
     def closeness(self, query: str) -> Mapping[str, float]:
-        """Returns how near the embedding of each document is to that of a query, 0..1; {} if that is not known."""
+        """Return how much nearer each embedded document is to a query than the median one, 0..1, by id.
+
+        {} if the query is not embedded, or for few documents. Models differ in the cosine that they give two texts
+        which have nothing to do with each other.
+        """
         vector = self._queries.get(query)
-        return {} if vector is None else self._index.closeness(vector)
+        cosines = {} if vector is None else self._index.cosines(vector)
+        middle = float(np.median(list(cosines.values()))) if len(cosines) >= _FEWEST_TEXTS else 1.0
+        scale = 2 / (1 - middle) if middle < 1 else 0.0
+        return {name: min(max(scale * (one - middle), 0.0), 1.0) for name, one in cosines.items() if scale}
 
     async def aprepare(self, queries: Iterable[str] = ()) -> bool:
         """Embeds these queries and all documents; returns False, to try later, if a model or database fails."""
@@ -190,8 +297,23 @@ class EmbeddingRanker:
             # Smaller after each failure, so that a text which the model refuses is found.
             size = max(self._model.embed_batch_size >> self._failures, 1)
             for start in range(0, len(missing), size):
-                if not await self._embed_batch(dict(missing[start : start + size])):
+                texts = dict(missing[start : start + size])
+                try:
+                    vectors = await _embed(self._model, list(texts.values()), dimension=self._queries.dimension)
+                except Exception:
+                    # The model may refuse one of these texts: all others come first.
+                    self._index.put_last(texts)
+                    self._failures += 1
+                    raise
+                self._back_off.succeeded()
+                self._failures = 0
+                pairs = zip(texts.items(), vectors, strict=True)
+                stored = {name: (_digest_of(text), vector.astype("<f4").tobytes()) for (name, text), vector in pairs}
+                if self._keeper is not None and not await self._keeper.write(stored):
+                    # Those of documents that are valid no more are not kept here either.
                     return
+                self._index.set_dimension(vectors[0].size)
+                self._index.put(stored)
 
     async def stop(self, names: Collection[str] | None = None) -> None:
         """Cancels what runs in the background on this event loop; finished vectors are kept."""
@@ -213,34 +335,11 @@ class EmbeddingRanker:
         if error is not None:
             _pause(self._model, back_off, type(error).__name__)
 
-    async def _embed_batch(self, texts: Mapping[str, str]) -> bool:
-        """Returns whether there may be more to embed."""
-        try:
-            vectors = await _embed(self._model, list(texts.values()), dimension=self._queries.dimension)
-        except Exception:
-            # The model may refuse one of these texts: all others come first.
-            self._index.put_last(texts)
-            self._failures += 1
-            raise
-        self._back_off.succeeded()
-        self._failures = 0
-        pairs = zip(texts.items(), vectors, strict=True)
-        stored = {text_id: (digest_of(text), vector.astype("<f4").tobytes()) for (text_id, text), vector in pairs}
-        is_valid = self._keeper is None or await self._keeper.write(stored)
-        if is_valid:
-            self._index.set_dimension(vectors[0].size)
-            self._index.put(stored)
-        return is_valid
-
 
 def _pause(model: BaseEmbedding, back_off: BackOff, reason: str) -> None:
     if not back_off.pausing:
         message = "%s did not embed (%s); words alone rank until it does, trying again in %g s."
         logger.warning(message, model.__class__.__name__, reason, back_off.failed())
-
-
-def _ends_of(text: str) -> str:
-    return text if len(text) <= 2 * _END else f"{text[:_END]}\n{text[-_END:]}"
 
 
 async def _embed(
@@ -264,16 +363,8 @@ async def _embed(
     else:
         async with lock_for("embedding model", id(model)):
             found = await asyncio.wait_for(asyncio.to_thread(compute), _CALL_SECONDS)
-    return _checked([unit(vector) for _, vector in zip(texts, found, strict=True)], dimension)
-
-
-def _checked(vectors: list[Vector], dimension: int) -> list[Vector]:
-    if {vector.size for vector in vectors} != {dimension or vectors[0].size}:
-        raise ValueError(f"expected vectors of {dimension or vectors[0].size} numbers")
+    vectors = [unit(vector) for _, vector in zip(texts, found, strict=True)]
+    expected = dimension or vectors[0].size
+    if {vector.size for vector in vectors} != {expected}:
+        raise ValueError(f"expected vectors of {expected} numbers")
     return vectors
-
-
-def model_key(model: BaseEmbedding) -> str:
-    """Returns what tells the vectors of one model from those of another: its class, its name and its dimension."""
-    dimensions = getattr(model, "dimensions", None)
-    return f"{model.class_name()} {model.model_name}{f' {dimensions}' if dimensions else ''}"

@@ -1,26 +1,42 @@
-"""Ranks texts for a query by TF-IDF."""
+"""Finds documents by their words, and tells how much a text concerns a question."""
 
 from __future__ import annotations
 
 import re
 import threading
 from array import array
+from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from itertools import repeat
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain, repeat
 from math import log
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llama_index_memory_ext.background.locks import Recent
-from llama_index_memory_ext.search.forms import Group, Wording
-from llama_index_memory_ext.search.postings import Posting, merged, view
-from llama_index_memory_ext.search.tokenization import Word, indexed_words, terms_of
+from llama_index_memory_ext.errors import SettingError
+from llama_index_memory_ext.language.stems import (
+    checked_languages,
+    is_function_word,
+    languages_in,
+    languages_of,
+    stem,
+    words_in,
+)
+from llama_index_memory_ext.language.tokens import Word, indexed_words
+from llama_index_memory_ext.settings import shown
+from llama_index_memory_ext.text.tokens import TokenCounter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 Values: TypeAlias = NDArray[np.float64]
+# The terms that one word of a query means.
+Group: TypeAlias = tuple[str, ...]
 
 # The weight of a word in the source of a fact; a word in its text has 1.
 SOURCE_SHARE = 0.3
@@ -34,9 +50,12 @@ FEEDBACK_WEIGHT, _FEEDBACK_TEXTS, _FEEDBACK_TERMS = 0.4, 5, 15
 # these texts for a question that has one such name.
 _OPENING_SHARE, _SUBJECT_FACTOR = 0.1, 1.6
 _NAME = re.compile(r"[^\W\d_][\w'\u2019-]*")
-_MOST_GAPS = 64
+# So many rows are removed one by one, and so many gaps may stay where rows were.
+_FEW, _MOST_GAPS = 64, 64
 # So many answers are kept until a document changes: the turns before a question are asked for again with the next one.
 _ANSWERS = 4
+# By how much the documents must have grown before what their languages need is made.
+_GROWTH = 1.25
 
 
 class Document(NamedTuple):
@@ -77,6 +96,31 @@ class Vectorizer(Protocol):
 
     def build_analyzer(self) -> Callable[[str], Iterable[str]]:
         """Returns a function that splits a text into terms."""
+
+
+class Posting:
+    """The rows with a term, in ascending order, and how often each has it."""
+
+    __slots__ = ("counts", "rows")
+
+    def __init__(self) -> None:
+        self.rows, self.counts = array("i"), array("d")
+
+    def remove(self, rows: Sequence[int]) -> None:
+        """Removes rows, which must have the term."""
+        if len(rows) <= _FEW:
+            for row in rows:
+                place = bisect_left(self.rows, row)
+                del self.rows[place], self.counts[place]
+            return
+        kept = np.isin(view(self.rows), rows, invert=True)
+        self.rows = array("i", view(self.rows)[kept].tobytes())
+        self.counts = array("d", view(self.counts)[kept].tobytes())
+
+
+def view(values: array[Any]) -> NDArray[Any]:
+    """Returns the numbers of an array without a copy. An array cannot grow while a view of it is in use."""
+    return np.frombuffer(values, dtype=values.typecode)
 
 
 class _Places:
@@ -143,8 +187,9 @@ class TfidfRanker:
     Args:
         length_weight: 0..1; 0 ranks long documents as high as short ones.
         feedback_weight: At least 0; 0 switches the second query off.
-        vectorizer: A scikit-learn vectorizer, fitted or not, whose preprocessing, tokens, stop words and n-grams are
-            used instead of ours. Its vocabulary, weights, norms and other limits have no effect.
+        vectorizer: A scikit-learn vectorizer (extra ``sklearn``), fitted or not, whose preprocessing, tokens, stop
+            words and n-grams are used instead of ours. Its vocabulary, weights, norms and other limits have no effect.
+            A SettingError for anything else.
         languages: In which languages queries may be: codes of ISO 639-1, of "da", "de", "en", "es", "fi", "fr", "it",
             "nl", "no", "pt", "ru" and "sv". None: each query tells by its script and its function words, or else the
             documents do. A ValueError for any other code.
@@ -163,78 +208,105 @@ class TfidfRanker:
         vectorizer: Vectorizer | None = None,
         languages: Sequence[str] | None = None,
     ) -> None:
-        self._analyze: Callable[[str], Iterable[str]] = vectorizer.build_analyzer() if vectorizer else terms_of
-        self._wording = None if vectorizer else Wording(languages)
+        if vectorizer is not None and (isinstance(vectorizer, type) or not hasattr(vectorizer, "build_analyzer")):
+            raise SettingError(
+                f"vectorizer must be a vectorizer of scikit-learn; saw {shown(vectorizer, with_text=True)}. Give it an "
+                "object such as TfidfVectorizer(), with pip install 'llama-index-memory-ext[sklearn]', or leave it out."
+            )
+        analyze = vectorizer.build_analyzer() if vectorizer else None
+        self._words: Callable[[str], Sequence[Word]] = indexed_words
+        if analyze is not None:
+            self._words = lambda text: [Word(term, term) for term in analyze(text)]
+        self._has_languages, self._among = vectorizer is None, checked_languages(languages)
         self._length_weight, self._feedback_weight = length_weight, feedback_weight
         self._lock = threading.RLock()
         self._postings: defaultdict[str, Posting] = defaultdict(Posting)
         # By row, with gaps where documents were removed.
         self._places = _Places()
         self._terms: list[tuple[str, ...]] = []
+        self._row_words: list[frozenset[Word]] = []
         self._lengths, self._openings = array("d"), array("i")
         # The number of each name that opens a text, and how many texts it opens.
         self._names: dict[str, int] = {}
         self._opened: Counter[int] = Counter()
-        self._cached_norms: Values | None = None
+        # In how many documents each word is; of each language that was asked for, the words by their stems, also those
+        # that no document has any more; and of how many documents the last languages were prepared.
+        self._documents: Counter[Word] = Counter()
+        self._by_stem: dict[str, defaultdict[str, set[Word]]] = {}
+        self._prepared_of = 0
         # Until a document changes. These are views, too: an array cannot grow while there is one.
+        self._cached_norms: Values | None = None
         self._known: dict[Group, tuple[NDArray[np.intc], Values]] = {}
         self._answers: Recent[str, Similarities] = Recent(_ANSWERS)
 
     def add(self, documents: Iterable[Document]) -> None:
-        """Adds documents; one with a known id replaces the document before."""
-        added: dict[str, tuple[dict[str, float], str]] = {}
-        words: dict[str, list[Word]] = {}
+        """Add documents; one with a known id replaces the document before."""
+        added: dict[str, tuple[dict[str, float], frozenset[Word], str]] = {}
         for document in documents:
-            added[document.id] = self._weights(document), self._opening(document.text)
-            if self._wording is not None:
-                texts = (document.text, *(text for text, _ in document.context))
-                words[document.id] = [word for text in texts for word in indexed_words(text)]
+            words = [*self._words(document.text), *self._words(document.date)]
+            weights = defaultdict[str, float](float, Counter(word.term for word in words))
+            for text, share in document.context:
+                around = self._words(text)
+                words += around
+                for term, count in Counter(word.term for word in around).items():
+                    weights[term] += share * (1 + log(count))
+            added[document.id] = weights, frozenset(words), self._opening(document.text)
         with self._lock:
             self.remove(added)
             self._forget_answers()
-            for document_id, (weights, opening) in added.items():
+            for document_id, (counts, kept, opening) in added.items():
                 row = len(self._terms)
-                for term, weight in weights.items():
-                    self._postings[term].append(row, weight)
+                for term, weight in counts.items():
+                    self._postings[term].rows.append(row)
+                    self._postings[term].counts.append(weight)
+                self._add_forms([word for word in kept if word not in self._documents], self._by_stem)
+                self._documents.update(kept)
                 self._places.rows[document_id] = row
                 self._places.ids.append(document_id)
-                self._terms.append(tuple(weights))
-                self._lengths.append(sum(weights.values()))
+                self._terms.append(tuple(counts))
+                self._row_words.append(kept)
+                self._lengths.append(sum(counts.values()))
                 self._openings.append(self._names.setdefault(opening, len(self._names)))
                 self._opened[self._openings[-1]] += 1
-            if self._wording is not None:
-                self._wording.learn(words, self._frequency, len(self._places.rows))
+            if len(self._places.rows) >= _GROWTH * self._prepared_of:
+                # What a question in these languages needs is made now, because documents are added in the background.
+                self._prepared_of = len(self._places.rows)
+                self._prepare(self._languages(""))
 
     def remove(self, ids: Iterable[str]) -> None:
-        """Removes documents; unknown ids are ignored."""
+        """Remove documents; unknown ids are ignored."""
         with self._lock:
             places = self._places.rows
             removed = [places.pop(document_id) for document_id in ids if document_id in places]
             if removed:
                 self._forget_answers()
-            for term, rows in self._rows_by_term(removed).items():
-                posting = self._postings[term]
-                posting.remove(rows)
-                if not posting.rows:
-                    del self._postings[term]
+            rows_by_term = defaultdict[str, list[int]](list)
             for row in removed:
-                if self._wording is not None:
-                    self._wording.forget(self._places.ids[row])
-                self._lengths[row] = 0.0
+                for term in self._terms[row]:
+                    rows_by_term[term].append(row)
+                for word in self._row_words[row]:
+                    self._documents[word] -= 1
+                    if not self._documents[word]:
+                        del self._documents[word]
                 self._opened[self._openings[row]] -= 1
-                self._terms[row] = ()
+                self._lengths[row], self._terms[row], self._row_words[row] = 0.0, (), frozenset()
+            for term, rows in rows_by_term.items():
+                self._postings[term].remove(rows)
+                if not self._postings[term].rows:
+                    del self._postings[term]
             if len(self._terms) - len(places) > max(_MOST_GAPS, len(places)):
                 self._close_gaps()
 
     def similarities(self, query: str) -> Similarities:
-        """Returns the similarity of each document that shares a term with the query, in (0, 1], the best 1, by id."""
+        """Return the similarity of each document that shares a term with the query, in (0, 1], the best 1, by id."""
         with self._lock:
             answer = self._answers.get(query)
             if answer is None:
-                counts, ignored = self._groups(query)
+                codes = self._languages(query)
+                counts = Counter(self._groups(query, codes))
                 scores = self._scores({group: 1 + log(count) for group, count in counts.items()})
                 if scores.any():
-                    scores = self._with_feedback(scores, ignored) * self._subject_factors(query)
+                    scores = self._with_feedback(scores, codes) * self._subject_factors(query)
                 # Rounded, so that documents with the same terms are equally similar after any additions and removals.
                 answer = Similarities(self._places, np.round(divided_by_best(scores), 9))
                 self._answers.put(query, answer)
@@ -244,22 +316,38 @@ class TfidfRanker:
         self._known.clear()
         self._cached_norms, self._answers = None, Recent(_ANSWERS)
 
-    def _weights(self, document: Document) -> dict[str, float]:
-        """Returns the count of each term; a context adds ``1 + ln(count)``, times its weight."""
-        counts = defaultdict[str, float](float, Counter([*self._analyze(document.text), *self._analyze(document.date)]))
-        for text, share in document.context:
-            for term, count in Counter(self._analyze(text)).items():
-                counts[term] += share * (1 + log(count))
-        return counts
+    def _languages(self, query: str) -> tuple[str, ...]:
+        """Return in which languages other than English a query may be; if nothing tells, those of the documents."""
+        if not self._has_languages:
+            return ()
+        codes = languages_of(query, self._among) or languages_in(self._frequency, len(self._places.rows))
+        return tuple(code for code in codes if code != "en")
 
-    def _groups(self, query: str) -> tuple[Counter[Group], AbstractSet[str]]:
-        """Returns how often a query has each group of terms, and the terms that feedback does not use."""
-        if self._wording is None:
-            return Counter((term,) for term in self._analyze(query)), frozenset()
-        return self._wording.groups(query, self._frequency, len(self._places.rows))
+    def _prepare(self, codes: Iterable[str]) -> None:
+        """Stem all words in these languages, which takes a while for many words."""
+        new = [code for code in codes if code not in self._by_stem]
+        self._by_stem |= {code: defaultdict(set) for code in new}
+        self._add_forms(self._documents, new)
+
+    def _add_forms(self, words: Iterable[Word], codes: Iterable[str]) -> None:
+        # Behind \u2e80 are the scripts whose terms are pairs of characters.
+        spaced = [word for word in words if word.written.isalpha() and word.written < "\u2e80"] if codes else []
+        for code in codes:
+            for word in spaced:
+                self._by_stem[code][stem(word.written, code)].add(word)
+
+    def _groups(self, query: str, codes: Sequence[str]) -> Iterator[Group]:
+        """Yield for each word of a query the terms of all words that are forms of it in any of these languages."""
+        self._prepare(codes)
+        for word in self._words(query):
+            if not codes:
+                yield (word.term,)
+            elif not is_function_word(word.written, codes):
+                forms = chain.from_iterable(self._by_stem[code].get(stem(word.written, code), ()) for code in codes)
+                yield tuple(sorted({word.term, *(form.term for form in forms if form in self._documents)}))
 
     def _scores(self, weights: Mapping[Group, float]) -> Values:
-        """Returns the score of each row for a query of groups of terms with these weights."""
+        """Return the score of each row for a query of groups of terms with these weights."""
         found = [(self._saturated(group), weight) for group, weight in weights.items()]
         values = [weight * self._idf(len(rows)) ** 2 * shares for (rows, shares), weight in found]
         if not values:
@@ -269,53 +357,57 @@ class TfidfRanker:
         return np.bincount(rows, np.concatenate(values), minlength=len(self._terms))
 
     def _saturated(self, group: Group) -> tuple[NDArray[np.intc], Values]:
-        """Returns the rows with any of these terms, and what each has of them, which grows ever less with the count."""
+        """Return the rows with any of these terms, and what each has of them, which grows ever less with the count."""
         if group not in self._known:
-            rows, counts = merged([self._postings[term] for term in group if term in self._postings])
+            postings = [self._postings[term] for term in group if term in self._postings] or [Posting()]
+            rows, counts = view(postings[0].rows), view(postings[0].counts)
+            if len(postings) > 1:
+                rows, places = np.unique(np.concatenate([view(one.rows) for one in postings]), return_inverse=True)
+                counts = np.bincount(places, np.concatenate([view(one.counts) for one in postings]))
             self._known[group] = rows, counts * (_SATURATION + 1) / (counts + self._norms()[rows])
         return self._known[group]
 
-    def _with_feedback(self, scores: Values, ignored: AbstractSet[str]) -> Values:
-        """Returns the scores with those for what the best documents have in common; the best score is about 1."""
+    def _with_feedback(self, scores: Values, codes: Sequence[str]) -> Values:
+        """Return the scores with those for what the best documents have in common; the best score is about 1."""
         first = divided_by_best(scores)
         # Of so few that all are among the best, nothing is learned.
         if not self._feedback_weight or np.count_nonzero(scores) <= _FEEDBACK_TEXTS:
             return first
-        second = np.where(scores > 0, self._scores(self._common_terms(first, ignored)), 0.0)
+        # Of equal documents the id decides, because rows depend on the past.
+        rounded, norms = np.round(first, 9), self._norms()
+        least = np.partition(rounded, len(rounded) - _FEEDBACK_TEXTS)[len(rounded) - _FEEDBACK_TEXTS]
+        best = np.flatnonzero((rounded >= least) & (rounded > 0)).tolist()
+        best.sort(key=lambda row: (-rounded[row], self._places.ids[row]))
+        weights = defaultdict[str, float](float)
+        for row in best[:_FEEDBACK_TEXTS]:
+            score, norm = first[row].item(), norms[row].item()
+            for term in self._terms[row]:
+                posting = self._postings[term]
+                count = posting.counts[bisect_left(posting.rows, row)]
+                weights[term] += score * count * (_SATURATION + 1) / (count + norm)
+        telling = [term for term in weights if not (codes and is_function_word(term, codes))]
+        telling.sort(key=lambda term: (-weights[term] * self._idf(self._frequency(term)), term))
+        common: dict[Group, float] = {(term,): weights[term] for term in telling[:_FEEDBACK_TERMS]}
+        second = np.where(scores > 0, self._scores(common), 0.0)
         return first + self._feedback_weight * divided_by_best(second)
 
-    def _common_terms(self, scores: Values, ignored: AbstractSet[str]) -> dict[Group, float]:
-        """Returns the heaviest terms of the best documents as a query."""
-        norms, weights = self._norms(), defaultdict[str, float](float)
-        for row in self._best_rows(scores):
-            score, norm = scores[row].item(), norms[row].item()
-            for term in self._terms[row]:
-                count = self._postings[term].count_in(row)
-                weights[term] += score * count * (_SATURATION + 1) / (count + norm)
-        telling = weights.keys() - ignored
-        heaviest = sorted(telling, key=lambda term: (-weights[term] * self._idf(self._frequency(term)), term))
-        return {(term,): weights[term] for term in heaviest[:_FEEDBACK_TERMS]}
-
-    def _best_rows(self, scores: Values) -> list[int]:
-        """Returns the rows of the best documents. Of equal ones the id decides, because rows depend on the past."""
-        rounded, place = np.round(scores, 9), max(len(scores) - _FEEDBACK_TEXTS, 0)
-        rows = np.flatnonzero((rounded >= np.partition(rounded, place)[place]) & (rounded > 0)).tolist()
-        return sorted(rows, key=lambda row: (-rounded[row], self._places.ids[row]))[:_FEEDBACK_TEXTS]
-
     def _subject_factors(self, query: str) -> Values | float:
-        """Returns the factor of each row for whom the query is about."""
-        least = max(_OPENING_SHARE * len(self._places.rows), 2)
-        terms = {term for name in _names_in(query) for term in self._analyze(name)}
-        names = {term for term in terms if self._opened[self._names.get(term, -1)] >= least}
-        if len(names) != 1:
-            return 1.0
-        return np.where(view(self._openings) == self._names[names.pop()], _SUBJECT_FACTOR, 1.0)
+        """Return the factor of each row for whom the query is about."""
+        least, names = max(_OPENING_SHARE * len(self._places.rows), 2), set[str]()
+        for match in _NAME.finditer(query):
+            if match.group()[0].isupper():
+                name = re.sub(r"['\u2019]s?$", "", match.group())
+                # Any word may begin with a capital at the beginning of a question, but not before "'s".
+                if name != match.group() or query[: match.start()].strip():
+                    names.update(word.term for word in self._words(name))
+        asked = [self._names[name] for name in names if self._opened[self._names.get(name, -1)] >= least]
+        return np.where(view(self._openings) == asked[0], _SUBJECT_FACTOR, 1.0) if len(asked) == 1 else 1.0
 
     def _opening(self, text: str) -> str:
-        """Returns the term of the name with which a text begins; "" if it begins with none."""
+        """Return the term of the name with which a text begins; "" if it begins with none."""
         match = _NAME.search(text[:100])
-        terms = list(self._analyze(match.group())) if match and match.group()[0].isupper() else []
-        return terms[0] if len(terms) == 1 else ""
+        words = self._words(match.group()) if match and match.group()[0].isupper() else []
+        return words[0].term if len(words) == 1 else ""
 
     def _frequency(self, term: str) -> int:
         return len(self._postings[term].rows) if term in self._postings else 0
@@ -324,7 +416,7 @@ class TfidfRanker:
         return 1 + log((1 + len(self._places.rows)) / (1 + frequency))
 
     def _norms(self) -> Values:
-        """Returns what each row adds to the count of a term in it, before this is divided by the sum."""
+        """Return what each row adds to the count of a term in it, before this is divided by the sum."""
         if self._cached_norms is None:
             lengths = view(self._lengths)
             mean = lengths.sum() / max(len(self._places.rows), 1)
@@ -332,15 +424,8 @@ class TfidfRanker:
             self._cached_norms = _SATURATION * (1 - self._length_weight + self._length_weight * relative)
         return self._cached_norms
 
-    def _rows_by_term(self, rows: Iterable[int]) -> dict[str, list[int]]:
-        found = defaultdict[str, list[int]](list)
-        for row in rows:
-            for term in self._terms[row]:
-                found[term].append(row)
-        return found
-
     def _close_gaps(self) -> None:
-        """Numbers the rows anew. The places are a new object, because earlier answers use the old one."""
+        """Number the rows anew. The places are a new object, because earlier answers use the old one."""
         kept = sorted(self._places.rows.values())
         new_rows = np.zeros(len(self._terms), dtype=np.intc)
         new_rows[kept] = np.arange(len(kept))
@@ -348,6 +433,7 @@ class TfidfRanker:
             posting.rows = array("i", new_rows[view(posting.rows)].tobytes())
         self._places = _Places(self._places.ids[row] for row in kept)
         self._terms = [self._terms[row] for row in kept]
+        self._row_words = [self._row_words[row] for row in kept]
         self._openings = array("i", (self._openings[row] for row in kept))
         self._lengths = array("d", (self._lengths[row] for row in kept))
 
@@ -378,10 +464,60 @@ def divided_by_best(values: Values) -> Values:
     return values / (values.max(initial=0.0) or 1.0)
 
 
-def _names_in(question: str) -> Iterator[str]:
-    """Yields the words of a question that are written as names. Any word may be so at its beginning."""
-    for match in _NAME.finditer(question):
-        if match.group()[0].isupper():
-            name = re.sub(r"['\u2019]s?$", "", match.group())
-            if name != match.group() or question[: match.start()].strip():
-                yield name
+# The numbers of tokens grow with the rarity of what they stand for: those of the commonest English words that are no
+# stop words are about as the first, no word has a higher one than the second.
+_COMMON, _RARE = log(660), log(200_000)
+_LEAST, _MOST = 0.05, 1.0
+# Of scripts without spaces, what two texts have in common by chance is often a pair of characters.
+_UNSPACED_SHARE = 0.5
+# The weight of a word that only the turns before the question have.
+_EARLIER_SHARE = 0.5
+_COUNTER = TokenCounter()
+
+
+class Asked:
+    """What is asked: the words of a question and of the turns before it, by their terms, each with its rarity.
+
+    Terms are stems in the language of the question, of ``languages`` if that is not None.
+    """
+
+    def __init__(self, question: str, context: Sequence[str] = (), languages: tuple[str, ...] | None = None) -> None:
+        earlier = "\n".join(context)
+        self._codes = languages_of(question, languages) or languages_of(earlier, languages)
+        self._rarities = {term: _EARLIER_SHARE * rarity for term, rarity in _rarities(earlier, self._codes).items()}
+        self._rarities |= _rarities(question, self._codes)
+
+    def concern(self, text: str) -> float:
+        """Returns how much a text concerns it, 0..1: the sum of the rarities of the words in common, at most 1.
+
+        A rare word or a name has a rarity of about 1, "guitar" 0.6, "work" 0.1. So it is the same whatever else is
+        known.
+
+        >>> asked = Asked("Which guitar do I want to play at work?")
+        >>> round(asked.concern("Owns a guitar"), 1), round(asked.concern("Likes her work"), 1), asked.concern("Tea")
+        (0.6, 0.1, 0.0)
+        """
+        own, asked = _rarities(text, self._codes), self._rarities
+        return min(1.0, sum((min(own[term], asked[term]) for term in own.keys() & asked.keys()), 0.0))
+
+
+@lru_cache(maxsize=10_000)
+def _rarities(text: str, codes: tuple[str, ...]) -> Mapping[str, float]:
+    """The rarity of each term of a text, by the commonest of its words and, in English, itself."""
+    found: dict[str, float] = {}
+    is_english = not codes or codes[0] == "en"
+    for word in words_in(text, codes):
+        rarity = min(_rarity(word.written), _rarity(word.term) if is_english else _MOST)
+        found[word.term] = min(rarity, found.get(word.term, _MOST))
+    return found
+
+
+@lru_cache(maxsize=100_000)
+def _rarity(word: str) -> float:
+    tokens = _COUNTER(f" {word}")
+    if len(tokens) > 1 or not word.isascii():
+        # A word of several tokens is rare; the vocabulary has few words of other scripts.
+        tokens = [200_000]
+    rarity = (log(max(tokens[0], 1)) - _COMMON) / (_RARE - _COMMON)
+    is_unspaced = not word.isascii() and len(word) <= 2  # noqa: PLR2004 - a pair of characters
+    return min(max(rarity, _LEAST), _MOST) * (_UNSPACED_SHARE if is_unspaced else 1.0)

@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 import logging
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.bridge.pydantic import ConfigDict, Field, model_serializer
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI, SQLAlchemyChatStore
-from sqlalchemy import select
+from sqlalchemy import func, or_, select, text
 
 from llama_index_memory_ext.background.jobs import JobRegistry
 from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.errors import StoreError
-from llama_index_memory_ext.store.address import DEFAULT_POOL_SIZE, DEFAULT_TIMEOUT_SECONDS, check_limits, check_place
+from llama_index_memory_ext.store.address import DEFAULT_POOL_SIZE, DEFAULT_TIMEOUT_SECONDS
 from llama_index_memory_ext.store.cursors import Readers
-from llama_index_memory_ext.store.deletion import Deletions
 from llama_index_memory_ext.store.facts import Facts
 from llama_index_memory_ext.store.log import Log
-from llama_index_memory_ext.store.runner import Database
-from llama_index_memory_ext.store.sessions import SessionInfo, Users
-from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LAST_ID
+from llama_index_memory_ext.store.runner import Database, reads, writes_session
+from llama_index_memory_ext.store.sessions import Users
+from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LAST_ID, written_at
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Sequence
+    from datetime import datetime
 
     from llama_index.core.base.llms.types import ChatMessage
     from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncEngine
     from typing_extensions import Self
 
-    from llama_index_memory_ext.store.tables import Row
+    from llama_index_memory_ext.store.tables import Row, Tables
+
 
 __all__ = ["DEFAULT_TABLE_NAME", "MemoryStore", "SessionInfo"]
 
@@ -39,8 +42,31 @@ DEFAULT_TABLE_NAME = "llama_index_memory"
 _PAGE_ROWS = 500
 # A part of the store that ``__init__`` sets.
 _UNSET: Any = None
+# As long as a large database may take.
+_VACUUM_SECONDS = 3600.0
+# A server skips a table that one may not vacuum with no more than a notice, which drivers do not hand on.
+_MAY_VACUUM = text(
+    "SELECT pg_has_role(relowner, 'USAGE') OR (SELECT pg_has_role(datdba, 'USAGE') FROM pg_database "
+    "WHERE datname = current_database()) FROM pg_class WHERE oid = to_regclass(:name)"
+)
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """What is known of a session without reading its messages.
+
+    ``messages`` counts all of them, active ones and the log. ``user_ids`` are the users who have written to it,
+    sorted: the session's own id where a memory had no ``user_id``, and none where only a plain ``Memory`` has written.
+    ``first_at`` and ``last_at`` are when its oldest and its newest message were written (UTC); None if unknown.
+    """
+
+    session_id: str
+    messages: int
+    user_ids: tuple[str, ...]
+    first_at: datetime | None
+    last_at: datetime | None
 
 
 class MemoryStore(SQLAlchemyChatStore):
@@ -74,9 +100,8 @@ class MemoryStore(SQLAlchemyChatStore):
     database: Database = Field(default=_UNSET, description="Connections and transactions.")
     log: Log = Field(default=_UNSET, description="Writes the messages of each session.")
     readers: Readers = Field(default=_UNSET, description="Reads them for readers with cursors.")
-    users: Users = Field(default=_UNSET, description="Whose the sessions are; counts them.")
+    users: Users = Field(default=_UNSET, description="Whose the sessions are; counts and deletes them.")
     facts: Facts = Field(default=_UNSET, description="The facts of each user, and their embeddings.")
-    deletions: Deletions = Field(default=_UNSET, description="Deletes sessions and users.")
     jobs: JobRegistry = Field(default_factory=JobRegistry, description="What runs in the background of memories here.")
     operation_timeout: float = Field(default=DEFAULT_TIMEOUT_SECONDS, description="Most seconds of a call.")
     pool_size: int = Field(default=DEFAULT_POOL_SIZE, description="Most threads and connections.")
@@ -93,10 +118,9 @@ class MemoryStore(SQLAlchemyChatStore):
         operation_timeout: float = DEFAULT_TIMEOUT_SECONDS,
         pool_size: int = DEFAULT_POOL_SIZE,
     ) -> None:
-        check_limits(operation_timeout, pool_size)
-        check_place(table_name, db_schema, async_engine)
-        limits: Any = {"seconds": operation_timeout, "pool_size": pool_size}
-        database = Database(async_database_uri, table_name, db_schema, async_engine, db_data, **limits)
+        database = Database(
+            async_database_uri, table_name, db_schema, async_engine, db_data, operation_timeout, pool_size
+        )
         # Only people and dumps read this address, and they need not see the password.
         super().__init__(table_name=table_name, async_database_uri=database.shown_uri, db_schema=db_schema)
         self.operation_timeout, self.pool_size = operation_timeout, pool_size
@@ -104,8 +128,7 @@ class MemoryStore(SQLAlchemyChatStore):
         self.readers = Readers(database)
         self.facts = Facts(database, self.readers)
         self.users = Users(database, self.readers, self.facts)
-        self.deletions = Deletions(database, self.users)
-        self.log = Log(database, self.readers, self.users, self.deletions)
+        self.log = Log(database, self.readers, self.users)
 
     @classmethod
     def class_name(cls) -> str:
@@ -129,7 +152,10 @@ class MemoryStore(SQLAlchemyChatStore):
         names = ("table_name", "async_database_uri", "db_schema", "operation_timeout", "pool_size")
         dump: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.database.in_memory:
-            dump["db_data"] = run(self.database.run(self._dumped, writes=False))
+            rows = self.database.tables.rows
+            query = select(*rows.c["key", "timestamp", "role", "status", "data"]).order_by(rows.c.id)
+            dump["db_data"] = run(self.database.run(lambda conn: conn.execute(query).mappings().all(), writes=False))
+            dump["db_data"] = [dict(row) for row in dump["db_data"]]
         return dump
 
     async def read_schema_version(self) -> int | None:
@@ -150,7 +176,7 @@ class MemoryStore(SQLAlchemyChatStore):
         ``operation_timeout`` seconds.
         """
         await self.jobs.stop()
-        # Whoever closes it knows that it is the end.
+        # Who closes it knows that it is the end.
         self.jobs.unread.clear()
         await self.database.aclose()
 
@@ -172,9 +198,15 @@ class MemoryStore(SQLAlchemyChatStore):
 
         What is written meanwhile comes, too, and what is deleted does not.
         """
-        statuses, last = [status] if status else [ARCHIVED, ACTIVE], 0
+        statuses, last = [status.value] if status else [ARCHIVED, ACTIVE], 0
+
+        def read(conn: Connection, after: int, limit: int, offset: int) -> tuple[list[ChatMessage], int]:
+            # They are parsed where no event loop waits for them.
+            rows = self.readers.find_within(conn, key, statuses, after, limit=limit, offset=offset)
+            return [row.as_put for row in rows], rows[-1].id if rows else after
+
         while True:
-            page, last = await self.readers.messages(key, statuses, last, limit=min(limit, _PAGE_ROWS), offset=offset)
+            page, last = await self.database.run(read, last, min(limit, _PAGE_ROWS), offset, writes=False)
             for message in page:
                 yield message
             limit, offset = limit - len(page), 0
@@ -185,8 +217,9 @@ class MemoryStore(SQLAlchemyChatStore):
         """Write one message, as ``add_messages``."""
         await self.add_messages(key, [message], status)
 
-    async def add_messages(
-        self, key: str, messages: Sequence[ChatMessage], status: MessageStatus = MessageStatus.ACTIVE
+    @writes_session
+    def add_messages(
+        self, conn: Connection, key: str, messages: Sequence[ChatMessage], status: MessageStatus = MessageStatus.ACTIVE
     ) -> None:
         """Write messages in one transaction; none is fine.
 
@@ -195,8 +228,10 @@ class MemoryStore(SQLAlchemyChatStore):
         can be repeated. Once the message is deleted, its id is free again. A MessageError for an id that is neither a
         text of at most 255 characters nor a number.
         """
-        if messages:
-            await self.log.add(key, messages, archive=status == MessageStatus.ARCHIVED)
+        new = self.log.unknown_within(conn, key, messages)
+        if not messages:
+            conn.rollback()
+        self.log.insert_within(conn, key, new, archived=len(new) if status == MessageStatus.ARCHIVED else 0)
 
     async def set_messages(
         self, key: str, messages: Sequence[ChatMessage], status: MessageStatus = MessageStatus.ACTIVE
@@ -205,50 +240,77 @@ class MemoryStore(SQLAlchemyChatStore):
         plan = len if status == MessageStatus.ARCHIVED else None
         await self.log.append(key, messages, plan, replace=True)
 
-    async def delete_message(self, key: str, idx: int) -> ChatMessage | None:
+    @writes_session
+    def delete_message(self, conn: Connection, key: str, idx: int) -> ChatMessage | None:
         """Delete the message with this row id and return it, or None if the session has none such."""
-        return await self.log.delete_row(key, idx)
+        found = self.readers.rows_within(conn, key, [idx])
+        if not found:
+            conn.rollback()
+            return None
+        self.users.delete_within(conn, key, self.database.tables.rows.c.id == idx)
+        return found[0].as_put
 
-    async def delete_messages(self, key: str, status: MessageStatus | None = None) -> None:
+    @writes_session
+    def delete_messages(self, conn: Connection, key: str, status: MessageStatus | None = None) -> None:
         """Delete the messages of a session."""
-        await self.log.delete(key, status)
+        rows = self.database.tables.rows
+        self.users.delete_within(conn, key, *([rows.c.status == status.value] if status else []))
 
-    async def delete_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:
+    @writes_session
+    def delete_oldest_messages(self, conn: Connection, key: str, n: int) -> list[ChatMessage]:
         """Delete the oldest n active messages and return them."""
-        return await self.log.take_oldest(key, n, archive=False)
+        oldest, rows = self.readers.find_within(conn, key, [ACTIVE], limit=n), self.database.tables.rows
+        if oldest:
+            self.users.delete_within(conn, key, rows.c.status == ACTIVE, rows.c.id <= oldest[-1].id)
+        return [row.as_put for row in oldest]
 
-    async def archive_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:
+    @writes_session
+    def archive_oldest_messages(self, conn: Connection, key: str, n: int) -> list[ChatMessage]:
         """Move the oldest n active messages into the log and return them."""
-        return await self.log.take_oldest(key, n, archive=True)
+        oldest = self.readers.find_within(conn, key, [ACTIVE], limit=n)
+        if oldest:
+            self.log.archive_within(conn, key, oldest[-1].id)
+        return [row.as_put for row in oldest]
 
     async def count_messages(self, key: str, status: MessageStatus | None = MessageStatus.ACTIVE) -> int:
         """The number of messages of a session with a status; None: of any."""
         return await self.users.count(key, status=status)
 
-    async def get_keys(self) -> list[str]:
+    @reads
+    def get_keys(self, conn: Connection) -> list[str]:
         """The sessions that have messages."""
-        return await self.users.all_keys()
+        return list(conn.execute(select(self.database.tables.rows.c.key).distinct()).scalars())
 
-    def _dumped(self, conn: Connection) -> list[Row]:
-        columns = ("key", "timestamp", "role", "status", "data")
-        query = select(*(self.database.tables.rows.c[name] for name in columns)).order_by(
-            self.database.tables.rows.c.id
-        )
-        return [dict(row) for row in conn.execute(query).mappings()]
-
-    async def sessions(self, user_id: str | None = None, *, session_ids: Collection[str] = ()) -> list[SessionInfo]:
+    @reads
+    def sessions(
+        self, conn: Connection, user_id: str | None = None, *, session_ids: Collection[str] = ()
+    ) -> list[SessionInfo]:
         """The sessions that have messages, the one that was written to last first; [] if there is none.
 
         With a ``user_id``, only those of this user, and those of the ``session_ids``.
         """
-        return await self.users.sessions(user_id, session_ids)
+        rows, owners = self.database.tables.rows, self.database.tables.owners
+        first, last = func.min(rows.c.timestamp), func.max(rows.c.timestamp)
+        sessions = select(rows.c.key, func.count(), first, last).group_by(rows.c.key).order_by(last.desc(), rows.c.key)
+        owned = select(owners.c.key, owners.c.user_id).order_by(owners.c.user_id)
+        if user_id is not None or session_ids:
+            mine = select(owners.c.key).where(owners.c.user_id == user_id)
+            sessions = sessions.where(or_(rows.c.key.in_(session_ids), rows.c.key.in_(mine)))
+            owned = owned.where(or_(owners.c.key.in_(session_ids), owners.c.key.in_(mine)))
+        users: dict[str, list[str]] = {}
+        for key, owner in conn.execute(owned):
+            users.setdefault(key, []).append(owner)
+        return [
+            SessionInfo(key, count, tuple(sorted(users.get(key, ()))), written_at(oldest), written_at(newest))
+            for key, count, oldest, newest in conn.execute(sessions)
+        ]
 
     async def forget(self, key: str) -> dict[str, int]:
         """Delete a session: its messages with their embeddings, and the cursors of its readers.
 
         Returns the number of deleted rows of ``"messages"`` and ``"cursors"``.
         """
-        counts = await self.deletions.delete([key])
+        counts = await self.database.run(self.users.forget_within, [key], (), None, sessions=[key])
         return {kind: counts[kind] for kind in ("messages", "cursors")}
 
     async def forget_user(
@@ -279,8 +341,8 @@ class MemoryStore(SQLAlchemyChatStore):
             )
         sessions = sorted({*session_ids, *await self.users.keys(user_id)})
         # A session without a user has facts of its own.
-        own_users = await self.users.own_users(sessions)
-        counts = await self.deletions.delete(sessions, sorted({user_id, *own_users}), user_id)
+        users, forget = sorted({user_id, *await self.users.own_users(sessions)}), self.users.forget_within
+        counts = await self.database.run(forget, sessions, users, user_id, sessions=sessions, users=users)
         if vacuum:
             await self.vacuum()
         return counts
@@ -288,18 +350,74 @@ class MemoryStore(SQLAlchemyChatStore):
     async def vacuum(self) -> bool:
         """Rewrite the database, so that what was deleted is not in its files any more.
 
-        SQLite rewrites the whole file. It needs up to twice the size of the file on the disk, and nobody else may read
-        or write. PostgreSQL frees the space of the rows for new ones; its write-ahead log, replicas and backups are its
-        operator's. It may take an hour. Returns False if it failed; a warning in the log says why. Call it again then.
+        SQLite rewrites the whole file. It needs up to twice the size of the file on the disk, and no other program may
+        read or write. PostgreSQL frees the space of the rows for new ones; its write-ahead log, replicas and backups
+        are its operator's. It may take an hour. Returns False if it failed; a warning in the log says why. Call it
+        again then.
         """
         if self.database.in_memory:
             return True
+        work = _vacuum_file if self.database.backend == "sqlite" else _vacuum_on_server
         try:
-            return await self.deletions.vacuum()
+            return await self.database.run(work, self.database.tables, in_transaction=False, seconds=_VACUUM_SECONDS)
         except StoreError as error:
             logger.warning(
                 "The database was not vacuumed: %s Deleted rows are gone, but their words may be in its files until "
-                "`await store.vacuum()` is called while nobody else uses it.",
+                "`await store.vacuum()` is called while no other program uses it.",
                 error,
             )
             return False
+
+
+def _vacuum_file(conn: Connection, _: Tables) -> bool:
+    """Rewrite the file; False, and a warning in the log, if something is left."""
+    conn.exec_driver_sql("VACUUM")
+    # What was deleted may still be in the write-ahead log, if there is one.
+    busy = conn.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").scalar()
+    if busy:
+        logger.warning(
+            "The write-ahead log of the database could not be emptied, because another connection is reading: what "
+            "was deleted may be in it until `await store.vacuum()` is called once more, or the last connection is "
+            "closed."
+        )
+    return not busy
+
+
+def _vacuum_on_server(conn: Connection, tables: Tables) -> bool:
+    """Vacuum the tables; False, and a warning in the log, if something is left."""
+    forbidden = []
+    conn.exec_driver_sql("SET statement_timeout = 0")
+    try:
+        for table in tables.rows.metadata.sorted_tables:
+            name = conn.dialect.identifier_preparer.format_table(table)
+            if conn.execute(_MAY_VACUUM, {"name": name}).scalar():
+                conn.exec_driver_sql(f"VACUUM {name}")
+            else:
+                forbidden.append(name)
+    finally:
+        # No other call may get a connection with this setting.
+        conn.invalidate()
+    if forbidden:
+        logger.warning(
+            "This database user may not vacuum %s: what was deleted stays in the files of the server until its "
+            "owner or autovacuum does.",
+            ", ".join(forbidden),
+        )
+    return not forbidden
+
+
+_REFUSE_WRITES = {"sqlite": "PRAGMA query_only = ON", "postgresql": "SET default_transaction_read_only = on"}
+
+
+@asynccontextmanager
+async def read_only(store: MemoryStore) -> AsyncIterator[MemoryStore]:
+    """Gives a store on the same database that refuses each write; it is closed at the end of the block.
+
+    The database must have its tables, in the version of this package, and be no private one in memory.
+    """
+    database = store.database
+    uri = database.url.render_as_string(hide_password=False)
+    limits: Any = {"operation_timeout": store.operation_timeout, "pool_size": store.pool_size}
+    async with aclosing(MemoryStore(uri, store.table_name, db_schema=store.db_schema, **limits)) as reader:
+        reader.database.set_up = _REFUSE_WRITES[database.backend]
+        yield reader

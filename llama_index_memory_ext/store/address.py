@@ -1,4 +1,4 @@
-"""Reads the address of a database, and opens an engine for it."""
+"""Checks what a store is given, opens an engine for its address, and says in words what a driver has raised."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
-from time import monotonic
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -29,8 +28,8 @@ DEFAULT_POOL_SIZE = 5
 SERVER_GRACE_SECONDS = 1.0
 # The server and SQLite count milliseconds in 32 bits.
 _MOST_SECONDS = 1_000_000
-_PING_AFTER_SECONDS = 10.0
-_IDLE_SINCE = "llama_index_memory_ext idle since"
+# Of a machine that has gone, an idle connection learns after about this time.
+_IDLE_SECONDS = 10
 # The drivers that are used, whatever driver an address names.
 _DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
 # Options of asyncpg by the names that libpq has for them, and those that have none: of its caches, mostly.
@@ -46,98 +45,17 @@ _OF_SQLITE = frozenset(
 )
 
 
-def checked_url(uri: str | None) -> URL:
-    """Parse an address, None for a private database in memory; a StoreError if no log can be kept there."""
-    try:
-        url = make_url(DEFAULT_ASYNC_DATABASE_URI if uri is None else uri)
-        url.get_dialect()
-    except (ArgumentError, NoSuchModuleError, ValueError):
-        # The text of the error, and the address, may hold a password.
-        # What is surely the path of a file.
-        file = str(uri) if re.fullmatch(r"[\w./\\ -]{1,200}\.(?:db|sqlite3?)", str(uri)) else "memory.db"
-        raise StoreError(
-            f"async_database_uri must be a SQLAlchemy address such as 'sqlite+aiosqlite:///{file}' or "
-            "'postgresql+asyncpg://user@host/database'; what was given cannot be read as one."
-        ) from None
-    if "@" in (url.host or ""):
-        # It would be shown as a part of the host's name.
-        raise StoreError("There are two '@' in async_database_uri: in a user's name or a password, write '%40' for it.")
-    check_backend(url)
-    try:
-        driver_url(url)
-    except ImportError as error:
-        raise unusable(url, error) from error
-    return url
-
-
-def driver_url(url: URL) -> URL:
-    """The address for the driver that is used, with its names of the options; a StoreError for an unknown option."""
-    backend = url.get_backend_name()
-    if backend == "sqlite":
-        _check_options(url, _OF_SQLITE)
-        return url.set(drivername="sqlite").difference_update_query(["iter_chunk_size"])
-    # Only where there is a server: it is an extra.
-    from psycopg import pq
-
-    known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
-    _check_options(url, {*known, *_RENAMED, *_OF_ASYNCPG})
-    query = {name: value for name, value in url.query.items() if name not in _OF_ASYNCPG}
-    options: dict[str, Any] = {_RENAMED.get(name, name): value for name, value in query.items()}
-    if url.query.get("direct_tls") in ("true", "1"):
-        options["sslnegotiation"] = "direct"
-    if options.get("sslmode") in ("true", "True", "1"):
-        options["sslmode"] = "require"
-    with suppress(KeyError, ValueError, TypeError):
-        options["connect_timeout"] = str(math.ceil(float(options["connect_timeout"])))
-    return url.set(drivername=_DRIVERS[backend], query=options)
-
-
-def _check_options(url: URL, known: Any) -> None:
-    from difflib import get_close_matches
-
-    for name in url.query:
-        if name not in known:
-            near = get_close_matches(name, known, 1, 0.5)
-            meant = f"Did you mean {near[0]!r}?" if near else f"It knows {', '.join(sorted(known))}."
+def check_settings(
+    table_name: object, db_schema: object, lent: object, operation_timeout: float, pool_size: int
+) -> None:
+    """Refuse, by a StoreError, names that are no texts, what is no engine, and limits with which no call succeeds."""
+    names = "table_name", "db_schema", "async_engine"
+    for name, value, kind in zip(names, (table_name, db_schema, lent), (str, str, AsyncEngine), strict=True):
+        if not isinstance(value, kind) and (value is not None or name == "table_name"):
+            wanted = "a text" if kind is str else "an AsyncEngine of SQLAlchemy"
             raise StoreError(
-                f"The driver of {url.get_backend_name()} knows no option {name!r}, which async_database_uri has behind "
-                f"its question mark. {meant} What an address cannot say, an engine of your own can: async_engine=..."
+                f"{name} must be {wanted}; this is a {type(value).__name__}. Leave it out for the default."
             )
-
-
-def unusable(url: URL, error: Exception) -> StoreError:
-    """Returns the error for a database to which there is no connection, by what the driver has raised."""
-    reason = reason_of(error)
-    hint = "See whether it is there, and whether the address, the user and the password are right."
-    if url.get_backend_name() == "sqlite":
-        hint = "See whether it is a database of SQLite, and whether you may read it."
-    if isinstance(error, ImportError):
-        reason, hint = f"it needs {error.name or 'libpq'}", 'pip install "llama-index-memory-ext[postgres]"'
-    return StoreError(f"The database at {without_password(url)} cannot be used: {reason}. {hint}")
-
-
-def refused(url: URL, error: Exception, name: str) -> StoreError:
-    """Returns the error for a call that the database has refused, by what the driver has raised."""
-    reason, hint = reason_of(error), "Nothing was changed. The call can be made again."
-    if getattr(error, "connection_invalidated", False):
-        hint = "The connection was lost: look whether it was stored before you repeat the call."
-    elif "readonly" in reason or "read-only" in reason:
-        hint = "Nothing was changed: see who may write to the database, to its file and to the folder of that."
-    elif "full" in reason and url.get_backend_name() == "sqlite":
-        with suppress(OSError):
-            needed = 2 * Path(str(url.database)).stat().st_size / 1e6
-            hint = f"Nothing was changed. Free {needed:,.0f} MB: to delete and to vacuum take twice the file's size."
-    return StoreError(f"The database at {without_password(url)} has refused {name}: {reason}. {hint}")
-
-
-def reason_of(error: BaseException) -> str:
-    """The first line of what the driver has said, without what was to be stored."""
-    said = str(getattr(error, "orig", None) or error).strip()
-    return said.partition("\n")[0].rstrip(".") or type(error).__name__
-
-
-def check_limits(operation_timeout: float, pool_size: int) -> None:
-    """Refuse, by a StoreError, limits with which no call could ever succeed."""
     # Not a number is no number over 0, either.
     is_number = isinstance(operation_timeout, (int, float)) and not isinstance(operation_timeout, bool)
     if not (is_number and 0 < operation_timeout <= _MOST_SECONDS):
@@ -152,24 +70,93 @@ def check_limits(operation_timeout: float, pool_size: int) -> None:
         )
 
 
-def check_place(table_name: object, db_schema: object, async_engine: object) -> None:
-    """Refuse, by a StoreError, names of the table or its schema that are no texts, and what is no engine."""
-    names = "table_name", "db_schema", "async_engine"
-    for name, value, kind in zip(names, (table_name, db_schema, async_engine), (str, str, AsyncEngine), strict=True):
-        if not isinstance(value, kind) and (value is not None or name == "table_name"):
-            raise StoreError(
-                f"{name} must be {'a text' if kind is str else 'an AsyncEngine of SQLAlchemy'}; this is a "
-                f"{type(value).__name__}. Leave it out for the default."
-            )
-
-
-def check_backend(url: URL) -> None:
-    """Refuse, by a StoreError, a database whose locks the log does not know."""
+def checked_url(uri: str | None, lent: AsyncEngine | None = None) -> URL:
+    """Parse an address, None for a private database in memory; a StoreError if no log can be kept there."""
+    try:
+        url = lent.url if lent else make_url(DEFAULT_ASYNC_DATABASE_URI if uri is None else uri)
+        url.get_dialect()
+    except (ArgumentError, NoSuchModuleError, ValueError):
+        # The text of the error, and the address, may hold a password.
+        # What is surely the path of a file.
+        file = str(uri) if re.fullmatch(r"[\w./\\ -]{1,200}\.(?:db|sqlite3?)", str(uri)) else "memory.db"
+        raise StoreError(
+            f"async_database_uri must be a SQLAlchemy address such as 'sqlite+aiosqlite:///{file}' or "
+            "'postgresql+asyncpg://user@host/database'; what was given cannot be read as one."
+        ) from None
+    if "@" in (url.host or ""):
+        # It would be shown as a part of the host's name.
+        raise StoreError("There are two '@' in async_database_uri: in a user's name or a password, write '%40' for it.")
     if url.get_backend_name() not in _DRIVERS:
         raise StoreError(
             f"MemoryStore keeps its log in SQLite or PostgreSQL; the address names {url.get_backend_name()!r}. "
             "Use one of sqlite+aiosqlite, postgresql+asyncpg."
         )
+    if lent is None:
+        try:
+            driver_url(url)
+        except ImportError as error:
+            raise in_words(url, error) from error
+    return url
+
+
+def driver_url(url: URL) -> URL:
+    """The address for the driver that is used, with its names of the options; a StoreError for an unknown option."""
+    backend, known = url.get_backend_name(), _OF_SQLITE
+    if backend == "postgresql":
+        # Only where there is a server: it is an extra.
+        from psycopg import pq
+
+        known = _OF_ASYNCPG.union(_RENAMED, (option.keyword.decode() for option in pq.Conninfo.get_defaults()))
+    for name in sorted(set(url.query) - known):
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, known, 1, 0.5)
+        meant = f"Did you mean {near[0]!r}?" if near else f"It knows {', '.join(sorted(known))}."
+        raise StoreError(
+            f"The driver of {backend} knows no option {name!r}, which async_database_uri has behind its question mark. "
+            f"{meant} What an address cannot say, an engine of your own can: async_engine=..."
+        )
+    if backend == "sqlite":
+        return url.set(drivername="sqlite").difference_update_query(["iter_chunk_size"])
+    query = {name: value for name, value in url.query.items() if name not in _OF_ASYNCPG}
+    options: dict[str, Any] = {_RENAMED.get(name, name): value for name, value in query.items()}
+    if url.query.get("direct_tls") in ("true", "1"):
+        options["sslnegotiation"] = "direct"
+    if options.get("sslmode") in ("true", "True", "1"):
+        options["sslmode"] = "require"
+    with suppress(KeyError, ValueError, TypeError):
+        options["connect_timeout"] = str(math.ceil(float(options["connect_timeout"])))
+    return url.set(drivername=_DRIVERS[backend], query=options)
+
+
+def in_words(url: URL, error: Exception, name: str = "") -> StoreError:
+    """The error for the call of this name that the database has refused; without a name, there is no connection."""
+    reason, is_file = reason_of(error), url.get_backend_name() == "sqlite"
+    if name:
+        hint = "Nothing was changed. The call can be made again."
+        if getattr(error, "connection_invalidated", False):
+            hint = "The connection was lost: look whether it was stored before you repeat the call."
+        elif "readonly" in reason or "read-only" in reason:
+            hint = "Nothing was changed: see who may write to the database, to its file and to the folder of that."
+        elif "full" in reason and is_file:
+            with suppress(OSError):
+                needed = 2 * Path(str(url.database)).stat().st_size / 1e6
+                hint = (
+                    f"Nothing was changed. Free {needed:,.0f} MB: to delete and to vacuum take twice the file's size."
+                )
+        return StoreError(f"The database at {without_password(url)} has refused {name}: {reason}. {hint}")
+    hint = "See whether it is there, and whether the address, the user and the password are right."
+    if is_file:
+        hint = "See whether it is a database of SQLite, and whether you may read it."
+    if isinstance(error, ImportError):
+        reason, hint = f"it needs {error.name or 'libpq'}", 'pip install "llama-index-memory-ext[postgres]"'
+    return StoreError(f"The database at {without_password(url)} cannot be used: {reason}. {hint}")
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of what the driver has said, without what was to be stored."""
+    said = str(getattr(error, "orig", None) or error).strip()
+    return said.partition("\n")[0].rstrip(".") or type(error).__name__
 
 
 def without_password(url: URL) -> str:
@@ -186,12 +173,9 @@ def is_in_memory(url: URL) -> bool:
 
 def is_missing(url: URL) -> bool:
     """Whether opening the address would begin an empty database: no file yet, or one in memory."""
-    return is_in_memory(url) or (url.get_backend_name() == "sqlite" and not _file_of(url).is_file())
-
-
-def _file_of(url: URL) -> Path:
     name = str(url.database)
-    return Path(unquote(urlsplit(name).path) if name.startswith("file:") else name)
+    file = Path(unquote(urlsplit(name).path) if name.startswith("file:") else name)
+    return is_in_memory(url) or (url.get_backend_name() == "sqlite" and not file.is_file())
 
 
 def open_engine(url: URL, seconds: float, pool_size: int, set_up: str = "") -> Engine:
@@ -203,12 +187,11 @@ def open_engine(url: URL, seconds: float, pool_size: int, set_up: str = "") -> E
     options: dict[str, Any] = {"hide_parameters": True, "max_overflow": 0, "pool_size": pool_size}
     # The connections that are not needed grow old, and the server may end them.
     options |= {"poolclass": QueuePool, "pool_timeout": seconds + SERVER_GRACE_SECONDS, "pool_use_lifo": True}
-    wait = max(1, math.ceil(seconds))
     if url.get_backend_name() == "postgresql":
-        given = driver_url(url).query
+        given, wait = driver_url(url).query, max(1, math.ceil(seconds))
         # A machine that has gone is given up after about this time.
         arguments: dict[str, Any] = {"connect_timeout": wait, "tcp_user_timeout": 1000 * wait, "keepalives_count": 2}
-        arguments |= {"keepalives_idle": wait, "keepalives_interval": wait}
+        arguments |= {"keepalives_idle": _IDLE_SECONDS, "keepalives_interval": wait}
         arguments = {name: value for name, value in arguments.items() if name not in given}
         # A pooler between may give each transaction another connection of the server.
         arguments["prepare_threshold"] = None
@@ -217,21 +200,18 @@ def open_engine(url: URL, seconds: float, pool_size: int, set_up: str = "") -> E
         # By a statement and not at the start of the connection, which poolers refuse.
         sets = f"SET statement_timeout = {limit}; SET idle_in_transaction_session_timeout = {limit}; {set_up}"
         event.listen(engine, "connect", partial(_set_up_postgresql, sets))
-        event.listen(engine, "checkin", _note_time)
         event.listen(engine, "checkout", partial(_check, engine.dialect))
         return engine
     if is_in_memory(url):
         options = {"hide_parameters": True, "poolclass": StaticPool}
     elif "uri" not in url.query and not (folder := Path(url.database or "").expanduser().parent).is_dir():
         raise StoreError(f"The database file {url.database!r} needs a folder {str(folder)!r}: create it first.")
-    arguments = {"timeout": seconds, "check_same_thread": False}
-    engine = create_engine(driver_url(url), connect_args=arguments, **options)
-    event.listen(engine, "do_connect", _connect_sqlite)
-    event.listen(engine, "connect", partial(_set_up_sqlite, set_up))
+    engine = create_engine(driver_url(url), connect_args={"timeout": seconds, "check_same_thread": False}, **options)
+    event.listen(engine, "do_connect", partial(_connect_sqlite, set_up))
     return engine
 
 
-def _connect_sqlite(_dialect: Any, _record: Any, arguments: Any, options: Any) -> sqlite3.Connection:
+def _connect_sqlite(set_up: str, _dialect: Any, _record: Any, arguments: Any, options: Any) -> sqlite3.Connection:
     """A connection that can read. A file with a write-ahead log in a folder that cannot be written to is unchanging."""
     connection: sqlite3.Connection = sqlite3.connect(*arguments, **options)
     try:
@@ -243,14 +223,11 @@ def _connect_sqlite(_dialect: Any, _record: Any, arguments: Any, options: Any) -
         if not re.match("unable to open|attempt to write", str(error)) or options.get("uri") or not is_left:
             raise
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", **{**options, "uri": True})
-    return connection
-
-
-def _set_up_sqlite(set_up: str, connection: sqlite3.Connection, _record: Any) -> None:
     # Transactions begin where the runner says so, and what was acknowledged survives a power cut.
     connection.isolation_level = None
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute(set_up)
+    return connection
 
 
 def use_write_ahead_log(conn: Connection, seconds: float) -> None:
@@ -269,17 +246,12 @@ def _set_up_postgresql(statements: str, connection: Any, _record: Any) -> None:
     connection.autocommit = False
 
 
-def _note_time(_connection: Any, record: Any) -> None:
-    record.info[_IDLE_SINCE] = monotonic()
-
-
-def _check(dialect: Any, connection: Any, record: Any, _proxy: Any) -> None:
-    """Replace a connection that was lost while nobody used it. The server is asked only where it may be."""
-    idle = monotonic() - record.info.get(_IDLE_SINCE, monotonic())
+def _check(dialect: Any, connection: Any, _record: Any, _proxy: Any) -> None:
+    """Replace a connection that was lost while it was idle."""
     with DefaultSelector() as said:
         # A server that ends a connection says so, and nothing else makes it say anything.
         is_doubtful = connection.closed or (said.register(connection, EVENT_READ) and said.select(0))
-    if is_doubtful or idle > _PING_AFTER_SECONDS:
+    if is_doubtful:
         try:
             dialect.do_ping(connection)
         except dialect.loaded_dbapi.Error:

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sqlalchemy import bindparam, case, func, literal, null, or_, select, true
 
 from llama_index_memory_ext.errors import StoreError
-from llama_index_memory_ext.store.rows import LogPage, LogRow, Seen, Snapshot
 from llama_index_memory_ext.store.runner import reads
-from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LAST_ID, OWN, SHARED, upsert
-from llama_index_memory_ext.store.transaction import UnchangedError
+from llama_index_memory_ext.store.tables import (
+    ACTIVE,
+    ARCHIVED,
+    LAST_ID,
+    OWN,
+    SHARED,
+    LogPage,
+    LogRow,
+    Snapshot,
+    upsert,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from llama_index.core.base.llms.types import ChatMessage
     from sqlalchemy import Connection
 
-    from llama_index_memory_ext.store.rows import Opening
     from llama_index_memory_ext.store.runner import Database
-    from llama_index_memory_ext.store.tables import Statement
+    from llama_index_memory_ext.store.tables import Opening, Seen, Statement
     from llama_index_memory_ext.text.tool_calls import Json
 
 logger = logging.getLogger(__name__)
@@ -42,43 +49,52 @@ class Readers:
     def __init__(self, database: Database) -> None:
         self.database = database
         tables = database.tables
-        rows, cursors, users = tables.rows, tables.cursors, tables.users
+        rows, cursors, users, owners, sessions = (
+            tables.rows,
+            tables.cursors,
+            tables.users,
+            tables.owners,
+            tables.sessions,
+        )
+        # Statements of every turn are built once: building one costs as much as running it.
         session: Statement = bindparam("session")
         last_id: Statement = bindparam("last_id")
         of_reader = (cursors.c.key == session, cursors.c.reader == bindparam("reader"))
         of_user = users.c.namespace == bindparam("watch")
-        position = select(cursors.c.position).where(*of_reader).scalar_subquery()
-        state = (
-            _or_zero(select(tables.sessions.c.epoch).where(tables.sessions.c.key == session)).label("epoch"),
-            position.label("position"),
-            *(_or_zero(select(users.c[name]).where(of_user)).label(f"facts_{name}") for name in ("epoch", "change")),
+        cursor = (
+            select(sessions.c.epoch).where(sessions.c.key == session).scalar_subquery().label("epoch"),
+            select(cursors.c.position).where(*of_reader).scalar_subquery().label("position"),
+            select(users.c.epoch).where(of_user).scalar_subquery().label("facts_epoch"),
+            select(users.c.change).where(of_user).scalar_subquery().label("facts_change"),
         )
-        # Statements of every turn are built once: building one costs as much as running it.
-        made = select(cursors.c.state).where(*of_reader).scalar_subquery().label("state")
-        self._cursor = select(null().label("id"), *state, made)
-        # The last row that was seen comes along as a witness that it still exists.
+        self._cursor = select(*cursor, select(cursors.c.state).where(*of_reader).scalar_subquery().label("state"))
+        self._put, self._add = upsert(cursors, database.backend, "position", "state"), upsert(cursors, database.backend)
+
+        # What is known of a row that was seen last is that it still exists.
         unseen = case((rows.c.id == last_id, null()), else_=rows.c.data).label("data")
-        self._page = (
-            select(rows.c.id, rows.c.role, unseen, rows.c.user_id, *state)
-            .where(rows.c.key == session, rows.c.status == ARCHIVED, rows.c.id >= last_id)
-            .where(rows.c.id > func.coalesce(position, 0), rows.c.id <= bindparam("newest"))
-            .order_by(rows.c.id.desc())
-            .limit(bindparam("most"))
-        )
-        columns = rows.c.id, rows.c.role, rows.c.data, rows.c.timestamp, rows.c.status, rows.c.user_id
-        owners = tables.owners
-        # Of a session that is not shared by both, the words of another user are shown to nobody else.
-        others = (owners.c.key == session, owners.c.user_id != bindparam("user"))
-        closed = or_(owners.c.kind == OWN, owners.c.kind == bindparam("closed"))
-        count = select(func.count()).where(*others, closed).scalar_subquery().label("others")
-        self._glance = _glance_of(rows, columns, (*state, count))
-        some = select(*columns).order_by(rows.c.id)
+        columns = rows.c.id, rows.c.role, unseen, rows.c.timestamp, rows.c.status, rows.c.user_id
+        archived = (rows.c.key == session, rows.c.status == ARCHIVED)
+        self._newest = select(*columns).where(*archived, rows.c.id >= last_id).order_by(rows.c.id.desc())
+        self._newest = self._newest.where(rows.c.id > bindparam("after"), rows.c.id <= bindparam("newest"))
+        self._newest = self._newest.limit(bindparam("most"))
+        some = select(*rows.c["id", "role", "data", "timestamp", "status", "user_id"]).order_by(rows.c.id)
         some = some.where(rows.c.key == session, rows.c.status.in_(bindparam("statuses", expanding=True)))
         self._rows = some.where(rows.c.id.in_(bindparam("ids", expanding=True)))
         self._after = some.where(rows.c.id > last_id).limit(bindparam("most")).offset(bindparam("skipped"))
-        self._state = select(cursors.c.position, cursors.c.state).where(*of_reader)
-        self._put = upsert(cursors, database.backend, "position", "state")
-        self._add_reader = upsert(cursors, database.backend)
+
+        # Of a session that is not shared by both, the words of another user are shown to nobody else.
+        closed = or_(owners.c.kind == OWN, owners.c.kind == bindparam("closed"))
+        others = select(func.count()).where(owners.c.key == session, owners.c.user_id != bindparam("user"), closed)
+        ids = select(rows.c.id).where(*archived).order_by(rows.c.id.desc())
+        # Of more rows than these, readers ask for as many as they have room for.
+        before = func.coalesce(ids.limit(1).offset(_GLANCE_ROWS).scalar_subquery(), 0)
+        active = select(*columns).where(rows.c.key == session, rows.c.status == ACTIVE)
+        # Two queries, each along the index: SQLite reads the whole session for one with an "or".
+        found = active.union_all(select(*columns).where(*archived, rows.c.id >= last_id, rows.c.id > before)).subquery()
+        newest, count = ids.limit(1).scalar_subquery().label("newest"), others.scalar_subquery().label("others")
+        # A row for each message, or one without a message.
+        one = select(literal(1).label("one")).subquery().outerjoin(found, true())
+        self._glance = select(*found.c, newest, count, *cursor).select_from(one).order_by(found.c.id)
 
     def find_within(
         self,
@@ -97,14 +113,6 @@ class Readers:
     find = reads(find_within)
 
     @reads
-    def messages(
-        self, conn: Connection, key: str, statuses: Sequence[str], after: int, *, limit: int, offset: int
-    ) -> tuple[list[ChatMessage], int]:
-        """The messages of ``find``, parsed where no event loop waits for them, and the id of the last row."""
-        rows = self.find_within(conn, key, statuses, after, limit=limit, offset=offset)
-        return [row.as_put for row in rows], rows[-1].id if rows else after
-
-    @reads
     def glance(self, conn: Connection, key: str, reader: str, last_id: int, watch: str, opening: Opening) -> Snapshot:
         """What is active, and what the log has gained since the row ``last_id``, at most 40 rows; 0: not known.
 
@@ -114,11 +122,10 @@ class Readers:
         given |= {"user": opening.user_in(key), "closed": OWN if opening.shared else SHARED}
         found = conn.execute(self._glance, given).all()
         now = found[0]
-        rows = [LogRow(*(getattr(row, name) for name in LogRow.__slots__)) for row in found if row.id is not None]
+        rows = [LogRow(*row[:6]) for row in found if row.id is not None]
         active, log = (tuple(row for row in rows if row.is_active is wanted) for wanted in (True, False))
-        facts = (now.facts_epoch, now.facts_change)
-        flags = (now.newest is None, bool(now.others))
-        return Snapshot(now.epoch, now.position or 0, facts, *flags, active, log)
+        facts, flags = (now.facts_epoch or 0, now.facts_change or 0), (now.newest is None, bool(now.others))
+        return Snapshot(now.epoch or 0, now.position or 0, facts, *flags, active, log)
 
     @reads
     def page(
@@ -137,10 +144,15 @@ class Readers:
         With ``before`` only rows with a smaller id, to turn the page. ``watch`` is a namespace of facts: the page says
         how far its changes have come, which saves a query.
         """
-        cursor = {"session": key, "reader": reader, "watch": watch}
-        page = {"last_id": seen.last_id, "newest": LAST_ID if before is None else before - 1, "most": limit + 1}
-        found = conn.execute(self._page, cursor | page).all()
-        return _page_of(found or conn.execute(self._cursor, cursor).all(), seen, limit)
+        page = self._cursor_of(conn, key, reader, watch)
+        span = {"last_id": seen.last_id, "after": page.position, "newest": LAST_ID if before is None else before - 1}
+        found = [LogRow(*row) for row in conn.execute(self._newest, {"session": key, "most": limit + 1, **span})]
+        # The row that was seen last comes along as a witness that it still exists, which the plain host does not tell.
+        rows = [row for row in found if row.id != seen.last_id]
+        is_whole = len(rows) > limit or len(rows) < len(found) or seen.last_id <= page.position
+        if seen.last_id and not (is_whole and page.epoch == seen.epoch):
+            return replace(page, fresh=False)
+        return replace(page, rows=rows[:limit][::-1], more=len(rows) > limit)
 
     @reads
     def unread(
@@ -157,12 +169,11 @@ class Readers:
 
         ``with_active`` adds the active rows.
         """
-        cursor = self._read_cursor(conn, key, reader)
-        last_id = (cursor.position or 0) if after is None else after
+        page = self._cursor_of(conn, key, reader)
         statuses = _LOG_AND_ACTIVE if with_active else [ARCHIVED]
-        rows = self.find_within(conn, key, statuses, last_id, limit=limit)
-        known = cursor.position is not None
-        return LogPage(cursor.position or 0, cursor.epoch, rows, registered=known, state=cursor.state)
+        return replace(
+            page, rows=self.find_within(conn, key, statuses, page.position if after is None else after, limit=limit)
+        )
 
     def rows_within(self, conn: Connection, key: str, ids: Sequence[int]) -> list[LogRow]:
         """These rows of a session, active ones too, oldest first; rows that are gone are left out."""
@@ -175,13 +186,13 @@ class Readers:
     def rows_in(self, conn: Connection, key: str, ids: Sequence[int], epoch: int) -> list[LogRow] | None:
         """As ``rows``; None if rows of the session were deleted since ``epoch``, so that ids may be those of others."""
         rows = self.rows_within(conn, key, ids)
-        return rows if (self._read_cursor(conn, key, "")).epoch == epoch else None
+        return rows if self._cursor_of(conn, key, "").epoch == epoch else None
 
     @reads
     def state(self, conn: Connection, key: str, reader: str) -> tuple[int, Json]:
         """The position of a cursor, and the state that it was moved with."""
-        row = conn.execute(self._state, {"session": key, "reader": reader}).first()
-        return (0, None) if row is None else (row.position, row.state)
+        page = self._cursor_of(conn, key, reader)
+        return page.position, page.state
 
     async def move(self, key: str, reader: str, *, epoch: int, old: int, new: int, state: Json = None) -> bool:
         """Move a reader's cursor from ``old`` to ``new``, the last row that is left behind, for every process.
@@ -204,65 +215,26 @@ class Readers:
         self, conn: Connection, key: str, reader: str, *, epoch: int, old: int, new: int, state: Json = None
     ) -> bool:
         """As ``move``; the transaction is rolled back where it is False."""
-        if self._position(conn, key, reader, epoch) != old:
-            raise UnchangedError(result=False)
+        if not self.is_current_within(conn, key, epoch, reader, old):
+            conn.rollback()
+            return False
         conn.execute(self._put, {"key": key, "reader": reader, "position": new, "state": state})
         return True
 
     def register_within(self, conn: Connection, key: str, readers: Sequence[str]) -> None:
         """Store the cursors of readers, by which ``Users.pending`` knows them."""
         if readers:
-            begin = [{"key": key, "reader": reader, "position": 0, "state": None} for reader in readers]
-            conn.execute(self._add_reader, begin)
+            conn.execute(self._add, [{"key": key, "reader": one, "position": 0, "state": None} for one in readers])
 
-    def is_current_within(self, conn: Connection, key: str, epoch: int) -> bool:
-        """Whether no row of the session was deleted since ``epoch``."""
-        return self._position(conn, key, "", epoch) is not None
+    def is_current_within(self, conn: Connection, key: str, epoch: int, reader: str = "", position: int = 0) -> bool:
+        """Whether no row of the session was deleted since ``epoch``, and a reader is at ``position``."""
+        now = self._cursor_of(conn, key, reader)
+        # A log that only the plain host has written had no epoch before it was locked just now.
+        is_same = now.epoch == epoch or (epoch == 0 and bool(self.find_within(conn, key, _LOG_AND_ACTIVE, limit=1)))
+        return is_same and now.position == position
 
-    def _position(self, conn: Connection, key: str, reader: str, epoch: int) -> int | None:
-        """Where a cursor is; None if rows of the session were deleted since ``epoch``."""
-        now = self._read_cursor(conn, key, reader)
-        same = now.epoch == epoch
-        if epoch == 0:
-            # A log that only the plain host has written had no epoch before it was locked just now.
-            same = bool(self.find_within(conn, key, _LOG_AND_ACTIVE, limit=1))
-        return (now.position or 0) if same else None
-
-    def _read_cursor(self, conn: Connection, key: str, reader: str) -> Statement:
-        return conn.execute(self._cursor, {"session": key, "reader": reader, "watch": ""}).one()
-
-
-def _page_of(found: Statement, seen: Seen, limit: int) -> LogPage:
-    """The page of these rows, which are newest first, without the row that was seen last."""
-    newest = found[0]
-    position, facts = newest.position or 0, (newest.facts_epoch, newest.facts_change)
-    rows = [row for row in found if row.id not in (None, seen.last_id)]
-    witnessed = len(rows) > limit or found[-1].id == seen.last_id or seen.last_id <= position
-    if seen.last_id and (newest.epoch != seen.epoch or not witnessed):
-        return LogPage(position, newest.epoch, [], fresh=False, facts=facts)
-    shown = [LogRow(row.id, row.role, row.data, user_id=row.user_id) for row in reversed(rows[:limit])]
-    return LogPage(position, newest.epoch, shown, more=len(rows) > limit, facts=facts)
-
-
-def _glance_of(rows: Statement, columns: Sequence[Statement], state: Sequence[Statement]) -> Statement:
-    """The query of ``Readers.glance``: a row for each message, or one without a message."""
-    session: Statement = bindparam("session")
-    archived = (rows.c.key == session, rows.c.status == ARCHIVED)
-    ids = select(rows.c.id).where(*archived).order_by(rows.c.id.desc())
-    newest = ids.limit(1).scalar_subquery()
-    # Of more rows than these, readers ask for as many as they have room for.
-    before = _or_zero(ids.limit(1).offset(_GLANCE_ROWS))
-    last_id: Statement = bindparam("last_id")
-    # The row that is known already says that it still exists.
-    row_id, role, data, *others = columns
-    shown = (row_id, role, case((rows.c.id == last_id, null()), else_=data).label("data"), *others)
-    active = select(*shown).where(rows.c.key == session, rows.c.status == ACTIVE)
-    # Two queries, each along the index: SQLite reads the whole session for one with an "or".
-    found = active.union_all(select(*shown).where(*archived, rows.c.id >= last_id, rows.c.id > before)).subquery()
-    one = select(literal(1).label("one")).subquery()
-    query = select(*found.c, newest.label("newest"), *state)
-    return query.select_from(one.outerjoin(found, true())).order_by(found.c.id)
-
-
-def _or_zero(query: Statement) -> Statement:
-    return func.coalesce(query.scalar_subquery(), 0)
+    def _cursor_of(self, conn: Connection, key: str, reader: str, watch: str = "") -> LogPage:
+        """A page without rows."""
+        now = conn.execute(self._cursor, {"session": key, "reader": reader, "watch": watch}).one()
+        facts, known = (now.facts_epoch or 0, now.facts_change or 0), now.position is not None
+        return LogPage(now.position or 0, now.epoch or 0, [], registered=known, facts=facts, state=now.state)

@@ -1,30 +1,27 @@
-"""Keeps the facts of each user in the order in which they changed."""
+"""Keeps the facts of each user in the order in which they changed, and the vectors of facts and messages."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import bindparam, delete, select, update
 
-from llama_index_memory_ext.agent_view import SHARED
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.fact import Fact, normalised, retire
+from llama_index_memory_ext.fact import SHARED, Fact, normalised, retire
 from llama_index_memory_ext.store.runner import reads, writes_user
-from llama_index_memory_ext.store.tables import one_of, upsert
-from llama_index_memory_ext.store.transaction import UnchangedError
+from llama_index_memory_ext.store.tables import one_of, upsert, vectors_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from sqlalchemy import Connection
 
-    from llama_index_memory_ext.agent_view import AgentView
+    from llama_index_memory_ext.fact import AgentView
     from llama_index_memory_ext.store.cursors import Readers
-    from llama_index_memory_ext.store.rows import LogPage
     from llama_index_memory_ext.store.runner import Database
-    from llama_index_memory_ext.store.tables import Statement
+    from llama_index_memory_ext.store.tables import LogPage, Row, Statement
     from llama_index_memory_ext.text.tool_calls import Json
 
 
@@ -52,13 +49,11 @@ class Facts:
         self.database, self._readers, self._tables = database, readers, database.tables
         facts, users = self._tables.facts, self._tables.users
         of_user = users.c.namespace == bindparam("ns")
-        self._state = select(users.c.epoch, users.c.change).where(of_user)
-        self._set = update(users).where(of_user)
-        columns = select(facts.c.change, facts.c.data).where(facts.c.namespace == bindparam("ns"))
-        self._changed = columns.where(facts.c.change > bindparam("seen")).order_by(facts.c.change)
-        self._one = columns.where(facts.c.id == bindparam("fact"))
-        self._agents = select(facts.c.id, facts.c.agent_id).where(facts.c.namespace == bindparam("ns"))
-        self._agents = self._agents.where(one_of(facts.c.id, database.backend))
+        self._user, self._set_user = select(users.c.epoch, users.c.change).where(of_user), update(users).where(of_user)
+        self._some = select(facts.c.id, facts.c.agent_id, facts.c.change, facts.c.data)
+        self._some = self._some.where(facts.c.namespace == bindparam("ns"))
+        self._changed = self._some.where(facts.c.change > bindparam("seen")).order_by(facts.c.change)
+        self._known = self._some.where(one_of(facts.c.id, database.backend))
         self._put = upsert(facts, database.backend, "change", "agent_id", "data")
 
     @reads
@@ -89,20 +84,19 @@ class Facts:
 
         With ``seen``, what others have stored since is kept. False if facts were deleted since: nothing is stored then.
         """
-        moved = seen is None and self._will_move(conn, namespace, facts, view)
-        self._put_all(conn, namespace, facts, seen, view, moved=moved)
+        if seen is not None:
+            return self._merge(conn, namespace, facts, seen, view)
+        found = conn.execute(self._known, {"ns": namespace, "names": [fact.id for fact in facts]})
+        agents = {row.id: row.agent_id or None for row in found}
+        hidden = sum(not view.sees(agent) for agent in agents.values())
+        if hidden:
+            raise FactError(
+                f"{hidden} of {len(facts)} facts have the ids of facts that belong to another agent of this user. "
+                "Store them with a memory of that agent, or without their ids. Nothing was stored."
+            )
+        moved = any(agents.get(fact.id, fact.agent_id) != fact.agent_id for fact in facts)
+        self._put_all(conn, namespace, facts, moved=moved)
         return True
-
-    def move_within(self, conn: Connection, old: str, new: str) -> None:
-        """Make the facts of one namespace those of another, which keeps what it has of the same words."""
-        facts, embeddings = self._tables.facts, self._tables.embeddings
-        found = conn.execute(self._changed, {"ns": old, "seen": 0}).all()
-        if found:
-            self.database.lock(conn, (), (old, new))
-            self._put_all(conn, new, [Fact.model_validate(row.data) for row in found], NOTHING_READ)
-            for table in (embeddings, facts):
-                conn.execute(delete(table).where(table.c.namespace == old))
-            conn.execute(self._set, {"ns": old, "epoch": time.time_ns()})
 
     @writes_user
     def change(
@@ -115,9 +109,10 @@ class Facts:
         view: AgentView = SHARED,
     ) -> Fact | None:
         """Change one fact as it is stored now; None, and nothing is written, if there is none with this id."""
-        row = conn.execute(self._in_view(self._one, view), {"ns": namespace, "fact": fact_id}).first()
+        row = conn.execute(self._in_view(self._known, view), {"ns": namespace, "names": [fact_id]}).first()
         if row is None:
-            raise UnchangedError
+            conn.rollback()
+            return None
         old = Fact.model_validate(row.data)
         fact = changed(old)
         self._put_all(conn, namespace, [fact], moved=fact.agent_id != old.agent_id)
@@ -140,12 +135,12 @@ class Facts:
         The cursor never goes back. What others have stored since ``seen`` is neither doubled nor undone. False, and
         nothing is stored, if the cursor was moved, or messages or facts were deleted meanwhile.
         """
-        old, new = unread.position, max(unread.position, unread.rows[-1].id)
+        epoch, old, new = unread.epoch, unread.position, max(unread.position, unread.rows[-1].id)
 
         def write(conn: Connection) -> bool:
-            self._put_all(conn, namespace, facts, seen, view)
-            epoch = unread.epoch
-            return self._readers.move_within(conn, session_id, reader, epoch=epoch, old=old, new=new, state=state)
+            return self._merge(conn, namespace, facts, seen, view) and self._readers.move_within(
+                conn, session_id, reader, epoch=epoch, old=old, new=new, state=state
+            )
 
         return await self.database.run(write, sessions=[session_id], users=[namespace])
 
@@ -162,78 +157,127 @@ class Facts:
             if ids is not None:
                 query = query.where(table.c.id.in_(ids))
             count = conn.execute(query).rowcount
-        conn.execute(self._set, {"ns": namespace, "epoch": time.time_ns()})
+        conn.execute(self._set_user, {"ns": namespace, "epoch": time.time_ns()})
         return count
+
+    def move_within(self, conn: Connection, old: str, new: str) -> None:
+        """Make the facts of one namespace those of another, which keeps what it has of the same words."""
+        found = conn.execute(self._changed, {"ns": old, "seen": 0}).all()
+        if found:
+            self.database.lock(conn, (), (old, new))
+            self._merge(conn, new, [Fact.model_validate(row.data) for row in found], NOTHING_READ, SHARED)
+            for table in (self._tables.embeddings, self._tables.facts):
+                conn.execute(delete(table).where(table.c.namespace == old))
+            conn.execute(self._set_user, {"ns": old, "epoch": time.time_ns()})
 
     def _in_view(self, query: Statement, view: AgentView) -> Statement:
         return query if view.names is None else query.where(self._tables.facts.c.agent_id.in_(view.names))
 
-    def _will_move(self, conn: Connection, namespace: str, facts: Sequence[Fact], view: AgentView) -> bool:
-        """Whether one of these facts is another agent's now; a FactError if that agent's are not in the view."""
-        found = conn.execute(self._agents, {"ns": namespace, "names": [fact.id for fact in facts]})
-        agents = {row.id: row.agent_id or None for row in found}
-        hidden = sum(not view.sees(agent) for agent in agents.values())
-        if hidden:
-            raise FactError(
-                f"{hidden} of {len(facts)} facts have the ids of facts that belong to another agent of this user. "
-                "Store them with a memory of that agent, or without their ids. Nothing was stored."
-            )
-        return any(agents.get(fact.id, fact.agent_id) != fact.agent_id for fact in facts)
-
     def _epoch_and_change(self, conn: Connection, namespace: str) -> tuple[int, int]:
-        row = conn.execute(self._state, {"ns": namespace}).first()
+        row = conn.execute(self._user, {"ns": namespace}).first()
         return (0, 0) if row is None else (row.epoch, row.change)
 
-    def _put_all(
-        self,
-        conn: Connection,
-        namespace: str,
-        facts: Sequence[Fact],
-        seen: FactChanges | None = None,
-        view: AgentView = SHARED,
-        *,
-        moved: bool = False,
-    ) -> None:
-        epoch, last = self._epoch_and_change(conn, namespace)
-        if seen is not None:
-            if seen.epoch not in (0, epoch):
-                raise UnchangedError(result=False)
-            found = conn.execute(self._in_view(self._changed, view), {"ns": namespace, "seen": seen.change})
-            facts = _merged([Fact.model_validate(row.data) for row in found], facts)
-        if facts:
-            stored = [fact.model_copy(update={"namespace": namespace}).model_dump(mode="json") for fact in facts]
-            rows = [
-                {
-                    "namespace": namespace,
-                    "id": fact.id,
-                    "change": last + i,
-                    "agent_id": fact.agent_id or "",
-                    "data": data,
-                }
-                for i, (fact, data) in enumerate(zip(facts, stored, strict=True), 1)
-            ]
-            conn.execute(self._put, rows)
-            # Whoever saw a fact that has moved must read all of them again, as where one was deleted.
-            begun_again = {"epoch": time.time_ns()} if moved else {}
-            conn.execute(self._set, {"ns": namespace, "change": last + len(rows), **begun_again})
+    def _merge(
+        self, conn: Connection, namespace: str, facts: Sequence[Fact], seen: FactChanges, view: AgentView
+    ) -> bool:
+        """Store extracted facts where others have changed or added facts meanwhile; False if facts were deleted."""
+        epoch, _ = self._epoch_and_change(conn, namespace)
+        if seen.epoch not in (0, epoch):
+            conn.rollback()
+            return False
+        found = conn.execute(self._in_view(self._changed, view), {"ns": namespace, "seen": seen.change})
+        newer = {row.id: Fact.model_validate(row.data) for row in found}
+        contents = {normalised(fact.content): fact.id for fact in newer.values() if not fact.retired}
+        same = {fact.id: contents.get(normalised(fact.content), fact.id) for fact in facts}
+        merged = []
+        for fact in facts:
+            stored, replaced_by = newer.get(fact.id), same.get(fact.replaced_by or "", fact.replaced_by)
+            if stored is None:
+                merged += [fact.model_copy(update={"replaced_by": replaced_by})] if same[fact.id] == fact.id else []
+            elif fact.retired and not stored.pinned and (not stored.retired or fact.retired_by == "request"):
+                # The user's own words have ended it, whatever was made of it meanwhile.
+                merged.append(
+                    retire(stored, fact.retired_reason or "", fact.updated_at, replaced_by, by=fact.retired_by)
+                )
+        self._put_all(conn, namespace, merged)
+        return True
+
+    def _put_all(self, conn: Connection, namespace: str, facts: Sequence[Fact], *, moved: bool = False) -> None:
+        if not facts:
+            return
+        _, last = self._epoch_and_change(conn, namespace)
+        stored = [fact.model_copy(update={"namespace": namespace}).model_dump(mode="json") for fact in facts]
+        rows: list[Row] = [
+            {"namespace": namespace, "id": fact.id, "change": change, "agent_id": fact.agent_id or "", "data": data}
+            for change, (fact, data) in enumerate(zip(facts, stored, strict=True), last + 1)
+        ]
+        conn.execute(self._put, rows)
+        # Readers of a fact that has moved must read all of them again, as where one was deleted.
+        begun_again = {"epoch": time.time_ns()} if moved else {}
+        conn.execute(self._set_user, {"ns": namespace, "change": last + len(rows), **begun_again})
 
 
-def _merged(newer: Sequence[Fact], extracted: Sequence[Fact]) -> list[Fact]:
-    """The extracted facts that are stored where others have changed or added facts meanwhile."""
-    now = {fact.id: fact for fact in newer}
-    contents = {normalised(fact.content): fact.id for fact in newer if not fact.retired}
-    same = {fact.id: contents.get(normalised(fact.content), fact.id) for fact in extracted}
-    merged = (_onto(fact, now.get(fact.id), same) for fact in extracted)
-    return [fact for fact in merged if fact is not None]
+@dataclass(frozen=True, slots=True)
+class KeptVectors:
+    """The vectors of one model for the facts of one user: pairs of a content's digest and bytes, by fact id.
 
+    Those for the messages of a session, as they were in an epoch, have the id of the first row of each.
+    """
 
-def _onto(fact: Fact, stored: Fact | None, same: Mapping[str, str]) -> Fact | None:
-    """An extracted fact as it is stored where others have stored it meanwhile, or ``same`` facts; None: not at all."""
-    replaced_by = same.get(fact.replaced_by or "", fact.replaced_by)
-    if stored is None:
-        return fact.model_copy(update={"replaced_by": replaced_by}) if same[fact.id] == fact.id else None
-    is_new = not stored.retired or fact.retired_by == "request"
-    if fact.retired and is_new and not stored.pinned:
-        # The user's own words have ended it, whatever was made of it meanwhile.
-        return retire(stored, fact.retired_reason or "", fact.updated_at, replaced_by, by=fact.retired_by)
-    return None
+    database: Database
+    namespace: str
+    model: str
+    session_id: str | None = None
+    epoch: int = 0
+    readers: Readers | None = None
+
+    @classmethod
+    def of_messages(cls, readers: Readers, session_id: str, epoch: int, model: str) -> KeptVectors:
+        """The vectors of the messages of a session in an epoch."""
+        return cls(readers.database, vectors_namespace(session_id), model, session_id, epoch, readers)
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """Equal for all that keep the vectors of these facts in this process."""
+        return (*self.database.identity, self.namespace, self.model)
+
+    @reads
+    def read(self, conn: Connection, ids: Sequence[str]) -> dict[str, tuple[str, bytes]]:
+        """The digest and the vector of each of these facts that has one."""
+        table, backend = self.database.tables.embeddings, self.database.backend
+        these = (table.c.namespace == self.namespace, table.c.model == self.model, one_of(table.c.id, backend))
+        query = select(table.c.id, table.c.digest, table.c.vector).where(*these)
+        return {row.id: (row.digest, row.vector) for row in conn.execute(query, {"names": ids})}
+
+    async def write(self, vectors: Mapping[str, tuple[str, bytes]]) -> bool:
+        """Keep vectors; those of facts that were deleted meanwhile are passed over.
+
+        False if messages were deleted since the epoch: their ids may be those of others by now.
+        """
+        # The lock is that of the facts or the messages, so that no vector outlives what it is of.
+        whose: Any = {"sessions": [self.session_id]} if self.readers else {"users": [self.namespace]}
+        return await self.database.run(self._write, vectors, **whose)
+
+    def _write(self, conn: Connection, vectors: Mapping[str, tuple[str, bytes]]) -> bool:
+        tables, backend = self.database.tables, self.database.backend
+        if self.readers and not self.readers.is_current_within(conn, self.session_id or "", self.epoch):
+            conn.rollback()
+            return False
+        facts, rows = tables.facts, tables.rows
+        if self.readers:
+            query = select(rows.c.id).where(rows.c.key == self.session_id, rows.c.id.in_(map(int, vectors)))
+            found = conn.execute(query)
+        else:
+            query = select(facts.c.id).where(facts.c.namespace == self.namespace, one_of(facts.c.id, backend))
+            found = conn.execute(query, {"names": list(vectors)})
+        place = {"namespace": self.namespace, "model": self.model}
+        kept = [(one, *vectors[one]) for one in map(str, found.scalars())]
+        if kept:
+            # Two processes that embed the same content store the same; only one knows of a content that changed.
+            put = upsert(tables.embeddings, backend, "digest", "vector")
+            conn.execute(
+                put, [{**place, "id": one, "digest": digest, "vector": vector} for one, digest, vector in kept]
+            )
+        else:
+            conn.rollback()
+        return True

@@ -8,26 +8,31 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
-from sqlalchemy import bindparam, func, insert, select, update
+from sqlalchemy import bindparam, insert, select, update
 
 from llama_index_memory_ext.errors import MessageError
 from llama_index_memory_ext.store.runner import writes_session
-from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, one_of, upsert
-from llama_index_memory_ext.store.transaction import UnchangedError
-from llama_index_memory_ext.text.identity import ID_KEY, SPEAKER_KEY, is_same, message_id_of
-from llama_index_memory_ext.text.messages import as_taken, cleaned, is_printed, storable
+from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LogRow, one_of, upsert
+from llama_index_memory_ext.text.messages import (
+    ID_KEY,
+    SPEAKER_KEY,
+    as_taken,
+    cleaned,
+    is_printed,
+    is_same,
+    message_id_of,
+    storable,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from sqlalchemy import Connection
 
     from llama_index_memory_ext.store.cursors import Readers
-    from llama_index_memory_ext.store.deletion import Deletions
-    from llama_index_memory_ext.store.rows import LogRow, Opening
     from llama_index_memory_ext.store.runner import Database
     from llama_index_memory_ext.store.sessions import Users
-    from llama_index_memory_ext.store.tables import Row, Statement
+    from llama_index_memory_ext.store.tables import Opening, Row, Statement
     from llama_index_memory_ext.text.tool_calls import Json
 
     # Says of messages, oldest first, how many of the oldest go into the log; None: none.
@@ -41,14 +46,16 @@ _PAGE_ROWS = 500
 class Log:
     """Writes the rows of the chat table; those of a session are written and archived in the order of their ids."""
 
-    def __init__(self, database: Database, readers: Readers, users: Users, deletions: Deletions) -> None:
-        self.database, self._readers, self._users, self._deletions = database, readers, users, deletions
+    def __init__(self, database: Database, readers: Readers, users: Users) -> None:
+        self.database, self._readers, self._users = database, readers, users
         rows, ids = database.tables.rows, database.tables.message_ids
-        self._rows, self._ids = rows, ids
         session: Statement = bindparam("session")
+        self._rows = rows
+        last = select(rows.c.id, rows.c.role, rows.c.data).where(rows.c.key == session).order_by(rows.c.id.desc())
+        self._last, self._put_ids = last.limit(1), upsert(ids, database.backend, "row_id")
         self._known = select(ids.c.row_id).where(ids.c.key == session, one_of(ids.c.message_id, database.backend))
-        last = select(rows.c.id, rows.c.timestamp).where(rows.c.key == session).order_by(rows.c.id.desc())
-        self._last, self._put_ids = last.limit(bindparam("most")), upsert(ids, database.backend, "row_id")
+        written: Statement = rows.c.timestamp.between(bindparam("first"), bindparam("last"))
+        self._written = select(rows.c.timestamp, rows.c.id).where(rows.c.key == session, written).order_by(rows.c.id)
 
     @writes_session
     def append(
@@ -74,27 +81,37 @@ class Log:
         """
         before: list[LogRow] = []
         if not replace:
-            messages = self._unknown(conn, key, messages)
+            messages = self.unknown_within(conn, key, messages)
             before = self._readers.find_within(conn, key, [ACTIVE]) if plan_flush else []
             if not (messages or before):
-                raise UnchangedError(result=[])
+                conn.rollback()
+                return []
         user_id = None
         if opening is not None:
-            others = _speakers_in(messages, opening)
-            is_shared = self._users.claim_within(conn, key, opening, others, readers)
-            user_id = opening.user_id if is_shared else None
+            speakers = _speakers_in(messages, opening)
+            if self._users.claim_within(conn, key, opening, speakers, readers):
+                user_id = opening.user_id
+        kept = [row.message for row in before]
         if replace:
             before = self._unchanged(conn, key, messages)
-            kept, messages = messages[: len(before)], messages[len(before) :]
-            self._deletions.delete_within(conn, key, self._rows.c.id > (before[-1].id if before else 0))
-            messages = self._unknown(conn, key, messages)
-        else:
-            kept = [row.message for row in before]
-        flushed = plan_flush(as_taken([*kept, *messages])) if plan_flush else 0
-        self._archive(conn, key, before[:flushed])
-        self._activate(conn, key, before[flushed:])
-        written = self._insert(conn, key, messages, user_id, archived=flushed - len(before))
-        return [*(row.as_put for row in before[:flushed] if row.is_active), *written]
+            kept, messages = list(messages[: len(before)]), messages[len(before) :]
+            self._users.delete_within(conn, key, self._rows.c.id > (before[-1].id if before else 0))
+            messages = self.unknown_within(conn, key, messages)
+        count = plan_flush(as_taken([*kept, *messages])) if plan_flush else 0
+        flushed, active = before[:count], before[count:]
+        if any(row.is_active for row in flushed):
+            self.archive_within(conn, key, flushed[-1].id)
+        if any(not row.is_active for row in active):
+            these = (self._rows.c.key == key, self._rows.c.status == ARCHIVED, self._rows.c.id >= active[0].id)
+            conn.execute(update(self._rows).where(*these).values(status=ACTIVE))
+        written = self.insert_within(conn, key, messages, user_id, archived=count - len(before))
+        return [*(row.as_put for row in flushed if row.is_active), *written]
+
+    def archive_within(self, conn: Connection, key: str, last_id: int) -> None:
+        """Move the active rows up to this one into the log."""
+        rows = self._rows
+        these = (rows.c.key == key, rows.c.status == ACTIVE, rows.c.id <= last_id)
+        conn.execute(update(rows).where(*these).values(status=ARCHIVED))
 
     def _unchanged(self, conn: Connection, key: str, messages: Sequence[ChatMessage]) -> list[LogRow]:
         """The oldest rows of a session, as far as they hold these messages."""
@@ -107,52 +124,8 @@ class Log:
             if not page or same[-1:] != page[-1:]:
                 return same
 
-    @writes_session
-    def delete_row(self, conn: Connection, key: str, row_id: int) -> ChatMessage | None:
-        """Delete one message and return it; None if the session has no such row."""
-        found = self._readers.rows_within(conn, key, [row_id])
-        if not found:
-            raise UnchangedError
-        self._deletions.delete_within(conn, key, self._rows.c.id == row_id)
-        return found[0].as_put
-
-    @writes_session
-    def delete(self, conn: Connection, key: str, status: str | None = None) -> None:
-        """Delete the messages of a session; None: of any status."""
-        self._deletions.delete_within(conn, key, *([self._rows.c.status == status] if status else []))
-
-    @writes_session
-    def take_oldest(self, conn: Connection, key: str, count: int, *, archive: bool) -> list[ChatMessage]:
-        """Archive the oldest active messages of a session, or delete them, and return them."""
-        oldest, rows = self._readers.find_within(conn, key, [ACTIVE], limit=count), self._rows
-        if oldest and archive:
-            self._archive(conn, key, oldest)
-        elif oldest:
-            self._deletions.delete_within(conn, key, rows.c.status == ACTIVE, rows.c.id <= oldest[-1].id)
-        return [row.as_put for row in oldest]
-
-    @writes_session
-    def add(self, conn: Connection, key: str, messages: Sequence[ChatMessage], *, archive: bool) -> None:
-        """Write messages, to the active ones or into the log."""
-        new = self._unknown(conn, key, messages)
-        self._insert(conn, key, new, None, archived=len(new) if archive else 0)
-
-    def _archive(self, conn: Connection, key: str, oldest: Sequence[LogRow]) -> None:
-        """Move these rows into the log, and those before them."""
-        if any(row.is_active for row in oldest):
-            rows = self._rows
-            these = (rows.c.key == key, rows.c.status == ACTIVE, rows.c.id <= oldest[-1].id)
-            conn.execute(update(rows).where(*these).values(status=ARCHIVED))
-
-    def _activate(self, conn: Connection, key: str, newest: Sequence[LogRow]) -> None:
-        """Move these rows, which are the last ones, out of the log."""
-        if any(not row.is_active for row in newest):
-            rows = self._rows
-            these = (rows.c.key == key, rows.c.status == ARCHIVED, rows.c.id >= newest[0].id)
-            conn.execute(update(rows).where(*these).values(status=ACTIVE))
-
-    def _insert(
-        self, conn: Connection, key: str, messages: Sequence[ChatMessage], user_id: str | None, *, archived: int
+    def insert_within(
+        self, conn: Connection, key: str, messages: Sequence[ChatMessage], user_id: str | None = None, *, archived: int
     ) -> list[ChatMessage]:
         """Write messages, the first ones into the log, with what they are taken for as roles; returns copies of those.
 
@@ -162,10 +135,9 @@ class Log:
             return []
         now, before = time.time_ns(), list[ChatMessage]()
         if is_printed(messages[0]):
-            last = conn.execute(select(func.max(self._rows.c.id)).where(self._rows.c.key == key)).scalar()
-            before = [row.message for row in self._readers.rows_within(conn, key, [last or 0])]
+            before = [LogRow(*row).message for row in conn.execute(self._last, {"session": key})]
         taken = as_taken([*before, *messages])[len(before) :]
-        rows = [
+        rows: list[Row] = [
             {
                 "key": key,
                 "timestamp": now + i,
@@ -177,15 +149,32 @@ class Log:
             for i, message in enumerate(messages)
         ]
         conn.execute(insert(self._rows), rows)
-        self._note_ids(conn, key, rows)
+        named = {row["timestamp"]: message_id_of(row["data"].get("additional_kwargs") or {}) for row in rows}
+        if any(named.values()):
+            # A clock may give two rows the same time; the newest counts.
+            span = {"session": key, "first": now, "last": now + len(rows) - 1}
+            row_ids = {row.timestamp: row.id for row in conn.execute(self._written, span)}
+            put = [{"key": key, "message_id": name, "row_id": row_ids[at]} for at, name in named.items() if name]
+            conn.execute(self._put_ids, put)
         return [ChatMessage.model_validate(row["data"]) for row in rows[: max(archived, 0)]]
 
-    def _unknown(self, conn: Connection, key: str, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+    def unknown_within(self, conn: Connection, key: str, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
         """The messages without those whose id the session, or one before them, has; a MessageError for a wrong id."""
         named = [message_id_of({ID_KEY: cleaned(message.additional_kwargs.get(ID_KEY))}) for message in messages]
-        if not any(named):
+        names = [name for name in named if name]
+        if not names:
             return messages
-        known, new = self._with_ids(conn, key, [name for name in named if name]), []
+        known: dict[str, Json] = {}
+        for start in range(0, len(names), _PAGE_ROWS):
+            page = names[start : start + _PAGE_ROWS]
+            ids = conn.execute(self._known, {"session": key, "names": page}).scalars().all()
+            for row in self._readers.rows_within(conn, key, ids) if ids else ():
+                # The plain host may have deleted or replaced it since.
+                kwargs = row.data.get("additional_kwargs") if isinstance(row.data, dict) else None
+                name = message_id_of(kwargs) if isinstance(kwargs, dict) else None
+                if name is not None and name in page:
+                    known[name] = row.data
+        new: list[ChatMessage] = []
         for name, message in zip(named, messages, strict=True):
             first = known.get(name) if name else None
             if first is None:
@@ -199,35 +188,6 @@ class Log:
                 )
         return new
 
-    def _with_ids(self, conn: Connection, key: str, names: Sequence[str]) -> dict[str, Json]:
-        """The messages with these ids, but for those that the plain host has deleted or replaced since."""
-        found: dict[str, Json] = {}
-        for start in range(0, len(names), _PAGE_ROWS):
-            page = names[start : start + _PAGE_ROWS]
-            ids = conn.execute(self._known, {"session": key, "names": page}).scalars().all()
-            for row in self._readers.rows_within(conn, key, ids) if ids else ():
-                kwargs = row.data.get("additional_kwargs") if isinstance(row.data, dict) else None
-                name = message_id_of(kwargs) if isinstance(kwargs, dict) else None
-                if name is not None and name in page:
-                    found[name] = row.data
-        return found
-
-    def _note_ids(self, conn: Connection, key: str, rows: Sequence[Row]) -> None:
-        """Note the ids that programs have given to rows that were written just now."""
-        named = {row["timestamp"]: message_id_of(row["data"].get("additional_kwargs") or {}) for row in rows}
-        written = {timestamp: name for timestamp, name in named.items() if name}
-        found: dict[int, int] = {}
-        count = len(rows)
-        # They are the last ones but for what the plain host has added.
-        while not found.keys() >= written.keys():
-            last = conn.execute(self._last, {"session": key, "most": count}).all()
-            # A clock may give two rows the same time; the newest counts.
-            found = {row.timestamp: row.id for row in reversed(last)}
-            count *= 2
-        if written:
-            put = [{"key": key, "message_id": name, "row_id": found[time]} for time, name in written.items()]
-            conn.execute(self._put_ids, put)
-
 
 def _speaker_of(message: ChatMessage, user_id: str) -> str | None:
     """Returns who has said a message: whom it names, or else the user; None for one that is not a user's."""
@@ -235,7 +195,7 @@ def _speaker_of(message: ChatMessage, user_id: str) -> str | None:
     return (message_id_of(cleaned(message.additional_kwargs), SPEAKER_KEY) or user_id) if is_users else None
 
 
-def _speakers_in(messages: Iterable[ChatMessage], opening: Opening) -> set[str]:
+def _speakers_in(messages: Sequence[ChatMessage], opening: Opening) -> set[str]:
     """Returns the users whom messages name, but for the one who is opening their session.
 
     Without a user no message names one. A MessageError if another is named in a session that is not shared.
@@ -243,7 +203,7 @@ def _speakers_in(messages: Iterable[ChatMessage], opening: Opening) -> set[str]:
     user_id = opening.user_id
     if user_id is None:
         return set()
-    others = {_speaker_of(message, user_id) for message in messages} - {user_id, None}
+    others = {one for message in messages if (one := _speaker_of(message, user_id)) not in (user_id, None)}
     if others and not opening.shared:
         raise MessageError(
             f"Expected additional_kwargs[{SPEAKER_KEY!r}] of a message to be the user_id of the memory; saw another "

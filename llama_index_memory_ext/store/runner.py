@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import os
 import sqlite3
 import threading
 import time
 import warnings
-from contextlib import AsyncExitStack, contextmanager
+from collections import deque
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 from weakref import WeakSet, WeakValueDictionary
@@ -19,29 +23,18 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from llama_index_memory_ext.background.locks import Recent, lock_for
 from llama_index_memory_ext.errors import StoreError, StoreTimeoutError
-from llama_index_memory_ext.signatures import without_second
-from llama_index_memory_ext.store.address import (
-    check_backend,
-    checked_url,
-    is_in_memory,
-    is_missing,
-    open_engine,
-    reason_of,
-    refused,
-    unusable,
-    use_write_ahead_log,
-    without_password,
-)
+from llama_index_memory_ext.settings import without_second
+from llama_index_memory_ext.store import address
 from llama_index_memory_ext.store.tables import (
+    DONE,
+    EPOCHS,
     SCHEMA_VERSION,
     Tables,
     create_missing,
     known_version,
-    lock_rows,
+    upsert,
     version_of,
 )
-from llama_index_memory_ext.store.threads import Job, Threads
-from llama_index_memory_ext.store.transaction import Locked, UnchangedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Hashable, Iterator
@@ -55,6 +48,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Part = TypeVar("Part")
 
+logger = logging.getLogger(__name__)
+
 _MOST_DONE = 10_000
 # Tables and indexes may be made for a table of the host's with many rows.
 _SETUP_SECONDS = 600.0
@@ -63,8 +58,127 @@ _SETUP_LOCK = 7_453_010_323_281_277_817
 _INSUFFICIENT_PRIVILEGE = "42501"
 # In AUTOCOMMIT a failure would leave half of a change; a writer in an old snapshot would fail once it has its lock.
 _LEVELS = {"sqlite": "SERIALIZABLE", "postgresql": "READ COMMITTED"}
-# How long the end of the program waits for writes.
-_END_SECONDS, _LOOK_SECONDS = 1.0, 0.005
+# How long the end of the program waits for writes, and how long a thread without work stays.
+_END_SECONDS, _LOOK_SECONDS, _IDLE_SECONDS = 1.0, 0.005, 10.0
+_OF_DATABASE = (SQLAlchemyError, sqlite3.Error, OSError)
+
+
+@dataclass(eq=False)
+class Job:
+    """Work that a caller waits for; ``names`` are what it needs for itself alone.
+
+    It leaves ``pending`` when it has ended. ``answer`` is of the caller's event loop, and ``timer`` ends the wait.
+    """
+
+    work: Callable[[Job], Any]
+    name: str
+    names: set[Any]
+    pending: set[Job]
+    answer: asyncio.Future[Any]
+    writes: bool
+    in_transaction: bool
+    timer: asyncio.TimerHandle | None = None
+    context: Context = field(default_factory=copy_context)
+
+    def run(self) -> None:
+        """Do the work in this thread, and give the answer to the caller."""
+        result = error = None
+        try:
+            result = self.context.run(self.work, self)
+        except BaseException as raised:  # noqa: BLE001 - whatever it is belongs to the caller
+            error = raised
+        self.pending.discard(self)
+        # Who is answered may be the last who knows the store.
+        del self.work, self.context
+        try:
+            self.answer.get_loop().call_soon_threadsafe(self.deliver, result, error)
+        except RuntimeError:
+            # The loop was closed.
+            self._tell(error)
+
+    def deliver(self, result: Any, error: BaseException | None) -> None:
+        """Give the caller the answer; where it has gone, the log says what has become of its write."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.answer.done():
+            self._tell(error)
+        elif error is None:
+            self.answer.set_result(result)
+        else:
+            self.answer.set_exception(error)
+
+    def _tell(self, error: BaseException | None) -> None:
+        if not self.writes:
+            return
+        if error is None:
+            logger.info("%s was completed after its caller had gone: it was stored.", self.name)
+        elif isinstance(error, asyncio.CancelledError):
+            logger.warning("%s did not end after its caller had gone: it is unknown whether it was stored.", self.name)
+        else:
+            kind = type(error.__cause__ or error).__name__
+            logger.warning("%s failed after its caller had gone (%s): nothing was stored.", self.name, kind)
+
+
+class Threads:
+    """At most ``width`` threads for the jobs on one database; none of them holds up the end of the program.
+
+    Of the jobs that share a name, one runs at a time, in the order of their coming. Those that wait take no thread.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._width, self._running, self._idle = width, 0, 0
+        self._changed = threading.Condition()
+        self._waiting: deque[Job] = deque()
+        self._taken: set[Any] = set()
+
+    def enter(self, job: Job) -> None:
+        """Run a job when its turn has come."""
+        with self._changed:
+            self._waiting.append(job)
+            self._wake()
+
+    def withdraw(self, job: Job) -> None:
+        """Let a job that has not begun not begin."""
+        with self._changed:
+            if job in self._waiting:
+                self._waiting.remove(job)
+                job.pending.discard(job)
+
+    def _wake(self) -> None:
+        if self._idle:
+            self._changed.notify()
+        elif self._running < self._width:
+            self._running += 1
+            threading.Thread(target=self._work, name="memory store", daemon=True).start()
+
+    def _work(self) -> None:
+        while (job := self._next()) is not None:
+            job.run()
+            with self._changed:
+                self._taken -= job.names
+            del job
+
+    def _next(self) -> Job | None:
+        """The next job that may begin; None if there was none for a while."""
+        with self._changed:
+            waited = False
+            while True:
+                before = set(self._taken)
+                for job in self._waiting:
+                    if before.isdisjoint(job.names):
+                        self._waiting.remove(job)
+                        self._taken |= job.names
+                        if any(self._taken.isdisjoint(other.names) for other in self._waiting):
+                            self._wake()
+                        return job
+                    # Those that come later wait for it, too.
+                    before |= job.names
+                if waited:
+                    self._running -= 1
+                    return None
+                self._idle += 1
+                waited = not self._changed.wait(_IDLE_SECONDS)
+                self._idle -= 1
 
 
 # One for all stores of this process on the same database.
@@ -88,15 +202,13 @@ class Database:
         db_schema: str | None,
         lent: AsyncEngine | None,
         rows: list[Row] | None,
-        *,
         seconds: float,
         pool_size: int,
     ) -> None:
-        self.url = checked_url(uri) if lent is None else lent.url
-        check_backend(self.url)
-        self.backend = self.url.get_backend_name()
-        self.in_memory = is_in_memory(self.url)
-        self.shown_uri = without_password(checked_url(None) if self.in_memory else self.url)
+        address.check_settings(table_name, db_schema, lent, seconds, pool_size)
+        self.url = address.checked_url(uri, lent)
+        self.backend, self.in_memory = self.url.get_backend_name(), address.is_in_memory(self.url)
+        self.shown_uri = address.without_password(address.checked_url(None) if self.in_memory else self.url)
         self.tables = Tables(table_name, None if self.backend == "sqlite" else db_schema)
         place = os.path.realpath(self.url.database or "") if self.backend == "sqlite" else self.shown_uri
         if self.in_memory:
@@ -110,14 +222,15 @@ class Database:
         self.set_up = ""
         self._threads, self._guard = _threads_of(place, pool_size), threading.Lock()
         self._pending: set[Job] = set()
-        self._done: Recent[Hashable, bool] = Recent(_MOST_DONE)
+        # What need not be done again in a session, by its epoch.
+        self.done: Recent[Hashable, bool] = Recent(_MOST_DONE)
         # Whether all tables exist; whether what was in memory is gone.
         self._is_ready = self.is_gone = False
-        sessions, users = self.tables.sessions, self.tables.users
-        self._lock_sessions = lock_rows(sessions, self.backend)
+        sessions = self.tables.sessions
+        self._lock_users = upsert(self.tables.users, self.backend, lock=True)
+        self._lock_sessions = upsert(sessions, self.backend, lock=True)
         if self.backend == "postgresql" or sqlite3.sqlite_version_info >= (3, 35):
             self._lock_sessions = self._lock_sessions.returning(sessions.c.key, sessions.c.epoch)
-        self._lock_users = lock_rows(users, self.backend)
         _databases.add(self)
 
     @property
@@ -139,8 +252,8 @@ class Database:
         """Call a function with a connection and these arguments, and return its result.
 
         It runs in one transaction, in which no other process writes to these ``sessions`` and ``users``: their rows are
-        locked, and made where they are missing. Raise ``UnchangedError`` there if nothing is written, or a session that
-        was forgotten would be known again. Without ``writes`` each statement sees what is stored when it begins.
+        locked, and made where they are missing. It rolls back where nothing is to be written, or a session that was
+        forgotten would be known again. Without ``writes`` each statement sees what is stored when it begins.
 
         A caller who is cancelled, or whose loop is closed, leaves at once; a write goes on to its end.
 
@@ -150,22 +263,22 @@ class Database:
         """
         if not self._is_ready:
             await self._open()
-        locked = Locked(self._done)
+        done: list[Hashable] = []
 
         def step(conn: Connection) -> T:
-            locked.begin(conn)
+            conn.info[EPOCHS], conn.info[DONE] = {}, done
             self.lock(conn, sessions, users)
-            return function(conn, *args, **options)
+            result = function(conn, *args, **options)
+            if not conn.in_transaction():
+                done.clear()
+            return result
 
         names = {("session", key) for key in sessions} | {("user", namespace) for namespace in users}
         # As a reader of the code knows it: "Log.append".
         name = function.__qualname__.partition(".<locals>")[0].replace("._", ".")
-        how: Any = {"writes": writes, "in_transaction": in_transaction}
-        try:
-            result = await self._call(step, name, names, seconds or self.seconds, **how)
-        except UnchangedError as unchanged:
-            return cast("T", unchanged.result)
-        locked.end()
+        result = await self._call(step, name, names, seconds, writes=writes, in_transaction=in_transaction)
+        for mark in done:
+            self.done.put(mark, value=True)
         return result
 
     def lock(self, conn: Connection, sessions: Collection[str], users: Collection[str]) -> None:
@@ -173,18 +286,17 @@ class Database:
         now = time.time_ns()
         if sessions:
             rows = conn.execute(self._lock_sessions, [{"key": key, "epoch": now} for key in sorted(sessions)])
-            Locked.by(conn).epochs.update((row[0], row[1]) for row in (rows if rows.returns_rows else ()))
+            conn.info[EPOCHS].update((row[0], row[1]) for row in (rows if rows.returns_rows else ()))
         if users:
             conn.execute(self._lock_users, [{"namespace": one, "epoch": now, "change": 0} for one in sorted(users)])
 
     async def read_version(self) -> int | None:
         """As ``MemoryStore.read_schema_version``."""
-        if self.engine is None and self._lent is None and is_missing(self.url):
+        if self.engine is None and self._lent is None and address.is_missing(self.url):
             return None
         was_open = self._engine is not None
         try:
-            look = partial(version_of, tables=self.tables)
-            return await self._call(look, "read_schema_version", set(), self.seconds, writes=False)
+            return await self._call(partial(version_of, tables=self.tables), "read_schema_version", set(), writes=False)
         finally:
             if not (was_open or self._is_ready):
                 self._close()
@@ -234,10 +346,10 @@ class Database:
         names = {("setup",)}
         try:
             # Looking comes first: mostly all tables exist, and then a database user need not be allowed to make any.
-            version = await self._call(self._look, "opening", names, self.seconds, writes=False)
+            version = await self._call(self._look, "opening", names, writes=False)
             if version != SCHEMA_VERSION or self._rows:
-                make = partial(self._make, version)
-                await self._call(make, "making the tables", names, max(self.seconds, _SETUP_SECONDS), writes=True)
+                seconds = max(self.seconds, _SETUP_SECONDS)
+                await self._call(partial(self._make, version), "making the tables", names, seconds, writes=True)
         except StoreTimeoutError:
             # A connection is still in use.
             raise
@@ -249,7 +361,7 @@ class Database:
     def _look(self, conn: Connection) -> int | None:
         version = known_version(conn, self.tables)
         if self.backend == "sqlite" and not (self._lent or self.in_memory or self.set_up):
-            use_write_ahead_log(conn, self.seconds)
+            address.use_write_ahead_log(conn, self.seconds)
         return version
 
     def _make(self, version: int | None, conn: Connection) -> None:
@@ -277,25 +389,26 @@ class Database:
         step: Callable[[Connection], T],
         name: str,
         names: Collection[tuple[str, ...]],
-        seconds: float,
+        seconds: float | None = None,
         *,
         writes: bool,
         in_transaction: bool = True,
     ) -> T:
         """The result of a step on a connection; a StoreTimeoutError after so many seconds."""
+        seconds = seconds or self.seconds
+        alone = {(*self.identity, *one) for one in names}
         if self.backend == "sqlite":
             # SQLite lets one writer in at a time, and not in their order. In memory there is one connection.
-            names = {("file",)} if writes or self.in_memory else set()
-        alone = frozenset((*self.identity[:1], *one) if one[0] == "file" else (*self.identity, *one) for one in names)
-        loop = asyncio.get_running_loop()
-        in_thread = partial(self._in_thread, step, name, writes=writes, in_transaction=in_transaction)
-        job = Job(in_thread, name, alone, writes, loop.create_future(), self._pending)
+            alone = {self.identity[:1]} if writes or self.in_memory else set()
+        loop, task = asyncio.get_running_loop(), None
+        job = Job(
+            partial(self._in_thread, step), name, alone, self._pending, loop.create_future(), writes, in_transaction
+        )
         self._pending.add(job)
-        task = None
         if self._lent is None:
             self._threads.enter(job)
         else:
-            task = loop.create_task(self._in_loop(self._lent, job, step, in_transaction=in_transaction))
+            task = loop.create_task(self._in_loop(self._lent, step, job))
 
         def give_up() -> None:
             if not job.answer.done():
@@ -314,16 +427,22 @@ class Database:
                 self._threads.withdraw(job)
             raise
 
-    def _in_thread(self, step: Callable[[Connection], T], name: str, *, writes: bool, in_transaction: bool) -> T:
+    def _in_thread(self, step: Callable[[Connection], T], job: Job) -> T:
         """The result of a step on a connection of the pool, in this thread."""
         with self._guard:
-            engine = self._engine = self._engine or self._opened()
-        try:
-            conn = engine.connect()
-        except Exception as error:  # each driver has errors of its own
-            raise self._in_words(error, name, writes=writes, begun=False) from error
-        with conn, self._told(name, writes=writes):
-            if not (writes and in_transaction):
+            if self._engine is None and self.is_gone:
+                raise StoreError(
+                    "This database was in memory and was closed: what it held is gone. Close it when nothing uses it "
+                    'any more, or keep it in a file: async_database_uri="sqlite+aiosqlite:///memory.db".'
+                )
+            if self._engine is None:
+                self._engine = address.open_engine(self.url, self.seconds, self._pool_size, self.set_up)
+            engine = self._engine
+        with ExitStack() as stack:
+            with self._in_words(job, begun=False):
+                conn = stack.enter_context(engine.connect())
+            stack.enter_context(self._in_words(job, begun=True))
+            if not (job.writes and job.in_transaction):
                 if self.backend == "postgresql":
                     # Spares BEGIN and ROLLBACK.
                     conn.execution_options(isolation_level="AUTOCOMMIT")
@@ -334,11 +453,11 @@ class Database:
                     # What another thread has left open when the process was forked.
                     raw.rollback()
                     raw.execute("BEGIN IMMEDIATE")
-                return step(conn)
+                result = step(conn)
+                job.writes = conn.in_transaction()
+                return result
 
-    async def _in_loop(
-        self, lent: AsyncEngine, job: Job, step: Callable[[Connection], T], *, in_transaction: bool
-    ) -> None:
+    async def _in_loop(self, lent: AsyncEngine, step: Callable[[Connection], Any], job: Job) -> None:
         """The same on a lent engine, whose connections belong to the loop of the caller."""
         result = error = None
         try:
@@ -347,23 +466,25 @@ class Database:
                     await stack.enter_async_context(lock_for("lent", *name))
                 for is_last in (False, True):
                     try:
-                        conn = await stack.enter_async_context(lent.connect())
+                        with self._in_words(job, begun=False):
+                            conn = await stack.enter_async_context(lent.connect())
                         break
-                    except Exception as raised:
+                    except StoreError:
                         # asyncpg may tell of a lost one by an error that a pool takes for another; the next one is new.
                         if is_last:
-                            raise self._in_words(raised, job.name, writes=job.writes, begun=False) from raised
-                stack.enter_context(self._told(job.name, writes=job.writes))
+                            raise
+                stack.enter_context(self._in_words(job, begun=True))
                 # The engine may have any isolation level, set in several ways; a connection's option overrides all.
-                level = _LEVELS[self.backend] if in_transaction else "AUTOCOMMIT"
+                level = _LEVELS[self.backend] if job.in_transaction else "AUTOCOMMIT"
                 await conn.execution_options(isolation_level=level)
-                if in_transaction:
+                if job.in_transaction:
                     await stack.enter_async_context(conn.begin())
-                if job.writes and in_transaction and self.backend == "sqlite":
+                if job.writes and job.in_transaction and self.backend == "sqlite":
                     driver: Any = (await conn.get_raw_connection()).driver_connection
                     if not driver.in_transaction:
                         await conn.exec_driver_sql("BEGIN IMMEDIATE")
                 result = await conn.run_sync(step)
+                job.writes = job.writes and conn.in_transaction()
         except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - whatever it is belongs to the caller
             error = raised
         finally:
@@ -372,27 +493,16 @@ class Database:
         job.deliver(result, error)
 
     @contextmanager
-    def _told(self, name: str, *, writes: bool) -> Iterator[None]:
+    def _in_words(self, job: Job, *, begun: bool) -> Iterator[None]:
+        """Raise what the driver raises as an error of ours; to connect, each driver has errors of its own."""
         try:
             yield
-        except (SQLAlchemyError, sqlite3.Error, OSError) as error:
-            raise self._in_words(error, name, writes=writes, begun=True) from error
-
-    def _in_words(self, error: Exception, name: str, *, writes: bool, begun: bool) -> StoreError:
-        """What the driver has raised, as an error of ours; ``begun``: there was a connection."""
-        if isinstance(error, StoreError):
-            return error
-        if "is locked" in reason_of(error):
-            return StoreTimeoutError(name, self.seconds, writes=writes)
-        return refused(self.url, error, name) if begun else unusable(self.url, error)
-
-    def _opened(self) -> Engine:
-        if self.is_gone:
-            raise StoreError(
-                "This database was in memory and was closed: what it held is gone. Close it when nothing uses it any "
-                'more, or keep it in a file: async_database_uri="sqlite+aiosqlite:///memory.db".'
-            )
-        return open_engine(self.url, self.seconds, self._pool_size, self.set_up)
+        except Exception as error:
+            if isinstance(error, StoreError) or (begun and not isinstance(error, _OF_DATABASE)):
+                raise
+            if "is locked" in address.reason_of(error):
+                raise StoreTimeoutError(job.name, self.seconds, writes=job.writes) from error
+            raise address.in_words(self.url, error, job.name if begun else "") from error
 
     def begin_in_child(self) -> None:
         """Begin anew after a fork: threads and connections stay with the parent, and none may be closed here."""
@@ -427,26 +537,29 @@ def _finish_writes() -> None:
 
 
 def _run_by(
-    whose: Callable[[Any], dict[str, Any]],
+    locks: str,
 ) -> Callable[[Callable[Concatenate[Part, Connection, P], T]], Callable[Concatenate[Part, P], Coroutine[Any, Any, T]]]:
     """Make a method that takes a connection one that the database of its object runs."""
 
     def decorate(
         method: Callable[Concatenate[Part, Connection, P], T],
     ) -> Callable[Concatenate[Part, P], Coroutine[Any, Any, T]]:
+        signature = without_second(method)
+
         @wraps(method)
         async def run(part: Part, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            whose: Any = {"writes": False, **kwargs}
+            if locks:
+                name = [*signature.parameters][1]
+                whose = {locks: [args[0] if args else kwargs[name]], **kwargs}
             database: Database = cast("Any", part).database
-            options: Any = {**whose(args), **kwargs}
-            return cast("T", await database.run(cast("Any", method).__get__(part), *args, **options))
+            return cast("T", await database.run(cast("Any", method).__get__(part), *args, **whose))
 
-        vars(run)["__signature__"] = without_second(method)
+        vars(run)["__signature__"] = signature
         return run
 
     return decorate
 
 
 # A method that reads, and methods that write to the session or the user that is their first argument.
-reads = _run_by(lambda _: {"writes": False})
-writes_session = _run_by(lambda args: {"sessions": [args[0]]})
-writes_user = _run_by(lambda args: {"users": [args[0]]})
+reads, writes_session, writes_user = _run_by(""), _run_by("sessions"), _run_by("users")

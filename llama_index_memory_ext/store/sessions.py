@@ -1,72 +1,58 @@
-"""Knows whose the sessions of a store are, and counts what there is of each."""
+"""Knows whose the sessions of a store are, counts what there is of each, and deletes sessions and users."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import MessageRole
-from sqlalchemy import bindparam, delete, exists, func, or_, select, update
+from sqlalchemy import String, bindparam, cast, delete, exists, func, or_, select, update
 
 from llama_index_memory_ext.errors import SessionOwnerError
 from llama_index_memory_ext.fact import utc_now
-from llama_index_memory_ext.store.rows import written_at
+from llama_index_memory_ext.store.cursors import ROWS
 from llama_index_memory_ext.store.runner import reads, writes_session
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
     ARCHIVED,
+    DONE,
+    EPOCHS,
     LAST_ID,
     OF_NOBODY,
     OWN,
     SHARED,
     one_of,
     upsert,
+    vectors_namespace,
 )
-from llama_index_memory_ext.store.transaction import Locked, UnchangedError
+from llama_index_memory_ext.text.tool_calls import RESULT_ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
-    from datetime import datetime
 
-    from sqlalchemy import ColumnElement, Connection
+    from sqlalchemy import Connection
 
     from llama_index_memory_ext.store.cursors import Readers
     from llama_index_memory_ext.store.facts import Facts
-    from llama_index_memory_ext.store.rows import Opening
     from llama_index_memory_ext.store.runner import Database
-    from llama_index_memory_ext.store.tables import Statement
+    from llama_index_memory_ext.store.tables import Opening, Statement
     from llama_index_memory_ext.text.tool_calls import Json
 
-
-@dataclass(frozen=True, slots=True)
-class SessionInfo:
-    """What is known of a session without reading its messages.
-
-    ``messages`` counts all of them, active ones and the log. ``user_ids`` are the users who have written to it,
-    sorted: the session's own id where a memory had no ``user_id``, and none where only a plain ``Memory`` has written.
-    ``first_at`` and ``last_at`` are when its oldest and its newest message were written (UTC); None if unknown.
-    """
-
-    session_id: str
-    messages: int
-    user_ids: tuple[str, ...]
-    first_at: datetime | None
-    last_at: datetime | None
+# So many turns are deleted by one statement.
+_DELETED_TURNS = 200
 
 
 class Users:
-    """The sessions of users."""
+    """The sessions of users. Methods named ``..._within`` work in a transaction that has locked the session."""
 
     def __init__(self, database: Database, readers: Readers, facts: Facts) -> None:
-        tables = database.tables
-        self.database, self._tables = database, tables
-        self._readers, self._facts = readers, facts
-        owners = tables.owners
-        own = select(owners.c.key).where(owners.c.kind == OF_NOBODY)
-        self._own_users = own.where(one_of(owners.c.key, database.backend))
+        self.database, self._tables, self._readers, self._facts = database, database.tables, readers, facts
+        owners = self._tables.owners
         self._owners = select(owners.c.user_id, owners.c.kind).where(owners.c.key == bindparam("session"))
         self._put_owners = upsert(owners, database.backend, "kind")
+
+    # ---- whose they are ----
 
     def claim_within(
         self, conn: Connection, key: str, opening: Opening, speakers: Collection[str], readers: Sequence[str]
@@ -76,8 +62,13 @@ class Users:
         Returns whether it is of several users. A session that was begun without a user becomes that of the first one,
         with its facts. Raises a SessionOwnerError if it is another user's, unless both have opened it as shared.
         """
-        if not (opening.shared or Locked.by(conn).is_new(key, ("claimed", opening, *readers))):
-            return False
+        epoch = conn.info[EPOCHS].get(key)
+        mark = (key, epoch, opening, *readers)
+        if not opening.shared:
+            # It is done once in each epoch and process.
+            if epoch is not None and mark in self.database.done:
+                return False
+            conn.info[DONE].append(mark)
         owners, user = self._owners_within(conn, key, opening), opening.user_in(key)
         kind = SHARED if opening.shared else OWN if opening.user_id is not None else owners.get(key, OF_NOBODY)
         new = [{"key": key, "user_id": one, "kind": kind} for one in {user, *speakers} if owners.get(one) != kind]
@@ -88,7 +79,11 @@ class Users:
             self._take_over(conn, key, user)
         everyone = {user, *speakers, *before}
         if len(everyone) > 1 >= len(before):
-            self._begin_sharing(conn, key, next(iter(before), user))
+            # Until now no row had to say whose it is; readers begin again, to show it.
+            rows, first = self._tables.rows, next(iter(before), user)
+            said = (rows.c.key == key, rows.c.role == MessageRole.USER.value, rows.c.user_id.is_(None))
+            conn.execute(update(rows).where(*said).values(user_id=first))
+            self._renew(conn, key)
         self._readers.register_within(conn, key, readers)
         return len(everyone) > 1
 
@@ -108,38 +103,31 @@ class Users:
         """Give what was learned in a session without a user to its first one."""
         owners, cursors = self._tables.owners, self._tables.cursors
         conn.execute(delete(owners).where(owners.c.key == key, owners.c.user_id == key))
-        for reader, named in self.readers_of(conn, key, key):
-            there = select(cursors.c.reader).where(cursors.c.key == key, cursors.c.reader == named + user_id)
-            if conn.execute(there).first() is None:
-                this = (cursors.c.key == key, cursors.c.reader == reader)
-                conn.execute(update(cursors).where(*this).values(reader=named + user_id))
+        for reader in self._readers_of(conn, key, key):
+            here, named = cursors.c.key == key, reader.removesuffix(key) + user_id
+            if conn.execute(select(cursors.c.reader).where(here, cursors.c.reader == named)).first() is None:
+                conn.execute(update(cursors).where(here, cursors.c.reader == reader).values(reader=named))
         self._facts.move_within(conn, key, user_id)
-        self.renew_within(conn, key)
+        self._renew(conn, key)
 
-    def renew_within(self, conn: Connection, key: str) -> None:
+    def _renew(self, conn: Connection, key: str) -> None:
         """Let all who know a session read it anew: another epoch tells them."""
         sessions = self._tables.sessions
         conn.execute(update(sessions).where(sessions.c.key == key).values(epoch=time.time_ns()))
-        Locked.by(conn).epochs.pop(key, None)
+        conn.info[EPOCHS].pop(key, None)
 
-    def readers_of(self, conn: Connection, key: str, user_id: str) -> list[tuple[str, str]]:
-        """The readers of a user's facts in a session, each with its name up to the user."""
+    def _readers_of(self, conn: Connection, key: str, user_id: str) -> list[str]:
+        """The readers of a user's facts in a session."""
         cursors = self._tables.cursors
         found = conn.execute(select(cursors.c.reader).where(cursors.c.key == key)).scalars().all()
-        return [(one, one[: -len(user_id)]) for one in found if one.endswith(f" of {user_id}")]
-
-    def _begin_sharing(self, conn: Connection, key: str, user_id: str) -> None:
-        """Write down who has said what a session of one user holds; readers begin again, to show it."""
-        rows = self._tables.rows
-        said = (rows.c.key == key, rows.c.role == MessageRole.USER.value, rows.c.user_id.is_(None))
-        conn.execute(update(rows).where(*said).values(user_id=user_id))
-        self.renew_within(conn, key)
+        return [one for one in found if one.endswith(f" of {user_id}")]
 
     @writes_session
     def claim(self, conn: Connection, key: str, opening: Opening, *, readers: Sequence[str], epoch: int) -> None:
         """As ``claim_within``, unless rows were deleted since ``epoch``. One of its users is no other than before."""
         if not self._readers.is_current_within(conn, key, epoch):
-            raise UnchangedError
+            conn.rollback()
+            return
         kinds = {row.user_id: row.kind for row in conn.execute(self._owners, {"session": key})}
         self.claim_within(conn, key, opening._replace(shared=kinds.get(opening.user_id) == SHARED), (), readers)
 
@@ -155,38 +143,6 @@ class Users:
         return [row.user_id for row in found if row.kind != OF_NOBODY]
 
     @reads
-    def knows(self, conn: Connection, key: str) -> bool:
-        """Whether the store has ever been given a message of a session."""
-        known = (exists().where(table.c.key == key) for table in (self._tables.sessions, self._tables.rows))
-        return bool(conn.execute(select(or_(*known))).scalar_one())
-
-    @reads
-    def sessions(
-        self, conn: Connection, user_id: str | None = None, session_ids: Collection[str] = ()
-    ) -> list[SessionInfo]:
-        """As ``MemoryStore.sessions``."""
-        rows, owners = self._tables.rows, self._tables.owners
-        first, last = func.min(rows.c.timestamp), func.max(rows.c.timestamp)
-        sessions = select(rows.c.key, func.count(), first, last).group_by(rows.c.key).order_by(last.desc(), rows.c.key)
-        owned = select(owners.c.key, owners.c.user_id).order_by(owners.c.user_id)
-        if user_id is not None or session_ids:
-            mine = select(owners.c.key).where(owners.c.user_id == user_id)
-            sessions = sessions.where(or_(rows.c.key.in_(session_ids), rows.c.key.in_(mine)))
-            owned = owned.where(or_(owners.c.key.in_(session_ids), owners.c.key.in_(mine)))
-        users: dict[str, list[str]] = {}
-        for key, owner in conn.execute(owned):
-            users.setdefault(key, []).append(owner)
-        return [
-            SessionInfo(key, count, tuple(sorted(users.get(key, ()))), written_at(oldest), written_at(newest))
-            for key, count, oldest, newest in conn.execute(sessions)
-        ]
-
-    @reads
-    def all_keys(self, conn: Connection) -> list[str]:
-        """The sessions that have messages."""
-        return list(conn.execute(select(self._tables.rows.c.key).distinct()).scalars())
-
-    @reads
     def keys(self, conn: Connection, user_id: str) -> list[str]:
         """The sessions of a user, also those without a message."""
         owners = self._tables.owners
@@ -195,7 +151,17 @@ class Users:
     @reads
     def own_users(self, conn: Connection, sessions: Sequence[str]) -> list[str]:
         """Those of these sessions that were begun without a user, and are users of themselves."""
-        return list(conn.execute(self._own_users, {"names": sessions}).scalars())
+        owners = self._tables.owners
+        these = (owners.c.kind == OF_NOBODY, one_of(owners.c.key, self.database.backend))
+        return list(conn.execute(select(owners.c.key).where(*these), {"names": sessions}).scalars())
+
+    # ---- what there is of each ----
+
+    @reads
+    def knows(self, conn: Connection, key: str) -> bool:
+        """Whether the store has ever been given a message of a session."""
+        known = (exists().where(table.c.key == key) for table in (self._tables.sessions, self._tables.rows))
+        return bool(conn.execute(select(or_(*known))).scalar_one())
 
     @reads
     def facts_of_each(self, conn: Connection) -> dict[str, int]:
@@ -239,13 +205,17 @@ class Users:
         rows, facts, cursors = self._tables.rows, self._tables.facts, self._tables.cursors
         of_session = select(func.count()).where(rows.c.key == key)
         known = select(func.count()).where(facts.c.namespace == namespace, facts.c.agent_id.in_(agents))
-        retired_at = facts.c.data["retired_at"].as_string()
+        names = "retired_at", "expires_at", "valid_until"
+        retired_at, expires_at, valid_until = (facts.c.data[name].as_string() for name in names)
+        # To the second, and to the day.
+        is_valid = or_(expires_at.is_(None), func.substr(expires_at, 1, 19) > f"{utc_now():%Y-%m-%dT%H:%M:%S}")
+        is_present = or_(valid_until.is_(None), valid_until >= f"{utc_now():%Y-%m-%d}")
         counts = {
             "messages": of_session,
             "active": of_session.where(rows.c.status == ACTIVE),
             "left": of_session.where(rows.c.status == ARCHIVED, rows.c.id <= self._position(key, record)),
             "unread": of_session.where(rows.c.id > self._position(key, extraction)),
-            "facts": known.where(retired_at.is_(None), *_holds(facts.c.data, utc_now())),
+            "facts": known.where(retired_at.is_(None), is_valid, is_present),
             "retired": known.where(retired_at.is_not(None)),
             "state": select(cursors.c.state).where(cursors.c.key == key, cursors.c.reader == extraction),
         }
@@ -277,11 +247,99 @@ class Users:
         query = select(cursors.c.position).where(cursors.c.key == key, cursors.c.reader == reader)
         return func.coalesce(query.scalar_subquery(), 0)
 
+    # ---- deletion ----
 
-def _holds(fact: ColumnElement[Any], now: datetime) -> tuple[Statement, ...]:
-    """What is true of the JSON of a fact that has neither expired nor ended, to the second."""
-    expires_at, valid_until = fact["expires_at"].as_string(), fact["valid_until"].as_string()
-    return (
-        or_(expires_at.is_(None), func.substr(expires_at, 1, 19) > f"{now:%Y-%m-%dT%H:%M:%S}"),
-        or_(valid_until.is_(None), valid_until >= f"{now:%Y-%m-%d}"),
-    )
+    def delete_within(self, conn: Connection, key: str, *conditions: Statement) -> int:
+        """Delete the rows of a session of which the conditions hold, and tell its readers by a new epoch.
+
+        Returns their number.
+
+        A cursor moves back to the last row at or before it that is left, so that no row that comes later, which may
+        have the id of a deleted one, stands behind it. ``Readers.move`` says what becomes of its state.
+        """
+        rows, cursors = self._tables.rows, self._tables.cursors
+        ids, vectors = self._tables.message_ids, self._tables.embeddings
+        these, count = (rows.c.key == key, *conditions), 0
+        first = conn.execute(select(func.min(rows.c.id)).where(*these)).scalar()
+        if first is not None:
+            # A result has been embedded together with its call, which comes before it.
+            calls = select(rows.c.id).where(rows.c.key == key, rows.c.id <= first, rows.c.role.not_in(RESULT_ROLES))
+            call = conn.execute(calls.order_by(rows.c.id.desc()).limit(1)).scalar()
+            gone = or_(vectors.c.id == str(call), vectors.c.id.in_(select(cast(rows.c.id, String)).where(*these)))
+            conn.execute(delete(vectors).where(vectors.c.namespace == vectors_namespace(key), gone))
+            conn.execute(delete(ids).where(ids.c.key == key, ids.c.row_id.in_(select(rows.c.id).where(*these))))
+            count = conn.execute(delete(rows).where(*these)).rowcount
+            behind = (cursors.c.key == key, cursors.c.position >= first)
+            found = conn.execute(select(cursors.c.reader, cursors.c.position, cursors.c.state).where(*behind))
+            for reader, old, state in found.all():
+                position, left = 0, None
+                if state is None or ROWS in state:
+                    _, position = self._ends(conn, key, 0, old)
+                if state and ROWS in state:
+                    entries: list[Json] = []
+                    for start, end, *more in state[ROWS]:
+                        span = self._ends(conn, key, start, end)
+                        entries += [[*span, *more]] if span[0] else []
+                    left = {**state, ROWS: entries} if position or entries else None
+                here = (cursors.c.key == key, cursors.c.reader == reader)
+                conn.execute(update(cursors).where(*here).values(position=position, state=left))
+        self._renew(conn, key)
+        return count
+
+    def _ends(self, conn: Connection, key: str, first: int, last: int) -> tuple[int, int]:
+        """The first and the last row of a session between these two, which belong to it; 0, 0 if there is none."""
+        rows = self._tables.rows
+        between = (rows.c.key == key, rows.c.id >= first, rows.c.id <= last)
+        low, high = conn.execute(select(func.min(rows.c.id), func.max(rows.c.id)).where(*between)).one()
+        return low or 0, high or 0
+
+    def forget_within(
+        self, conn: Connection, keys: Sequence[str], namespaces: Sequence[str], user_id: str | None
+    ) -> dict[str, int]:
+        """Delete sessions, and the facts of users; returns the number of deleted rows by kind.
+
+        The embeddings of both go with them. Of a session that others own too, only the turns of the ``user_id`` go.
+        """
+        tables, backend = self._tables, self.database.backend
+        counts, owners = Counter(messages=0, cursors=0, facts=0, embeddings=0), tables.owners
+        if user_id is not None:
+            others = (owners.c.user_id != user_id, owners.c.kind != OF_NOBODY, one_of(owners.c.key, backend))
+            of_others = set(conn.execute(select(owners.c.key).where(*others), {"names": keys}).scalars())
+            for key in of_others:
+                self._leave(conn, key, user_id, counts)
+            keys = [key for key in keys if key not in of_others]
+        vectors = [*namespaces, *map(vectors_namespace, keys)]
+        # A session's row, a user's, and the id of a message are no rows that the result counts.
+        for kind, column, names in (
+            ("messages", tables.rows.c.key, keys),
+            ("cursors", tables.cursors.c.key, keys),
+            ("cursors", owners.c.key, keys),
+            ("", tables.message_ids.c.key, keys),
+            ("", tables.sessions.c.key, keys),
+            ("facts", tables.facts.c.namespace, namespaces),
+            ("embeddings", tables.embeddings.c.namespace, vectors),
+            ("", tables.users.c.namespace, namespaces),
+        ):
+            if names:
+                counts[kind] += conn.execute(
+                    delete(column.table).where(one_of(column, backend)), {"names": names}
+                ).rowcount
+        del counts[""]
+        return dict(counts)
+
+    def _leave(self, conn: Connection, key: str, user_id: str, counts: Counter[str]) -> None:
+        """Delete what a user has said, with the answers, from a session that others own."""
+        rows, owners, cursors = self._tables.rows, self._tables.owners, self._tables.cursors
+        was_owner = conn.execute(delete(owners).where(owners.c.key == key, owners.c.user_id == user_id)).rowcount
+        if was_owner:
+            counts["cursors"] += was_owner
+            asked = select(rows.c.id, rows.c.user_id).where(rows.c.key == key, rows.c.role == MessageRole.USER.value)
+            found = [(one.id, one.user_id or user_id) for one in conn.execute(asked.order_by(rows.c.id))]
+            ends = [*(row_id for row_id, _ in found[1:]), LAST_ID]
+            spans = zip(found, ends, strict=True)
+            turns = [(rows.c.id >= first) & (rows.c.id < end) for (first, who), end in spans if who == user_id]
+            for start in range(0, len(turns), _DELETED_TURNS):
+                counts["messages"] += self.delete_within(conn, key, or_(*turns[start : start + _DELETED_TURNS]))
+        for reader in self._readers_of(conn, key, user_id):
+            here = (cursors.c.key == key, cursors.c.reader == reader)
+            counts["cursors"] += conn.execute(delete(cursors).where(*here)).rowcount

@@ -1,28 +1,120 @@
-"""Renders messages as text."""
+"""Renders messages as text, and tells by what a message is known and when it was said."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from functools import lru_cache
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock, MessageRole, TextBlock, ToolCallBlock
+from pydantic import TypeAdapter, ValidationError
 
 from llama_index_memory_ext.errors import MessageError
-from llama_index_memory_ext.text.identity import ID_KEY, SPEAKER_KEY, message_id_of
-from llama_index_memory_ext.text.times import times_in
+from llama_index_memory_ext.language.tokens import CONTROLS
 from llama_index_memory_ext.text.tokens import CountedText
-from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, CALL_KEYS, HIDDEN, RESULT_ROLES, calls_of, to_json
-from llama_index_memory_ext.text.visible import CONTROLS
+from llama_index_memory_ext.text.tool_calls import (
+    ASSISTANT_ROLES,
+    CALL_KEYS,
+    HIDDEN,
+    RESULT_ROLES,
+    calls_of,
+    to_json,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from llama_index_memory_ext.text.tokens import TokenCounter
     from llama_index_memory_ext.text.tool_calls import Counted, Json, ToolCall
+
+
+# The first one with a time counts. They are the names of many programs, of OpenAI's API, and of ChatGPT's exports.
+TIME_KEYS = ("timestamp", "created_at", "create_time", "date")
+# A smaller number is no time in seconds, but a place in a list or a duration.
+_EARLIEST = datetime(1973, 3, 3, 10, tzinfo=timezone.utc)
+_TIME = TypeAdapter(datetime)
+
+
+def times_in(values: Mapping[str, object]) -> dict[str, datetime]:
+    """Returns the times (UTC) among the ``TIME_KEYS`` of an object, each by its key, in the order of the keys.
+
+    A time is a ``datetime``, an ISO text, or a Unix time in seconds or milliseconds; without a zone it is in UTC.
+    Everything else is left out.
+
+    >>> times_in({"date": "2023-05-08", "created_at": 1_683_554_400, "timestamp": "soon"})["created_at"].isoformat()
+    '2023-05-08T14:00:00+00:00'
+    """
+    found: dict[str, datetime] = {}
+    for key in TIME_KEYS:
+        with suppress(ValidationError, OverflowError):
+            time = _TIME.validate_python(values.get(key))
+            time = time.replace(tzinfo=time.tzinfo or timezone.utc).astimezone(timezone.utc)
+            if time >= _EARLIEST:
+                found[key] = time
+    return found
+
+
+# Stands between the memory and the user's message. benchmarks/one_message.py measures what it does.
+HINT = "Use the conversation above to answer this:"
+# Where a program writes the id into ``additional_kwargs``.
+ID_KEY = "message_id"
+# Where it writes who has said it, in a session of several users.
+SPEAKER_KEY = "user_id"
+# LlamaIndex writes it into messages that it hands to blocks.
+_HOSTS_KEY = "session_id"
+# Longer ones would not fit into the index of a server.
+_MOST_CHARACTERS = 255
+
+
+def message_id_of(kwargs: Mapping[str, Json], key: str = ID_KEY) -> str | None:
+    """Returns the id in a message's ``additional_kwargs``, a number as its text; None if it has none.
+
+    With another ``key``, the id of something else.
+
+    Raises a MessageError for one that is neither a text nor a number, is blank, or has more than 255 characters.
+
+    >>> message_id_of({"message_id": 7}), message_id_of({"tool_call_id": "c1"})
+    ('7', None)
+    """
+    value = kwargs.get(key)
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else ""
+    # The text of a longer integer is refused by Python, and its size by isfinite().
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() < _MOST_CHARACTERS:
+        text = str(value)
+    if isinstance(value, float) and math.isfinite(value):
+        text = str(value)
+    if not text.strip() or len(text) > _MOST_CHARACTERS or (key != ID_KEY and text != text.strip()):
+        seen = f"{len(text)} characters" if isinstance(value, str) else f"a {type(value).__name__}"
+        raise MessageError(
+            f"Expected additional_kwargs[{key!r}] to be a text of 1 to {_MOST_CHARACTERS} characters, without blanks "
+            f"around it, or a number; saw {seen}. Write str(...) around an id of another type."
+        )
+    return text
+
+
+def is_same(stored: Json, given: Mapping[str, Json]) -> bool:
+    """Returns whether a stored message, as JSON, is the given one.
+
+    What LlamaIndex itself adds does not count, nor does an id that the given one leaves out.
+    """
+    ignored = {_HOSTS_KEY} if ID_KEY in (given.get("additional_kwargs") or {}) else {_HOSTS_KEY, ID_KEY}
+    if not isinstance(stored, dict):
+        return False
+    one, other = dict(stored), dict(given)
+    for data in (one, other):
+        if isinstance(data.get("additional_kwargs"), dict):
+            kwargs = data["additional_kwargs"].items()
+            data["additional_kwargs"] = {key: value for key, value in kwargs if key not in ignored}
+    return one == other
+
 
 INSTRUCTION_ROLES: frozenset[str] = frozenset({MessageRole.SYSTEM, MessageRole.DEVELOPER})
 OUR_TAGS = frozenset(
@@ -288,21 +380,18 @@ def tokens_by_bytes(message: ChatMessage, counter: TokenCounter, media_tokens: M
 
     Of a picture elsewhere nothing is read.
     """
-    least = media_tokens["image"]
-    more = sum(max(_by_bytes(block) - least, 0) for block in message.blocks if isinstance(block, ImageBlock))
-    return message_tokens(message, counter, media_tokens) + more
-
-
-def _by_bytes(picture: ImageBlock) -> int:
-    held, url = picture.image, str(picture.url or "")
-    if not isinstance(held, bytes):
-        held = url.partition(",")[2].encode() if url.startswith("data:") else b""
-    try:
-        # Asynchronous in name alone: with the bytes at hand it waits for nothing. Of no bytes it gives 0.
-        picture.model_copy(update={"image": held[:_BEGINNING]}).aestimate_tokens().send(None)
-    except StopIteration as estimated:
-        return int(estimated.value)
-    return 0
+    tokens = message_tokens(message, counter, media_tokens)
+    for picture in message.blocks:
+        if isinstance(picture, ImageBlock):
+            held, url = picture.image, str(picture.url or "")
+            if not isinstance(held, bytes):
+                held = url.partition(",")[2].encode() if url.startswith("data:") else b""
+            try:
+                # Asynchronous in name alone: with the bytes at hand it waits for nothing. Of no bytes it gives 0.
+                picture.model_copy(update={"image": held[:_BEGINNING]}).aestimate_tokens().send(None)
+            except StopIteration as estimated:
+                tokens += max(int(estimated.value) - media_tokens["image"], 0)
+    return tokens
 
 
 def tokens_of(messages: Iterable[Counted]) -> int:

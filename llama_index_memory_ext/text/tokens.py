@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     import tiktoken
 
+
 # A tokenizer may return tokens of any type, such as ids or texts.
 Tokenizer: TypeAlias = "Callable[[str], list[Any]]"
 

@@ -11,6 +11,7 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
+
 # A value of JSON, or what a provider or a program has put where LlamaIndex allows any object.
 Json: TypeAlias = Any
 
@@ -83,19 +84,14 @@ def complete_calls(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
     A call is removed from a copy of its message, and a message that is then empty is left out. All other messages are
     the same objects. Only assistants make calls.
     """
-    return [message for group in tool_call_groups(messages) for message in _complete(*group)]
-
-
-def _complete(caller: ChatMessage, *results: ChatMessage) -> list[ChatMessage]:
-    if caller.role in RESULT_ROLES:
-        return []
-    calls = calls_of(caller)
-    pairs = _pairs(calls, results) if caller.role in ASSISTANT_ROLES else {}
-    if len(pairs) < len(calls):
-        caller = _with_calls(caller, pairs.values())
-        if not has_content(caller):
-            return []
-    return [caller, *(result for i, result in enumerate(results) if i in pairs)]
+    complete: list[ChatMessage] = []
+    for caller, *results in tool_call_groups(messages):
+        calls = calls_of(caller)
+        pairs = _pairs(calls, results) if caller.role in ASSISTANT_ROLES else {}
+        kept = caller if len(pairs) == len(calls) else _with_calls(caller, pairs.values())
+        if caller.role not in RESULT_ROLES and (kept is caller or has_content(kept)):
+            complete += [kept, *(result for i, result in enumerate(results) if i in pairs)]
+    return complete
 
 
 def _pairs(calls: Sequence[ToolCall], results: Sequence[ChatMessage]) -> dict[int, int]:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from llama_index.core.base.llms.types import CachePoint, MessageRole, TextBlock, ThinkingBlock, ToolCallBlock
 
 from llama_index_memory_ext.errors import RoleError, SplitterError
-from llama_index_memory_ext.text.cutting import Limits, group_start, plan_cut, share_out
+from llama_index_memory_ext.text.limits import Limits, group_start, plan_cut, share_out
 from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, checked_messages, message_tokens, tokens_of
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 from llama_index_memory_ext.text.tool_calls import CALL_KEYS, complete_calls, has_content, tool_call_groups
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
     from llama_index.core.base.llms.types import ChatMessage, ContentBlock
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     Splitter: TypeAlias = TextSplitter | Callable[[str], list[str]]
     Group: TypeAlias = Sequence["_Counted"]
     Blocks: TypeAlias = Sequence[ContentBlock | None]
+
 
 # The names that other libraries have for these roles.
 _OTHER_ROLES = {"human": "user", "ai": "assistant"}
@@ -200,62 +201,51 @@ class _Trimmer:
         kept = [self.clip(message, share, self.clipped_blocks) for message, share in zip(group, shares, strict=True)]
         return list(chain.from_iterable(kept)) if all(kept) else []
 
-    def clip(self, message: _Counted, limit: int, blocks_of: Callable[[ChatMessage, int], Blocks | None]) -> Group:
-        """Returns the message if it fits, else a copy with the blocks that ``blocks_of`` returns; [] if it is empty."""
+    def clip(self, message: _Counted, limit: int, blocks_of: Callable[[ChatMessage, int], Blocks]) -> Group:
+        """Returns the message if it fits, else a copy with the most text that fits, by ``blocks_of``; [] for none.
+
+        The copy has as many media as then fit, and nothing that a provider has added.
+        """
         if message.tokens <= limit:
             return [message]
-        # If no text fits, it may fit without what a provider has added.
-        for copy in (message.message, _without_extras(message.message)):
-            blocks = blocks_of(copy, limit)
-            if blocks is not None and has_content(clipped := _with_blocks(copy, blocks)):
-                return [_Counted(clipped, self.counter)]
-        return []
+        copy, room = _without_extras(message.message), limit
+        blocks = blocks_of(copy, room)
+        while (excess := self.excess(copy, blocks, limit)) > 0 and room > 0:
+            room = max(room - excess, 0)
+            blocks = blocks_of(copy, room)
+        clipped = _with_blocks(copy, blocks)
+        return [_Counted(clipped, self.counter)] if excess <= 0 and has_content(clipped) else []
 
-    def clipped_blocks(self, message: ChatMessage, limit: int) -> Blocks | None:
-        """Returns the blocks with clipped texts, and as many media as then fit; None if the calls alone do not fit."""
-        tokens = [self.counter.count(block.text) if isinstance(block, TextBlock) else 0 for block in message.blocks]
-
-        def clipped(room: int) -> Blocks:
-            return list(map(self._clipped_block, message.blocks, share_out(tokens, room)))
-
-        blocks = self._most_text(clipped, message, limit)
-        if blocks is None:
-            return None
+    def clipped_blocks(self, message: ChatMessage, limit: int) -> Blocks:
+        """Returns the blocks with texts that share ``limit`` tokens, and the media for which they leave room."""
+        texts = [block.text if isinstance(block, TextBlock) else "" for block in message.blocks]
+        shares = share_out(list(map(self.counter.count, texts)), limit)
+        blocks: list[ContentBlock | None] = []
+        for block, text, share in zip(message.blocks, texts, shares, strict=True):
+            # Thinking and cache points are not counted.
+            is_kept = isinstance(block, ToolCallBlock | ThinkingBlock | CachePoint)
+            clipped = block.model_copy(update={"text": self.counter.clip(text, share)}) if text else None
+            blocks.append(block if is_kept else clipped)
         for i, block in enumerate(message.blocks):
             more = [*blocks[:i], block, *blocks[i + 1 :]]
-            if blocks[i] is None and self._excess(message, more, limit) <= 0:
+            if blocks[i] is None and self.excess(message, more, limit) <= 0:
                 blocks = more
         return blocks
-
-    def _clipped_block(self, block: ContentBlock, limit: int) -> ContentBlock | None:
-        if isinstance(block, TextBlock):
-            return block.model_copy(update={"text": self.counter.clip(block.text, limit)})
-        # Thinking and cache points are not counted.
-        return block if isinstance(block, ToolCallBlock | ThinkingBlock | CachePoint) else None
 
     def last_blocks(self, message: ChatMessage, limit: int, text_splitter: Splitter | None) -> Blocks:
         """Returns the last blocks that fit, and in front of them the end of a text."""
         first = len(message.blocks)
-        while first and self._excess(message, message.blocks[first - 1 :], limit) <= 0:
+        while first and self.excess(message, message.blocks[first - 1 :], limit) <= 0:
             first -= 1
         end, block = message.blocks[first:], message.blocks[first - 1] if first else None
         if not isinstance(block, TextBlock):
-            return [*end]
+            return end
+        room = -self.excess(message, end, limit)
+        text = clip_start(block.text, room, self.counter, text_splitter)
+        return [block.model_copy(update={"text": text}) if text else None, *end]
 
-        def longer(room: int) -> Blocks:
-            text = clip_start(block.text, room, self.counter, text_splitter)
-            return [block.model_copy(update={"text": text}) if text else None, *end]
-
-        return self._most_text(longer, message, limit) or [*end]
-
-    def _most_text(self, blocks_of: Callable[[int], Blocks], message: ChatMessage, limit: int) -> Blocks | None:
-        """Returns the blocks with the most tokens of text that fit into the limit; None if none fit."""
-        room = limit
-        while (over := self._excess(message, blocks := blocks_of(room), limit)) > 0 and room > 0:
-            room = max(room - over, 0)
-        return blocks if over <= 0 else None
-
-    def _excess(self, message: ChatMessage, blocks: Sequence[ContentBlock | None], limit: int) -> int:
+    def excess(self, message: ChatMessage, blocks: Iterable[ContentBlock | None], limit: int) -> int:
+        """Returns by how many tokens the message with these blocks is over the limit."""
         return message_tokens(_with_blocks(message, blocks), self.counter) - limit
 
 
@@ -273,22 +263,17 @@ def clip_start(text: str, limit: int, counter: TokenCounter, text_splitter: Spli
         return end
     # LlamaIndex's splitters can be called too, but with documents.
     split = text_splitter.split_text if hasattr(text_splitter, "split_text") else text_splitter
-    ends = (text[start:] for start in sorted(_starts(text, split(text), len(text) - len(end))))
-    return next((found for found in ends if counter.count(found) <= limit), "")
-
-
-def _starts(text: str, pieces: Sequence[str], first: int) -> Iterator[int]:
-    """Yields where the pieces begin, back to ``first``; they may overlap, or lack the white space between them."""
-    start = len(text)
-    for piece in filter(str.strip, reversed(pieces)):
+    start, starts = len(text), list[int]()
+    for piece in filter(str.strip, reversed(split(text))):
         before = text.rfind(piece, 0, start)
         if before < 0 or text[before + len(piece) : start].strip():
             # It does not end where the next one begins, so it overlaps that.
             before = text.rfind(piece, 0, start + len(piece) - 1)
         start = before
-        if start < first:
-            return
-        yield start
+        if start < len(text) - len(end):
+            break
+        starts.append(start)
+    return next((text[start:] for start in reversed(starts) if counter.count(text[start:]) <= limit), "")
 
 
 def _checked_roles(option: str, roles: str | Sequence[str] | None) -> frozenset[str]:

@@ -13,8 +13,8 @@ from llama_index.core.tools import FunctionTool
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock
 from tests.conversation import BEFORE_QUESTION, assistant, record, user
 from tests.memories import OpenMemory, OpenPlainMemory
-from tests.models import StartModel
 from tests.openai_server import Message, call, say
+from tests.scripted_models import StartModel
 
 
 def multiply(a: float, b: float) -> float:
@@ -65,17 +65,6 @@ async def test_a_function_agent_sends_the_system_prompt_and_one_user_message(
     assert text.count("divide(") == 1
     assert [body for role, body in shown if role == "tool"] == ["1034908", "517454.0"]
     assert server.refusals == []
-
-
-async def test_the_second_follow_up_still_finds_both_calls(open_memory: OpenMemory, start_model: StartModel) -> None:
-    """What is in the record stays in it."""
-    llm, server = start_model(calculator)
-    memory = open_memory()
-    agent = FunctionAgent(llm=llm, tools=[multiply, divide])
-    for question in ("What is (3214 * 322) / 2?", "Thanks.", "How did you go about answering that?"):
-        await agent.run(question, memory=memory)
-    (prompt,) = server.requests[-1]
-    assert prompt["content"].count("multiply(") == prompt["content"].count("divide(") == 1
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -129,24 +118,6 @@ async def test_a_workflow_hands_over_between_agents_in_one_turn(
     (prompt,) = server.requests[-1]
     assert prompt["content"].count("handoff(") == prompt["content"].count("multiply(") == 1
     assert server.refusals == []
-
-
-async def test_a_chat_engine_talks_through_the_memory(open_memory: OpenMemory, start_model: StartModel) -> None:
-    """Asynchronous, streaming and not."""
-    llm, server = start_model(lambda messages, tools: say(f"I was sent {len(messages)} messages."))
-    engine = SimpleChatEngine.from_defaults(llm=llm, memory=open_memory(), system_prompt="You are kind.")
-    await engine.achat("My name is Logan.")
-    streamed = await engine.astream_chat("I live in Paris.")
-    assert "".join([token async for token in streamed.async_response_gen()]) == "I was sent 2 messages."
-    await engine.achat("What is my name?")
-    system, question = server.requests[-1]
-    assert (system["role"], question["role"]) == ("system", "user")
-    assert [body for _, body in record(question["content"])] == [
-        "My name is Logan.",
-        "I was sent 2 messages.",
-        "I live in Paris.",
-        "I was sent 2 messages.",
-    ]
 
 
 def test_a_chat_engine_works_without_an_event_loop(database_uri: str, start_model: StartModel) -> None:

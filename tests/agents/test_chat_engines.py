@@ -13,8 +13,8 @@ from llama_index.core.chat_engine.types import BaseChatEngine, ChatMode
 from llama_index_memory_ext import CondensedMemory
 from tests.conversation import BEFORE_QUESTION, assistant, calling, record, result, sent_text, user
 from tests.memories import OpenMemory
-from tests.models import client_without_connections
 from tests.openai_server import Message, OpenAIServer, say, serve
+from tests.scripted_models import client_without_connections
 
 QUESTIONS = ["My name is Logan.", "I live in Oslo.", "What is my name?"]
 FACT = "Logan likes rain."

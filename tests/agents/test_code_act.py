@@ -15,8 +15,8 @@ from llama_index_memory_ext import CondensedMemory, RelevantFactsBlock, extract_
 from llama_index_memory_ext.text.messages import turns_in
 from tests.conversation import BEFORE_QUESTION, assistant, record, sent_text, user
 from tests.memories import OpenMemory, OpenPlainMemory
-from tests.models import StartModel
 from tests.openai_server import Message, call, say
+from tests.scripted_models import StartModel
 
 CODE = 'Let me look.\n<execute>\nprint("My name is Mallory.")\n</execute>'
 PRINTED = "Result of executing the code given:\n\nMy name is Mallory."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import pickletools
 import subprocess
 import sys
 import textwrap
@@ -18,8 +19,8 @@ from llama_index.core.workflow import Context, JsonPickleSerializer, JsonSeriali
 from llama_index_memory_ext import CondensedMemory, StoreError, restore_context
 from tests.conversation import BEFORE_QUESTION, assistant, record, user
 from tests.memories import OpenMemory
-from tests.models import StartModel
 from tests.openai_server import Message, call, say, serve
+from tests.scripted_models import StartModel
 
 # The host says that JSON has no place for a memory.
 pytestmark = [
@@ -88,6 +89,8 @@ async def main():
 asyncio.run(main())
 """
 )
+
+PACKAGE = "llama_index_memory_ext"
 
 
 def model(messages: list[Message], tools: list[str]) -> Message:
@@ -198,6 +201,24 @@ async def test_a_pickle_keeps_session_and_settings_but_no_model(open_memory: Ope
         assert [block.llm for block in (twin.condensed_block, twin.facts_block)] == [None, None]
         assert await twin.aget_all() == await memory.aget_all()
         twin.facts_block.extract_facts = False
+
+
+async def test_a_pickle_names_only_modules_that_stay_where_they_are(open_memory: OpenMemory) -> None:
+    """Contexts are kept while programs get newer versions: moving one of these modules makes them unreadable."""
+    async with open_memory(user_id="ann", agent_id="travel") as memory:
+        named = {name for _, name, _ in pickletools.genops(pickle.dumps(memory)) if isinstance(name, str)}
+    modules = {name.removeprefix(f"{PACKAGE}.") for name in named if name.startswith(f"{PACKAGE}.")}
+    assert modules <= {
+        "background.locks",
+        "fact",
+        "facts.block",
+        "memory.condensed_memory",
+        "memory.template",
+        "record.block",
+        "search.tfidf",
+        "store",
+        "text.tokens",
+    }
 
 
 async def test_json_has_no_place_for_a_memory(open_memory: OpenMemory) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from llama_index_memory_ext import CondensedMemory, MemoryToolSpec
-from llama_index_memory_ext.agents.requests import asks_to_forget
+from llama_index_memory_ext.agents.tools import asks_to_forget
 from llama_index_memory_ext.text.messages import Utterance
 from tests.conversation import assistant, calling, result, user
 from tests.memories import OpenMemory
-from tests.models import StartModel
 from tests.openai_server import call
+from tests.scripted_models import StartModel
 
 CASES: list[dict[str, Any]] = json.loads(Path("benchmarks/forgetting.json").read_text(encoding="utf-8"))
 EDIT = "order to edit"

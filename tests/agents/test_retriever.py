@@ -26,8 +26,8 @@ from sqlalchemy.engine import make_url
 from llama_index_memory_ext import CondensedMemory, LimitError, MemoryRetriever, StoreError, TokenCounter
 from tests.conversation import assistant, calling, result, user
 from tests.memories import OpenMemory
-from tests.models import StartModel
 from tests.openai_server import say
+from tests.scripted_models import StartModel
 from tests.search.test_embeddings import Meanings
 
 COUNTER = TokenCounter()
@@ -173,14 +173,6 @@ async def test_memories_on_several_databases_are_searched_together(tmp_path: Pat
     assert first[0].node.node_id == second[0].node.node_id
 
 
-async def test_an_embedding_model_ranks_the_facts(open_memory: OpenMemory) -> None:
-    """As it does where the memory shows them."""
-    memory = open_memory("chat", user_id="ann", embed_model=Meanings())
-    await memory.facts.aadd("drives an automobile")
-    await memory.facts.aadd("likes tea")
-    assert (await ask(memory, "car"))[0] == "drives an automobile"
-
-
 # ---- limits --------------------------------------------------------------------------------------------
 
 
@@ -274,13 +266,6 @@ def test_it_works_without_an_event_loop(database_uri: str) -> None:
     assert texts(retriever.retrieve("bike")) == [message.content for message in BIKE]
     assert texts(retriever.retrieve("zebra")) == []
     memory.close()
-
-
-async def test_it_works_synchronously_within_an_event_loop(open_memory: OpenMemory) -> None:
-    memory = open_memory()
-    await memory.aput_messages(BIKE)
-    retriever = MemoryRetriever(memory)
-    assert texts(retriever.retrieve("bike")) == texts(await retriever.aretrieve("bike")) != []
 
 
 async def test_a_long_log_is_found_whole_and_a_search_may_be_given_up(open_memory: OpenMemory) -> None:

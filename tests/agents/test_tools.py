@@ -26,11 +26,11 @@ from llama_index_memory_ext import (
     StoreError,
     TokenCounter,
 )
-from llama_index_memory_ext.record.message_index import SEARCH_TOOL
+from llama_index_memory_ext.record.recall import SEARCH_TOOL
 from tests.conversation import BEFORE_QUESTION, assistant, calling, result, user
 from tests.memories import OpenMemory
-from tests.models import StartModel
 from tests.openai_server import Message, Model, call, say
+from tests.scripted_models import StartModel
 from tests.search.test_embeddings import in_event_loop
 
 COUNTER = TokenCounter()

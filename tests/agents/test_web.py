@@ -21,8 +21,8 @@ from llama_index.core.agent.workflow import FunctionAgent
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
 from tests.facts.test_block import learner
-from tests.models import StartModel
 from tests.openai_server import Message, OpenAIServer, say, serve
+from tests.scripted_models import StartModel
 from tests.test_docs import BLOCKS
 
 APP = next(code for code in BLOCKS if "FastAPI(" in code)
@@ -115,32 +115,31 @@ async def talk(client: httpx.AsyncClient) -> list[str]:
     return [await ask(client, "first", question) for question in questions]
 
 
-async def check(database_uri: str, workers: int, number: int) -> None:
-    with serve(model) as server, serving(database_uri, server, workers) as socket:
-        async with users(socket, number) as clients:
-            assert (await clients[0].get("/health")).status_code == 200
-            answers = await asyncio.gather(*map(talk, clients))
-            await all_extracted(database_uri, number)
-            again = await asyncio.gather(*(ask(client, "second", "What do I like?") for client in clients))
+async def check(database_uri: str, socket: str, server: OpenAIServer, number: int) -> None:
+    """Each of so many users, in two sessions at once, is answered with what is theirs."""
+    async with users(socket, number) as clients:
+        assert (await clients[0].get("/health")).status_code == 200
+        answers = await asyncio.gather(*map(talk, clients))
+        await all_extracted(database_uri, number)
+        again = await asyncio.gather(*(ask(client, "second", "What do I like?") for client in clients))
+    store = MemoryStore(database_uri)
     for i in range(number):
         likes = f"tea_user{i}"
         assert answers[i] == [f"I like {likes}. to you.", "Hello to you.", "Good day to you.", likes]
         assert again[i] == likes
-    store = MemoryStore(database_uri)
-    for i in range(number):
         said = [message.content for message in await store.get_messages(json.dumps([f"user{i}", "first"]), None)]
-        asked = [f"I like tea_user{i}.", "Hello", "Good day", "What do I like?"]
+        asked = [f"I like {likes}.", "Hello", "Good day", "What do I like?"]
         assert said == [text for turn in zip(asked, answers[i], strict=True) for text in turn]
     assert server.refusals == []
     await store.aclose()
 
 
-async def all_extracted(database_uri: str, number: int) -> None:
+async def all_extracted(database_uri: str, *numbers: int) -> None:
     """Behind the answers, which have not waited for it."""
     store = MemoryStore(database_uri)
 
     async def watch() -> None:
-        for i in range(number):
+        for i in range(*numbers):
             while not (await store.facts.read(f"user{i}")).facts:  # noqa: ASYNC110 - those who do it are other processes
                 await asyncio.sleep(0.05)
 
@@ -148,19 +147,18 @@ async def all_extracted(database_uri: str, number: int) -> None:
     await store.aclose()
 
 
-async def test_two_workers_answer_fifty_users_each_with_what_is_theirs(postgres_uri: str) -> None:
+async def test_two_workers_answer_twenty_users_each_with_what_is_theirs(postgres_uri: str) -> None:
     """At once, from two sessions each; and shut down without a complaint."""
     store = MemoryStore(postgres_uri)
     await store.get_keys()
     await store.aclose()
-    await check(postgres_uri, workers=2, number=50)
+    with serve(model) as server, serving(postgres_uri, server, 2) as socket:
+        await check(postgres_uri, socket, server, 20)
 
 
-async def test_one_worker_serves_from_a_file(database_uri: str) -> None:
-    await check(database_uri, workers=1, number=10)
-
-
-async def test_what_a_shutdown_interrupts_is_taken_up_by_the_next_start(database_uri: str) -> None:
+async def test_what_a_shutdown_interrupts_is_taken_up_by_the_next_start_which_serves_from_a_file(
+    database_uri: str,
+) -> None:
     """An extraction in the middle of which the application is shut down."""
     asked = threading.Event()
     answered = threading.Event()
@@ -173,16 +171,17 @@ async def test_what_a_shutdown_interrupts_is_taken_up_by_the_next_start(database
 
     with serve(slow) as server:
         with serving(database_uri, server, 1) as socket:
-            async with users(socket, 1) as (client,):
-                await ask(client, "first", "I like tea.")
-                await ask(client, "first", "Hello")
+            async with users(socket, 11) as clients:
+                await ask(clients[10], "zero", "I like milk.")
+                await ask(clients[10], "zero", "Hello")
             assert await asyncio.to_thread(asked.wait, 120)
         answered.set()
         with serving(database_uri, server, 1) as socket:
-            async with users(socket, 1) as (client,):
-                await ask(client, "second", "Hello")
-                await all_extracted(database_uri, 1)
-                assert await ask(client, "third", "What do I like?") == "tea"
+            async with users(socket, 11) as clients:
+                await ask(clients[10], "first", "Hello")
+                await all_extracted(database_uri, 10, 11)
+                assert await ask(clients[10], "second", "What do I like?") == "milk"
+            await check(database_uri, socket, server, 10)
 
 
 async def test_a_lock_of_the_server_lets_one_turn_through_in_all_processes(

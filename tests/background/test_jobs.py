@@ -18,9 +18,9 @@ from llama_index_memory_ext.background.jobs import (
     pause_seconds,
 )
 from tests.conversation import assistant, user
-from tests.models import StartModel
 from tests.openai_server import Message, say
 from tests.openai_server import fail as failure
+from tests.scripted_models import StartModel
 
 CHAT = JobKey("chat", "reader")
 

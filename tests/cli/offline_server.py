@@ -5,7 +5,7 @@ from __future__ import annotations
 from llama_index.core.base.llms.types import ToolCallBlock
 
 from llama_index_memory_ext import messages_from_json
-from llama_index_memory_ext.offline_model import reply
+from llama_index_memory_ext.models.offline import reply
 from tests.openai_server import Message, call, say
 
 

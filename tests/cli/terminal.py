@@ -42,30 +42,47 @@ def run(*options: str, stdin: str | None = None, **environment: str) -> subproce
     )
 
 
-def path_without_extra(folder: Path) -> str:
-    """A PYTHONPATH with which Typer and Rich cannot be imported."""
-    for library in ("typer", "rich"):
-        (folder / library).mkdir(parents=True)
-        (folder / library / "__init__.py").write_text(f"raise ModuleNotFoundError('No', name={library!r})")
+def path_without(library: str, folder: Path) -> str:
+    """A PYTHONPATH with which a library cannot be imported."""
+    (folder / library).mkdir(parents=True)
+    (folder / library / "__init__.py").write_text(f"raise ModuleNotFoundError('No', name={library!r})")
     return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
 
 
-class Here:
-    """Runs commands in this process, which saves starting LlamaIndex each time."""
+class Typed(str):
+    """Lines that are typed at a terminal, as the input of ``Here``."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        self._capsys, self._monkeypatch = capsys, monkeypatch
+    __slots__ = ()
+
+
+class Keyboard(io.TextIOWrapper):
+    """The input of a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Here:
+    """Runs commands in this process, which saves starting LlamaIndex each time, with variables of the environment."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
+        self._capsys, self._monkeypatch, self._variables = capsys, monkeypatch, variables
+
+    def on(self, database: Path) -> Here:
+        """The same with this database."""
+        return Here(self._capsys, self._monkeypatch, LLAMA_INDEX_MEMORY_DB=str(database))
 
     def __call__(self, *options: str, stdin: str | bytes = "", **environment: str) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; what came before is not among its output."""
         self._capsys.readouterr()
-        given = stdin if isinstance(stdin, bytes) else stdin.encode()
+        stream = Keyboard if isinstance(stdin, Typed) else io.TextIOWrapper
+        given = io.BytesIO(stdin if isinstance(stdin, bytes) else stdin.encode())
         with self._monkeypatch.context() as patch:
             for name in set(os.environ) - set(clean_environment()):
                 patch.delenv(name)
-            for name, value in environment.items():
+            for name, value in (self._variables | environment).items():
                 patch.setenv(name, value)
-            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given), encoding="utf-8"))
+            patch.setattr(sys, "stdin", stream(given, encoding="utf-8"))
             code = main(options)
         out, err = self._capsys.readouterr()
         return subprocess.CompletedProcess(options, code, out, err)

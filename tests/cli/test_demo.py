@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -15,25 +16,39 @@ from llama_index_memory_ext.cli.demo import add, divide, multiply, subtract
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts.prompt import ask_for_facts, extraction_prompt
 from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply
-from llama_index_memory_ext.offline_model import NO_CALL, NOT_SEEN, OfflineModel, reply
+from llama_index_memory_ext.models.offline import NO_CALL, NOT_SEEN, OfflineModel, reply
 from llama_index_memory_ext.text.messages import Utterance
 from tests.cli.offline_server import model
-from tests.cli.terminal import Here, path_without_extra, run
+from tests.cli.terminal import Here, path_without, run
 from tests.memories import OpenMemory
 from tests.openai_server import serve
 
 
-def test_it_shows_a_conversation_over_two_processes(tmp_path: Path) -> None:
-    """Without the extra, too; and it says that no real model answers."""
-    done = run("demo", "--db", str(tmp_path / "memory.db"), PYTHONPATH=path_without_extra(tmp_path))
+def test_it_shows_a_conversation_over_two_processes_and_what_the_memory_buys(tmp_path: Path) -> None:
+    """Without the extra, too; it says that no real model answers, and leaves the user's own database alone."""
+    own = str(tmp_path / "own.db")
+    done = run("demo", PYTHONPATH=path_without("typer", tmp_path), LLAMA_INDEX_MEMORY_DB=own, TMPDIR=str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
-    wrong = run("demo", "--timeout", "soon", PYTHONPATH=path_without_extra(tmp_path / "again"))
-    assert (wrong.returncode, "a number of seconds above 0" in wrong.stderr) == (1, True)
+    assert not Path(own).exists()
     assert "OPENAI_API_KEY is not set" in done.stdout
     first, second = done.stdout.split("SECOND PROCESS")
     assert first.count("I called multiply with a=3214, b=322 and got 1034908") >= 2  # the answer, and the record
     assert "Your name is Logan." in second
     assert "shown     1 message, " in second
+    question, new = second.split("Question: How did you work out (3214 * 322) / 2?")[1].split("A NEW SESSION")
+    assert "answer    I called multiply with a=3214, b=322 and got 1034908, then divide" in question
+    assert "answer    You live in Paris." in new
+    rows = [line.split("  ") for line in new.split("WHAT IT COSTS")[1].splitlines()]
+    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    assert ["earlier messages of the user in it", "6 of 6", "6 of 6"] in cells
+    assert ["results of tools in it", "3 of 3", "3 of 3"] in cells
+    assert cells.count(["facts about the user in it", "2", "0"]) == 2
+
+
+def test_without_the_extra_a_wrong_time_is_told(command: Here, without: Callable[..., None]) -> None:
+    without("typer", "cli.app")
+    wrong = command("demo", "--timeout", "soon")
+    assert (wrong.returncode, "a number of seconds above 0" in wrong.stderr) == (1, True)
 
 
 def test_it_talks_to_a_server_that_speaks_the_protocol(tmp_path: Path) -> None:
@@ -53,8 +68,9 @@ def test_it_talks_to_a_server_that_speaks_the_protocol(tmp_path: Path) -> None:
         ([], {}, 2, "Show a conversation, and what the model is shown in each turn."),
         (["facts"], {}, 2, "List the current facts, the newest first."),
         (["dance"], {}, 2, "No such command 'dance'"),
-        (["demo", "--db", "/no/such/folder/x.db"], {}, 1, "must be in a folder that exists"),
-        (["demo", "--db", "/"], {}, 1, "must name a file"),
+        (["demo", "--db", "/no/such/folder/x.db"], {}, 1, "needs a folder '/no/such/folder': create it first"),
+        (["demo", "--db", "/"], {}, 2, "must name a file"),
+        (["demo", "--db", "sqlite+aiosqlite://"], {}, 2, "in memory is gone when the command ends"),
         (
             ["demo"],
             {"OPENAI_API_KEY": "sk-x", "OPENAI_API_BASE": "http://127.0.0.1:9"},
@@ -87,28 +103,11 @@ def test_mistakes_get_one_clear_sentence(
     assert "Traceback" not in done.stderr
 
 
-def test_its_last_question_is_answered_and_its_end_says_what_the_memory_buys(tmp_path: Path) -> None:
-    """At the last question, and in a new session, where only what is known about the user is left."""
-    shown = run("demo", "--db", str(tmp_path / "memory.db")).stdout
-    question, new = shown.split("Question: How did you work out (3214 * 322) / 2?")[1].split("A NEW SESSION")
-    assert "answer    I called multiply with a=3214, b=322 and got 1034908, then divide" in question
-    assert "answer    You live in Paris." in new
-    rows = [line.split("  ") for line in new.split("WHAT IT COSTS")[1].splitlines()]
-    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
-    assert ["earlier messages of the user in it", "6 of 6", "6 of 6"] in cells
-    assert ["results of tools in it", "3 of 3", "3 of 3"] in cells
-    assert cells.count(["facts about the user in it", "2", "0"]) == 2
-
-
-def test_it_leaves_the_own_database_of_the_user_alone(command: Here, tmp_path: Path) -> None:
-    """Which the variable names; and it says no password of an address."""
-    assert command("demo", LLAMA_INDEX_MEMORY_DB=str(tmp_path / "mine.db")).returncode == 0
-    assert not (tmp_path / "mine.db").exists()
+def test_no_password_of_an_address_is_printed(command: Here) -> None:
     refused = command("demo", "--db", "postgresql+asyncpg://a:secret@127.0.0.1:9/b")
     assert refused.returncode == 1
     assert "a:***@127.0.0.1:9/b" in refused.stdout
     assert "secret" not in refused.stdout + refused.stderr
-    assert "ends with its process" in command("demo", "--db", "sqlite+aiosqlite://").stderr
 
 
 def test_the_offline_model_tells_of_the_turn_that_is_asked_about() -> None:
@@ -197,8 +196,8 @@ async def extracted(*said: str, known: tuple[str, ...] = ()) -> ValidatedReply:
     now = datetime(2026, 11, 20, tzinfo=timezone.utc)
     lines = [Utterance(i, "user", text) for i, text in enumerate(said, 1)]
     facts = [Fact(id=content, content=content) for content in known]
-    answer = await ask_for_facts(OfflineModel(), extraction_prompt(lines, facts, today=now.date()))
-    return validate_reply(answer.reply, lines, facts, now=now)
+    reply, _ = await ask_for_facts(OfflineModel(), extraction_prompt(lines, facts, today=now.date()))
+    return validate_reply(reply, lines, facts, now=now)
 
 
 @pytest.mark.parametrize(

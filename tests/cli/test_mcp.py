@@ -1,25 +1,27 @@
-"""The MCP server as the official client sees it: a process of its own, over stdin and stdout."""
+"""The MCP server as the official client sees it: in this process, and in one of its own, over stdin and stdout."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mcp import ClientSession, StdioServerParameters
+from mcp import Client, ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.types import CallToolResult, TextContent
 
-from llama_index_memory_ext import CondensedMemory, Fact
-from tests.cli.terminal import COMMAND, PATIENCE_SECONDS, Here, clean_environment, run
+from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
+from llama_index_memory_ext.agents.mcp import memory_server
+from tests.cli.terminal import COMMAND, PATIENCE_SECONDS, Here, clean_environment
 from tests.conversation import assistant, user
 
 GREEN_TEA = {"content": "Loves green tea", "quote": "Please remember that I love green tea.", "category": "preference"}
@@ -31,31 +33,33 @@ def database(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
+async def opened(database: Path, name: str = "s", user_id: str = "ann") -> AsyncIterator[CondensedMemory]:
+    """A memory on the file, as another program opens it."""
+    async with aclosing(MemoryStore(f"sqlite+aiosqlite:///{database}")) as store:
+        yield CondensedMemory.from_defaults(name, user_id=user_id, chat_store=store, extract_facts=False)
+
+
+@asynccontextmanager
 async def client(
-    database: Path, *options: str, errors: Path | None = None, **environment: str
-) -> AsyncIterator[ClientSession]:
-    """The official client, connected to a server of its own."""
-    server = StdioServerParameters(
-        command=sys.executable,
-        args=[*COMMAND[1:], "mcp", "--db", str(database), *options],
-        env=clean_environment(**environment),
-    )
-    with (errors or database.with_name("errors")).open("a+", encoding="utf-8") as stderr:
-        async with stdio_client(server, errlog=stderr) as streams, ClientSession(*streams) as session:
-            await session.initialize()
-            yield session
+    database: Path, user_id: str = "ann", session: str | None = None, *, read_only: bool = False
+) -> AsyncIterator[Client]:
+    """The official client, connected to a server in this process."""
+    async with (
+        opened(database, session or user_id, user_id) as memory,
+        Client(memory_server(memory, in_session=session is not None, read_only=read_only)) as connected,
+    ):
+        yield connected
 
 
-async def call(session: ClientSession, name: str, **arguments: Any) -> dict[str, Any]:
-    """The structured result of a call that went well; its text says the same."""
+async def call(session: Client | ClientSession, name: str, **arguments: Any) -> str:
+    """The text of a call that went well."""
     result = await session.call_tool(name, arguments)
     assert isinstance(result, CallToolResult)
     assert not result.is_error, text_of(result)
-    assert json.loads(text_of(result)) == result.structured_content
-    return dict(result.structured_content or {})
+    return text_of(result)
 
 
-async def refusal(session: ClientSession, name: str, **arguments: Any) -> str:
+async def refusal(session: Client | ClientSession, name: str, **arguments: Any) -> str:
     """What a call is told that was refused."""
     result = await session.call_tool(name, arguments)
     assert isinstance(result, CallToolResult)
@@ -67,50 +71,59 @@ def text_of(result: CallToolResult) -> str:
     return "".join(part.text for part in result.content if isinstance(part, TextContent))
 
 
+def contents_in(text: str) -> list[str]:
+    """The facts that an answer shows."""
+    return re.findall(r"<fact [^>]*>(.*?)</fact>\n", text)
+
+
 async def facts_of(database: Path, user_id: str) -> dict[str, Fact]:
     """What another program finds in the same file."""
-    uri = f"sqlite+aiosqlite:///{database}"
-    async with CondensedMemory.from_defaults(
-        "other", user_id=user_id, async_database_uri=uri, extract_facts=False
-    ) as memory:
+    async with opened(database, "other", user_id) as memory:
         return {fact.content: fact for fact in await memory.facts.alist(with_retired=True)}
 
 
 async def add_rain(database: Path) -> None:
-    uri = f"sqlite+aiosqlite:///{database}"
-    async with CondensedMemory.from_defaults("s", user_id="ann", async_database_uri=uri, extract_facts=False) as memory:
+    async with opened(database) as memory:
         await memory.facts.aadd("Likes rain")
 
 
 async def test_a_client_remembers_lists_searches_and_forgets(database: Path) -> None:
     """The words of the user come from the client, and stand in no session; a forgotten fact is kept, for undo."""
-    async with client(database, "--user", "ann") as session:
-        tools = {tool.name: tool for tool in (await session.list_tools()).tools}
-        assert sorted(tools) == ["forget", "list_memories", "remember", "search_memory"]
-        hints = {name: tool.annotations.read_only_hint for name, tool in tools.items() if tool.annotations}
-        assert hints == {"search_memory": True, "list_memories": True, "remember": False, "forget": False}
-        assert all(tool.description and tool.output_schema for tool in tools.values())
-        assert sorted(tools["remember"].input_schema["properties"]) == ["category", "content", "quote"]
-        assert await call(session, "list_memories") == {"facts": [], "total": 0}
-        new = await call(session, "remember", **GREEN_TEA)
-        assert new["outcome"] == "remembered"
-        fact = new["fact"]
-        assert (fact["content"], fact["category"]) == ("Loves green tea", "preference")
-        assert await call(session, "search_memory", query="tea") == {"facts": [fact], "messages": []}
-        assert await call(session, "search_memory", query="a zebra") == {"facts": [], "messages": []}
-        assert (await call(session, "remember", **GREEN_TEA))["outcome"] == "known already"
-        listed = await call(session, "list_memories", limit=1)
-        assert ([one["id"] for one in listed["facts"]], listed["total"]) == ([fact["id"]], 1)
-        gone = await call(session, "forget", facts=["green tea", "a zebra"], quote="Forget that I love green tea.")
-        assert [one["id"] for one in gone["forgotten"]] == [fact["id"]]
-        assert gone["problems"] == [
-            "Nothing was forgotten for what is not known: list_memories and search_memory show the ids of facts."
-        ]
-        assert (await call(session, "list_memories"))["total"] == 0
+    command = [*COMMAND[1:], "mcp", "--db", str(database), "--user", "ann"]
+    server = StdioServerParameters(command=sys.executable, args=command, env=clean_environment())
+    with database.with_name("errors").open("a+", encoding="utf-8") as stderr:
+        async with stdio_client(server, errlog=stderr) as streams, ClientSession(*streams) as session:
+            await session.initialize()
+            await remember_list_search_and_forget(session)
     stored = (await facts_of(database, "ann"))["Loves green tea"]
     assert (stored.namespace, stored.session_id, stored.message_ids) == ("ann", None, ())
     assert (stored.quote, stored.retired_by) == ("Please remember that I love green tea.", "request")
     assert database.with_name("errors").read_text() == ""
+
+
+async def remember_list_search_and_forget(session: ClientSession) -> None:
+    tools = {tool.name: tool for tool in (await session.list_tools()).tools}
+    assert sorted(tools) == ["forget", "list_memories", "remember", "search_memory"]
+    hints = {name: tool.annotations.read_only_hint for name, tool in tools.items() if tool.annotations}
+    assert hints == {"search_memory": True, "list_memories": True, "remember": False, "forget": False}
+    assert all(tool.description for tool in tools.values())
+    assert sorted(tools["remember"].input_schema["properties"]) == ["category", "content", "quote"]
+    assert await call(session, "list_memories") == "0 facts in all."
+    new = await call(session, "remember", **GREEN_TEA)
+    fact_id, content = re.fullmatch(r"Remembered: \[(\w{8})\] (.+)", new).groups()  # type: ignore[union-attr]
+    assert content == "Loves green tea"
+    found = await call(session, "search_memory", query="tea")
+    fact = rf'<fact id="{fact_id}" date="[\d-]+" category="preference">Loves green tea</fact>\n'
+    assert re.fullmatch(fact, found)
+    assert (await call(session, "search_memory", query="a zebra")).startswith("Nothing found")
+    assert await call(session, "remember", **GREEN_TEA) == "Known already; it is surer now."
+    assert await call(session, "list_memories", limit=1) == f"{found}1 facts in all."
+    gone = await call(session, "forget", facts=["green tea", "a zebra"], quote="Forget that I love green tea.")
+    assert gone == (
+        f"Forgotten: [{fact_id}] Loves green tea (it can be restored)\n"
+        "Nothing was forgotten for what is not known: search_memory shows the ids of facts."
+    )
+    assert await call(session, "list_memories") == "0 facts in all."
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -137,35 +150,36 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 async def test_what_an_agent_may_not_do_a_client_may_not_do_either(database: Path) -> None:
     """It is told why, nothing changes, and the server goes on."""
     await add_rain(database)
-    async with client(database, "--user", "ann") as session:
+    async with client(database) as session:
         for name, arguments, why in REFUSED:
             assert why in await refusal(session, name, **arguments)
-        assert [fact["content"] for fact in (await call(session, "list_memories"))["facts"]] == ["Likes rain"]
-    assert database.with_name("errors").read_text() == ""
+        listed = await call(session, "list_memories")
+        assert (contents_in(listed), listed.splitlines()[-1]) == (["Likes rain"], "1 facts in all.")
 
 
 async def test_no_argument_reaches_another_user(database: Path) -> None:
-    async with client(database, "--user", "ann") as hers, client(database, "--user", "bob") as his:
-        fact = (await call(hers, "remember", **GREEN_TEA))["fact"]
-        assert await call(his, "list_memories") == {"facts": [], "total": 0}
-        assert await call(his, "search_memory", query="tea") == {"facts": [], "messages": []}
-        assert "what is not known" in await refusal(his, "forget", facts=[fact["id"]], quote="Forget everything.")
+    async with client(database) as hers, client(database, "bob") as his:
+        await call(hers, "remember", **GREEN_TEA)
+        fact_id = (await facts_of(database, "ann"))["Loves green tea"].id
+        assert await call(his, "list_memories") == "0 facts in all."
+        assert (await call(his, "search_memory", query="tea")).startswith("Nothing found")
+        assert "what is not known" in await refusal(his, "forget", facts=[fact_id], quote="Forget everything.")
         for extra in ("user", "user_id", "namespace", "session_id"):
             found = await his.call_tool("search_memory", {"query": "tea", extra: "ann"})
             assert isinstance(found, CallToolResult)
             assert "green" not in text_of(found)
-        assert (await call(hers, "list_memories"))["total"] == 1
+        assert contents_in(await call(hers, "list_memories")) == ["Loves green tea"]
 
 
 async def test_two_clients_of_one_user_see_what_the_other_does(database: Path) -> None:
-    """Two processes on one file, also in the same moment and in any script."""
+    """Two servers on one file, also in the same moment and in any script."""
     said = {
         "Wohnt in Köln": "Ich wohne in Köln.",
         "喜欢绿茶": "我喜欢绿茶",
         "Owns 3 hats": "I own 3 hats.",
         "Likes 🚀 rockets": "I like 🚀 rockets.",
     }
-    async with client(database, "--user", "ann") as one, client(database, "--user", "ann") as two:
+    async with client(database) as one, client(database) as two:
         calls = [
             call(session, "remember", content=content, quote=quote)
             for session in (one, two)
@@ -173,20 +187,18 @@ async def test_two_clients_of_one_user_see_what_the_other_does(database: Path) -
         ]
         await asyncio.gather(*calls)
         for session in (one, two):
-            assert {fact["content"] for fact in (await call(session, "list_memories"))["facts"]} == set(said)
-            assert (await call(session, "list_memories"))["total"] == len(said)
-        (found,) = (await call(two, "search_memory", query="Köln"))["facts"]
-        await call(one, "forget", facts=[found["id"]], quote="Vergiss, dass ich in Köln wohne.")
-        assert (await call(two, "search_memory", query="Köln"))["facts"] == []
+            assert sorted(contents_in(await call(session, "list_memories"))) == sorted(said)
+        assert contents_in(await call(two, "search_memory", query="Köln")) == ["Wohnt in Köln"]
+        await call(one, "forget", facts=["Wohnt in Köln"], quote="Vergiss, dass ich in Köln wohne.")
+        assert (await call(two, "search_memory", query="Köln")).startswith("Nothing found")
 
 
 async def test_with_a_session_quotes_must_be_in_it_and_its_messages_are_found(database: Path) -> None:
-    uri = f"sqlite+aiosqlite:///{database}"
-    async with CondensedMemory.from_defaults("s", user_id="ann", async_database_uri=uri, extract_facts=False) as memory:
+    async with opened(database) as memory:
         await memory.aput_messages([user("I love green tea."), assistant("Noted.")])
-    async with client(database, "--user", "ann", "--session", "s") as session:
-        message, *_ = (await call(session, "search_memory", query="green tea"))["messages"]
-        assert (message["role"], message["content"]) == ("user", "I love green tea.")
+    async with client(database, session="s") as session:
+        found = await call(session, "search_memory", query="green tea")
+        assert re.match(r'<message role="user" date="[\d-]+">I love green tea.</message>\n', found)
         made_up = await refusal(session, "remember", content="Likes rain", quote="I like rain.")
         assert "Its quote is not in the conversation." in made_up
         await call(session, "remember", content="Loves green tea", quote="I love green tea")
@@ -198,18 +210,17 @@ async def test_everything_goes_only_where_the_session_shows_that_the_user_has_sa
     """Without a session nobody can see it, so that facts must be named."""
     await add_rain(database)
     everything = {"facts": ["Likes rain"], "quote": "Forget everything about me."}
-    async with client(database, "--user", "ann") as session:
+    async with client(database) as session:
         for _ in range(2):
             assert "so they must name it" in await refusal(session, "forget", **everything)
-    uri = f"sqlite+aiosqlite:///{database}"
-    async with CondensedMemory.from_defaults("s", user_id="ann", async_database_uri=uri, extract_facts=False) as memory:
+    async with opened(database) as memory:
         await memory.aput(user("Forget everything about me."))
-        async with client(database, "--user", "ann", "--session", "s") as session:
+        async with client(database, session="s") as session:
             for _ in range(2):
                 assert "Likes rain: show the user all" in await refusal(session, "forget", **everything)
             await memory.aput_messages([assistant("That you like rain, too?"), user("Yes, please.")])
             gone = await call(session, "forget", facts=["Likes rain"], quote="Yes, please.")
-            assert [fact["content"] for fact in gone["forgotten"]] == ["Likes rain"]
+            assert re.fullmatch(r"Forgotten: \[\w{8}\] Likes rain \(it can be restored\)", gone)
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
@@ -233,16 +244,16 @@ async def test_what_was_remembered_outlives_a_server_that_is_ended(database: Pat
                 assert json.loads(process.stdout.readline())["id"] == request["id"]
         process.send_signal(end)
         assert process.wait(PATIENCE_SECONDS) == -end
-    async with client(database, "--user", "ann") as session:
-        assert (await call(session, "list_memories"))["total"] == 1
+    async with client(database) as session:
+        assert contents_in(await call(session, "list_memories")) == ["Loves green tea"]
 
 
 async def test_a_server_that_only_reads_has_no_tools_that_write(database: Path) -> None:
     await add_rain(database)
-    async with client(database, "--user", "ann", "--read-only") as session:
+    async with client(database, read_only=True) as session:
         names = sorted(tool.name for tool in (await session.list_tools()).tools)
         assert names == ["list_memories", "search_memory"]
-        assert (await call(session, "list_memories"))["total"] == 1
+        assert contents_in(await call(session, "list_memories")) == ["Likes rain"]
 
 
 def spoil(database: Path) -> None:
@@ -251,13 +262,15 @@ def spoil(database: Path) -> None:
             connection.execute(f"ALTER TABLE llama_index_memory{ending} RENAME TO lost{ending}")
 
 
-async def test_a_database_that_breaks_is_told_and_not_taken_for_an_empty_one(database: Path) -> None:
-    async with client(database, "--user", "ann") as session:
+async def test_a_database_that_breaks_is_told_and_not_taken_for_an_empty_one(
+    database: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with client(database) as session:
         await call(session, "remember", **GREEN_TEA)
         spoil(database)
         for name, arguments in (("list_memories", {}), ("search_memory", {"query": "tea"}), ("remember", GREEN_TEA)):
             assert "That does not mean that nothing is known" in await refusal(session, name, **arguments)
-    assert "green" not in database.with_name("errors").read_text()
+    assert "green" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -280,9 +293,8 @@ def test_what_cannot_be_served_is_told_before_a_client_is_answered(
     assert not database.exists()
 
 
-def test_without_the_extra_the_command_says_what_is_missing(tmp_path: Path) -> None:
-    (tmp_path / "mcp").mkdir()
-    (tmp_path / "mcp" / "__init__.py").write_text("raise ModuleNotFoundError('No', name='mcp')")
-    done = run("mcp", "--user", "ann", PYTHONPATH=f"{tmp_path}:{Path.cwd()}")
+def test_without_the_extra_the_command_says_what_is_missing(command: Here, without: Callable[..., None]) -> None:
+    without("mcp", "agents.mcp")
+    done = command("mcp", "--user", "ann")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert 'pip install "llama-index-memory-ext[mcp]"' in done.stderr

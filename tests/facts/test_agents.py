@@ -28,8 +28,8 @@ from llama_index_memory_ext.text.messages import Utterance
 from tests.conversation import assistant, sent_text, user
 from tests.facts.test_block import contents, extractions, learner, shown
 from tests.memory.test_events import Listener, attached
-from tests.models import StartModel
 from tests.openai_server import Message, Model, call, say
+from tests.scripted_models import StartModel
 from tests.search.test_embeddings import Meanings
 
 # Agents, each with its scope.

@@ -20,13 +20,13 @@ from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.llms import ChatMessage, ChatResponse, MockLLM
 
 from llama_index_memory_ext import Backfilled, CondensedMemory, MemoryStore, RelevantFactsBlock, StoreError
-from llama_index_memory_ext.facts.batches import batch_end, said_at
-from llama_index_memory_ext.store.rows import written_at
+from llama_index_memory_ext.facts.prompt import batch_end, said_at
+from llama_index_memory_ext.store.tables import written_at
 from tests.conversation import assistant, user
 from tests.facts.test_block import contents, extractions, learner
 from tests.memories import OpenMemory, OpenPlainMemory
-from tests.models import StartModel
 from tests.openai_server import Message, Model, call, fail
+from tests.scripted_models import StartModel
 from tests.signals import interruptible
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from llama_index_memory_ext.asking.window import context_window
-from llama_index_memory_ext.facts.batches import Room, room_in
+from llama_index_memory_ext.facts.prompt import Room, room_in
+from llama_index_memory_ext.models.ask import context_window
 from tests.facts.test_prompt import Scripted
 
 tokens = st.integers(0, 300_000)
@@ -24,6 +24,7 @@ def test_all_of_the_room_is_there_where_the_window_is_unknown() -> None:
     assert room_in(context_window(Unknown(text="")), 1_000) == Room()
 
 
+@example(window=7_408, fixed=2_230, halved=0.0, answer=262)
 @given(window=tokens, fixed=st.integers(0, 3_000), halved=st.floats(0, 6), answer=st.none() | tokens)
 def test_a_request_and_its_answer_fit_into_the_window(
     window: int, fixed: int, halved: float, answer: int | None

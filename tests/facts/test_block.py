@@ -35,11 +35,11 @@ from llama_index_memory_ext import (
 from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.fact import retire
 from llama_index_memory_ext.facts.book import FactBook
-from llama_index_memory_ext.text.visible import visible
+from llama_index_memory_ext.language.tokens import visible
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.memories import OpenMemory, OpenPlainMemory
-from tests.models import StartModel, client_without_connections
 from tests.openai_server import Message, call, say, serve
+from tests.scripted_models import StartModel, client_without_connections
 
 COUNTER = TokenCounter()
 SAYS = re.compile(r"I (like|use) (\w+)")

@@ -16,8 +16,8 @@ from llama_index_memory_ext.errors import NoModelError
 from tests.conversation import assistant, user
 from tests.facts.test_block import contents, learner
 from tests.memories import OpenMemory
-from tests.models import StartModel
 from tests.openai_server import OpenAIServer, serve
+from tests.scripted_models import StartModel
 
 LOCAL_AGENT = """
 import asyncio, logging, time

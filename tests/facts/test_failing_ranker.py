@@ -16,7 +16,7 @@ from llama_index_memory_ext.search.tfidf import Document
 from tests.conversation import sent_text, user
 from tests.facts.test_block import learner, shown
 from tests.memories import OpenMemory
-from tests.models import StartModel
+from tests.scripted_models import StartModel
 from tests.search.test_embeddings import Awaited
 
 # By confidence, and by what a question about dogs asks for.

@@ -24,11 +24,11 @@ from llama_index_memory_ext import (
 from llama_index_memory_ext.fact import retire
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.history import why_retired
-from llama_index_memory_ext.facts.scoring import fact_line
+from llama_index_memory_ext.facts.ranking import fact_line
 from tests.conversation import assistant, user
 from tests.memories import OpenMemory
-from tests.models import StartModel
 from tests.openai_server import Message, call
+from tests.scripted_models import StartModel
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=timezone.utc)
 OSLO = Fact(id="oslo", content="Lives in Oslo", created_at=datetime(2023, 5, 1, tzinfo=timezone.utc))

@@ -6,14 +6,13 @@ import random
 from datetime import datetime, timezone
 
 from llama_index_memory_ext import Fact, TfidfRanker, TokenCounter
-from llama_index_memory_ext.facts.batches import Room
-from llama_index_memory_ext.facts.offering import offered, texts_in
-from llama_index_memory_ext.facts.scoring import document_of
+from llama_index_memory_ext.facts.prompt import Room, offered, texts_in
+from llama_index_memory_ext.facts.ranking import document_of
 from llama_index_memory_ext.text.messages import Utterance
 from tests.facts.test_backfill import talk
 from tests.facts.test_block import extractions, learner
 from tests.memories import OpenMemory
-from tests.models import StartModel
+from tests.scripted_models import StartModel
 
 COUNTER = TokenCounter()
 THINGS = ["garden", "concert", "trip", "museum", "lake", "dinner", "course", "match", "film", "parade", "workshop"]

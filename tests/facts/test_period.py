@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_index_memory_ext.facts.period import Period, period_asked
+from llama_index_memory_ext.facts.history import period_asked
+from llama_index_memory_ext.language.dates import Period
 
 TODAY = date(2026, 11, 20)
 EVER = Period(date.min, TODAY)

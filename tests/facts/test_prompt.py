@@ -28,18 +28,20 @@ from openai.types.chat import ChatCompletion
 
 from llama_index_memory_ext.errors import FactReplyError, VerificationError
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.facts.categories import check_categories, check_extraction_prompt
 from llama_index_memory_ext.facts.prompt import (
     ask_for_facts,
+    check_categories,
+    check_extraction_prompt,
     extraction_prompt,
     form_texts,
 )
 from llama_index_memory_ext.facts.reply import ExtractionReply, parse_reply
 from llama_index_memory_ext.facts.verification import VERDICT_FORM, parse_verdict
+from llama_index_memory_ext.language.tokens import visible
+from llama_index_memory_ext.models.responses import was_truncated
 from llama_index_memory_ext.text.messages import Utterance
-from llama_index_memory_ext.text.visible import visible
-from tests.models import StartClient, StartModel
 from tests.openai_server import Message, call, fail, say
+from tests.scripted_models import StartClient, StartModel
 
 TODAY = date(2025, 11, 20)
 LINES = [
@@ -103,14 +105,11 @@ def test_the_model_reads_one_text_with_the_transcript_the_known_facts_and_the_da
     )
 
 
-def test_a_conversation_of_another_day_names_both_days() -> None:
-    text = extraction_prompt(LINES, [], today=TODAY, said_on=date(2025, 11, 3))[-1].content
-    assert "took place on Monday, 2025-11-03" in str(text)
-    assert "Today is Thursday, 2025-11-20" in str(text)
-
-
-def test_with_nothing_known_the_list_says_so() -> None:
-    assert "<known_facts>\n(none)\n</known_facts>" in shown(LINES)
+def test_the_prompt_names_both_days_and_that_nothing_is_known() -> None:
+    text = str(extraction_prompt(LINES, [], today=TODAY, said_on=date(2025, 11, 3))[-1].content)
+    assert "took place on Monday, 2025-11-03" in text
+    assert "Today is Thursday, 2025-11-20" in text
+    assert "<known_facts>\n(none)\n</known_facts>" in text
 
 
 def test_the_instructions_are_the_same_for_every_conversation() -> None:
@@ -177,7 +176,7 @@ async def test_a_function_calling_model_reports_through_a_tool(start_model: Star
         return call(("call_1", "report_facts", ARGUMENTS))
 
     llm, server = start_model(model)
-    reply = (await ask_for_facts(llm, PROMPT)).reply
+    reply = (await ask_for_facts(llm, PROMPT))[0]
     assert reply == ExtractionReply.model_validate(ARGUMENTS)
     assert offered == [["report_facts"]]
     assert [message["role"] for message in server.requests[0]] == ["system", "user"]
@@ -185,40 +184,41 @@ async def test_a_function_calling_model_reports_through_a_tool(start_model: Star
     assert server.refusals == []
 
 
-async def test_several_calls_are_one_reply(start_model: StartModel) -> None:
-    """Where a model calls the tool once for each fact."""
-    llm, _ = start_model(
-        lambda messages, tools: call(
-            ("call_1", "report_facts", ARGUMENTS), ("call_2", "report_facts", {"confirmed": [2]})
-        )
-    )
-    reply = (await ask_for_facts(llm, PROMPT)).reply
-    assert [fact.content for fact in reply.new_facts] == ["Prefers pytest"]
-    assert reply.confirmed == [1, 2]
+@pytest.mark.parametrize(
+    ("arguments", "confirmed"),
+    [
+        ([ARGUMENTS, {"confirmed": [2]}], [1, 2]),
+        (["Here you go", "", ARGUMENTS], [1]),
+        ([{}], []),
+        ([{"new_facts": [], "confirmed": [], "retired": []}], []),
+        (['{"new_facts": [{"content": oops'], None),
+        (["Here you go", {}], None),
+    ],
+)
+async def test_the_calls_of_an_answer_are_one_reply(
+    start_model: StartModel, arguments: list[Any], confirmed: list[int] | None
+) -> None:
+    """Whole ones count beside broken ones, which are not "nothing new", though the host makes {} of them."""
+
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        message = call(*((f"call_{i}", "report_facts", one) for i, one in enumerate(arguments)))
+        for one, made in zip(arguments, message["tool_calls"], strict=True):
+            made["function"]["arguments"] = one if isinstance(one, str) else json.dumps(one)
+        return message
+
+    llm, _ = start_model(model)
+    if confirmed is None:
+        with pytest.raises(FactReplyError):
+            await ask_for_facts(llm, PROMPT)
+        return
+    reply, _ = await ask_for_facts(llm, PROMPT)
+    assert [fact.content for fact in reply.new_facts] == ["Prefers pytest"] * (ARGUMENTS in arguments)
+    assert reply.confirmed == confirmed
 
 
 async def test_a_function_calling_model_that_answers_in_words_is_read_as_text(start_model: StartModel) -> None:
     llm, _ = start_model(lambda messages, tools: say(f"```json\n{json.dumps(ARGUMENTS)}\n```"))
-    assert (await ask_for_facts(llm, PROMPT)).reply == ExtractionReply.model_validate(ARGUMENTS)
-
-
-async def test_arguments_that_cannot_be_read_are_no_empty_reply(start_model: StartModel) -> None:
-    """The host makes {} of them, which would be "nothing new": the messages would be lost for good."""
-
-    def model(messages: list[Message], tools: list[str]) -> Message:
-        message = call(("call_1", "report_facts", {}))
-        message["tool_calls"][0]["function"]["arguments"] = '{"new_facts": [{"content": oops'
-        return message
-
-    llm, _ = start_model(model)
-    with pytest.raises(FactReplyError):
-        await ask_for_facts(llm, PROMPT)
-
-
-@pytest.mark.parametrize("arguments", [{}, {"new_facts": [], "confirmed": [], "retired": []}])
-async def test_a_call_without_entries_is_nothing_new(start_model: StartModel, arguments: dict[str, Any]) -> None:
-    llm, _ = start_model(reporting(arguments))
-    assert (await ask_for_facts(llm, PROMPT)).reply == ExtractionReply.model_validate({})
+    assert (await ask_for_facts(llm, PROMPT))[0] == ExtractionReply.model_validate(ARGUMENTS)
 
 
 async def test_a_model_set_to_text_is_asked_for_json(start_model: StartModel) -> None:
@@ -230,7 +230,7 @@ async def test_a_model_set_to_text_is_asked_for_json(start_model: StartModel) ->
 
     llm, server = start_model(model)
     llm.pydantic_program_mode = PydanticProgramMode.LLM
-    assert (await ask_for_facts(llm, PROMPT)).reply == ExtractionReply.model_validate(ARGUMENTS)
+    assert (await ask_for_facts(llm, PROMPT))[0] == ExtractionReply.model_validate(ARGUMENTS)
     assert offered == [[]]
     sent = server.requests[0][-1]["content"]
     read, request = str(PROMPT[-1].content).split("\n\n")
@@ -241,9 +241,37 @@ async def test_a_model_set_to_text_is_asked_for_json(start_model: StartModel) ->
 @pytest.mark.parametrize("is_chat_model", [True, False])
 async def test_a_text_only_model_is_asked_for_json(is_chat_model: bool) -> None:
     llm = Scripted(text=f"Sure!\n{json.dumps(ARGUMENTS)}", is_chat_model=is_chat_model)
-    assert (await ask_for_facts(llm, PROMPT)).reply == ExtractionReply.model_validate(ARGUMENTS)
+    assert (await ask_for_facts(llm, PROMPT))[0] == ExtractionReply.model_validate(ARGUMENTS)
     assert "I prefer pytest." in llm.prompts[0]
     assert "Answer with one JSON object" in llm.prompts[0]
+
+
+@pytest.mark.parametrize("mode", [PydanticProgramMode.DEFAULT, PydanticProgramMode.LLM])
+async def test_an_answer_that_is_no_json_is_asked_for_once_more_with_the_reason(
+    mode: PydanticProgramMode, start_model: StartModel
+) -> None:
+    """It is told where the JSON ends, in none of the words of the answer; the second answer is the last."""
+    broken = json.dumps(ARGUMENTS).replace('"quote"', "quote")
+
+    def answer(text: str, tools: list[str]) -> Message:
+        message = call(("call_1", "report_facts", {}))
+        message["tool_calls"][0]["function"]["arguments"] = text
+        return message if tools else say(text)
+
+    answers = [broken, json.dumps(ARGUMENTS), broken, broken]
+    llm, server = start_model(lambda messages, tools: answer(answers.pop(0), tools))
+    llm.pydantic_program_mode = mode
+    assert (await ask_for_facts(llm, PROMPT))[0] == ExtractionReply.model_validate(ARGUMENTS)
+    first, second = (str(request[-1]["content"]) for request in server.requests)
+    assert second.startswith(first)
+    assert re.fullmatch(
+        r" Your last answer could not be read: Expecting property name .*: line 1 column \d+ \(char \d+\)\. "
+        r"Answer again, in valid JSON\.",
+        second.removeprefix(first),
+    )
+    with pytest.raises(FactReplyError):
+        await ask_for_facts(llm, PROMPT)
+    assert len(server.requests) == 4
 
 
 async def test_an_unreadable_answer_in_words_is_refused() -> None:
@@ -253,8 +281,10 @@ async def test_an_unreadable_answer_in_words_is_refused() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "No new facts."])
-async def test_an_empty_answer_is_nothing_new(text: str) -> None:
-    assert (await ask_for_facts(Scripted(text=text), PROMPT)).reply == ExtractionReply.model_validate({})
+async def test_an_empty_answer_is_nothing_new_and_the_prompt_stays_as_it_was(text: str) -> None:
+    before = [message.model_copy(deep=True) for message in PROMPT]
+    assert (await ask_for_facts(Scripted(text=text), PROMPT))[0] == ExtractionReply()
+    assert before == PROMPT
 
 
 async def test_a_model_that_repeats_its_prompt_has_not_answered() -> None:
@@ -281,46 +311,17 @@ async def test_what_the_model_raises_comes_through(start_model: StartModel) -> N
     assert len(server.refusals) == 2
 
 
-async def test_the_prompt_stays_as_it_was() -> None:
-    before = [message.model_copy(deep=True) for message in PROMPT]
-    await ask_for_facts(Scripted(text=""), PROMPT)
-    assert before == PROMPT
-
-
-async def test_whole_calls_beside_a_broken_one_are_kept(start_model: StartModel) -> None:
-    def model(messages: list[Message], tools: list[str]) -> Message:
-        message = call(*((f"call_{i}", "report_facts", ARGUMENTS) for i in range(3)))
-        message["tool_calls"][0]["function"]["arguments"] = "Here you go"
-        message["tool_calls"][1]["function"]["arguments"] = ""
-        return message
-
-    llm, _ = start_model(model)
-    assert [fact.content for fact in (await ask_for_facts(llm, PROMPT)).reply.new_facts] == ["Prefers pytest"]
-
-
-async def test_a_broken_call_beside_an_empty_one_is_not_nothing_new(start_model: StartModel) -> None:
-    def model(messages: list[Message], tools: list[str]) -> Message:
-        message = call(("call_1", "report_facts", {}), ("call_2", "report_facts", {}))
-        message["tool_calls"][0]["function"]["arguments"] = "Here you go"
-        return message
-
-    llm, _ = start_model(model)
-    with pytest.raises(FactReplyError):
-        await ask_for_facts(llm, PROMPT)
-
-
 async def test_an_answer_tells_what_it_has_cost_and_whether_it_was_cut(start_model: StartModel) -> None:
     whole = json.dumps(ARGUMENTS)
     cut = whole.replace("}],", '}, {"content": "Flies to').partition(' "confirmed"')[0]
     answers = [say(whole), {**say(cut), "finish_reason": "length"}]
     llm, _ = start_model(lambda messages, tools: answers.pop(0))
     for truncated in (False, True):
-        answer = await ask_for_facts(llm, PROMPT)
-        assert [fact.content for fact in answer.reply.new_facts] == ["Prefers pytest"]
-        assert answer.truncated == truncated
-        assert isinstance(answer.response.raw, ChatCompletion)
-        assert answer.response.raw.usage
-        assert "pytest" not in repr(answer)
+        reply, response = await ask_for_facts(llm, PROMPT)
+        assert [fact.content for fact in reply.new_facts] == ["Prefers pytest"]
+        assert was_truncated(response) == truncated
+        assert isinstance(response.raw, ChatCompletion)
+        assert response.raw.usage
 
 
 @pytest.mark.parametrize(
@@ -353,7 +354,7 @@ def answering(text: str) -> Callable[[list[Message], list[str]], Message]:
 
 async def test_a_text_model_of_openai_is_asked_for_the_schema(start_client: StartClient) -> None:
     llm, server = start_client(OpenAI, answering(json.dumps(ARGUMENTS)), pydantic_program_mode=PydanticProgramMode.LLM)
-    assert (await ask_for_facts(llm, PROMPT)).reply == ExtractionReply.model_validate(ARGUMENTS)
+    assert (await ask_for_facts(llm, PROMPT))[0] == ExtractionReply.model_validate(ARGUMENTS)
     assert server.refusals == []
     (body,) = server.bodies
     assert body["response_format"]["json_schema"]["strict"]
@@ -368,7 +369,7 @@ async def test_a_server_that_refuses_the_schema_is_asked_without_and_only_once(s
     clients[0][1].without_schemas = True
     for refusals in (1, 1, 1):
         for llm, _ in clients:
-            assert (await ask_for_facts(llm, PROMPT)).reply.confirmed == [1]
+            assert (await ask_for_facts(llm, PROMPT))[0].confirmed == [1]
         assert [len(server.refusals) for _, server in clients] == [refusals, 0]
     assert ["response_format" in body for body in clients[0][1].bodies] == [False] * 3
     assert ["response_format" in body for body in clients[1][1].bodies] == [True] * 3
@@ -408,7 +409,7 @@ async def test_categories_of_a_program_replace_ours_everywhere(
     ]
     for mode in (PydanticProgramMode.DEFAULT, PydanticProgramMode.LLM):
         llm.pydantic_program_mode = mode
-        reply = (await ask_for_facts(llm, prompt, categories=categories)).reply
+        reply = (await ask_for_facts(llm, prompt, categories=categories))[0]
         assert [fact.category for fact in reply.new_facts] == ["Diet", "Diet", "allergy"]
     schemas = [
         server.bodies[0]["tools"][0]["function"]["parameters"],

@@ -12,19 +12,20 @@ from hypothesis import strategies as st
 
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.facts.ranking import RankedFact, format_facts, rank, turns_of
-from llama_index_memory_ext.facts.scoring import (
+from llama_index_memory_ext.facts.ranking import (
     FIRST_SHARE,
-    Columns,
+    RankedFact,
+    ShowableFacts,
     Weights,
+    comes_first,
     document_of,
     fact_line,
     fit_facts,
-    fitted_text,
-    scored,
+    format_facts,
+    rank,
 )
+from llama_index_memory_ext.language.tokens import visible
 from llama_index_memory_ext.search.tfidf import Document, FactRanker, TfidfRanker
-from llama_index_memory_ext.text.visible import visible
 
 THEN = datetime(2026, 11, 20, tzinfo=timezone.utc)
 WORDS = (
@@ -277,7 +278,7 @@ def test_pinned_facts_overtake_others_within_their_share(entries: list[tuple[int
     counter = TokenCounter()
     facts = [Fact(content=f"{i}" + " tea" * words, pinned=pinned) for i, (words, pinned) in enumerate(entries)]
     tokens = {fact.id: counter.count(fact_line(fact)) for fact in facts}
-    shown = fit_facts(facts, limit, counter, {})
+    shown = fit_facts(facts, filter(comes_first, facts), limit, counter, {})
     assert sum(tokens[fact.id] for fact in shown) <= limit
     place = {fact.id: at for at, fact in enumerate(shown)}
     unpinned = [fact for fact in facts if not fact.pinned and fact.id in place]
@@ -299,18 +300,16 @@ def test_no_more_facts_are_looked_at_than_may_still_fit(words: list[int], limit:
     facts = tuple(Fact(content=f"{i} is" + " tea" * some, confidence=some / 40) for i, some in enumerate(words))
     ranker = TfidfRanker()
     ranker.add(map(document_of, facts))
-    columns = Columns.shown(facts, counter, {})
-    found = scored(columns, question, [], ranker, Weights(recency=0.4))
-    best_first = list(found.best_first())
-    text, shown = fitted_text(best_first, found.first(), limit, counter, columns)
-    left, tried = limit, []
+    showable = ShowableFacts(facts, ranker, counter=counter)
+    best_first = [entry.fact for entry in showable.rank(question, [], Weights(recency=0.4)).best_first()]
+    shown = fit_facts(best_first, [], limit, counter, showable.lines, showable.least)
+    tried = []
     for fact in best_first:
         tokens = counter.count(fact_line(fact))
-        if tokens <= left:
+        if tokens <= limit:
             tried.append(fact)
-            left -= tokens
+            limit -= tokens
     assert shown == tried
-    assert (text, text.tokens) == ("".join(map(fact_line, tried)), limit - left)
 
 
 def test_pinned_facts_and_corrections_come_first_and_retired_ones_never() -> None:
@@ -322,12 +321,6 @@ def test_pinned_facts_and_corrections_come_first_and_retired_ones_never() -> Non
     assert "Is called Ann" in lines[1]
     assert "Docker" in lines[2]
     assert len(lines) == len(STACK) + 2
-
-
-def test_a_context_is_parted_into_turns() -> None:
-    assert turns_of("one\n\ntwo\nstill two") == ["one", "two\nstill two"]
-    assert turns_of("one\ntwo") == ["one", "two"]
-    assert turns_of("") == turns_of(" \n\n") == [""]
 
 
 def test_results_are_plain_values() -> None:

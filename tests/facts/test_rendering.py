@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.facts.scoring import EMPTY_LINE, fact_line
-from llama_index_memory_ext.text.visible import visible
+from llama_index_memory_ext.facts.ranking import EMPTY_LINE, fact_line
+from llama_index_memory_ext.language.tokens import visible
 
 THEN = datetime(2026, 11, 20, tzinfo=timezone.utc)
 CONTENTS = st.lists(st.text(min_size=1).filter(lambda text: visible(text).strip()), max_size=5)

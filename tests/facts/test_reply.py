@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import html
 import json
 import pickle
 import re
@@ -75,7 +74,6 @@ TIGHT = json.dumps(REPLY)
         f"```\n{WHOLE}\n```\nLet me know if you need more!",
         f"Sure, here is what I found [1]:\n\n{WHOLE}\n\nI left out {{secrets}}.",
         f'<think>The form is {{"new_facts": [{{"content": "Bad"}}]}}.</think>{WHOLE}',
-        TIGHT.replace("}]", "},]").replace("]}", "],}"),
         json.dumps({"result": REPLY}),
         json.dumps({"input": TIGHT}),
         json.dumps([REPLY]),
@@ -85,7 +83,7 @@ TIGHT = json.dumps(REPLY)
         "\ufeff" + WHOLE,
     ],
 )
-def test_what_stands_around_a_reply_and_small_slips_in_it_do_not_matter(text: str) -> None:
+def test_what_stands_around_a_reply_does_not_matter(text: str) -> None:
     assert parse_reply(text) == parse_reply(WHOLE)
 
 
@@ -96,20 +94,6 @@ def renamed(**names: str) -> str:
 LIST = json.dumps(FACTS)
 
 
-IN_OTHER_MARKS = [
-    repr(REPLY),
-    WHOLE.replace('"', "'"),
-    TIGHT.replace('"', "\u201d"),
-    TIGHT.replace('"', "`"),
-    TIGHT.replace('":', '" =>'),
-    WHOLE.replace(",\n", "\n"),
-    TIGHT.replace("}, {", "} {"),
-    re.sub(r'"(\w+)":', r"\1:", WHOLE),
-    TIGHT.replace("_", "\\_"),
-    WHOLE.replace('"content"', '// said\n"content"'),
-    WHOLE.replace('"content"', '/* "x": */ "content"'),
-    html.escape(TIGHT),
-]
 IN_OTHER_FRAMES = [
     json.dumps(TIGHT),
     json.dumps(json.dumps(WHOLE)),
@@ -121,7 +105,6 @@ IN_OTHER_FRAMES = [
     f"<think>So far {TIGHT}",
     f'<invoke name="report_facts"><parameter name="new_facts">{LIST}</parameter></invoke>',
     f"<tool_call>report_facts <arg_key>newFacts</arg_key> <arg_value>{LIST}</arg_value></tool_call>",
-    f"report_facts(new_facts={FACTS!r})",
     f"I use {{new_facts: [...]}}:\n{TIGHT}",
     f'{{"new_facts": []}}\n{TIGHT}',
     LIST,
@@ -139,7 +122,7 @@ WITH_OTHER_NAMES = [
 ]
 
 
-@pytest.mark.parametrize("text", [*IN_OTHER_MARKS, *IN_OTHER_FRAMES, *WITH_OTHER_NAMES])
+@pytest.mark.parametrize("text", [*IN_OTHER_FRAMES, *WITH_OTHER_NAMES])
 def test_a_reply_is_read_in_the_forms_that_models_give_it(text: str) -> None:
     reply = parse_reply(text)
     facts = [fact.model_dump(exclude={"label", "category"}) for fact in reply.new_facts]
@@ -147,14 +130,30 @@ def test_a_reply_is_read_in_the_forms_that_models_give_it(text: str) -> None:
     assert len({fact.label for fact in reply.new_facts}) == 2
 
 
-def test_quotation_marks_within_a_text_need_not_be_escaped() -> None:
-    reply = parse_reply(TIGHT.replace("Prefers tea", 'Prefers "tea"').replace("I prefer tea", 'I "prefer", say, tea'))
-    assert [fact.content for fact in reply.new_facts] == ['Prefers "tea"', "Has 2 cats"]
-    assert reply.new_facts[0].quote == 'I "prefer", say, tea'
+@pytest.mark.parametrize(
+    "text",
+    [
+        repr(REPLY),
+        TIGHT.replace('"', "\u201d"),
+        TIGHT.replace("}]", "},]"),
+        TIGHT.replace("}, {", "} {"),
+        re.sub(r'"(\w+)":', r"\1:", WHOLE),
+        WHOLE.replace('"content"', '// said\n"content"'),
+        TIGHT.replace("Prefers tea", 'Prefers "tea"'),
+        TIGHT.replace('"Prefers tea"', '"Prefers tea'),
+        f"report_facts(new_facts={FACTS!r})",
+        json.dumps({**REPLY, "new_facts": repr(FACTS)}),
+    ],
+)
+def test_of_a_reply_that_is_no_json_nothing_is_taken_and_the_error_says_where_it_is_none(text: str) -> None:
+    with pytest.raises(FactReplyError, match=r"there is none \(.+\)\.") as refused:
+        parse_reply(text)
+    assert "tea" not in str(refused.value)
+    assert pickle.loads(pickle.dumps(refused.value)).problem == refused.value.problem
 
 
 @pytest.mark.parametrize(
-    "cut", ['{"content": "Has 2 c', '{"content": "Has 2 cats"', "{'content': 'Has 2 cats', 'quote': 'my 2"]
+    "cut", ['{"content": "Has 2 c', '{"content": "Has 2 cats"', '{"content": "Has 2 cats", "quote": "my 2']
 )
 def test_of_a_fact_that_was_cut_off_nothing_is_taken(cut: str) -> None:
     assert contents(parse_reply(f'{{"new_facts": [{json.dumps(TEA)}, {cut}')) == ["Prefers tea"]
@@ -165,10 +164,6 @@ def test_of_a_fact_that_was_cut_off_nothing_is_taken(cut: str) -> None:
     ):
         with pytest.raises(FactReplyError):
             parse_reply(text)
-
-
-def test_a_missing_quotation_mark_costs_only_its_fact() -> None:
-    assert contents(parse_reply(TIGHT.replace('"Prefers tea"', '"Prefers tea'))) == ["Has 2 cats"]
 
 
 @pytest.mark.parametrize(
@@ -221,25 +216,9 @@ def test_a_single_fact_without_a_list_is_a_reply() -> None:
     assert contents(parse_reply(f"{json.dumps(TEA)}\n{json.dumps(CATS)}")) == ["Prefers tea", "Has 2 cats"]
 
 
-def test_of_a_torn_reply_the_whole_entries_are_taken() -> None:
-    torn = TIGHT[: TIGHT.index("my 2 cats")]
-    assert contents(parse_reply(torn)) == ["Prefers tea"]
-
-
-def test_a_broken_entry_costs_only_itself() -> None:
-    broken = TIGHT.replace('"content": "Prefers tea"', '"content": "Prefers "tea"" oops')
-    reply = parse_reply(broken)
-    assert contents(reply) == ["Has 2 cats"]
-    assert [entry.number for entry in reply.retired] == [3]
-
-
-def test_in_a_torn_reply_no_fact_answers_to_a_label_by_its_place() -> None:
-    """Else a retirement would be joined to a fact that it does not mean."""
-    unlabelled = [{"content": f"Fact {i}"} for i in range(3)]
-    text = json.dumps({"new_facts": unlabelled, "retired": [{"number": 1, "replaced_by": "n2"}]})
-    assert [fact.label for fact in parse_reply(text).new_facts] == ["n1", "n2", "n3"]
-    reply = parse_reply(text.replace('"Fact 0"', "Fact 0"))
-    assert "n2" not in [fact.label for fact in reply.new_facts]
+def test_a_fact_without_a_label_has_that_of_its_place() -> None:
+    facts = [{"content": f"Fact {i}"} for i in range(3)]
+    assert [fact.label for fact in parse_reply(json.dumps({"new_facts": facts})).new_facts] == ["n1", "n2", "n3"]
 
 
 @pytest.mark.parametrize("label", ["n2", "N2", "2", 2, " new fact 2 ", "#2"])
@@ -270,24 +249,14 @@ NO_CONFIDENCES: list[Any] = [
 
 @pytest.mark.parametrize(
     ("written", "read"),
-    [(0.9, 0.9), (1, 1.0), ("0.8", 0.8), ("90%", 0.9), (85, 0.85), ("high", 0.9), ("low", 0.3)]
-    + [
-        ("9/10", 0.9),
-        ("0,95", 0.95),
-        (".9", 0.9),
-        ("\u2265 0.9", 0.9),
-        ("very high confidence", 0.9),
-        ("~0.8 (said)", 0.8),
-    ]
-    + [(bad, 0.0) for bad in NO_CONFIDENCES],
-)
+    [(0.9, 0.9), (1, 1.0), ("0.8", 0.8), ("90%", 0.9), (85, 0.85), ("high", 0.9), ("low", 0.3), ("9/10", 0.9),
+     ("0,95", 0.95), (".9", 0.9), ("\u2265 0.9", 0.9), ("very high confidence", 0.9), ("~0.8 (said)", 0.8), (None, 0.8),
+     *((bad, 0.0) for bad in NO_CONFIDENCES)],
+)  # fmt: skip
 def test_confidence_is_read_in_the_ways_models_write_it(written: Any, read: float) -> None:
+    """A model that gives none means what it reports."""
     assert NewFact.model_validate({"content": "x", "confidence": written}).confidence == read
-
-
-def test_a_model_that_gives_no_confidence_means_what_it_reports() -> None:
-    facts = [{"content": "x"}, {"content": "x", "confidence": None}]
-    assert [NewFact.model_validate(fact).confidence for fact in facts] == [0.8, 0.8]
+    assert NewFact.model_validate({"content": "x"}).confidence == 0.8
 
 
 @pytest.mark.parametrize("number", [None, True, -1, "-1", "one", 1.5, [], {}, "fact", 10**30])
@@ -312,21 +281,7 @@ def test_a_statement_is_one_line_without_a_subject(written: str, read: str) -> N
 
 
 @pytest.mark.parametrize(
-    "nothing",
-    [
-        "",
-        " \n",
-        "\u200b\u2060",
-        "unknown",
-        "Unknown.",
-        "None",
-        "null",
-        "n/a",
-        "N.A.",
-        "not specified",
-        "-",
-        "No facts.",
-    ],
+    "nothing", ["", " \n", "unknown", "Unknown.", "None", "null", "n/a", "N.A.", "not specified", "No facts."]
 )
 def test_a_statement_that_says_nothing_has_no_content(nothing: str) -> None:
     assert NewFact.model_validate({"content": nothing}).content == ""
@@ -338,28 +293,19 @@ def test_a_statement_of_few_or_no_letters_can_say_something() -> None:
 
 
 @pytest.mark.parametrize("written", ["2023", "2023-05", "2023-05-17", 2023])
-def test_a_date_is_a_year_a_month_or_a_day(written: Any) -> None:
-    assert NewFact.model_validate({"valid_from": written}).valid_from == str(written)
-
-
 @pytest.mark.parametrize(
-    "written", [None, "", "last year", "2023-13", "2023-02-30", "17.5.2023", "0000", True, 5, ["2023"]]
+    "other", [None, "", "last year", "2023-13", "2023-02-30", "17.5.2023", "0000", True, 5, ["2023"]]
 )
-def test_any_other_date_is_empty(written: Any) -> None:
-    assert Retirement.model_validate({"valid_until": written}).valid_until == ""
+def test_a_date_is_a_year_a_month_or_a_day_and_any_other_is_empty(written: Any, other: Any) -> None:
+    assert NewFact.model_validate({"valid_from": written}).valid_from == str(written)
+    assert Retirement.model_validate({"valid_until": other}).valid_until == ""
 
 
 @pytest.mark.parametrize(
     ("written", "read"),
-    [
-        ("Goal", "goal"),
-        ("hobby|habit", "knowledge"),
-        ("work, preferences", "preference"),
-        (["behaviour"], "behavior"),
-        (None, "knowledge"),
-        (7, "knowledge"),
-    ],
-)
+    [("Goal", "goal"), ("hobby|habit", "knowledge"), ("work, preferences", "preference"), (["behaviour"], "behavior"),
+     (None, "knowledge"), (7, "knowledge")],
+)  # fmt: skip
 def test_a_category_is_one_of_those_that_there_are(written: Any, read: str) -> None:
     assert NewFact.model_validate({"category": written}).category == read
 

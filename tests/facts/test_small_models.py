@@ -21,8 +21,8 @@ from tests.facts.test_backfill import likes, talk
 from tests.facts.test_block import contents, learner
 from tests.facts.test_prompt import ARGUMENTS, PROMPT
 from tests.memories import OpenMemory
-from tests.models import StartClient
 from tests.openai_server import Message, OpenAIServer, call, fail, say
+from tests.scripted_models import StartClient
 
 COUNTER = TokenCounter()
 
@@ -211,30 +211,30 @@ async def test_a_server_that_refuses_tools_is_asked_in_text_from_then_on(
         Small, lambda messages, tools: fail(status, complaint) if tools else say(json.dumps(ARGUMENTS))
     )
     for _ in range(2):
-        assert (await ask_for_facts(llm, PROMPT)).reply.confirmed == [1]
+        assert (await ask_for_facts(llm, PROMPT))[0].confirmed == [1]
     assert ["tools" in body for body in server.bodies] in ([True, False, False], [True, True, False, False])
 
 
 async def test_words_in_which_facts_can_be_read_are_not_asked_for_again(start_client: StartClient) -> None:
     llm, server = start_client(Small, lambda messages, tools: say(f"Here: {json.dumps(ARGUMENTS)}"))
     for requests in (1, 2):
-        assert (await ask_for_facts(llm, PROMPT)).reply.confirmed == [1]
+        assert (await ask_for_facts(llm, PROMPT))[0].confirmed == [1]
         assert len(server.requests) == requests
 
 
 async def test_a_model_that_has_called_the_tool_before_is_not_asked_in_text(start_client: StartClient) -> None:
-    """Its words are then a refusal, or a slip."""
-    answers = [call(("call_1", "report_facts", ARGUMENTS)), say("I cannot help with that.")]
+    """Its words are then a refusal, or a slip, for which it is asked once more."""
+    answers = [call(("call_1", "report_facts", ARGUMENTS)), *[say("I cannot help with that.")] * 2]
     llm, server = start_client(Small, lambda messages, tools: answers.pop(0))
     await ask_for_facts(llm, PROMPT)
     with pytest.raises(FactReplyError):
         await ask_for_facts(llm, PROMPT)
-    assert ["tools" in body for body in server.bodies] == [True, True]
+    assert ["tools" in body for body in server.bodies] == [True, True, True]
 
 
 async def test_no_words_where_a_call_was_asked_for_are_not_nothing(start_client: StartClient) -> None:
     llm, server = start_client(Small, lambda messages, tools: say("" if tools else json.dumps(ARGUMENTS)))
-    assert (await ask_for_facts(llm, PROMPT)).reply.confirmed == [1]
+    assert (await ask_for_facts(llm, PROMPT))[0].confirmed == [1]
     assert len(server.requests) == 2
 
 

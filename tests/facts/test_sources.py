@@ -10,7 +10,7 @@ from llama_index_memory_ext import CondensedMemory
 from tests.conversation import assistant, sent_text, user
 from tests.facts.test_backfill import talk
 from tests.facts.test_block import contents, learner, shown
-from tests.models import StartModel
+from tests.scripted_models import StartModel
 
 
 @pytest.fixture

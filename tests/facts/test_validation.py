@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_memory_ext.fact import Fact, raised
+from llama_index_memory_ext.facts.checks import TOOL_CHECKS
 from llama_index_memory_ext.facts.reply import ExtractionReply
 from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.text.messages import Utterance
@@ -261,7 +262,7 @@ def test_of_who_reads_more_than_the_conversation_more_words_must_be_the_users() 
         new("Likes that", "I prefer pytest"),
     )
     assert len(kept(gated(*new_facts))) == 3
-    outcome = gated(*new_facts, min_keyword_share=0.4)
+    outcome = gated(*new_facts, checks=TOOL_CHECKS)
     assert kept(outcome) == ["Prefers pytest for all testing", "北京工作"]
     assert outcome.rejections == {"not_the_users_words": 3}
 
@@ -406,25 +407,9 @@ def test_results_show_no_words_of_the_user() -> None:
 # ---- for every reply ---------------------------------------------------------------------------------
 
 words = st.sampled_from(
-    [
-        "I",
-        "prefer",
-        "pytest",
-        "Ann",
-        "30",
-        "9",
-        "Eve",
-        "Berlin",
-        "tea",
-        "coffee",
-        "moved",
-        "北京",
-        "两只猫",
-        "...",
-        "may",
-        "you",
-    ]
-)
+    ["I", "prefer", "pytest", "Ann", "30", "9", "Eve", "Berlin", "tea", "coffee", "moved", "北京", "两只猫",
+     "...", "may", "you"]
+)  # fmt: skip
 texts = st.lists(words, max_size=6).map(" ".join) | st.text(max_size=10)
 entries = st.fixed_dictionaries(
     {"content": texts, "quote": texts, "confidence": st.floats(0, 1)},

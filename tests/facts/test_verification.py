@@ -16,8 +16,8 @@ from tests.conversation import assistant, user
 from tests.facts.test_backfill import likes, talk
 from tests.facts.test_block import contents, learner
 from tests.memories import OpenMemory
-from tests.models import StartModel
 from tests.openai_server import Message, Model, call, fail, say
+from tests.scripted_models import StartModel
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
@@ -70,9 +70,11 @@ async def test_a_verdict_merges_what_says_the_same(open_memory: OpenMemory, star
     assert memory.facts_block.rejections == {"duplicate": 2}
 
 
-@pytest.mark.parametrize("failure", [fail(500, "down"), say("Well."), say('{"verdicts": []}')])
+@pytest.mark.parametrize(
+    ("failure", "requests"), [(fail(500, "down"), 1), (say("Well."), 2), (say('{"verdicts": []}'), 2)]
+)
 async def test_a_verification_that_fails_twice_keeps_nothing_back(
-    open_memory: OpenMemory, start_model: StartModel, caplog: pytest.LogCaptureFixture, failure: Message
+    open_memory: OpenMemory, start_model: StartModel, caplog: pytest.LogCaptureFixture, failure: Message, requests: int
 ) -> None:
     """After a first failure the batch is read again after a pause, or at once where the memory is closed."""
     llm, server = start_model(
@@ -84,15 +86,15 @@ async def test_a_verification_that_fails_twice_keeps_nothing_back(
     assert await contents(memory) == []
     await memory.aflush()
     assert await contents(memory) == ["Likes tea"]
-    # Each is asked for with the words, and then verified with the words and the quote.
-    assert likes(server.requests) == [["tea"], ["tea", "tea"]] * 2
+    # Each is asked for with the words, and then verified with the words and the quote, also a second time.
+    assert likes(server.requests) == [["tea"], *[["tea", "tea"]] * requests] * 2
     assert "1 facts were not verified" in caplog.text
     assert (await memory.astats()).set_aside == ()
 
 
 def test_verdicts_are_read_as_models_write_them() -> None:
     text = (
-        '<think>{"number": 1}</think>Sure! {"verdicts": [{"number": "1", "holds": "Yes", "known": null,}, 7,'
+        '<think>{"number": 1}</think>Sure! {"verdicts": [{"number": "1", "holds": "Yes", "known": null}, 7,'
         '{"number": 2, "holds": false, "known": 3, "new": "none"}]}'
     )
     expected = [(1, True, 0, 0), (2, False, 3, 0)]

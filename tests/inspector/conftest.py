@@ -12,15 +12,14 @@ import httpx
 import pytest
 
 from llama_index_memory_ext import MemoryStore
-from llama_index_memory_ext.inspector.access import Access
-from llama_index_memory_ext.inspector.prompt import Limits
+from llama_index_memory_ext.inspector.pages import Access
 from llama_index_memory_ext.inspector.server import Inspector
-from llama_index_memory_ext.store.read_only import read_only
-from tests.cli.conftest import command
+from llama_index_memory_ext.store import read_only
+from tests.cli.conftest import command, without
 from tests.databases import database_uri, postgres_server, postgres_uri
 from tests.inspector.example import fill
 
-__all__ = ["command", "database_uri", "postgres_server", "postgres_uri"]
+__all__ = ["command", "database_uri", "postgres_server", "postgres_uri", "without"]
 
 Open = Callable[..., "Inspected"]
 
@@ -54,12 +53,14 @@ async def inspect() -> AsyncIterator[Callable[..., object]]:
     """Opens inspectors of databases, by their address or file, and closes them at the end."""
     async with AsyncExitStack() as stack:
 
-        async def open_one(database: str | Path, *, writes: bool = False, limits: Limits | None = None) -> Inspected:
+        async def open_one(
+            database: str | Path, *, writes: bool = False, limits: dict[str, int] | None = None
+        ) -> Inspected:
             uri = f"sqlite+aiosqlite:///{database}" if isinstance(database, Path) else database
             store = MemoryStore(uri)
             stack.push_async_callback(store.aclose)
             reader = await stack.enter_async_context(read_only(store))
-            inspector = Inspector(reader, store, limits or Limits(), Access(writes))
+            inspector = Inspector(reader, store, limits or {}, Access(writes))
             return await stack.enter_async_context(Inspected(inspector))
 
         yield open_one

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.cli.terminal import COMMAND
+from tests.cli.terminal import Here
 from tests.inspector.browser import CHROMIUM, Browser, browsing
 from tests.inspector.example import SESSION
 from tests.inspector.test_command import inspecting
@@ -58,6 +58,13 @@ def browser() -> Iterator[Browser]:
         yield one
 
 
+@pytest.fixture(scope="module")
+def address(example: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where the pages of a filled database are, which may be written to."""
+    with inspecting(Path(shutil.copy(example, tmp_path_factory.mktemp("pages"))), "--write") as (served, _):
+        yield served
+
+
 def look(browser: Browser, address: str, width: int, scheme: str) -> dict[str, Any]:
     browser.show(address, width, scheme)
     return {
@@ -68,33 +75,31 @@ def look(browser: Browser, address: str, width: int, scheme: str) -> dict[str, A
     }
 
 
-def test_every_page_fits_into_its_window_and_can_be_read(filled: Path, browser: Browser) -> None:
-    with inspecting(filled, "--write") as (address, _):
-        for page in PAGES:
-            for width in WIDTHS:
-                seen = {scheme: look(browser, address + page, width, scheme) for scheme in SCHEMES}
-                assert [one["width"] <= width for one in seen.values()] == [True, True], (page, width, seen)
-                assert [one["dark"] for one in seen.values()] == [False, True]
-                assert seen["light"]["page"] != seen["dark"]["page"]
-                assert min(one["contrast"] for one in seen.values()) >= 4.5, (page, width, seen)
-        assert [url for url in browser.requested if not url.startswith((address, "data:", "about:"))] == []
-        # What a missing page says of itself is told, too.
-        assert [said for said in browser.complaints if "404" not in said] == []
+def test_every_page_fits_into_its_window_and_can_be_read(address: str, browser: Browser) -> None:
+    for page in PAGES:
+        for width in WIDTHS:
+            seen = {scheme: look(browser, address + page, width, scheme) for scheme in SCHEMES}
+            assert [one["width"] <= width for one in seen.values()] == [True, True], (page, width, seen)
+            assert [one["dark"] for one in seen.values()] == [False, True]
+            assert seen["light"]["page"] != seen["dark"]["page"]
+            assert min(one["contrast"] for one in seen.values()) >= 4.5, (page, width, seen)
+    assert [url for url in browser.requested if not url.startswith((address, "data:", "about:"))] == []
+    # What a missing page says of itself is told, too.
+    assert [said for said in browser.complaints if "404" not in said] == []
 
 
-def test_a_fact_is_retired_by_clicking(filled: Path, browser: Browser) -> None:
-    with inspecting(filled, "--write") as (address, _):
-        browser.show(f"{address}facts?user=mia&q=museums", 1400, "light")
-        for button in (".fact a", ".actions a", ".actions button"):
-            browser.click(button)
-        assert "Retired" in browser.evaluate("document.querySelector('dl').innerText")
-        assert "read-only" not in browser.evaluate("document.querySelector('header').innerText")
+def test_a_fact_is_retired_by_clicking(address: str, browser: Browser) -> None:
+    browser.show(f"{address}facts?user=mia&q=museums", 1400, "light")
+    for button in (".fact a", ".actions a", ".actions button"):
+        browser.click(button)
+    assert "Retired" in browser.evaluate("document.querySelector('dl').innerText")
+    assert "read-only" not in browser.evaluate("document.querySelector('header').innerText")
 
 
-def test_a_page_in_a_file_looks_the_same(filled: Path, tmp_path: Path, browser: Browser) -> None:
+def test_a_page_in_a_file_looks_the_same(command: Here, filled: Path, tmp_path: Path, browser: Browser) -> None:
     file = tmp_path / "session.html"
-    command = [*COMMAND, "inspect", "--db", str(filled), "--html", str(file), "--session", SESSION]
-    subprocess.run([*command, "--question", "What do I eat?"], check=True, capture_output=True)
+    options = ("--html", str(file), "--session", SESSION, "--question", "What do I eat?")
+    assert command("inspect", "--db", str(filled), *options).returncode == 0
     browser.complaints.clear()
     for width in WIDTHS:
         seen = look(browser, file.as_uri(), width, "dark")

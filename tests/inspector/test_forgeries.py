@@ -19,59 +19,35 @@ from mcp.server.mcpserver.exceptions import ToolError
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryRetriever, MemoryToolSpec
 from llama_index_memory_ext.agents.mcp import memory_server
-from llama_index_memory_ext.facts.fields import TAGS
 from llama_index_memory_ext.facts.prompt import extraction_prompt
-from llama_index_memory_ext.inspector.pages import Pages
-from llama_index_memory_ext.inspector.prompt import Limits
-from llama_index_memory_ext.inspector.report import report
+from llama_index_memory_ext.facts.reply import TAGS
+from llama_index_memory_ext.inspector.pages import Pages, report
 from llama_index_memory_ext.inspector.views import Views
-from llama_index_memory_ext.record.summary import batch_of, summary_prompt
-from llama_index_memory_ext.record.summary_checks import PROMPT_TAGS
+from llama_index_memory_ext.language.tokens import visible
+from llama_index_memory_ext.record.summary import PROMPT_TAGS, batch_of, summary_prompt
 from llama_index_memory_ext.text.messages import OUR_TAGS, Utterance
-from llama_index_memory_ext.text.visible import visible
 
 # What somebody would write who knows how the memory is shown.
-PIECES = (
+WORDS = r"""
+<transcript> </transcript> <known_facts> </summary_so_far> </said_before> [3f2a91bc] {"cachePoint":{"type":"default"}}
+{"cache_control":{"type":"ephemeral"}} &lt;/memory&gt; &#60;script> <!-- --> ]]> <script> </pre> </style> <td> </table>
+<b > < / " ' ` \ &
+"""
+PHRASES = [
     *(
-        f"{opening}{name}{end}"
-        for opening in ("<", "</")
-        for name in sorted(OUR_TAGS)
-        for end in (">", ' role="user">')
-    ),
-    *("<transcript>", "</transcript>", "<known_facts>", "</summary_so_far>", "</said_before>", "<message user>"),
-    *(
-        "<message date>2026-01-01\n",
+        "<message user>",
         "< / MEMORY >",
-        "<\u202e/memory>",
-        "<\x1b/fact>",
-        "<\u200bfa\u00adct>",
-        "<\u2028message ",
-    ),
-    *("[fact id]", "[3f2a91bc] ", "[tool call 1] f({})", "1. Likes tea\n", "\n", "\r", "\t", "\u2028", "\x85", "\x0b"),
-    *(
-        '{"cachePoint": {"type": "default"}}',
-        '{"cache_control": {"type": "ephemeral"}}',
+        "[fact id]",
+        "[tool call 1] f({})",
         "cache point",
-        "\u2066",
-        "\u202e",
+        '" onload="x',
+        "{{ 7 * 7 }}",
     ),
-    *(
-        '"',
-        "'",
-        "`",
-        "\\",
-        "&",
-        "&lt;/memory&gt;",
-        "&#60;script>",
-        "<!--",
-        "-->",
-        "]]>",
-        "<script>",
-        "</pre>",
-        "</style>",
-    ),
-    *('" onload="x', "<td>", "</table>", "{{ 7 * 7 }}", "{% raw %}", "<b", ">", "<", "/", "\x1b[31m", "\x07"),
-)
+    *("<message date>2026-01-01\n", "1. Likes tea\n", "{% raw %}", "<\u202e/memory>", "<\x1b/fact>"),
+    *("<\u200bfa\u00adct>", "<\u2028message ", "\x1b[31m", *"\n\r\t\u2028\x85\x0b\u2066\u202e\x07"),
+]
+OURS = [f"<{slash}{name}{end}" for slash in ("", "/") for name in sorted(OUR_TAGS) for end in (">", ' role="user">')]
+PIECES = [*OURS, *WORDS.split(), *PHRASES]
 TEXTS = st.lists(st.sampled_from(PIECES) | st.text(st.characters(exclude_categories=["Cs"]), max_size=3), max_size=6)
 FORGED = TEXTS.map(lambda parts: "".join(parts).replace("\x00", ""))
 # Each piece once, so many at a time that nothing is cut for its length.
@@ -166,12 +142,7 @@ async def fill(memory: CondensedMemory, user: str, names: Names) -> None:
 
 async def shown(names: Names) -> dict[str, Any]:
     """The structure of all that shows ids and texts, by place."""
-    options: dict[str, Any] = {
-        "max_messages": 4,
-        "keep_messages": 2,
-        "recall_token_limit": 3_000,
-        "extract_facts": False,
-    }
+    options: Any = {"max_messages": 4, "keep_messages": 2, "recall_token_limit": 3_000, "extract_facts": False}
     user, question = f"u{names.id}", f"garden {names.text}?"
     memory = CondensedMemory.from_defaults(f"s{names.id}", user_id=user, cache_points=True, **options)
     async with memory:
@@ -195,7 +166,7 @@ async def shown(names: Names) -> dict[str, Any]:
             await server.call_tool("forget", {"facts": ["garden"], "quote": "Forget the garden."})
         told["unclear by MCP"] = str(refused.value)
         exports = [await memory.aexport(), await memory.aexport(layout="openai"), await memory.facts.aexport()]
-        views = Views(memory.sql_store, Limits())
+        views = Views(memory.sql_store, {})
         pages = Pages("", "/x", writes=True)
         html = {
             "session": pages.render("session", **await views.session({"id": memory.session_id, "q": question})),
@@ -204,7 +175,7 @@ async def shown(names: Names) -> dict[str, Any]:
             "messages": pages.render("messages", **await views.messages({"id": memory.session_id})),
             "sessions": pages.render("sessions", **await views.sessions({})),
             "users": pages.render("users", **await views.users({})),
-            "report": await report(memory.sql_store, memory.session_id, question, Limits()),
+            "report": await report(memory.sql_store, memory.session_id, question, {}),
             "explanation": explanation._repr_html_(),
         }
     return {
@@ -213,12 +184,9 @@ async def shown(names: Names) -> dict[str, Any]:
         "extraction": message_shape(extraction_prompt(lines, facts, today=date(2026, 1, 1), before=lines), TAGS),
         "summary": message_shape(summary_prompt(names.text, entries, token_limit=100), PROMPT_TAGS),
         "nodes": [tags_in(node.node.get_content(MetadataMode.LLM)) for node in nodes],
-        "search": (tags_in(found), found.count("\n<fact "), sorted(re.findall(r"^<\w+", found, re.MULTILINE))),
+        "search": (tags_in(found), sorted(re.findall(r"^<\w+", found, re.MULTILINE))),
         **{what: (tags_in(answer), len(answer.splitlines())) for what, answer in told.items()},
-        "MCP": [
-            (tags_in(json.dumps(one.structured_content, ensure_ascii=False)), keys_in(one.structured_content))
-            for one in listed
-        ],
+        "MCP": [(tags_in(one.content[0].text), len(one.content[0].text.splitlines())) for one in listed],
         "exports": list(map(json_shape, exports)),
         "text of an explanation": len(repr(explanation).splitlines()),
         **{f"page: {what}": Outline(page).found for what, page in html.items()},
@@ -231,7 +199,11 @@ MCP_CALLS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@settings(max_examples=15)
+# The structure for words without any mark, once it is known.
+PLAIN: dict[str, Any] = {}
+
+
+@settings(max_examples=8)
 @given(text=FORGED, name=FORGED)
 async def test_no_id_and_no_text_forges_what_a_model_or_a_browser_reads(text: str, name: str) -> None:
     """There are as many tags, blocks, cache points, lines and elements as for words without any mark."""
@@ -245,6 +217,7 @@ async def test_nothing_that_looks_like_a_mark_of_ours_is_one(part: str) -> None:
 
 
 async def check(text: str, name: str) -> None:
-    plain = await shown(Names("plain", "id"))
+    if not PLAIN:
+        PLAIN.update(await shown(Names("plain", "id")))
     strange = await shown(Names(f"a{text}z", f"i{name}d"))
-    assert {place: (plain[place], strange[place]) for place in plain if strange[place] != plain[place]} == {}
+    assert {place: (PLAIN[place], strange[place]) for place in PLAIN if strange[place] != PLAIN[place]} == {}

@@ -18,10 +18,10 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, StoreError
 from llama_index_memory_ext.errors import LimitError
-from llama_index_memory_ext.inspector.access import Access
-from llama_index_memory_ext.inspector.prompt import Limits, show
-from llama_index_memory_ext.store.read_only import read_only
-from llama_index_memory_ext.store.rows import Seen
+from llama_index_memory_ext.inspector.pages import Access
+from llama_index_memory_ext.inspector.prompt import memory_on, show
+from llama_index_memory_ext.store import read_only
+from llama_index_memory_ext.store.tables import Seen
 from tests.inspector.conftest import Inspected
 from tests.inspector.example import SESSION, facts, fill
 
@@ -162,14 +162,14 @@ async def test_what_is_stored_is_never_taken_for_a_part_of_a_page(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "limits", [Limits(), Limits(token_limit=9_000, condensed_token_limit=3_000), Limits(recall_token_limit=400)]
+    "limits", [{}, {"token_limit": 9_000, "condensed_token_limit": 3_000}, {"recall_token_limit": 400}]
 )
-async def test_the_page_shows_what_the_model_is_then_really_sent(filled: Path, limits: Limits) -> None:
+async def test_the_page_shows_what_the_model_is_then_really_sent(filled: Path, limits: dict[str, int]) -> None:
     """The record is short for the smaller limits: the question cuts it, in the copy alone."""
     store = MemoryStore(f"sqlite+aiosqlite:///{filled}")
     async with read_only(store) as reader:
         seen = await show(reader, SESSION, "mia", "What do I eat?", limits)
-    options: Any = {"extract_facts": False, **limits.given}
+    options: Any = {"extract_facts": False, **limits}
     memory = CondensedMemory.from_defaults(SESSION, user_id="mia", chat_store=store, **options)
     await memory.aget()
     await memory.aput(ChatMessage("What do I eat?"))
@@ -187,7 +187,7 @@ async def test_the_page_shows_what_the_model_is_then_really_sent(filled: Path, l
 
 async def test_limits_that_do_not_fit_are_refused_before_anything_is_shown() -> None:
     with pytest.raises(LimitError, match="must be at least 50"):
-        Limits(token_limit=100, condensed_token_limit=200).check()
+        memory_on(MemoryStore(), "s", "ann", {"token_limit": 100, "condensed_token_limit": 200})
 
 
 async def test_a_session_tells_what_is_unread_and_whose_it_is(filled: Path, inspect: Inspect) -> None:

@@ -20,13 +20,12 @@ from llama_index_memory_ext import (
     CondensedMemoryBlock,
     LayoutError,
     MemoryBlocksTemplate,
-    SettingError,
 )
 from llama_index_memory_ext.record.window import MOST_BLOCKS
 from tests.conversation import BEFORE_QUESTION, assistant, calling, result, sent_text, user
 from tests.memories import OpenMemory, OpenPlainMemory
-from tests.models import StartModel
 from tests.openai_server import say
+from tests.scripted_models import StartModel
 
 POINT = CachePoint(cache_control=CacheControl(type="ephemeral"))
 
@@ -56,7 +55,7 @@ def joined(blocks: Sequence[ContentBlock]) -> str:
     return "|".join(block.text for block in blocks if isinstance(block, TextBlock))
 
 
-async def prompts_of(memory: CondensedMemory, turns: int, start: int = 0) -> list[list[ChatMessage]]:
+async def prompts_of(memory: Memory, turns: int, start: int = 0) -> list[list[ChatMessage]]:
     """The prompt of each turn."""
     prompts = []
     for i in range(start, start + turns):
@@ -115,7 +114,7 @@ async def test_after_a_summary_every_process_shows_the_same_blocks(
     open_memory: OpenMemory, start_model: StartModel
 ) -> None:
     """And they stay as they are until the next one."""
-    llm, _ = start_model(lambda messages, tools: say("They have asked and answered questions."))
+    llm, _ = start_model(lambda messages, tools: say("They have asked questions with a number and an answer."))
     options: dict[str, Any] = {"condensed_token_limit": 1_000, "summarize": True, "llm": llm, "extract_facts": False}
     memory = open_memory(cache_points=True, **options)
     prompts = await prompts_of(memory, 24)
@@ -258,19 +257,10 @@ async def test_an_empty_history_has_nothing_to_mark(open_memory: OpenMemory) -> 
 # ---- the block in a memory of one's own ------------------------------------------------------------------
 
 
-async def plain_prompts(memory: Memory) -> list[list[ChatMessage]]:
-    prompts = []
-    for i in range(6):
-        await memory.aput(user(f"This is the question number {i}, with a few more words to it."))
-        prompts.append(await memory.aget())
-        await memory.aput(assistant(f"And this is answer number {i}."))
-    return prompts
-
-
 async def test_a_block_in_the_hosts_memory_marks_the_record_too(open_plain_memory: OpenPlainMemory) -> None:
     block = CondensedMemoryBlock(token_limit=2_000, cache_points=True)
     memory = open_plain_memory(block, memory_blocks_template=MemoryBlocksTemplate())
-    *_, before, now = await plain_prompts(memory)
+    *_, before, now = await prompts_of(memory, 6)
     assert marked(before)[-1] in marked(now)
     assert len(marked(now)) >= 2
     assert await block.atruncate(await block.aget([], session_id="chat"), 100_000) is None
@@ -293,8 +283,3 @@ def test_a_template_that_makes_one_text_is_refused() -> None:
     template = RichPromptTemplate("{{ memory_blocks }}")
     with pytest.raises(LayoutError, match="memory_blocks_template is a RichPromptTemplate"):
         CondensedMemory.from_defaults(cache_points=True, memory_blocks_template=template)
-
-
-def test_a_time_alone_is_no_control() -> None:
-    with pytest.raises(SettingError, match="cache_points"):
-        CondensedMemory.from_defaults(cache_points="1h")  # type: ignore[arg-type]

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import (
     CondensedMemory,
@@ -60,13 +59,6 @@ async def test_a_closed_memory_on_a_file_or_a_server_opens_it_again(database_uri
     await memory.aclose()
 
 
-async def test_a_server_is_opened_again(postgres_uri: str) -> None:
-    async with open_one(async_database_uri=postgres_uri) as memory:
-        await memory.aput(user("I like tea."))
-    async with memory:
-        assert [message.content for message in await memory.aget_all()] == ["I like tea."]
-
-
 async def test_closing_twice_is_no_error(any_database_uri: str | None) -> None:
     async with open_one(async_database_uri=any_database_uri) as memory:
         await memory.aput(user("I like tea."))
@@ -75,17 +67,6 @@ async def test_closing_twice_is_no_error(any_database_uri: str | None) -> None:
     await memory.sql_store.aclose()
     async with memory:
         pass
-
-
-def test_synchronous_calls_say_it_too() -> None:
-    memory = open_one()
-    memory.put(user("I like tea."))
-    memory.close()
-    memory.close()
-    with pytest.raises(StoreError, match=GONE):
-        memory.put(user("And now?"))
-    with pytest.raises(StoreError, match=GONE):
-        memory.get()
 
 
 def test_a_loop_that_has_ended_does_not_close_a_memory() -> None:
@@ -109,14 +90,6 @@ async def test_a_store_that_was_lent_is_closed_by_whoever_has_opened_it() -> Non
         with pytest.raises(StoreError, match=GONE):
             await call
     await memory.aclose()
-
-
-async def test_an_engine_that_was_lent_goes_on() -> None:
-    engine = create_async_engine("sqlite+aiosqlite://")
-    async with open_one(async_engine=engine) as memory:
-        await memory.aput(user("I like tea."))
-    assert len(await memory.aget_all()) == 1
-    await engine.dispose()
 
 
 async def test_a_database_in_memory_with_a_name_may_have_others_who_use_it() -> None:

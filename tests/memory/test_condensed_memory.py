@@ -20,12 +20,11 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from llama_index_memory_ext import (
     CondensedMemory,
     CondensedMemoryBlock,
-    LimitError,
     MemoryStore,
     MessageError,
     StoreError,
 )
-from llama_index_memory_ext.memory.template import HINT
+from llama_index_memory_ext.text.messages import HINT
 from tests.conversation import BEFORE_QUESTION, assistant, calling, record, result, sent_text, user
 from tests.memories import OpenMemory, OpenPlainMemory
 
@@ -44,6 +43,8 @@ async def test_an_empty_memory_gives_no_messages(open_memory: OpenMemory) -> Non
     assert await memory.aget() == []
     assert await memory.aget_all() == []
     await memory.aflush()
+    # The host raises a database error for these.
+    await memory.aput_messages([])
     assert await memory.aget() == []
 
 
@@ -115,12 +116,6 @@ async def test_setting_replaces_the_whole_conversation(open_memory: OpenMemory) 
     assert await memory.aget() == []
 
 
-async def test_a_chat_history_can_be_given_at_the_beginning(open_memory: OpenMemory) -> None:
-    """From within a running event loop too."""
-    memory = open_memory(chat_history=[user("one"), assistant("two"), user("three")])
-    assert record(sent_text(await memory.aget())) == [("user", "one"), ("assistant", "two")]
-
-
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_the_synchronous_calls_finish_what_they_start(database_uri: str, in_memory: bool) -> None:
     memory = CondensedMemory.from_defaults(
@@ -150,13 +145,6 @@ async def test_the_synchronous_calls_work_within_an_event_loop(open_memory: Open
     assert (
         record(sent_text(memory.get())) == record(sent_text(await memory.aget())) == [("user", "one"), ("user", "two")]
     )
-
-
-async def test_nothing_is_a_fine_batch(open_memory: OpenMemory) -> None:
-    """The host raises a database error."""
-    memory = open_memory()
-    await memory.aput_messages([])
-    assert await memory.aget() == []
 
 
 @pytest.mark.parametrize("wrong", ["Hello", None, {"role": "user", "content": "Hello"}])
@@ -312,15 +300,6 @@ async def test_more_turns_can_be_kept_as_messages(open_memory: OpenMemory) -> No
     assert len(await memory.aget()) < 9
 
 
-def test_limits_that_do_not_fit_are_refused_with_their_numbers() -> None:
-    with pytest.raises(
-        LimitError, match="token_limit=8000; condensed_token_limit=50000 and facts_token_limit=1000 make 51000"
-    ):
-        CondensedMemory.from_defaults(token_limit=8_000, condensed_token_limit=50_000)
-    with pytest.raises(LimitError, match="condensed_token_limit=0"):
-        CondensedMemory.from_defaults(condensed_token_limit=0)
-
-
 def test_a_lasting_database_without_a_session_id_is_refused(database_uri: str) -> None:
     with pytest.raises(StoreError, match=r"Give it one: CondensedMemory\.from_defaults"):
         CondensedMemory.from_defaults(async_database_uri=database_uri)
@@ -328,35 +307,9 @@ def test_a_lasting_database_without_a_session_id_is_refused(database_uri: str) -
         CondensedMemory.from_defaults(chat_store=MemoryStore(database_uri))
 
 
-async def test_a_store_that_was_given_stays_open() -> None:
-    """Another memory may be using it; one in memory would lose everything."""
-    store = MemoryStore()
-    async with CondensedMemory.from_defaults("one", chat_store=store, extract_facts=False) as memory:
-        await memory.aput(user("Still there?"))
-    assert [message.content for message in await memory.aget_all()] == ["Still there?"]
-    await store.aclose()
-
-
 def test_another_kind_of_store_is_refused() -> None:
     with pytest.raises(StoreError, match="it is a SQLAlchemyChatStore"):
         CondensedMemory.from_defaults(chat_store=SQLAlchemyChatStore(table_name="t"))  # type: ignore[arg-type]
-
-
-def test_a_memory_without_the_block_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"CondensedMemory\.from_defaults"):
-        CondensedMemory(token_limit=1_000)
-
-
-def test_a_memory_in_memory_needs_no_session_id() -> None:
-    one, two = CondensedMemory.from_defaults(), CondensedMemory.from_defaults()
-    assert one.session_id != two.session_id
-
-
-async def test_a_copy_is_the_memory_itself(open_memory: OpenMemory) -> None:
-    """Some releases of the workflows copy what a run is given."""
-    memory = open_memory()
-    assert copy.deepcopy(memory) is memory
-    assert copy.deepcopy({"memory": memory})["memory"] is memory
 
 
 async def test_a_memory_can_be_pickled(open_memory: OpenMemory) -> None:
@@ -420,15 +373,6 @@ async def test_a_long_record_of_the_plain_host_is_cut_like_any_other(
     assert shown == record(sent_text(await open_memory(condensed_token_limit=200).aget()))
 
 
-async def test_forgetting_leaves_nothing_of_the_session(open_memory: OpenMemory) -> None:
-    memory, other = open_memory(condensed_token_limit=60), open_memory("other")
-    await talk(memory, 8)
-    await talk(other, 1)
-    assert await memory.aforget() == {"messages": 16, "cursors": 2, "facts": 0, "embeddings": 0}
-    assert await memory.aget() == []
-    assert len(await other.aget()) == 2
-
-
 async def test_tokens_that_the_caller_needs_are_left_to_it(open_memory: OpenMemory) -> None:
     """Chat engines say how long their prefix is."""
     memory = open_memory(token_limit=100, condensed_token_limit=80, facts_token_limit=0)
@@ -443,12 +387,6 @@ async def test_five_concurrent_first_reads_work(any_database_uri: str | None) ->
     memory = CondensedMemory.from_defaults("chat", async_database_uri=any_database_uri, extract_facts=False)
     assert await asyncio.gather(*(memory.aget() for _ in range(5))) == [[]] * 5
     await memory.aclose()
-
-
-async def test_its_block_is_the_one_that_anybody_can_use(open_memory: OpenMemory) -> None:
-    block = open_memory(condensed_token_limit=500).memory_blocks[0]
-    assert isinstance(block, CondensedMemoryBlock)
-    assert block.token_limit == 500
 
 
 async def test_messages_may_come_in_anything_that_can_be_gone_through(open_memory: OpenMemory) -> None:

@@ -29,12 +29,12 @@ from llama_index_memory_ext.events import (
     send,
 )
 from llama_index_memory_ext.fact import Fact, retire
-from llama_index_memory_ext.facts.extractor import ids_by_change
-from llama_index_memory_ext.text.responses import Usage
+from llama_index_memory_ext.facts.extraction import ids_by_change
+from llama_index_memory_ext.models.responses import Usage
 from tests.conversation import assistant, record, user
 from tests.memories import OpenMemory
-from tests.models import StartModel
 from tests.openai_server import Message, call, fail, say
+from tests.scripted_models import StartModel
 
 OURS = "llama_index_memory_ext"
 PASSWORD = "hunter2"  # noqa: S105 - what is looked for below

@@ -20,12 +20,12 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, RelevantFactsBlock, StoreError
 from llama_index_memory_ext.facts.book import FactBook
-from llama_index_memory_ext.store.rows import Opening, Seen
+from llama_index_memory_ext.store.tables import Opening, Seen
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.facts.test_block import learner, shown
 from tests.memories import OpenMemory, OpenPlainMemory
-from tests.models import StartModel
 from tests.openai_server import Message, say
+from tests.scripted_models import StartModel
 from tests.search.test_embeddings import Awaited, Meanings
 from tests.store.test_schema import role_of
 
@@ -344,16 +344,6 @@ async def test_a_failure_is_rolled_back_after_a_vacuum_too(store: MemoryStore) -
     with pytest.raises(ZeroDivisionError):
         await store.log.append("chat", [user("two")], lambda queue: 1 // 0, replace=True)
     assert await store.count_messages("chat") == 1
-
-
-def test_the_synchronous_twin_deletes_the_same(database_uri: str) -> None:
-    memory = CondensedMemory.from_defaults("chat", user_id="ann", async_database_uri=database_uri, extract_facts=False)
-    memory.put(user("Hello."))
-    memory.facts.add("Likes tea")
-    assert memory.forget() == {"messages": 1, "cursors": 1, "facts": 1, "embeddings": 0}
-    memory.put(user("Hello."))
-    assert memory.forget(vacuum=False)["messages"] == 1
-    memory.close()
 
 
 # ---- what is under way brings nothing back ------------------------------------------------------------------------

@@ -17,8 +17,8 @@ from sqlalchemy.exc import IntegrityError
 from llama_index_memory_ext import TokenCounter
 from tests.conversation import assistant, calling, sent_text, user
 from tests.memories import OpenPlainMemory
-from tests.models import StartModel
 from tests.openai_server import Message, call, say
+from tests.scripted_models import StartModel
 
 
 class Listener(BaseMemoryBlock[str]):

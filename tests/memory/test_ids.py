@@ -9,7 +9,7 @@ from llama_index.core.memory import Memory
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, RelevantFactsBlock, SettingError
 from llama_index_memory_ext.facts.book import FactBook
-from llama_index_memory_ext.store.rows import Opening
+from llama_index_memory_ext.store.tables import Opening
 from tests.conversation import assistant, sent_text, user
 
 # As of a request whose header was missing, or was read with its white space.

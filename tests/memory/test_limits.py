@@ -15,9 +15,7 @@ from llama_index.core.settings import Settings
 from llama_index.llms.openai import OpenAI
 
 from llama_index_memory_ext import CondensedMemory, LimitError
-from llama_index_memory_ext.memory.limits import ModelWindow, TokenLimits, limits_for
-
-UNKNOWN = ModelWindow()
+from llama_index_memory_ext.memory.settings import TokenLimits, limits_for
 
 
 class ModelWithWindow(MockLLM):
@@ -99,9 +97,9 @@ def test_limits_fit_into_each_other_and_into_the_window_or_are_refused(
     window: int | None, token_limit: int | None, condensed: int | None, facts: int | None
 ) -> None:
     """Those that are given stay as they are."""
-    asked = {"token_limit": token_limit, "condensed": condensed, "facts": facts}
+    asked: dict[str, Any] = {"token_limit": token_limit, "condensed": condensed, "facts": facts}
     try:
-        limits = limits_for(ModelWindow(window, "m"), **asked)
+        limits = limits_for(window, "m", **asked)
     except LimitError:
         # Three quarters of such a window are less than the 80 tokens that a record needs.
         assert any(limit is not None for limit in asked.values()) or (window is not None and window * 3 // 4 < 80)
@@ -119,12 +117,12 @@ def test_limits_fit_into_each_other_and_into_the_window_or_are_refused(
 
 @given(window=SIZES.filter(lambda window: window > 106), other=SIZES.filter(lambda window: window > 106))
 def test_a_larger_window_never_has_smaller_limits(window: int, other: int) -> None:
-    small, large = (limits_for(ModelWindow(size)) for size in sorted((window, other)))
+    small, large = (limits_for(size) for size in sorted((window, other)))
     assert all(one <= two for one, two in zip(small[:3], large[:3], strict=True))
 
 
 def test_nothing_known_leaves_the_limits_as_they_were() -> None:
-    assert limits_for(UNKNOWN) == TokenLimits(60_000, 50_000, 2_000)
+    assert limits_for(None) == TokenLimits(60_000, 50_000, 2_000)
 
 
 # ---- what is refused ----------------------------------------------------------------------------------

@@ -32,15 +32,14 @@ from llama_index_memory_ext import (
     CondensedMemoryBlock,
     MemoryBlocksTemplate,
     MemoryStore,
-    SettingError,
     TokenCounter,
 )
-from llama_index_memory_ext.memory.template import HINT
+from llama_index_memory_ext.text.messages import HINT
 from tests.conversation import assistant, calling, record, sent_text, user
 from tests.memories import OpenMemory, OpenPlainMemory
-from tests.models import StartClient, StartModel
 from tests.openai_server import Message, say
 from tests.record.test_limits import PIXEL
+from tests.scripted_models import StartClient, StartModel
 
 COUNTER = TokenCounter()
 # What LlamaIndex counts for a picture whose bytes it has.
@@ -126,11 +125,6 @@ async def test_a_number_of_turns_can_be_chosen(open_memory: OpenMemory) -> None:
         if turns == 0:
             assert sent_text(shown) == sent_text(await open_memory(media_turns=0).aget())
             assert f"</memory>\n\n{HINT}\n\nAnd?" in sent_text(shown)
-
-
-async def test_a_number_of_turns_below_none_is_refused() -> None:
-    with pytest.raises(SettingError, match="media_turns"):
-        CondensedMemory.from_defaults(media_turns=-1)
 
 
 async def test_media_of_every_kind_and_of_every_role_are_sent_in_their_order(open_memory: OpenMemory) -> None:
@@ -270,17 +264,12 @@ async def test_another_template_gets_media_behind_its_text(open_memory: OpenMemo
 
 
 async def test_a_plain_memory_shows_marks(open_plain_memory: OpenPlainMemory) -> None:
-    memory = await _plain(open_plain_memory)
-    shown = await memory.aget()
-    assert media(shown) == []
-    assert record(sent_text(shown))[0] == ("user", "Look!\n[image]")
-
-
-async def _plain(open_plain_memory: OpenPlainMemory) -> Any:
     memory = open_plain_memory(CondensedMemoryBlock())
     for message in (showing(), assistant("I see."), user("And?")):
         await memory.aput(message)
-    return memory
+    shown = await memory.aget()
+    assert media(shown) == []
+    assert record(sent_text(shown))[0] == ("user", "Look!\n[image]")
 
 
 # ---- within the limit ------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from llama_index_memory_ext import CondensedMemory, MessageError, messages_from_
 from tests.conversation import assistant, calling, record, result, sent_text, user
 from tests.facts.test_block import contents, learner
 from tests.memories import OpenMemory, OpenPlainMemory
-from tests.models import StartModel
 from tests.openai_server import Message, say, serve
+from tests.scripted_models import StartModel
 
 TURNS: list[dict[str, Any]] = [
     {"role": "user", "content": "What is 2 * 3?"},
@@ -146,7 +146,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", GUIDE, flags=re.DOTALL | re.MULTI
 
 
 def model(messages: list[Message], tools: list[str]) -> Message:
-    return learner(messages, tools) if tools else say("They talked about tea.")
+    return learner(messages, tools) if tools else say("The user talked about tea.")
 
 
 def output_of(word: str, folder: Path, then: str = "") -> str:
@@ -188,7 +188,7 @@ memory.put(ChatMessage(role="user", content="And now?"))
 print(memory.get()[0].content)
 """
     printed = output_of("ChatSummaryMemoryBuffer", tmp_path, then)
-    assert "They talked about tea." in printed.splitlines()[0]
+    assert "The user talked about tea." in printed.splitlines()[0]
     assert "<conversation_summary" in printed
 
 

@@ -23,7 +23,7 @@ from llama_index_memory_ext import (
 from tests.conversation import assistant, recalled, record, sent_text, user
 from tests.facts.test_agents import knowing
 from tests.memories import OpenPlainMemory
-from tests.models import StartModel
+from tests.scripted_models import StartModel
 
 
 @pytest.fixture

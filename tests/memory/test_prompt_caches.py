@@ -12,8 +12,8 @@ from llama_index.core.llms import MockLLM
 from llama_index.llms.anthropic import Anthropic
 from llama_index.llms.openai import OpenAI
 
-from llama_index_memory_ext.memory import prompt_caches
-from llama_index_memory_ext.memory.prompt_caches import needs_cache_points, warn_without_cache_points
+from llama_index_memory_ext.models import prompt_caches
+from llama_index_memory_ext.models.prompt_caches import needs_cache_points, warn_without_cache_points
 from tests.memories import OpenMemory
 
 GPT, CLAUDE, NOVA = "OpenAI's GPT-5.6 and later", "Anthropic's Claude", "Amazon's Nova"

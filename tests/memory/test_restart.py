@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
-from llama_index_memory_ext.store.rows import Seen
+from llama_index_memory_ext.store.tables import Seen
 from tests.conversation import assistant, calling, record, result, sent_text, user
+from tests.forked import run_forked
 from tests.memories import OpenMemory
 
 LIMITS: dict[str, Any] = {
@@ -57,8 +57,7 @@ async def test_a_killed_process_is_continued_by_another(
     """Killed after any turn: the prompts are those of a conversation without a break."""
     prompts = []
     for first, last in ((0, killed_after), (killed_after, TURNS)):
-        command = [sys.executable, "-c", WORKER, database_uri, str(first), str(last)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = run_forked(WORKER, database_uri, str(first), str(last), folder=Path.cwd())
         assert done.returncode == -signal.SIGKILL, done.stderr
         prompts += [json.loads(line) for line in done.stdout.splitlines()]
     unbroken = open_memory(async_database_uri=f"sqlite+aiosqlite:///{tmp_path}/unbroken.db", **LIMITS)
@@ -66,7 +65,7 @@ async def test_a_killed_process_is_continued_by_another(
     assert 0 < len(record(prompts[-1])) < 4 * TURNS
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(speakers=st.lists(st.sampled_from(["the same", "the other", "a new one"]), min_size=1, max_size=25))
 async def test_memories_that_take_turns_show_what_one_alone_would_show(speakers: list[str]) -> None:
     """Two that know each other's cuts, and new ones that know nothing."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
-from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.facts.book import FactBook
 from tests.conversation import assistant, user
 from tests.memories import OpenMemory
@@ -73,14 +70,3 @@ async def test_facts_are_ranked_as_the_memory_ranks_them(open_memory: OpenMemory
     assert [entry.fact.content for entry in await memory.facts.asearch("Who lives in Oslo?")] == ["Lives in Oslo"]
     alone = await FactBook(memory.sql_store, "ann").asearch("Who lives in Oslo or Berlin?")
     assert [entry.fact.content for entry in alone] == ["Lives in Oslo"]
-
-
-def test_the_search_works_without_an_event_loop(database_uri: str) -> None:
-    memory = CondensedMemory.from_defaults("chat", async_database_uri=database_uri, extract_facts=False)
-    memory.facts.add("Lives in Berlin")
-    memory.put_messages(BIKE)
-    found = memory.search("Berlin")
-    assert (len(found.facts), found.messages[0].text) == (1, "I bought a red bike in Berlin.")
-    assert memory.facts.search("Berlin") == list(found.facts)
-    assert str(asyncio.run(memory.asearch("Berlin"))) == str(found)
-    memory.close()

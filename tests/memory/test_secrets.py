@@ -37,8 +37,8 @@ from llama_index_memory_ext import (
 )
 from tests.conversation import user
 from tests.memories import OpenMemory
-from tests.models import StartModel
 from tests.openai_server import Message, fail, say
+from tests.scripted_models import StartModel
 
 KEY = "sk-secret-key"
 SECRET = user("my secret")

@@ -16,10 +16,10 @@ from llama_index.core.llms import ChatMessage
 from llama_index_memory_ext import CondensedMemory, MemoryStore
 from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.facts.book import FactBook
-from llama_index_memory_ext.offline_model import OfflineModel
+from llama_index_memory_ext.models.offline import OfflineModel
 from tests.conversation import assistant, sent_text, user
-from tests.models import client_of, client_without_connections
 from tests.openai_server import Message, say, serve
+from tests.scripted_models import client_of, client_without_connections
 
 HISTORY: list[ChatMessage] = [message for i in range(6) for message in (user(f"question {i}"), assistant("yes"))]
 OPTIONS: list[dict[str, Any]] = [

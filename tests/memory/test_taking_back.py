@@ -19,7 +19,7 @@ from tests.conversation import assistant, record, sent_text, user
 from tests.facts.test_backfill import likes, talk
 from tests.facts.test_block import contents, learner
 from tests.memories import OpenMemory
-from tests.models import StartModel
+from tests.scripted_models import StartModel
 
 
 async def test_regenerating_an_answer_reads_only_the_new_words(

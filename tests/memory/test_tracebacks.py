@@ -36,8 +36,8 @@ from llama_index_memory_ext.text.messages import Entry
 from llama_index_memory_ext.text.tokens import TokenCounter
 from tests.conversation import assistant, user
 from tests.memories import OpenMemory
-from tests.models import StartClient, StartModel
 from tests.openai_server import Message, call, fail, say
+from tests.scripted_models import StartClient, StartModel
 
 KEY = "sk-test-key"
 OURS = str(Path(llama_index_memory_ext.__file__).parent)

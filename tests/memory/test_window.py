@@ -19,9 +19,9 @@ from workflows.errors import WorkflowRuntimeError
 from llama_index_memory_ext import CondensedMemory
 from tests.conversation import assistant, calling, result, user
 from tests.memories import OpenMemory
-from tests.models import StartClient
 from tests.openai_server import Message, OpenAIServer, call, say
 from tests.openai_windows import tokens_in
+from tests.scripted_models import StartClient
 
 WINDOW = 8_192
 # Some 750 tokens.
@@ -77,16 +77,16 @@ def question_of(turn: int) -> str:
 @pytest.mark.parametrize(
     ("options", "turns"),
     [
-        ({}, 60),
+        ({}, 22),
         ({"insert_method": "system"}, 12),
-        ({"recall_token_limit": 500}, 25),
+        ({"recall_token_limit": 500}, 22),
         ({"chat_history_token_ratio": 0.5}, 12),
     ],
 )
 async def test_no_question_is_refused_with_a_model_whose_window_is_known(
     open_memory: OpenMemory, start: Start, options: dict[str, Any], turns: int
 ) -> None:
-    """With long messages, results of tools, and as many facts as are shown."""
+    """With long messages, results of tools, and as many facts as are shown. The questions repeat after 21 turns."""
     llm, server = start()
     memory = open_memory(llm=llm, extract_facts=False, **options)
     for i in range(80):
@@ -120,12 +120,12 @@ async def test_a_session_that_has_outgrown_its_window_goes_on_when_it_is_opened_
     memory = open_memory(include_system=smaller.get("include_system", False), **options)
     await memory.aput_messages([user(f"Long ago {i}. {PAGE}") for i in range(20)])
     await memory.aput_messages([user("The whole archive: " + PAGE * 20), assistant("Thank you.")])
-    for turn in range(4):
+    for turn in range(2):
         with refusal():
             await ask(llm, memory, question_of(turn))
-    assert len(server.refusals) == 4
+    assert len(server.refusals) == 2
     memory = open_memory(**options, **smaller)
-    for turn in range(15):
+    for turn in range(8):
         assert "I was sent" in await ask(llm, memory, question_of(turn))
 
 
@@ -199,7 +199,7 @@ async def test_blocks_of_others_with_a_priority_are_left_out_where_they_do_not_f
     memory = open_memory(llm=llm, extract_facts=False, memory_blocks=[KeepsAll(name="all", priority=1)])
     with refusal():
         await ask(llm, memory, f"What of this? {PAGE * 12}")
-    for turn in range(12):
+    for turn in range(8):
         assert "I was sent" in await ask(llm, memory, question_of(turn))
     assert len(server.refusals) == 1
 

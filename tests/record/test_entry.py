@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from itertools import pairwise
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import TokenCounter
-from llama_index_memory_ext.record.entry import (
+from llama_index_memory_ext.record.text import (
     EARLIER_CLOSING,
     EARLIER_OPENING,
     day_heading,
@@ -20,6 +21,7 @@ from llama_index_memory_ext.record.entry import (
     summary_element,
     truncated,
 )
+from llama_index_memory_ext.store.tables import LogRow
 from llama_index_memory_ext.text.messages import Entry, body_of, clip_entry, entry_of, escape_tags
 from llama_index_memory_ext.text.tokens import as_counter
 from tests.conversation import assistant, calling, result, user
@@ -100,7 +102,10 @@ def test_an_entry_knows_its_parts_from_its_text(message: ChatMessage, row_id: in
 
 def test_earlier_messages_stand_under_a_heading_and_those_of_a_day_under_its_own() -> None:
     one, two, three = ([entry] for entry in entries_of([user("one"), assistant("two"), user("three")], brief=True))
-    found = [("2026-11-20", one), ("2026-11-19", two), ("2026-11-20", three)]
+    days = [datetime(2026, 11, day, tzinfo=timezone.utc) for day in (20, 19, 20)]
+    times = [int(day.timestamp()) * 10**9 for day in days]
+    rows = [[LogRow(i, "user", {}, timestamp=time)] for i, time in enumerate(times)]
+    found = list(zip(rows, (one, two, three), strict=True))
     assert earlier_element(found, COUNTER) == (
         f"{EARLIER_OPENING}<message date>2026-11-19\n<message assistant>two\n"
         f"<message date>2026-11-20\n<message user>one\n<message user>three\n{EARLIER_CLOSING}"

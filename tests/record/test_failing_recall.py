@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llama_index_memory_ext import CondensedMemory
-from llama_index_memory_ext.record.message_index import MessageIndex
+from llama_index_memory_ext.record.recall import MessageIndex
 from tests.conversation import assistant, recalled, record, sent_text, user
 from tests.memories import OpenMemory
 from tests.record.test_recall import SMALL, ask, fill, say

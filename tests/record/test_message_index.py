@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import MemoryStore, TokenCounter
-from llama_index_memory_ext.record.entry import day_heading, earlier_element
-from llama_index_memory_ext.record.message_index import MessageIndex, Room, shown_day
-from llama_index_memory_ext.store.rows import LogRow
+from llama_index_memory_ext.record.recall import MessageIndex
+from llama_index_memory_ext.record.text import day_heading, earlier_element
+from llama_index_memory_ext.store.tables import LogRow
 from tests.conversation import assistant, calling, result, user
 
 COUNTER = TokenCounter()
@@ -53,7 +53,8 @@ def found(
     message_limit: int = 500,
     most: int = 0,
 ) -> Any:
-    return index.search(question, context, Room(limit, most or limit, message_limit), before=before)
+    fitting = index.fitting(index.ranked(question, context, before), limit, most or limit, message_limit)
+    return [message.row_ids for message, _ in fitting]
 
 
 async def places(store: MemoryStore, messages: Sequence[ChatMessage], question: str, *context: str) -> Any:
@@ -244,7 +245,7 @@ async def test_a_time_that_cannot_be_is_no_date(store: MemoryStore, timestamp: i
     assert found(index, "1970 floor")[0] == (rows[2].id,)
     (entry,) = index.entries(rows[:1], "", 500)
     assert entry.text == "<message user>I drink green tea in the morning.\n"
-    assert "<message date>unknown\n" in earlier_element([(shown_day(rows[0]), [entry])], COUNTER)
+    assert "<message date>unknown\n" in earlier_element([(rows[:1], [entry])], COUNTER)
 
 
 # ---- for any conversation ------------------------------------------------------------------------------

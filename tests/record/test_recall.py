@@ -16,7 +16,7 @@ from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, MemoryStore, TokenCounter
-from llama_index_memory_ext.record.entry import EARLIER_CLOSING, EARLIER_OPENING
+from llama_index_memory_ext.record.text import EARLIER_CLOSING, EARLIER_OPENING
 from tests.conversation import assistant, calling, recalled, record, result, sent_text, user
 from tests.memories import OpenMemory, OpenPlainMemory
 

@@ -12,8 +12,8 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, MemoryRetriever, MemoryStore
+from llama_index_memory_ext.store.facts import KeptVectors
 from llama_index_memory_ext.store.tables import vectors_namespace
-from llama_index_memory_ext.store.vectors import MessageVectors
 from tests.conversation import assistant, calling, recalled, result, sent_text, user
 from tests.memories import OpenMemory, OpenPlainMemory
 from tests.record.test_recall import SMALL, fill, say
@@ -230,7 +230,7 @@ async def test_a_vector_that_comes_after_its_message_was_deleted_is_not_kept(any
     store = MemoryStore(any_database_uri)
     await store.add_message("chat", user("one"), MessageStatus.ARCHIVED)
     page = await store.readers.unread("chat", "")
-    vectors = MessageVectors.of(store.readers, "chat", page.epoch, "a model")
+    vectors = KeptVectors.of_messages(store.readers, "chat", page.epoch, "a model")
     assert await vectors.write({str(page.rows[0].id): ("", b"1"), "999": ("", b"2")})
     assert await stored(store) == {page.rows[0].id}
     await store.delete_messages("chat")

@@ -16,11 +16,11 @@ from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, MemoryStore, TokenCounter
 from llama_index_memory_ext.record.summary import summary_room
-from llama_index_memory_ext.store.rows import Seen
+from llama_index_memory_ext.store.tables import Seen
 from tests.conversation import assistant, calling, record, result, sent_text, user
 from tests.memories import OpenMemory, OpenPlainMemory
-from tests.models import StartModel, client_without_connections
 from tests.openai_server import Message, fail, say, serve
+from tests.scripted_models import StartModel, client_without_connections
 
 COUNTER = TokenCounter()
 SIX_KEEP_TWO: dict[str, Any] = {"max_messages": 6, "keep_messages": 2, "summarize": True}

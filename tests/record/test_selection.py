@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import TokenCounter
-from llama_index_memory_ext.record.selection import Selection
-from llama_index_memory_ext.text.cutting import Limits
+from llama_index_memory_ext.record.window import Selection
+from llama_index_memory_ext.text.limits import Limits
 from llama_index_memory_ext.text.messages import Entry, entry_of
 from llama_index_memory_ext.text.tokens import as_counter
 from llama_index_memory_ext.text.tool_calls import tool_call_groups
@@ -93,7 +93,8 @@ def test_a_cut_can_be_asked_for_before_the_limit_is_reached() -> None:
     """What is summarised goes down to what is kept, at once."""
     before = tuple(entries("u a u a u a"))
     assert limits(24, keep_ratio=0.5).evict(before) == before
-    assert places(limits(24, keep_ratio=0.5).evict(before, low=True)) == "u5 a6"
+    rules = limits(24, keep_ratio=0.5)
+    assert places(rules.evict(before, rules.limits.kept)) == "u5 a6"
     assert limits(12, keep_ratio=0.5).evict(tuple(entries("u"))) == tuple(entries("u"))
 
 
@@ -203,7 +204,8 @@ def test_shares_keep_every_unit_within_what_a_cut_leaves(rules: Selection, notat
 @given(rules=any_limits, notation=notations, low=st.booleans())
 def test_a_cut_keeps_the_newest_within_the_limits_and_parts_no_unit(rules: Selection, notation: str, low: bool) -> None:
     before = tuple(rules.within_shares(given_to(rules, notation)))
-    kept = rules.evict(before, low=low)
+    most = rules.limits.kept if low else rules.limits
+    kept = rules.evict(before, most)
     assert bool(kept) == bool(before)
     assert before[len(before) - len(kept) :] == kept
     assert sum(entry.tokens for entry in kept) <= rules.limits.tokens
@@ -211,7 +213,7 @@ def test_a_cut_keeps_the_newest_within_the_limits_and_parts_no_unit(rules: Selec
     assert not rules.is_over(kept) or only_unit
     if kept and kept != before:
         assert not kept[0].is_result
-    assert rules.evict(kept, low=low) == kept
+    assert rules.evict(kept, most) == kept
 
 
 @given(rules=any_limits, talk=st.lists(notations, min_size=1, max_size=6))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_index_memory_ext.search.concern import Asked
+from llama_index_memory_ext.search.tfidf import Asked
 
 DEPLOYS = "Deploys services to a Kubernetes cluster with Helm charts"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import pickle
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from functools import lru_cache
@@ -22,13 +21,11 @@ from sqlalchemy import text
 
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
-from llama_index_memory_ext.facts.ranking import rank
-from llama_index_memory_ext.facts.scoring import document_of
-from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
+from llama_index_memory_ext.facts.ranking import document_of, rank
+from llama_index_memory_ext.search.embeddings import EmbeddingRanker, VectorIndex, model_key, unit
 from llama_index_memory_ext.search.tfidf import Document, TfidfRanker
-from llama_index_memory_ext.search.vectors import VectorIndex, unit
 from llama_index_memory_ext.store import MemoryStore
-from llama_index_memory_ext.store.vectors import KeptVectors
+from llama_index_memory_ext.store.facts import KeptVectors
 
 MEANINGS = {"puppy": "dog", "hound": "dog", "automobile": "car", "physician": "doctor"}
 
@@ -451,15 +448,6 @@ async def test_what_was_shown_while_the_model_failed_is_not_what_is_shown_for_ev
     assert "Never fails" in shown.splitlines()[0]
     model.failing = False
     assert (await ask(block, "Which puppy?"))[0] == "Has a small dog"
-
-
-@IN_MEMORY
-async def test_the_model_does_not_travel_with_a_pickle_or_a_dump(open_block: OpenBlock) -> None:
-    block = open_block(embed_model=Meanings(model_name="secret"))
-    assert "secret" not in repr(block)
-    assert "embed_model" not in block.model_dump()
-    private = RelevantFactsBlock(embed_model=Meanings())
-    assert pickle.loads(pickle.dumps(private)).embed_model is None
 
 
 async def test_many_facts_are_read_and_written_in_pages(open_block: OpenBlock) -> None:

@@ -18,8 +18,8 @@ from llama_index_memory_ext import CondensedMemory, TurnError
 from llama_index_memory_ext.background.locks import lock_for
 from tests.conversation import assistant, record, sent_text, user
 from tests.memories import OpenMemory
-from tests.models import StartModel
 from tests.openai_server import Message, call, say
+from tests.scripted_models import StartModel
 
 BIG: dict[str, Any] = {"token_limit": 100_000, "condensed_token_limit": 90_000, "extract_facts": False}
 

@@ -12,8 +12,8 @@ from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore, MessageError
 from tests.conversation import assistant, record, result, sent_text, user
-from tests.models import StartModel
 from tests.openai_server import say
+from tests.scripted_models import StartModel
 
 
 @pytest.fixture

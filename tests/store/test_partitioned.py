@@ -15,9 +15,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from llama_index_memory_ext import Fact, MemoryStore
-from llama_index_memory_ext.store.facts import NOTHING_READ
-from llama_index_memory_ext.store.rows import Opening
-from llama_index_memory_ext.store.vectors import KeptVectors
+from llama_index_memory_ext.store.facts import NOTHING_READ, KeptVectors
+from llama_index_memory_ext.store.tables import Opening
 from tests.conversation import user
 from tests.store.conftest import WIDEN_IDS, run_script
 

@@ -24,9 +24,9 @@ from tests.conversation import assistant, record, sent_text, user
 from tests.databases import ENGINES_AT, engine_at
 from tests.facts.test_block import learner
 from tests.memories import close_plain_memory
-from tests.models import StartModel, client_without_connections
 from tests.openai_server import Message, serve
 from tests.record.test_running_summary import count_up, summary_in
+from tests.scripted_models import StartModel, client_without_connections
 from tests.store.frozen import holding
 
 NO_FACTS: dict[str, Any] = {"extract_facts": False, "facts_token_limit": 0}
@@ -67,7 +67,7 @@ async def run_workers(code: str, *arguments: list[str]) -> list[str]:
         subprocess.Popen([sys.executable, "-c", code, *each], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for each in arguments
     ]
-    ended = [await asyncio.to_thread(worker.communicate, timeout=120) for worker in workers]
+    ended = [await asyncio.to_thread(worker.communicate, timeout=500) for worker in workers]
     for worker, (_, errors) in zip(workers, ended, strict=True):
         assert worker.returncode in (0, -signal.SIGKILL), errors
         assert errors == ""
@@ -82,10 +82,12 @@ from llama_index.core.llms import ChatMessage
 from llama_index.llms.openai import OpenAI
 from sqlalchemy import event
 from sqlalchemy.ext.asyncio import create_async_engine
-from llama_index_memory_ext import CondensedMemory
+from llama_index_memory_ext import CondensedMemory, MemoryStore
 
 async def main(uri, api_base, name, killed_at):
-    engine = create_async_engine(uri, pool_size=1, max_overflow=0)
+    # Nothing here is about time limits, which a busy machine would pass.
+    engine = create_async_engine(uri, pool_size=1, max_overflow=0, pool_timeout=500)
+    store = MemoryStore(async_engine=engine, operation_timeout=500)
     commits = []
 
     @event.listens_for(engine.sync_engine, "commit")
@@ -95,8 +97,8 @@ async def main(uri, api_base, name, killed_at):
             os.kill(os.getpid(), signal.SIGKILL)
 
     options = json.loads(sys.argv[5])
-    llm = OpenAI(model="gpt-4o-mini", api_base=api_base, api_key="sk-test", max_retries=0)
-    memory = CondensedMemory.from_defaults("chat", user_id="ann", async_engine=engine, llm=llm, **options)
+    llm = OpenAI(model="gpt-4o-mini", api_base=api_base, api_key="sk-test", max_retries=0, timeout=500)
+    memory = CondensedMemory.from_defaults("chat", user_id="ann", chat_store=store, llm=llm, **options)
     for i, what in enumerate(("Python", "Docker", "tea", "chess", "jazz", "rain", "snow", "trees")):
         await memory.aput(ChatMessage(role="user", content=f"I like {what}. I use {name}{i}."))
         await memory.aget()
@@ -114,9 +116,10 @@ def model(messages: list[Message], tools: list[str]) -> Message:
     return learner(messages, tools) if tools == ["report_facts"] else count_up(messages, tools)
 
 
+@pytest.mark.timeout(600)
 async def test_processes_share_a_session_and_a_user(postgres_uri: str) -> None:
     """Each row is stored, summed up and extracted once, though one of them is killed just before it commits."""
-    store = MemoryStore(postgres_uri)
+    store = MemoryStore(postgres_uri, operation_timeout=500)
     await store.get_messages("chat")
     with serve(model) as server:
         options = [postgres_uri, server.api_base]

@@ -11,8 +11,8 @@ from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
 
 from llama_index_memory_ext import MemoryStore
-from llama_index_memory_ext.store.rows import LogRow
-from llama_index_memory_ext.store.vectors import MessageVectors
+from llama_index_memory_ext.store.facts import KeptVectors
+from llama_index_memory_ext.store.tables import LogRow
 from tests.conversation import assistant, calling, result, user
 
 TALK = [user("one"), assistant("two"), user("three"), assistant("four")]
@@ -134,11 +134,11 @@ async def test_messages_that_stay_keep_their_vectors(store: MemoryStore) -> None
     await store.log.append("chat", talk, len)
     page = await store.readers.unread("chat", "", with_active=True)
     ids = [str(row.id) for row in page.rows]
-    await MessageVectors.of(store.readers, "chat", page.epoch, "m").write(dict.fromkeys(ids[:2], ("d", b"v")))
+    await KeptVectors.of_messages(store.readers, "chat", page.epoch, "m").write(dict.fromkeys(ids[:2], ("d", b"v")))
     await store.log.append("chat", talk[:3], len, replace=True)
     epoch = (await store.readers.unread("chat", "")).epoch
     assert epoch != page.epoch
-    vectors = MessageVectors.of(store.readers, "chat", epoch, "m")
+    vectors = KeptVectors.of_messages(store.readers, "chat", epoch, "m")
     assert sorted(await vectors.read(ids)) == sorted(ids[:2])
     await store.log.append("chat", talk[:2], len, replace=True)
     assert sorted(await vectors.read(ids)) == ids[:1]

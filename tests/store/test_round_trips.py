@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
-from llama_index_memory_ext.store.rows import Opening
+from llama_index_memory_ext.store.tables import Opening
 from tests.conversation import assistant, record, sent_text, user
 from tests.store.frozen import RoundTrips, counting
 

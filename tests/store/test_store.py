@@ -19,7 +19,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import MemoryStore, StoreError
-from llama_index_memory_ext.store.rows import Seen
+from llama_index_memory_ext.store.tables import Seen
 from tests.conversation import assistant, user
 from tests.databases import ENGINES_AT, engine_at
 
@@ -311,6 +311,26 @@ async def test_a_store_in_memory_dumps_its_rows_as_the_host_does() -> None:
     assert said(await twin.get_messages("chat")) == ["one"]
     await store.aclose()
     await twin.aclose()
+
+
+@pytest.mark.parametrize("lends", [False, True], ids=["an address", "an engine"])
+async def test_a_write_that_changes_nothing_leaves_no_trace_and_arguments_may_be_named(
+    any_database_uri: str | None, *, lends: bool
+) -> None:
+    """A session that was forgotten would be known again, or its row be locked for ever."""
+    engine = create_async_engine(any_database_uri or "sqlite+aiosqlite:///:memory:")
+    store = MemoryStore(async_engine=engine) if lends else MemoryStore(any_database_uri)
+    assert await store.delete_message(key="chat", idx=7) is None
+    assert await store.facts.change("chat", "no such fact", lambda fact: fact) is None
+    await store.add_messages(key="chat", messages=[])
+    assert await store.log.append("chat", [], len) == []
+    assert not await store.readers.move("chat", "reader", epoch=5, old=3, new=4)
+    assert not await store.users.knows("chat")
+    await store.add_messages(key="chat", messages=[user("one")])
+    await store.delete_messages(key="chat", status=None)
+    assert await store.users.knows("chat")
+    await store.aclose()
+    await engine.dispose()
 
 
 async def test_an_engine_that_was_lent_is_not_closed(database_uri: str) -> None:

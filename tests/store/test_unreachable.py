@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import CondensedMemory, MemoryExtError, MemoryStore, StoreError
-from llama_index_memory_ext.asking.failures import is_no_answer
+from llama_index_memory_ext.errors import is_no_answer
 from tests.cli.terminal import run
 from tests.conversation import user
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_memory_ext import TokenCounter
-from llama_index_memory_ext.text.cutting import Limits, excerpt, plan_cut, plan_flush, share_out
+from llama_index_memory_ext.text.limits import Limits, excerpt, plan_cut, plan_flush, share_out
 from llama_index_memory_ext.text.tokens import as_counter
 
 COUNTER = TokenCounter()

@@ -24,7 +24,7 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import TokenCounter
-from llama_index_memory_ext.record.entry import split_record
+from llama_index_memory_ext.record.text import split_record
 from llama_index_memory_ext.text.messages import (
     body_of,
     clip_entry,

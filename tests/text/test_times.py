@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_index_memory_ext.text.times import TIME_KEYS, times_in
+from llama_index_memory_ext.text.messages import TIME_KEYS, times_in
 
 NOON = datetime(2023, 5, 8, 12, tzinfo=timezone.utc)
 SECONDS = int(NOON.timestamp())

@@ -1,1 +1,0 @@
-"""What a model can read and takes, and why it fails."""

@@ -1,0 +1,604 @@
+"""Extracts facts from the log of a session: reads, asks, checks, stores, and halves or sets aside what fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+from llama_index.core.base.llms.types import ChatResponse, MessageRole
+
+from llama_index_memory_ext.errors import (
+    REQUEST_STATUSES,
+    FactReplyError,
+    StoreError,
+    TruncatedReplyError,
+    VerificationError,
+    is_about_words,
+    is_no_answer,
+    is_timeout,
+    status_of,
+)
+from llama_index_memory_ext.events import FactsExtractedEvent, is_heard, send
+from llama_index_memory_ext.fact import CATEGORIES, Fact, SetAside, retire, utc_now
+from llama_index_memory_ext.facts.checks import TOOL_CHECKS
+from llama_index_memory_ext.facts.prompt import (
+    Room,
+    answered_end,
+    ask,
+    ask_for_facts,
+    batch_end,
+    extraction_prompt,
+    form_texts,
+    offered,
+    room_in,
+    said_at,
+    texts_in,
+)
+from llama_index_memory_ext.facts.source import question_before
+from llama_index_memory_ext.facts.validation import ValidatedReply, owned, validate_reply, without_repeats
+from llama_index_memory_ext.facts.verification import (
+    VERDICT_FORM,
+    VERDICT_TOOL,
+    candidates_of,
+    parse_verdict,
+    similar_facts,
+    verification_prompt,
+    verified,
+)
+from llama_index_memory_ext.models.ask import context_window
+from llama_index_memory_ext.models.responses import Usage, usage_of, was_truncated
+from llama_index_memory_ext.store.cursors import ROWS
+from llama_index_memory_ext.store.tables import Opening, Seen
+from llama_index_memory_ext.text.messages import OTHER_ROLE, Utterance, as_taken, spoken
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Iterator, Mapping, Sequence
+    from datetime import datetime
+
+    from llama_index.core.base.llms.types import ChatMessage
+
+    from llama_index_memory_ext.fact import Fact, RetiredBy
+    from llama_index_memory_ext.facts.known import FactCache, UserFacts
+    from llama_index_memory_ext.facts.prompt import Categories
+    from llama_index_memory_ext.facts.reply import ExtractionReply
+    from llama_index_memory_ext.facts.verification import Judgement
+    from llama_index_memory_ext.reader_block import LogBlock
+    from llama_index_memory_ext.store import MemoryStore
+    from llama_index_memory_ext.store.tables import LogPage, LogRow
+    from llama_index_memory_ext.text.tool_calls import Json
+
+
+logger = logging.getLogger(__name__)
+
+EXTRACTION, VERIFICATION = "facts", "verification"
+# How often a single turn is tried before it is set aside, and a verification before facts are stored without it.
+TURN_TRIES, VERIFICATION_TRIES = 3, 2
+# After so many turns in a row it may be the model that cannot do it. Then a turn has so many times as many tries, and
+# of those only one at once.
+_MOST_IN_A_ROW, _DOUBT = 3, 4
+# How often the limits of a batch are halved at most; a failure of a single turn halves them twice.
+# With each success they grow by a fifth: what was too long for the last batch may be too long for the next one.
+MOST_HALVED, _AT_ONCE, _GROWTH = 6, 2, 0.25
+# A verdict on a candidate has at most so many tokens.
+_VERDICT = 60
+_BATCH_ROWS = 200
+_TRIES = 3
+# Characters of a tool's result that are compared with what an agent remembers.
+_MOST_RESULT = 20_000
+# Messages before a batch whose names and questions count for it, and their characters.
+_CONTEXT_ROWS, _CONTEXT_CHARACTERS = 10, 1_000
+
+
+# What a failure comes from: the words of the turns, how long they take, the model, ... or it is not known.
+Blame: TypeAlias = Literal["turns", "length", "unknown", "model", "verification"]
+# What is done after a failure: ask again at once, or after a pause, also where nothing pauses otherwise ("stop"), or
+# leave the turn behind.
+Action: TypeAlias = Literal["again", "pause", "stop", "set aside"]
+
+
+class Progress(NamedTuple):
+    """What a reader knows of the next batch, and of the turns that it has set aside; stored with its cursor.
+
+    ``most_turns`` is how many turns the next batch may have, after a failure. ``tries`` and ``unverified`` count the
+    failures of the extraction and of the verification of a single turn. ``in_a_row`` turns were set aside since
+    the last success. ``halved`` is how often the limits of tokens are halved: they grow again with each success.
+    """
+
+    most_turns: int | None = None
+    tries: int = 0
+    unverified: int = 0
+    in_a_row: int = 0
+    halved: float = 0
+    set_aside: tuple[SetAside, ...] = ()
+
+    @property
+    def state(self) -> Json:
+        """The progress as JSON, about single rows (``Readers.move``); None if there is nothing to know."""
+        if self == Progress():
+            return None
+        fields = self._asdict()
+        turns = fields.pop("set_aside")
+        return {**fields, ROWS: [list(turn) for turn in turns]}
+
+    def succeeded(self) -> Progress:
+        """Return the progress after a batch was stored."""
+        return Progress(set_aside=self.set_aside, halved=max(self.halved - _GROWTH, 0))
+
+    def shorter(self, times: int) -> Progress:
+        """Return the progress with limits that are halved so many times more."""
+        return self._replace(halved=min(self.halved + times, MOST_HALVED))
+
+    def leaving(self, turn: SetAside) -> Progress:
+        """Return the progress after a turn was set aside."""
+        return Progress(in_a_row=self.in_a_row + 1, set_aside=(*self.set_aside, turn))
+
+
+def progress_of(state: Json) -> Progress:
+    """Return the progress that a cursor was stored with.
+
+    >>> progress_of({"tries": 1, "rows": [[4, 5, "FactReplyError"]]}).set_aside
+    (SetAside(first=4, last=5, error='FactReplyError'),)
+    """
+    fields = {name: value for name, value in (state or {}).items() if name != ROWS}
+    return Progress(**fields, set_aside=tuple(SetAside(*turn) for turn in (state or {}).get(ROWS, ())))
+
+
+def after_failure(progress: Progress, blame: Blame, turns: int) -> tuple[Action, Progress]:
+    """Return what to do after a batch of so many turns has failed, and the progress then.
+
+    A batch is halved until the turn is alone that fails. Alone it is tried three times, with less of it each time, and
+    then set aside; more often, and with a pause each time, where it may not be the turn that is to blame. Where the
+    answer takes too long there is less to read the next time, and nothing is set aside.
+    """
+    if blame == "model":
+        return "pause", progress
+    if blame == "verification":
+        return "pause", progress._replace(unverified=progress.unverified + 1)
+    if blame == "length":
+        return "pause", progress.shorter(1)
+    if turns > 1:
+        return ("again" if blame == "turns" else "pause"), progress._replace(most_turns=turns // 2, tries=0)
+    is_doubtful, tries = blame == "unknown" or progress.in_a_row >= _MOST_IN_A_ROW, progress.tries + 1
+    if tries >= TURN_TRIES * (_DOUBT if is_doubtful else 1):
+        return "set aside", progress
+    return ("stop" if is_doubtful else "pause"), progress.shorter(_AT_ONCE)._replace(most_turns=1, tries=tries)
+
+
+def blame_of(error: Exception) -> Blame:
+    """Return what a failure comes from."""
+    if isinstance(error, VerificationError):
+        return "verification"
+    if isinstance(error, FactReplyError | TruncatedReplyError) or is_about_words(error):
+        return "turns"
+    if is_timeout(error):
+        return "length"
+    status = status_of(error)
+    # Without a status nobody has answered, or it is an error of the client's own code.
+    if status in REQUEST_STATUSES or (status is None and not is_no_answer(error)):
+        return "unknown"
+    return "model"
+
+
+class Batch(NamedTuple):
+    """The ``turns`` that are read at once: their rows, with the reader's cursor, and what is said in them.
+
+    The last question was asked, and the last message written, at these times. ``before`` is what was said right before,
+    and ``room`` what a request may have.
+    """
+
+    unread: LogPage
+    lines: Sequence[Utterance]
+    turns: int
+    asked_at: datetime
+    ended_at: datetime
+    before: Sequence[Utterance]
+    room: Room
+
+
+class Extracted(NamedTuple):
+    """The facts that a reply changes, the validated reply, the model's seconds, and how many messages it has read.
+
+    ``seconds`` is None if no model was asked. If another process was faster, nothing was stored: all else is empty.
+    ``usage`` is of all calls for it.
+    """
+
+    changed: Sequence[Fact] = ()
+    reply: ValidatedReply = ValidatedReply()
+    seconds: float | None = None
+    messages: int = 0
+    usage: Usage = Usage()
+
+
+@dataclass(frozen=True)
+class Extractor:
+    """Extracts the facts of one user (``namespace``) from the log of one session, as this ``reader`` of it.
+
+    Its settings are those of the ``block``. ``rejections`` counts the entries of replies that are not stored, by
+    reason, and ``usage`` the calls by their kind. ``at_once``: what depends on a turn is tried again without a pause,
+    because nothing else would try it.
+    """
+
+    namespace: str
+    session_id: str
+    reader: str
+    block: LogBlock
+    cache: FactCache
+    rejections: Counter[str]
+    usage: dict[str, Usage]
+    max_facts: int | None
+    min_confidence: float
+    verify: bool = False
+    categories: Categories = CATEGORIES
+    instructions: str | None = None
+    at_once: bool = False
+
+    async def extract(self, *, least_turns: int = 1, with_active: bool = False, answered: bool = False) -> None:
+        """Extract batches until fewer than ``least_turns`` turns are left.
+
+        ``answered``: with the turn that has just ended; a question without an answer is left.
+        """
+        while await self.extract_next(least_turns=least_turns, with_active=with_active or answered, answered=answered):
+            pass
+
+    async def extract_next(
+        self, *, least_turns: int = 0, with_active: bool = True, answered: bool = False
+    ) -> Extracted | None:
+        """Extract one batch; None if fewer than ``least_turns`` turns are left. If the model fails, it stays unread.
+
+        What the model raises is raised, unless the batch was halved, or a turn that fails again and again set aside.
+        """
+        unread = await self._unread(with_active=with_active)
+        rows, progress = unread.rows, progress_of(unread.state)
+        room = self._room(progress.halved) if rows else Room()
+        said = await self._said(rows, room)
+        end, is_full = len(rows), len(rows) >= _BATCH_ROWS
+        if answered:
+            end = answered_end(said, [row.is_active for row in rows]) or is_full * end
+        turns = sum(one.is_users for one in said[:end])
+        # A full batch is extracted in any case: a turn of very many tool calls must not stand in the way for ever.
+        if not end or (turns < least_turns and not is_full):
+            if not turns:
+                self._store.jobs.unread.discard(self.session_id)
+            return None
+        # No token is shorter than a byte, so that the tokens of few bytes need not be counted.
+        tokens = [len(one.text.encode()) for one in said[:end]]
+        if sum(tokens) > room.batch:
+            tokens = [self.block.tokenizer_fn.count(one.text) for one in said[:end]]
+        days = [row.said_at and row.said_at.date() for row in rows[:end]]
+        starts = [one.is_users for one in said[:end]]
+        end = batch_end(starts, tokens, days, token_limit=room.batch, most_turns=progress.most_turns)
+        batch = await self._batch(replace(unread, rows=rows[:end]), said[:end], room)
+        try:
+            return await self._learn(batch, progress.succeeded(), progress.unverified)
+        except StoreError:
+            raise
+        except Exception as error:
+            if await self._goes_on(error, batch, progress):
+                return Extracted()
+            raise
+
+    async def set_aside(self) -> tuple[SetAside, ...]:
+        """Return the turns that were set aside, oldest first."""
+        _, state = await self._store.readers.state(self.session_id, self.reader)
+        return progress_of(state).set_aside
+
+    async def extract_again(self, turn: SetAside) -> Extracted:
+        """Extract a turn that was set aside; if the model fails it stays so, and what the model raises is raised."""
+        page = await self._store.readers.unread(
+            self.session_id, self.reader, with_active=True, after=turn.first - 1, limit=_BATCH_ROWS
+        )
+        rows, progress = [row for row in page.rows if row.id <= turn.last], progress_of(page.state)
+        if not rows or turn not in progress.set_aside:
+            return Extracted()
+        room = self._room()
+        batch = await self._batch(replace(page, rows=rows), await self._said(rows, room), room)
+        left = tuple(one for one in progress.set_aside if one != turn)
+        return await self._learn(batch, progress._replace(set_aside=left))
+
+    async def recent(self) -> tuple[list[Utterance], list[Utterance]]:
+        """Return what was said last in the session, oldest first, and what tools gave; the current turn included."""
+        readers = self._store.readers
+        page = await readers.page(self.session_id, "", Seen(), limit=_BATCH_ROWS)
+        after = page.rows[-1].id if page.rows else 0
+        unread = await readers.unread(self.session_id, "", with_active=True, after=after)
+        rows = [*page.rows, *unread.rows][-_BATCH_ROWS:]
+        given = [(row, (row.message.content or "")[:_MOST_RESULT]) for row in rows if row.is_result]
+        results = [Utterance(row.id, row.role, text) for row, text in given]
+        return [one for one in await self._said(rows, Room()) if one.text], results
+
+    async def apply(
+        self,
+        reply: ExtractionReply,
+        lines: Sequence[Utterance],
+        about: Sequence[Fact] = (),
+        *,
+        others: str = "",
+        retired_by: RetiredBy | None = None,
+    ) -> tuple[ValidatedReply, Sequence[Fact]]:
+        """Store a reply that comes from a tool; return it validated, and all facts that it has changed.
+
+        A web page may tell a model with tools what to store: of what is new, two keywords in five must be the user's.
+        ``about`` are the facts that the reply names by their places, from 1, and ``others`` is what tools said.
+        """
+        rules: Any = {"checks": TOOL_CHECKS, "others": others, "retired_by": retired_by}
+        for _ in range(_TRIES):
+            known = await self.cache.read(self.namespace)
+            learned = self._changes(await self._validated(reply, lines, about, known, utc_now(), **rules), known)
+            if not learned.changed:
+                return learned.reply, ()
+            if await self._store.facts.write(self.namespace, learned.changed, known.changes, view=self.cache.view):
+                await self._tell(learned, known.facts)
+                await self.cache.refresh(self.namespace)
+                return learned.reply, learned.changed
+        raise StoreError("Facts of this user are being deleted at the same time. Try it again.")
+
+    @property
+    def _store(self) -> MemoryStore:
+        return self.cache.store
+
+    async def _unread(self, *, with_active: bool) -> LogPage:
+        """Return the oldest unread rows; the session is registered as the user's before anything is made of them."""
+        readers = self._store.readers
+        while True:
+            unread = await readers.unread(self.session_id, self.reader, with_active=with_active, limit=_BATCH_ROWS)
+            if unread.registered or not unread.rows:
+                return unread
+            # The session may be one that a plain Memory has written.
+            opening = Opening(None if self.namespace == self.session_id else self.namespace)
+            await self._store.users.claim(self.session_id, opening, readers=[self.reader], epoch=unread.epoch)
+
+    async def _said(self, rows: Sequence[LogRow], room: Room) -> list[Utterance]:
+        """Return what each row says, clipped to half a batch, and who: the user whose facts these are, or another one.
+
+        The facts of somebody who does not talk here, as of a team, are those of all who do. LlamaIndex's own memory has
+        written all that is put as the user's as such.
+        """
+        owners = await self._store.users.owners(self.session_id)
+        limit = room.batch // 2
+
+        def read() -> list[Utterance]:
+            said = []
+            for row, message in zip(rows, as_taken(row.message for row in rows), strict=True):
+                is_known = row.user_id == self.namespace or (row.user_id is None and len(owners) == 1)
+                is_others = message.role == MessageRole.USER and self.namespace in owners and not is_known
+                text = spoken(message)
+                # No token is shorter than a byte.
+                if len(text.encode()) > limit:
+                    text = self.block.tokenizer_fn.clip(text, limit)
+                said.append(Utterance(row.id, OTHER_ROLE if is_others else message.role.value, text))
+            return said
+
+        # Counting some megabytes takes a second, for which the event loop must not be blocked.
+        return await asyncio.to_thread(read)
+
+    def _room(self, halved: float = 0) -> Room:
+        """Return what a request has room for, after so many halvings; all that we ask for if that is unknown."""
+        try:
+            llm = self.block.chosen_llm()
+        except Exception:  # noqa: BLE001 - that there is no model is told when it is asked
+            return room_in(None, 0, halved=halved)
+        window, answer = context_window(llm), getattr(llm, "max_tokens", None)
+        prompt = self._prompt(())
+        texts = [*(message.content or "" for message in prompt), *form_texts(self.categories)]
+        fixed = sum(map(self.block.tokenizer_fn.count, texts)) if window else 0
+        return room_in(window, fixed, halved=halved, answer=answer if isinstance(answer, int) else None)
+
+    async def _batch(self, unread: LogPage, said: Sequence[Utterance], room: Room) -> Batch:
+        """Return rows and what they say as a batch; a short answer may need what was asked right before it."""
+        rows, now = unread.rows, utc_now()
+        page = await self._store.readers.page(self.session_id, "", Seen(), before=rows[0].id, limit=_CONTEXT_ROWS)
+        before = [one for one in await self._said(page.rows, Room()) if one.text]
+        before = [one._replace(text=one.text[-_CONTEXT_CHARACTERS:]) for one in before]
+        asked = [row.said_at for row, one in zip(rows, said, strict=True) if one.is_users]
+        # What comes before the first question belongs to a turn of an earlier batch.
+        turns = len(asked) + (not said[0].is_users)
+        times = said_at(asked, now), said_at([rows[-1].said_at], now)
+        return Batch(unread, [one for one in said if one.text], turns, *times, before, room)
+
+    async def _learn(self, batch: Batch, progress: Progress, unverified: int = 0) -> Extracted:
+        """Ask for the facts of a batch, check them, and store them with the cursor and the progress.
+
+        No model is asked where the user has said nothing. Raises what the model raises, a FactReplyError for an answer
+        that cannot be read, a TruncatedReplyError for one that is not whole, if there is more than one turn.
+        """
+        known = await self.cache.read(self.namespace)
+        before, learned = known.facts, Extracted()
+        if any(line.is_users for line in batch.lines):
+            started, spent = perf_counter(), list[Usage]()
+            related = await self._related(known, batch)
+            reply = await self._reply(batch, related, spent)
+            valid = await self._validated(reply, batch.lines, related, known, batch.asked_at, context=batch.before)
+            if self.verify and (valid.accepted or valid.retired):
+                places = range(1, len(related) + 1)
+                quotes = {related[one.number - 1].id: one.quote for one in reply.retired if one.number in places}
+                valid = await self._verified(valid, known, batch, quotes, unverified, spent)
+            learned = self._changes(valid, known)
+            learned = learned._replace(seconds=perf_counter() - started, usage=sum(spent, Usage()))
+        stored = await self._store.facts.write_extracted(
+            self.namespace,
+            learned.changed,
+            known.changes,
+            session_id=self.session_id,
+            reader=self.reader,
+            unread=batch.unread,
+            state=progress.state,
+            view=self.cache.view,
+        )
+        if stored:
+            learned = learned._replace(messages=len(batch.unread.rows))
+            await self._tell(learned, before)
+        if learned.changed:
+            await self.cache.refresh(self.namespace)
+        return learned if stored else Extracted(seconds=learned.seconds)
+
+    async def _related(self, known: UserFacts, batch: Batch) -> list[Fact]:
+        """Return the known facts that the model is shown, and no fact that was learned from later words.
+
+        An old conversation would seem to correct it.
+        """
+        facts = [fact for fact in known.active if fact.created_at <= max(batch.asked_at, batch.ended_at)]
+        # No token is shorter than a byte, and none of the numbers and marks around a fact has more than six.
+        if sum(len(fact.content.encode()) + 6 for fact in facts) <= batch.room.known:
+            return facts
+        texts = texts_in(batch.lines)
+        await self.cache.prepare(known, texts)
+        counter, room = self.block.tokenizer_fn, batch.room.known
+        return await asyncio.to_thread(offered, facts, texts, known.present, counter, room)
+
+    async def _reply(self, batch: Batch, related: Sequence[Fact], spent: list[Usage]) -> ExtractionReply:
+        """Return what the model reports of a batch."""
+        counter = self.block.tokenizer_fn
+        # More of it would be learned twice, and a model may have refused to read it.
+        answered = question_before([*batch.before, *batch.lines], len(batch.before))
+        last = batch.before[-1:] if answered else ()
+        before = [line._replace(text=counter.tail(line.text, batch.room.before)) for line in last]
+        prompt = self._prompt(batch.lines, related, said_on=batch.asked_at.date(), before=before)
+        tokens = batch.room.answer_to(sum(counter.count(line.text) for line in batch.lines))
+        with self._counted(EXTRACTION, prompt, spent) as heard:
+            reply, response = await ask_for_facts(
+                self.block.chosen_llm(), prompt, categories=self.categories, answer_tokens=tokens, heard=heard
+            )
+        if was_truncated(response) and batch.turns > 1:
+            raise TruncatedReplyError(
+                "Expected a whole answer; saw one that was cut off. The turns are asked for apart."
+            )
+        return reply
+
+    def _prompt(self, lines: Sequence[Utterance], known: Sequence[Fact] = (), **told: Any) -> list[ChatMessage]:
+        told |= {"categories": self.categories, "instructions": self.instructions}
+        return extraction_prompt(lines, known, today=utc_now().date(), **told)
+
+    @contextmanager
+    def _counted(self, kind: str, prompt: Sequence[ChatMessage], spent: list[Usage]) -> Iterator[list[ChatResponse]]:
+        """Count the tokens of the responses that are heard, also if the model fails in the end."""
+        heard: list[ChatResponse] = []
+        try:
+            yield heard
+        finally:
+            used = [usage_of(prompt, response, self.block.tokenizer_fn) for response in heard]
+            self.usage[kind] = sum(used, self.usage.get(kind, Usage()))
+            spent += used
+
+    async def _validated(
+        self,
+        reply: ExtractionReply,
+        lines: Sequence[Utterance],
+        related: Sequence[Fact],
+        known: UserFacts,
+        then: datetime,
+        **rules: Any,
+    ) -> ValidatedReply:
+        """Return what of a reply is stored, by the rules of ``validate_reply``."""
+        # A fact that was deleted since must not come back by being retired.
+        about = [known.facts.get(fact.id) or retire(fact, "deleted", fact.updated_at) for fact in related]
+        rules |= {"session_id": self.session_id, "min_confidence": self.min_confidence}
+
+        def validated() -> ValidatedReply:
+            valid = validate_reply(reply, lines, about, now=then, active=known.active, **rules)
+            return without_repeats(valid, known.past)
+
+        # Dates and languages of a long text take a while, for which the event loop must not be blocked.
+        return await asyncio.to_thread(validated)
+
+    async def _verified(
+        self,
+        valid: ValidatedReply,
+        known: UserFacts,
+        batch: Batch,
+        quotes: dict[str, str],
+        unverified: int,
+        spent: list[Usage],
+    ) -> ValidatedReply:
+        """Return what a second call leaves of a validated reply. If that fails once more, all of it."""
+        candidates = candidates_of(valid, quotes)
+        similar = await asyncio.to_thread(similar_facts, candidates, known.active, known.present)
+        prompt = verification_prompt(candidates, batch.lines, similar)
+        how: Any = {"tool": VERDICT_TOOL, "form": VERDICT_FORM}
+        how |= {"answer_tokens": batch.room.answer_to(_VERDICT * len(candidates))}
+
+        def read(texts: Sequence[str], _: ChatResponse) -> list[Judgement]:
+            return parse_verdict(texts, len(candidates))
+
+        try:
+            with self._counted(VERIFICATION, prompt, spent) as heard:
+                judgements, _ = await ask(self.block.chosen_llm(), prompt, read=read, heard=heard, **how)
+        except Exception as error:
+            if unverified + 1 < VERIFICATION_TRIES:
+                raise VerificationError("Expected a verdict on what was extracted; there is none.") from error
+            outcome = "they are stored without it"
+            logger.warning("%d facts were not verified (%s); %s.", len(candidates), type(error).__name__, outcome)
+            return valid
+        return verified(valid, candidates, judgements, similar, now=batch.asked_at)
+
+    def _changes(self, valid: ValidatedReply, known: UserFacts) -> Extracted:
+        """Return what changes by a validated reply; over ``max_facts`` the least confident own facts are retired."""
+        self.rejections.update(valid.rejections)
+        own = self.cache.view.own
+        valid = owned(valid, own)
+        changed = {fact.id: fact for fact in (*valid.accepted, *valid.confirmed, *valid.retired)}
+        if self.max_facts is not None:
+            now = utc_now()
+            active = [fact for fact in {**known.facts, **changed}.values() if fact.state(now) == "present"]
+            active.sort(key=lambda fact: (fact.pinned, fact.confidence, fact.updated_at))
+            # The limit of one agent takes no shared facts from the others.
+            mine = [fact for fact in active if fact.agent_id == own]
+            over = mine[: max(len(active) - self.max_facts, 0)]
+            changed |= {fact.id: retire(fact, "over max_facts", now, by="limit") for fact in over}
+        return Extracted(list(changed.values()), valid)
+
+    async def _goes_on(self, error: Exception, batch: Batch, progress: Progress) -> bool:
+        """Note a failure with the cursor; return whether the caller can go on at once."""
+        action, after = after_failure(progress, blame_of(error), batch.turns)
+        unread = batch.unread
+        position, first, last = unread.position, unread.rows[0].id, unread.rows[-1].id
+        if action == "set aside":
+            after, position = after.leaving(SetAside(first, last, type(error).__name__)), max(last, position)
+        if after == progress:
+            return False
+        noted = await self._store.readers.move(
+            self.session_id, self.reader, epoch=unread.epoch, old=unread.position, new=position, state=after.state
+        )
+        if noted and action == "set aside":
+            logger.warning(
+                "No facts could be extracted from messages %d to %d of session %r (%s); they are set aside, "
+                "and the next ones are read. `await memory.abackfill(failed=True)` tries them again.",
+                first,
+                last,
+                self.session_id,
+                type(error).__name__,
+            )
+        return noted and action != "stop" and (self.at_once or action != "pause")
+
+    async def _tell(self, learned: Extracted, before: Mapping[str, Fact]) -> None:
+        if not is_heard():
+            return
+        # What another process has stored meanwhile was left out.
+        facts = (await self.cache.read(self.namespace)).facts
+        new, confirmed, retired = ids_by_change([fact for fact in learned.changed if fact.id in facts], before)
+        send(
+            FactsExtractedEvent(
+                session_id=self.session_id,
+                user_id=self.namespace,
+                agent_id=self.cache.view.own,
+                messages=learned.messages,
+                new=new,
+                confirmed=confirmed,
+                retired=retired,
+                rejections=learned.reply.rejections,
+                seconds=learned.seconds or 0.0,
+                prompt_tokens=learned.usage.prompt_tokens,
+                completion_tokens=learned.usage.completion_tokens,
+            )
+        )
+
+
+def ids_by_change(changed: Sequence[Fact], before: Mapping[str, Fact]) -> tuple[list[str], list[str], list[str]]:
+    """The ids of new, confirmed and retired facts; a new one that was over ``max_facts`` at once is also retired."""
+    new = [fact.id for fact in changed if fact.id not in before]
+    confirmed = [fact.id for fact in changed if fact.id in before and not fact.retired]
+    return new, confirmed, [fact.id for fact in changed if fact.retired]

@@ -1,0 +1,195 @@
+"""Finds in a conversation what a fact stands on: the place of its quote, its words, and when it was so."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from llama_index_memory_ext.fact import retire, utc_now
+from llama_index_memory_ext.language.dates import dates_in, period_of
+from llama_index_memory_ext.language.quotes import Span, find_quote, tokens_in
+from llama_index_memory_ext.language.said_dates import ages_in, missing_dates
+from llama_index_memory_ext.language.stems import is_translation, language_of
+from llama_index_memory_ext.language.tokens import keywords, visible
+from llama_index_memory_ext.text.messages import spoken
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from datetime import date
+
+    from llama_index_memory_ext.fact import Fact
+    from llama_index_memory_ext.facts.known import FactCache
+    from llama_index_memory_ext.store import MemoryStore
+    from llama_index_memory_ext.store.tables import LogRow
+    from llama_index_memory_ext.text.messages import Utterance
+
+
+# In characters.
+_MAX_EXCERPT, _MAX_TRANSLATED = 2_000, 300
+# A message of at most so many words, or characters of a script without spaces, can be the answer to a question.
+_LONGEST_ANSWER = 6
+_QUESTION_MARK = re.compile("[?\uff1f]|か。?\\s*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a quote lies: in a line of the user's, its text and a part of it.
+
+    ``is_translated``: the quote is in another language.
+    """
+
+    line: int
+    text: str
+    span: Span
+    is_translated: bool = False
+
+    @property
+    def quote(self) -> str:
+        """The user's own words."""
+        return self.span.of(self.text)
+
+
+def question_before(lines: Sequence[Utterance], i: int) -> str:
+    """Returns the question of the assistant that the line ``i`` answers in a few words; "" if it does not."""
+    asked = lines[i - 1].text if i and not lines[i - 1].is_users else ""
+    is_short = len(tokens_in(lines[i].text)) <= _LONGEST_ANSWER
+    return asked if is_short and lines[i].is_users and _QUESTION_MARK.search(asked) else ""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What was said: the ``lines``, those right before them as ``context``, and what tools and pages (``others``) said.
+
+    ``said_on`` is the day, and ``known`` are facts in which names stand.
+    """
+
+    lines: Sequence[Utterance]
+    context: Sequence[Utterance]
+    others: str
+    said_on: date
+    known: Sequence[Fact]
+
+    @cached_property
+    def said(self) -> str:
+        """All of it but for what others said: a user may say yes to a name or a number of the assistant's."""
+        return "\n".join(line.text for line in (*self.context, *self.lines))
+
+    @cached_property
+    def users_keywords(self) -> frozenset[str]:
+        """The keywords of the user's lines."""
+        return keywords("\n".join(line.text for line in self.lines if line.is_users))
+
+    @cached_property
+    def ages(self) -> set[float]:
+        """How many years ago the years are that were said."""
+        return ages_in(self.said, self.said_on)
+
+    @cached_property
+    def known_text(self) -> str:
+        """The facts in which names stand, a line each."""
+        return "\n".join(fact.content for fact in self.known)
+
+    def find(self, quote: str) -> Place | None:
+        """Returns the place of a quote in the user's lines, of several the best and then the last."""
+        users = [(i, line.text) for i, line in enumerate(self.lines) if line.is_users and line.text]
+        found = [(span.share, i, Place(i, text, span)) for i, text in users if (span := find_quote(quote, text))]
+        if found:
+            return max(found, key=lambda one: one[:2])[2]
+        return _translated(quote, users)
+
+    def question(self, place: Place) -> str:
+        """Returns the question that the line of a place answers in a few words; "" if it does not."""
+        return question_before([*self.context, *self.lines], len(self.context) + place.line)
+
+    def day(self, written: str, side: int) -> date | None:
+        """Returns the first (0) or the last (1) day of a day, month or year, if that was said or follows from it."""
+        found = dates_in(written)
+        period = period_of(found[0].readings[0]) if len(found) == 1 else None
+        if period is None or missing_dates(written, self.said, self.said_on):
+            return None
+        return period[side]
+
+    def lines_with(self, place: Place) -> dict[int, int]:
+        """Returns the user's lines that have these very words, with their positions in them."""
+        users = (i for i, line in enumerate(self.lines) if line.is_users and place.quote in line.text)
+        return {place.line: place.span.start} | {i: self.lines[i].text.index(place.quote) for i in users}
+
+    def excerpts(self, places: dict[int, int]) -> str:
+        """Returns the text of lines and of those around them, as much of each as is near its place."""
+        nearby = range(max(min(places) - 1, 0), min(max(places) + 2, len(self.lines)))
+        return "\n".join(excerpt(self.lines[i].text, places.get(i, 0)) for i in nearby)
+
+
+def _translated(quote: str, users: Sequence[tuple[int, str]]) -> Place | None:
+    """Returns the user's line in another language that a quote is a translation of."""
+    translated = [(i, text) for i, text in users if is_translation(quote, text)]
+    # Who also writes in the language of the quote would be quoted in it.
+    language = language_of(quote)
+    if not translated or (language and any(language_of(text) == language for _, text in users)):
+        return None
+    i, text = max(translated, key=lambda one: (len(keywords(quote) & keywords(one[1])), one[0]))
+    return Place(i, text, Span(0, min(len(text), _MAX_TRANSLATED), 1.0), is_translated=True)
+
+
+def excerpt(text: str, place: int, most: int = _MAX_EXCERPT) -> str:
+    """Return as many characters of a text around a place."""
+    start = max(0, min(place - most // 2, len(text) - most))
+    return text[start : start + most]
+
+
+_REASON = "its message was deleted"
+_PAGE_ROWS = 500
+
+
+async def retire_deleted(cache: FactCache, namespace: str, session_id: str) -> bool:
+    """Retire the facts that the user has stated in messages of a session that are gone.
+
+    A fact stays if it is pinned, if it was restored after that, or if its quote stands in a message that is left.
+    Returns False if facts were deleted at the same time: nothing is stored then.
+    """
+    known = await cache.read(namespace)
+    facts = [fact for fact in known.facts.values() if fact.session_id == session_id and _may_go(fact)]
+    facts = await _unsaid(cache.store, session_id, await _without_row(cache.store, session_id, facts))
+    if not facts:
+        return True
+    now = utc_now()
+    gone = [retire(fact, _REASON, max(now, fact.updated_at), by="hand") for fact in facts]
+    is_stored = await cache.store.facts.write(namespace, gone, known.changes, view=cache.view)
+    await cache.refresh(namespace)
+    return is_stored
+
+
+async def _without_row(store: MemoryStore, session_id: str, facts: Sequence[Fact]) -> list[Fact]:
+    """The facts none of whose rows says them any more: a database may give a deleted row's id to another message."""
+    ids = {one for fact in facts for one in fact.message_ids}
+    texts = {row.id: _text_of(row) for row in await store.readers.rows(session_id, sorted(ids))} if ids else {}
+    return [fact for fact in facts if not any(_states(texts.get(one, ""), fact) for one in fact.message_ids)]
+
+
+async def _unsaid(store: MemoryStore, session_id: str, facts: Iterable[Fact]) -> list[Fact]:
+    """The facts whose quotes stand in no message of a session."""
+    left, last = list(facts), 0
+    while left:
+        page = await store.readers.unread(session_id, "", with_active=True, after=last, limit=_PAGE_ROWS)
+        if not page.rows:
+            break
+        said, last = "\n".join(map(_text_of, page.rows)), page.rows[-1].id
+        left = [fact for fact in left if fact.quote not in said]
+    return left
+
+
+def _may_go(fact: Fact) -> bool:
+    was_restored = any(one.retired_reason == _REASON for one in fact.past_retirements)
+    return bool(fact.message_ids and fact.quote) and not (fact.retired or fact.pinned or was_restored)
+
+
+def _states(text: str, fact: Fact) -> bool:
+    """Whether a message is the one of a fact, whose quote may have been cut out of a clipped text."""
+    return fact.quote in text or find_quote(fact.quote, text) is not None
+
+
+def _text_of(row: LogRow) -> str:
+    """What the user says in a row; "" if it is not the user's."""
+    return visible(spoken(row.message)) if row.role == "user" else ""

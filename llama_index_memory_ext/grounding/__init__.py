@@ -1,1 +1,0 @@
-"""Whether a statement stands on the words that it is said to come from."""

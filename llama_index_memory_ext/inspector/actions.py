@@ -1,0 +1,77 @@
+"""Does what a person asks for on a page that says "really?": retires, restores and forgets."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from llama_index_memory_ext.errors import FactError
+from llama_index_memory_ext.facts.book import FactBook
+from llama_index_memory_ext.inspector.views import NotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from llama_index_memory_ext.store import MemoryStore
+
+_OF_FACTS = {
+    "retire": "It is kept, and no longer shown to the model. It can be restored.",
+    "restore": "It is shown to the model again, without an end. What has replaced it holds, too.",
+    "forget-fact": "It is deleted for good, with its quote and its embedding. The message in which it was said stays.",
+}
+
+
+class Question(NamedTuple):
+    """What is asked before something is done: to whom, to what, and what becomes of it. Then ``target`` is shown."""
+
+    deed: str
+    user: str
+    thing: str
+    name: str
+    outcome: str
+    target: tuple[str, dict[str, str]]
+
+
+async def ask(store: MemoryStore, query: Mapping[str, str]) -> Question:
+    """Returns what is to be asked for a deed; a NotFoundError for what there is not. The store is only read."""
+    deed, user, thing = (query.get(name, "") for name in ("deed", "user", "thing"))
+    if deed in _OF_FACTS:
+        for fact in (await store.facts.read(user)).facts:
+            if fact.id == thing:
+                there = ("facts", {"user": user}) if deed == "forget-fact" else ("fact", {"user": user, "fact": thing})
+                return Question(deed, user, thing, fact.content, _OF_FACTS[deed], there)
+    elif deed == "forget-session":
+        for info in await store.sessions(session_ids=[thing]):
+            facts = "The facts that were learned from it stay with its user."
+            if await store.users.own_users([thing]):
+                facts = "It belongs to no user, so its facts are deleted with it."
+            outcome = f"Its {info.messages} messages are deleted for good. {facts}"
+            return Question(deed, user, thing, thing, outcome, ("sessions", {}))
+    elif deed == "forget-user":
+        known, infos = (await store.facts.read(user)).facts, await store.sessions(user)
+        counts = f"{len(known)} facts, {len(infos)} sessions and their {sum(info.messages for info in infos)} messages"
+        outcome = f"All that is stored of this user is deleted for good: {counts}, also what others said in them."
+        if known or infos:
+            return Question(deed, user, "", user, outcome, ("users", {}))
+    raise NotFoundError
+
+
+async def do(store: MemoryStore, question: Question) -> None:
+    """Does what was asked. What is gone already is no error."""
+    deed, user, thing = question[:3]
+    book = FactBook(store, user)
+    if deed in _OF_FACTS:
+        with suppress(FactError):
+            if deed == "retire":
+                await book.aretire(thing)
+            elif deed == "restore":
+                await book.arestore(thing)
+            else:
+                await book.aforget(thing)
+    elif deed == "forget-session" and not await store.users.own_users([thing]):
+        await store.forget(thing)
+    else:
+        # A session without a user is a user of its own.
+        await store.forget_user(user if deed == "forget-user" else thing, vacuum=False)
+    if deed.startswith("forget"):
+        await store.vacuum()

@@ -1,0 +1,199 @@
+"""Finds the names of a statement that its source does not have."""
+
+from __future__ import annotations
+
+import re
+from difflib import SequenceMatcher
+from itertools import product
+from typing import TYPE_CHECKING
+
+from llama_index_memory_ext.language import pattern
+from llama_index_memory_ext.language.numbers import CJK_NUMBER
+from llama_index_memory_ext.language.quotes import tokens_in
+from llama_index_memory_ext.language.said_dates import without_dates
+from llama_index_memory_ext.language.stems import HAN, KANA, is_translation, language_of
+from llama_index_memory_ext.language.tokens import STOP_CHARACTERS, STOP_WORDS, comparable, keywords, shared
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+# Scripts with capitals.
+_LETTER = "A-Za-z\u00aa-\u024f\u0370-\u052f\u0531-\u0587\u1e00-\u1fff"
+_WORD = rf"[{_LETTER}](?:[{_LETTER}0-9'+#.]*[{_LETTER}0-9+#])?"
+_SENTENCE_START = "(?:^|[.!?:;\n\u3002\uff01\uff1f])[\\s\"'(\u201c\u2018\\[]*$"
+_VOWELS = frozenset("aeiouyäöü")
+# "I", and things that everybody calls by two letters: TV.
+_LONGEST_COMMON = 2
+# Initials, and words with capitals in a row.
+_ACRONYM, _LONGEST_ACRONYM = r"\b[A-Z](?:[a-z]?[A-Z]){1,4}\b", 5
+_CAPITALS = r"\b[A-Z][^\W_]*(?:(?: (?:of|the|and|de|der))* [A-Z][^\W_]*)+"
+# A name in which a source's abbreviation begins; "k8s" leaves eight letters out.
+_SHORTEST_BEGINNING, _SHORTEST_STEM, _LONGEST_ENDING = 3, 3, 2
+# How alike two names of some length are that differ by a slip.
+_SHORTEST_MENDED, _LEAST_LIKENESS = 6, 0.85
+_NUMERONYM = r"([a-z])(\d{1,2})([a-z])"
+# After these words comes a name, also where names have no capitals.
+_NAMED = r"(?:名叫|名字叫|叫做|叫作|叫|名字是|名前は|という名前)([\u3400-\u9fff\u3040-\u30ff]{1,4})"
+# Before these a word in katakana is the name of a place or a company.
+_KATAKANA_NAME = "([\u30a1-\u30fa\u30fc]{2,})(?:に住|で働|に勤|で勤|の社員|出身|という)"
+# A new word in front of one of these is the subject, whom nobody has named. "Birthday is in May" names nobody.
+_COPULA = rf"^([{_LETTER}]+) (?:(?:is|was|ist|war) (?:an?|the|eine?|der|die|das) |(?:has|had|hat|hei(?:ß|ss)t) )"
+# How far from a word the mark that ends a sentence may be.
+_NEAR = 10
+# The least run of new Chinese characters, and their share of a statement, that is taken for a name.
+_NEW_RUN, _NEW_SHARE = 2, 0.35
+
+
+def missing_names(statement: str, source: str, known: str = "") -> list[str]:
+    """The names of a statement that neither the source nor what is ``known`` has.
+
+    A name is a word with a capital that does not begin a sentence. The source may have it with another ending or
+    misspelt, as its initials (NYC), or abbreviated (js, utd, k8s). Nothing is missing where the source is in another
+    language, in which names may be written in another way.
+
+    >>> missing_names("Lives in New York with Bob", "I live in NYC")
+    ['Bob']
+    """
+    if is_translation(statement, source):
+        return []
+    missing = _missing(statement, source)
+    return _missing(statement, f"{source}\n{known}") if missing and known else missing
+
+
+def shares_word(statement: str, text: str) -> bool:
+    """Whether a text has a telling word or a name of a statement in some form."""
+    return bool(shared(keywords(statement), keywords(text))) or shares_name(statement, text)
+
+
+def shares_name(statement: str, text: str) -> bool:
+    """Whether a name of a statement is in a text in some form, also as it is in another language: Geneva and Genf."""
+    names = list(_by_capital(without_dates(statement)))
+    words = _words(text)
+    beginnings = {name[:_SHORTEST_BEGINNING] for name in _by_capital(text)}
+    found = (name[:_SHORTEST_BEGINNING] in beginnings or _has_name(name, words) for name in names)
+    return any(found) or bool(_shortened(names, text, words))
+
+
+def _missing(statement: str, evidence: str) -> list[str]:
+    words, plain = _words(evidence), without_dates(statement)
+    # German nouns have capitals as well, but only at their beginning.
+    is_german = "de" in (language_of(statement), language_of(evidence))
+    names = [name for name in _by_capital(plain) if not is_german or name[1:] != name[1:].lower()]
+    found = _shortened(names, evidence, words) | _named_by_nouns(statement, evidence)
+    missing = [name for name in names if name not in found and not _has_name(name, words)]
+    missing += [subject for subject in pattern(_COPULA).findall(statement) if not _is_word_of(subject, words)]
+    return [*dict.fromkeys(missing), *_missing_in_characters(plain, evidence)]
+
+
+def _words(text: str) -> frozenset[str]:
+    folded = comparable(text)
+    words = {word.replace("'", "") for word in tokens_in(folded)} | set(pattern(_WORD).findall(folded))
+    parts = {part for word in words for part in re.split(r"[^\w+#]+", word)}
+    return frozenset((words | parts) - {""})
+
+
+def _by_capital(text: str) -> Iterator[str]:
+    """The words with capitals; compounds in their parts (Berlin-based, R&D)."""
+    for match in pattern(_WORD).finditer(text.replace("\u2019", "'")):
+        # A letter stands for what is further away, so that it is no beginning.
+        before = text[max(match.start() - _NEAR, 0) : match.start()]
+        starts_sentence = pattern(_SENTENCE_START).search(before if match.start() <= _NEAR else f"x{before}")
+        word = re.sub("'(?:s|m|d|ve|ll)?$", "", match.group())
+        capitals = word[1:] if starts_sentence else word
+        is_common = len(word) <= _LONGEST_COMMON and word.isupper()
+        if capitals != capitals.lower() and not is_common:
+            yield word
+
+
+def _has_name(name: str, words: frozenset[str]) -> bool:
+    folded = comparable(name)
+    if folded in words or folded in STOP_WORDS:
+        return True
+    telling = words - STOP_WORDS
+    return any(_have_one_stem(folded, word) or _is_abbreviation(word, name) for word in telling)
+
+
+def _is_word_of(name: str, words: frozenset[str]) -> bool:
+    folded = comparable(name)
+    return folded in STOP_WORDS or bool(shared([folded], words))
+
+
+def _have_one_stem(name: str, word: str) -> bool:
+    """Whether two words differ only by an ending or a slip: German and Germans, Москве and Москвы, Xeonoblade.
+
+    In ASCII one must be the beginning of the other: Anns, Boxes; Ed is not Eddy, nor Eve every.
+    """
+    shorter, longer = sorted((len(name), len(word)))
+    alike = next((i for i in range(shorter) if name[i] != word[i]), shorter)
+    fits = alike == shorter or not (name.isascii() and word.isascii())
+    if fits and alike >= _SHORTEST_STEM and longer - alike <= min(_LONGEST_ENDING, alike - 2):
+        return True
+    if shorter < _SHORTEST_MENDED or not alike:
+        return False
+    return SequenceMatcher(None, name, word, autojunk=False).ratio() >= _LEAST_LIKENESS
+
+
+def _is_abbreviation(word: str, name: str) -> bool:
+    """Whether a word of the source abbreviates a name: vw, utd, man, k8s, js of JavaScript."""
+    folded = comparable(name)
+    if word in STOP_WORDS or not word[:1].isalpha() or len(word) >= len(folded) or word[0] != folded[0]:
+        return False
+    if numeronym := pattern(_NUMERONYM).fullmatch(word):
+        return len(folded) == int(numeronym[2]) + 2 and folded.endswith(numeronym[3])
+    is_beginning = len(word) >= _SHORTEST_BEGINNING and folded.startswith(word)
+    return is_beginning or _has_consonants(folded, word)
+
+
+def _has_consonants(name: str, word: str) -> bool:
+    """Whether a word has a letter and then consonants of a name in their order: js, utd."""
+    letters = iter(name)
+    is_short_form = len(word) > 1 and word.isalpha() and _VOWELS.isdisjoint(word[1:])
+    return is_short_form and all(letter in letters for letter in word)
+
+
+def _shortened(names: Sequence[str], evidence: str, words: frozenset[str]) -> set[str]:
+    """The names whose initials the evidence has (HP, GoT, nyc), and the initials of names that it has."""
+    acronyms = _acronyms(evidence, words)
+    found = set[str]()
+    for i, length in product(range(len(names)), range(2, _LONGEST_ACRONYM + 1)):
+        some = names[i : i + length]
+        if len(some) == length and "".join(name[0] for name in some).casefold() in acronyms:
+            found.update(some)
+    initials = "\n".join(
+        "".join(re.findall(r"\b[^\W\d_]", run)) for run in pattern(_CAPITALS).findall(evidence)
+    ).casefold()
+    return found | {name for name in names if name.casefold() in initials}
+
+
+def _acronyms(evidence: str, words: frozenset[str]) -> set[str]:
+    """What may be initials: words of capitals, and short ones without a vowel, also with a letter left out."""
+    found = {word.casefold() for word in pattern(_ACRONYM).findall(evidence)}
+    found |= {
+        word for word in words if word.isalpha() and 1 < len(word) <= _LONGEST_ACRONYM and _VOWELS.isdisjoint(word)
+    }
+    # GoT has a letter more than the initials of Game of Thrones.
+    return found | {word[:i] + word[i + 1 :] for word in found for i in range(len(word)) if len(word) > 2}  # noqa: PLR2004 - of two initials
+
+
+def _named_by_nouns(statement: str, evidence: str) -> set[str]:
+    """The names of which another part is a word of the evidence: Smoky, where "Smoky Mountains" are its mountains."""
+    nouns = frozenset(re.findall(r"(?<![^\W_])[a-z]{4,}", evidence)) - STOP_WORDS
+    runs = [pattern(_WORD).findall(run) for run in pattern(_CAPITALS).findall(statement)]
+    return {name for run in runs if any(_is_word_of(name, nouns) for name in run[1:]) for name in run}
+
+
+def _missing_in_characters(statement: str, evidence: str) -> list[str]:
+    """Names in scripts without capitals: what follows "is called", and runs of new Chinese characters.
+
+    Such a run makes a good part of a statement. Numbers are checked elsewhere.
+    """
+    named = [*pattern(_NAMED).findall(statement), *pattern(_KATAKANA_NAME).findall(statement)]
+    missing = [name for name in named if not set(name[:2]) <= set(evidence)]
+    if not HAN.search(evidence):
+        return missing
+    ordinary = set(evidence) | STOP_CHARACTERS | set("".join(pattern(CJK_NUMBER).findall(statement)))
+    characters = [character for character in statement if HAN.match(character) or KANA.match(character)]
+    new = "".join(one if HAN.match(one) and one not in ordinary else " " for one in characters)
+    least = max(_NEW_RUN, _NEW_SHARE * len(characters))
+    return missing + [run for run in new.split() if len(run) >= least]

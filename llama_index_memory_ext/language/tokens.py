@@ -1,0 +1,231 @@
+"""Splits a text into words: what can be seen, sentences, the terms of an index, and which words are the same."""
+
+from __future__ import annotations
+
+import re
+import threading
+import unicodedata
+from difflib import SequenceMatcher
+from functools import cache, lru_cache
+from html import unescape
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from llama_index_memory_ext.language import pattern, word_lists
+from llama_index_memory_ext.language.dates import with_english_days
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+# Controls that end a line, and the two separators that do the same.
+_LINE_ENDS = "\r\n?|[\x0b\x0c\x1c-\x1e\x85\u2028\u2029]"
+# Controls, and what Unicode calls default ignorable, without joiners and variation selectors. The Arabic and other
+# signs for numbers are formats too (U+0600..U+0605, ...), but are seen. A Hangul filler is one beside another letter.
+CONTROLS = (
+    "\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u034f\u061c\u17b4\u17b5\u180e\u200b\u200e\u200f\u202a-\u202e"
+    "\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    "\U000e0000-\U000e00ff\U000e01f0-\U000e0fff"
+)
+_UNSEEN = f"[{CONTROLS}]|(?<![\u1100-\u115e\u1161-\u11ff])[\u115f\u1160](?![\u1161-\u11ff])"
+_SELECTORS = "\u180b-\u180d\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef"
+_SUSPECT = f"[\x0b-\x0d\x1c-\x1f\x85\u115f\u1160\u200c\u200d\u2028\u2029{CONTROLS}{_SELECTORS}]"
+# One selector changes how the character before it looks; more of them, or one after nothing, hide a message.
+_STRAY_SELECTOR = rf"(?<![^\s\u200c\u200d{_SELECTORS}])[{_SELECTORS}]+|(?<=[{_SELECTORS}])[{_SELECTORS}]+"
+# Scripts whose letters change their form beside a joiner: Arabic, Syriac, N'Ko, those of India, Tibet, Indochina.
+_JOINED = (
+    "\u0600-\u074f\u0750-\u07ff\u0840-\u085f\u0870-\u0dff\u0f00-\u109f\u1780-\u18af\u1a20-\u1aaf\u1b00-\u1c4f"
+    "\ua840-\ua8df\ua900-\ua9df\uaa00-\uaa5f\uabc0-\uabff\ufb50-\ufdff\ufe70-\ufefc\U00010d00-\U00010d3f"
+    "\U00011000-\U00011aff\U00011c00-\U00011dff\U00011f00-\U00011f5f"
+)
+_EMOJI = "#*0-9\u00a9\u00ae\u203c-\u3299\U0001f000-\U0001faff"
+_STRAY_JOINER = (
+    rf"(?!(?:(?<=[{_JOINED}])[\u200c\u200d](?=[{_JOINED}]))"
+    rf"|(?:(?<=[{_EMOJI}])|(?<=[{_EMOJI}]\ufe0f))\u200d(?=[{_EMOJI}]))[\u200c\u200d]"
+)
+
+
+def visible(text: str) -> str:
+    r"""The text without what cannot be seen: controls, zero-width and bidirectional characters, tags.
+
+    Line breaks of all kinds become "\n"; tabs stay. A joiner stays between two letters of a script that needs it, and
+    between emoji; a variation selector stays behind the character that it belongs to.
+
+    >>> visible("Likes\u200b tea\U000e0049\U000e0067\u202e")
+    'Likes tea'
+    >>> len(visible("\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"))
+    8
+    """
+    # The first way is ten times as fast; most texts go it.
+    if (text.isascii() and text.replace("\n", "").isprintable()) or not pattern(_SUSPECT).search(text):
+        return text
+    text = pattern(_UNSEEN).sub("", pattern(_LINE_ENDS).sub("\n", text).replace("\x1f", " "))
+    return pattern(_STRAY_JOINER).sub("", pattern(_STRAY_SELECTOR).sub("", text))
+
+
+_SENTENCE_END = (
+    "\n\\s*|(?<=[.!?])[\"'\u201d\u2019)\\]*]*\\s+(?=[^\\sa-z])|(?<=[\u3002\uff01\uff1f])[\u300d\u300f\uff09]*"
+)
+
+
+def sentences_in(text: str) -> list[str]:
+    r"""Splits a text into its sentences and lines, each with the white space behind it; joined, they are the text.
+
+    >>> sentences_in("Ann has 1.5 euros. She wants tea.\n- Leo")
+    ['Ann has 1.5 euros. ', 'She wants tea.\n', '- Leo']
+    """
+    ends = sorted({0, len(text), *(match.end() for match in pattern(_SENTENCE_END).finditer(text))})
+    return [text[start:end] for start, end in pairwise(ends)]
+
+
+# Katakana is apart from the other Japanese characters, because a word ends where it begins or ends.
+_KATAKANA = "\u30a0-\u30fa\u30fc-\u30ff\u31f0-\u31ff"
+# Scripts without spaces between words, and Hangul, whose words include their particles.
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u309f"
+    "\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0003ffff"
+)
+# Vowel signs and accents belong to the word, but are no letters to Python.
+_SIGNS = "\u0300-\u036f\u0900-\u0963\u0980-\u0dff"
+_WORD = (
+    rf"(?P<unspaced>[{_KATAKANA}]+|[{_UNSPACED}]+)"
+    rf"|[a-z](?:\+\+|#)(?!\w)"
+    rf"|(?:[^\W_{_KATAKANA}{_UNSPACED}]|[{_SIGNS}]){{2,}}"
+)
+_FUNCTION_WORDS = {code: frozenset(chain(*lines)) for code, lines in word_lists("function_words").items()}
+STOP_WORDS, STOP_CHARACTERS, _STOP_PAIRS = (_FUNCTION_WORDS[code] for code in ("en", "zh", "ja"))
+# Each irregular form of an English word with its base form.
+IRREGULAR = {form: base for base, *forms in word_lists("irregular_forms")["en"] for form in forms}
+# "Uses Docker" and "it uses FastAPI" have nothing in common.
+_ANY_VERB = "use"
+# The stemmer stores the word that it works on in itself, so threads must take turns. Its time grows with the square of
+# the length; no English word is longer than the limit.
+_stemmer_lock = threading.Lock()
+LONGEST_STEMMED = 50
+
+
+class Word(NamedTuple):
+    """A word as it is written (in lower case), and the term under which it is indexed."""
+
+    written: str
+    term: str
+
+
+def words_of(text: str) -> Iterator[Word]:
+    """Yields the words of a text that are indexed; none for stop words, single characters, punctuation or emoji.
+
+    Scripts with spaces give words of at least two characters; their terms are stems without accents, of the base form
+    of irregular English words. Scripts without spaces, such as Chinese, and Korean give pairs of neighbouring
+    characters. Days follow at the end: "8 May", "May 8th", "5月8日" and "2026-05-08" all give the term "may8". The verb
+    "may" is a stop word, the month is not.
+    """
+    plain, days = with_english_days(unicodedata.normalize("NFKC", text))
+    plain = plain.casefold()
+    for match in pattern(_WORD).finditer(plain):
+        found = match.group()
+        if match.lastgroup == "unspaced":
+            for pair in map("".join, pairwise(found)):
+                if pair not in _STOP_PAIRS and not STOP_CHARACTERS.issuperset(pair):
+                    yield Word(pair, pair)
+        elif found not in STOP_WORDS:
+            yield _word(found) if len(found) <= LONGEST_STEMMED else Word(found, found)
+    for day in days:
+        yield Word(day, day)
+
+
+# An index keeps the words of its documents: each is one object.
+@lru_cache(maxsize=100_000)
+def _word(written: str) -> Word:
+    return Word(written, term_of(written))
+
+
+# A text is analyzed as a document, and then as the context of its neighbours.
+@lru_cache(maxsize=32)
+def indexed_words(text: str) -> tuple[Word, ...]:
+    """Returns the words of a text in their order, with repetitions; without "use", which any text may have."""
+    return tuple(word for word in words_of(text) if word.term != _ANY_VERB)
+
+
+@lru_cache(maxsize=32)
+def terms_of(text: str) -> tuple[str, ...]:
+    """Returns the terms of ``indexed_words``."""
+    return tuple(word.term for word in indexed_words(text))
+
+
+def without_accents(word: str) -> str:
+    """Returns a word without the accents on its letters: "cafe" for "café"."""
+    if word.isascii():
+        return word
+    return unicodedata.normalize("NFC", re.sub("[\u0300-\u036f]", "", unicodedata.normalize("NFD", word)))
+
+
+@lru_cache(maxsize=100_000)
+@cache
+def _stemmer() -> Any:
+    import snowballstemmer  # type: ignore[import-untyped]  # at first use; the package has no type hints
+
+    return snowballstemmer.stemmer("english")
+
+
+def term_of(word: str) -> str:
+    """Returns the term of a word in lower case: its English stem without accents, whatever language it is of."""
+    word = without_accents(word)
+    with _stemmer_lock:
+        stemmed: str = _stemmer().stemWord(IRREGULAR.get(word, word))
+    return stemmed
+
+
+_STRAIGHT = str.maketrans("\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u300c\u300d\u300e\u300f", '\'\'\'"""""""""')
+# Chinese characters have a meaning each; words of kana are compared by pairs.
+_CHARACTER = "[\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+_NUMBER = r"\d+(?:\.\d+)*"
+# Two words with so many first letters in common are forms of one word; one in the other is a part of a compound.
+_SHARED_LETTERS, _SHORTEST_PART = 4, 4
+# How alike two longer words are that differ by a slip.
+_SHORTEST_MENDED, _LEAST_LIKENESS = 5, 0.8
+
+
+def comparable(text: str) -> str:
+    """The text with entities, width, case, quotation marks and white space normalized.
+
+    >>> comparable("It\u2019s  &lt;b> \uff34ea")
+    "it's <b> tea"
+    """
+    folded = unicodedata.normalize("NFKC", unescape(text)).casefold()
+    return " ".join(folded.translate(_STRAIGHT).split())
+
+
+@lru_cache(maxsize=256)
+def keywords(text: str) -> frozenset[str]:
+    """The words that tell one statement from another, without accents, and its numbers.
+
+    Stop words are left out. Scripts without spaces between words give pairs of characters, and Chinese ones each alone.
+    """
+    folded = comparable(text)
+    found = {word.term if word.term.isascii() else without_accents(word.written) for word in words_of(folded)}
+    found |= {word.written for word in words_of(folded) if not pattern(_CHARACTER).search(word.written)}
+    characters = set(pattern(_CHARACTER).findall(folded)) - STOP_CHARACTERS
+    return frozenset({*found, *characters, *pattern(_NUMBER).findall(folded)})
+
+
+def shared(words: Iterable[str], others: frozenset[str]) -> set[str]:
+    """Those of the words that ``others`` have in some form: with another ending, in a compound, or misspelt.
+
+    >>> sorted(shared(keywords("Has a Katzenallergie, likes pytest"), keywords("Katzen und Pytests")))
+    ['katzenallergi', 'katzenallergie', 'pytest']
+    """
+    return {word for word in words if word in others or any(are_forms(word, other) for other in others)}
+
+
+def are_forms(one: str, other: str) -> bool:
+    """Tell whether two words are one or forms of one, or one is a part of the other, or is the other misspelt."""
+    if one == other:
+        return True
+    shorter, longer = sorted((one, other), key=len)
+    if len(shorter) < _SHORTEST_PART or pattern(_CHARACTER).search(one + other) or not (one + other).isalpha():
+        return False
+    if shorter[:_SHARED_LETTERS] == longer[:_SHARED_LETTERS] or shorter in longer:
+        return True
+    if len(shorter) < _SHORTEST_MENDED or shorter[0] != longer[0]:
+        return False
+    return SequenceMatcher(None, one, other, autojunk=False).ratio() >= _LEAST_LIKENESS

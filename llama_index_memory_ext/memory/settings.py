@@ -1,0 +1,227 @@
+"""Derives the token limits of a memory from the context window of its model."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from llama_index.core.memory import BaseMemoryBlock
+from llama_index.core.memory.memory import generate_chat_store_key
+
+from llama_index_memory_ext.errors import LayoutError, LimitError, SettingError, StoreError
+from llama_index_memory_ext.facts.block import FactsOptions, RelevantFactsBlock
+from llama_index_memory_ext.memory.template import MemoryBlocksTemplate
+from llama_index_memory_ext.models.ask import context_window as window_of
+from llama_index_memory_ext.models.prompt_caches import name_of, warn_without_cache_points
+from llama_index_memory_ext.reader_block import llm_of_settings
+from llama_index_memory_ext.record.block import MIN_ROOM, CondensedMemoryBlock, CondensedOptions, check_room
+from llama_index_memory_ext.settings import check_id, shown
+from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
+from llama_index_memory_ext.text.tokens import is_openai_model
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from llama_index.core.llms.llm import LLM
+
+    from llama_index_memory_ext.record.window import CachePoints
+
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_TOKEN_LIMIT = 60_000
+_CONDENSED_LIMIT, _FACTS_LIMIT = 50_000, 2_000
+# What is left of a window is for instructions, tools, the answer, and for the tokens of another tokenizer.
+_WINDOW_SHARE = 0.75
+# The current turn has a quarter of the limit for itself, or so many tokens.
+_TURN_TOKENS = 8_000
+# With less, a quarter for the turn and an eighth for the facts leave no room for a record.
+_LEAST = 80
+# 4,000 tokens of o200k_base were 4,531 of SmolLM2's.
+_OTHER_TOKENIZER = 1.13
+
+_LIMITS = ("context_window", "token_limit", "condensed_token_limit", "facts_token_limit")
+
+_warned: set[str] = set()
+
+
+class TokenLimits(NamedTuple):
+    """The limits of a memory, of its record and of its facts; ``source`` says where the first one comes from."""
+
+    token_limit: int
+    condensed: int
+    facts: int
+    source: str = ""
+
+
+def model_window(llm: LLM | None, given: int | None) -> tuple[int | None, str]:
+    """Returns the window that is given or that of the model, by default of ``Settings.llm``; and the model's name.
+
+    The window is None and the name "" if they are unknown.
+    """
+    model = llm_of_settings() if llm is None else llm
+    if model is None:
+        return given, ""
+    return window_of(model) if given is None else given, name_of(model)
+
+
+def limits_for(
+    window: int | None,
+    model: str = "",
+    token_limit: int | None = None,
+    condensed: int | None = None,
+    facts: int | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> TokenLimits:
+    """Returns limits in which those that are None follow from the others and from the window of the model.
+
+    Raises:
+        LimitError: Given limits do not fit into the window or into each other, or ``options`` of the record have no
+            room in a limit that follows.
+
+    Examples:
+        >>> limits_for(8_192)[:3]
+        (6144, 3840, 768)
+        >>> limits_for(None)[:3]
+        (60000, 50000, 2000)
+    """
+    for name, limit in zip(_LIMITS, (window, token_limit, condensed, facts), strict=True):
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
+            saw = shown(limit, with_text=True)
+            raise LimitError(f"{name} must be a whole number of tokens; saw {saw}. Leave it out for the default.")
+    usual = DEFAULT_TOKEN_LIMIT if window is None else min(DEFAULT_TOKEN_LIMIT, int(window * _WINDOW_SHARE))
+    total = usual if token_limit is None else token_limit
+    whose = f"the context window of {model or 'the model'}, {window} tokens"
+    if window is not None and token_limit is not None and token_limit > window:
+        raise LimitError(
+            f"token_limit={token_limit} does not fit into {whose}: a model refuses such prompts. Leave token_limit "
+            f"out, which gives {usual}, or say context_window=... if the model has a larger one."
+        )
+    source = f" (three quarters of {whose})" if token_limit is None and usual < DEFAULT_TOKEN_LIMIT else ""
+    if total < _LEAST:
+        wider = "context_window" if source else "it"
+        raise LimitError(f"token_limit={total}{source} leaves a record no room: raise {wider}, to {_LEAST} at least.")
+    if facts is None:
+        facts = min(_FACTS_LIMIT, total // 8)
+        # A given limit of the record may leave them less.
+        facts = min(facts, total - condensed) if condensed is not None and condensed < total else facts
+    record = condensed
+    if record is None:
+        record = min(_CONDENSED_LIMIT, total - facts - min(_TURN_TOKENS, total // 4))
+    if record < MIN_ROOM or facts < 0 or record + facts > total:
+        raise LimitError(
+            f"The blocks' limits must be at least {MIN_ROOM} (0 for no facts) and fit into token_limit={total}"
+            f"{source}; condensed_token_limit={record} and facts_token_limit={facts} make {record + facts}. "
+            f"Lower them, or raise {'context_window' if source else 'token_limit'}."
+        )
+    if condensed is None:
+        # Options of a wrong type are the block's to refuse.
+        numbers = {name: value for name, value in (options or {}).items() if isinstance(value, int)}
+        check_room(record, numbers, f", which follow from token_limit={total}{source}")
+    return TokenLimits(total, record, facts, source)
+
+
+def warn_if_close(window: int | None, model: str, token_limit: int) -> None:
+    """Logs, once for each model, that its prompts may be longer than we count, and not fit into its window."""
+    safe = int((window or token_limit * 2) / _OTHER_TOKENIZER)
+    if token_limit <= safe or not model or model in _warned or is_openai_model(model):
+        return
+    _warned.add(model)
+    logger.warning(
+        "token_limit=%d is counted by OpenAI's tokenizer, and %s may have 13 %% more tokens, which do not fit into its "
+        "context window of %d tokens. Take at most %d, or pass the model's own tokenizer as tokenizer_fn.",
+        token_limit,
+        model,
+        window,
+        safe,
+    )
+
+
+class MemoryOptions(CondensedOptions, FactsOptions, total=False):
+    """The settings of both blocks that ``CondensedMemory.from_defaults`` takes by name.
+
+    ``CondensedMemoryBlock`` and ``RelevantFactsBlock`` document them, and so does ``help`` of that function.
+    """
+
+    languages: Sequence[str] | None
+    retry_seconds: float
+
+
+def blocks_for(
+    settings: Mapping[str, Any],
+    limits: TokenLimits,
+    user_id: str,
+    others: Sequence[BaseMemoryBlock[Any]] | None,
+    **shared: Any,
+) -> list[BaseMemoryBlock[Any]]:
+    """Returns the record, the facts and the ``others``; ``shared`` is given to the first two.
+
+    Raises a SettingError for a setting of a wrong type or range or for what is no list of blocks, and what the checks
+    of the record raise.
+    """
+    of_record, of_facts = (
+        {name: value for name, value in settings.items() if name in kind.model_fields}
+        for kind in (CondensedMemoryBlock, RelevantFactsBlock)
+    )
+    record = CondensedMemoryBlock(token_limit=limits.condensed, **of_record, **shared)
+    facts = RelevantFactsBlock(token_limit=limits.facts, user_id=user_id, **of_facts, **shared)
+    if others is None:
+        return [record, facts]
+    is_list = isinstance(others, list | tuple)
+    wrong = [one for one in others if not isinstance(one, BaseMemoryBlock)] if is_list else [others]
+    if wrong:
+        raise SettingError(
+            f"memory_blocks must be a list of LlamaIndex's memory blocks; saw {shown(wrong[0])}. The record and the "
+            "facts are there without it."
+        )
+    names = [block.name for block in (record, facts, *others)]
+    if len(set(names)) < len(names):
+        raise SettingError(
+            f"memory_blocks must have a name each, and none that the record or the facts have; saw {', '.join(names)}. "
+            "Name them otherwise."
+        )
+    return [record, facts, *others]
+
+
+def check_cache_points(cache_points: CachePoints, memory_blocks_template: object, llm: LLM | None) -> None:
+    """Raises a LayoutError if the template cannot keep cache points; warns if there are none and a model needs them."""
+    if not cache_points:
+        warn_without_cache_points(llm)
+    if cache_points and not isinstance(memory_blocks_template, MemoryBlocksTemplate | None):
+        raise LayoutError(
+            "cache_points=True needs the record in text blocks of its own, which only MemoryBlocksTemplate keeps; "
+            f"memory_blocks_template is a {type(memory_blocks_template).__name__}. Leave one of the two out."
+        )
+
+
+def store_of(chat_store: MemoryStore | None, **place: Any) -> MemoryStore:
+    """Returns the store that is given, or a new one at this place; a SettingError for both.
+
+    A StoreError for a store without cursors.
+    """
+    if chat_store is None:
+        return MemoryStore(**place)
+    if given := [name for name, value in place.items() if value not in (None, DEFAULT_TABLE_NAME)]:
+        raise SettingError(
+            f"chat_store has a database and tables of its own; saw {', '.join(given)} beside it. Leave out one of them."
+        )
+    if not isinstance(chat_store, MemoryStore):
+        raise StoreError(
+            f"chat_store must be a MemoryStore, which keeps the cursors of the blocks; it is a "
+            f"{type(chat_store).__name__}. Use MemoryStore(async_database_uri)."
+        )
+    return chat_store
+
+
+def session_of(store: MemoryStore, session_id: str | None) -> str:
+    """Returns the name of the session, by default a new one; a SettingError for what is no id.
+
+    A StoreError if the store outlives a session without a name.
+    """
+    check_id("session_id", session_id)
+    if session_id is None and not store.database.in_memory:
+        raise StoreError(
+            f"{store!r} outlives this process, but without a session_id nobody could find the conversation "
+            "again. Give it one: CondensedMemory.from_defaults(session_id=...)."
+        )
+    return generate_chat_store_key() if session_id is None else session_id

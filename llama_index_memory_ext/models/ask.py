@@ -1,0 +1,240 @@
+"""Asks a model with the options that it takes, within its window."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+import threading
+import weakref
+from contextlib import suppress
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from weakref import WeakValueDictionary
+
+from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
+
+from llama_index_memory_ext.errors import is_about_words, status_of
+from llama_index_memory_ext.models.responses import was_truncated
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from llama_index.core.base.llms.types import ChatResponse
+    from llama_index.core.llms import LLM
+
+
+M = TypeVar("M")
+
+
+class _Shield:
+    """Has the class and the attributes of a model, and shows of it only its class and its name.
+
+    A pickle has None in its place.
+    """
+
+    __slots__ = ("__weakref__", "_model")
+
+    def __init__(self, model: object) -> None:
+        self._model = model
+
+    @property
+    def __class__(self) -> type[Any]:
+        return type(self._model)
+
+    @__class__.setter
+    def __class__(self, _: type[Any]) -> None:
+        raise AttributeError("the class of a model cannot be changed")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __repr__(self) -> str:
+        names = (getattr(self._model, name, None) for name in ("model_name", "model"))
+        name = next((name for name in names if isinstance(name, str)), "")
+        return f"<{type(self._model).__name__}{f' {name}' if name else ''}>"
+
+    def __copy__(self) -> _Shield:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Shield:
+        return self
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
+
+
+# One for each model, so that both have one identity. As long as there is one, its model exists.
+_shields: WeakValueDictionary[int, _Shield] = WeakValueDictionary()
+_guard = threading.Lock()
+
+
+def shielded(model: M) -> M:
+    """Returns what stands for a model: the same object each time, as long as it exists; None for None."""
+    if model is None or type(model) is _Shield:
+        return model
+    with _guard:
+        shield = _shields.get(id(model)) or _Shield(model)
+        _shields[id(model)] = shield
+    return cast("M", shield)
+
+
+def model_of(model: M) -> M:
+    """Returns the model itself; anything else comes back as it is."""
+    kind: type[Any] = type(model)
+    return cast("Any", model)._model if kind is _Shield else model  # noqa: SLF001 - of this file
+
+
+# The share of a window that our tokenizer may fill: 4,000 tokens of o200k_base were 4,531 of SmolLM2's.
+_FILLED = 0.85
+
+
+def context_window(llm: LLM) -> int | None:
+    """The tokens of a model's window; None if it does not say, or says what LlamaIndex says for those that do not."""
+    try:
+        window = llm.metadata.context_window
+    except Exception:  # noqa: BLE001 - LlamaIndex's classes refuse names that they do not know, each in its way
+        return None
+    return window if window > 0 and window != DEFAULT_CONTEXT_WINDOW else None
+
+
+def tokens_left(window: int | None, fixed: int) -> int | None:
+    """The tokens of a window that are left beside ``fixed`` ones, by any tokenizer; None for an unknown window.
+
+    >>> tokens_left(8_192, 1_000)
+    5963
+    """
+    return None if window is None else max(int(window * _FILLED) - fixed, 0)
+
+
+# How a server names what it refuses.
+_NAMED = {
+    "max_tokens": re.compile(r"(?i)max_?(?:completion_?|output_?|new_?)?tokens|completion"),
+    "response_format": re.compile(r"(?i)response_?format|json_?schema|grammar"),
+}
+_TOOLS_REFUSED = re.compile(
+    r"(?i)tool_?choice|(?:tools?\b|function.?call).{0,60}(?:support|require|enable|permit|allow)"
+    r"|(?:support|unknown|unrecognized|unexpected).{0,60}(?:tools?\b|function)"
+)
+# By which servers answer to a field of a request that they do not take, or cannot use.
+_REFUSED, _NOT_ABLE = frozenset({400, 422}), frozenset({400, 404, 422, 500, 501})
+# Models whose thoughts count among the tokens of an answer, by their names.
+_THINKS = re.compile(r"(?i)(?:^|[/:])(?:o[1-9]|gpt-[5-9])(?![^\W_])")
+
+# What clients import at their first call, by the packages that do so; those of OpenAI are some 500 modules, which take
+# a second.
+_LATE = {"openai": ("openai.resources",), "httpx": ("httpcore", "anyio._backends._asyncio")}
+_imported: set[str] = set()
+
+# What each model is known to take, by the ids of the models, because models have no hash.
+_known: dict[int, tuple[weakref.ref[LLM], dict[str, bool]]] = {}
+
+
+def takes(llm: LLM, option: str) -> bool | None:
+    """Whether the server of a model has taken an option; None before it is known."""
+    model = model_of(llm)
+    found = _known.get(id(model))
+    return found[1].get(option) if found is not None and found[0]() is model else None
+
+
+def remember(llm: LLM, options: Sequence[str], *, taken: bool) -> None:
+    """Remember, as long as the model lives, that its server has taken options, or has refused them."""
+    model = model_of(llm)
+    key = id(model)
+    if key not in _known or _known[key][0]() is not model:
+        _known[key] = weakref.ref(model, lambda _: _known.pop(key, None)), {}
+    _known[key][1].update(dict.fromkeys(options, taken))
+
+
+def is_openai_like(llm: LLM) -> bool:
+    """Whether this is LlamaIndex's class for OpenAI's chats, or derived from it; whoever has one has imported it."""
+    module = sys.modules.get("llama_index.llms.openai")
+    return module is not None and isinstance(llm, module.OpenAI) and llm.metadata.is_chat_model
+
+
+def token_bound(llm: Any, tokens: int) -> dict[str, Any]:
+    """The option that bounds an answer to so many tokens; {} for models of which it is not known that they take it.
+
+    And for those that have a limit of their own, and those that count their thoughts.
+    """
+    if not is_openai_like(llm) or llm.max_tokens is not None or _THINKS.search(llm.model):
+        return {}
+    return {} if {"max_tokens", "max_completion_tokens"} & llm.additional_kwargs.keys() else {"max_tokens": tokens}
+
+
+class Request(NamedTuple):
+    """The name of a model's method and what it takes: a bound method would show the model, and its key, in frames."""
+
+    method: str
+    arguments: Sequence[Any]
+    options: Mapping[str, Any] = {}
+
+
+async def ask_with(
+    llm: LLM,
+    options: Mapping[str, Any],
+    request: Request,
+    heard: list[ChatResponse],
+) -> ChatResponse:
+    """The answer to a request with these options, but for those that the server refuses, now or before.
+
+    All responses are added to ``heard``: a model whose thoughts have filled its answer is asked again without a bound.
+    """
+    left = {name: value for name, value in options.items() if takes(llm, name) is not False}
+    refused = list[str]()
+    await import_clients()
+    while True:
+        try:
+            response: ChatResponse = await getattr(llm, request.method)(*request.arguments, **request.options, **left)
+        except Exception as error:
+            name = _refused_option(llm, error, left)
+            if name is None:
+                raise
+            # One that leaves no room for the words is no option that the server does not know.
+            refused += [] if is_about_words(error) else [name]
+            del left[name]
+            continue
+        heard.append(response)
+        if "max_tokens" not in left or not (was_truncated(response) and _has_thoughts(response)):
+            break
+        refused.append("max_tokens")
+        del left["max_tokens"]
+    remember(llm, list(left), taken=True)
+    remember(llm, refused, taken=False)
+    return response
+
+
+def refuses_tools(llm: LLM, error: BaseException) -> bool:
+    """Whether a server that has taken no tools so far refuses them with this error."""
+    is_named = status_of(error) in _NOT_ABLE and _TOOLS_REFUSED.search(str(error)) is not None
+    return is_named and not takes(llm, "tools")
+
+
+def _refused_option(llm: LLM, error: BaseException, options: Mapping[str, Any]) -> str | None:
+    """The option for which a request was refused, or may have been: what was taken before is not refused unnamed."""
+    if status_of(error) not in _REFUSED:
+        return None
+    unknown = [] if is_about_words(error) else [name for name in options if not takes(llm, name)]
+    named = [name for name in options if _NAMED[name].search(str(error))]
+    return next(iter([*named, *unknown]), None)
+
+
+def _has_thoughts(response: ChatResponse) -> bool:
+    blocks = {block.block_type for block in response.message.blocks}
+    return "thinking" in blocks or "<think" in (response.message.content or "")
+
+
+async def import_clients() -> None:
+    """Imports what is still missing of the clients whose packages the program has imported."""
+    names = [name for package in _LATE.keys() & sys.modules.keys() for name in _LATE[package]]
+    # A module is known to the interpreter before it is whole, and whoever imports it then waits in the event loop.
+    if not _imported.issuperset(names):
+        await asyncio.to_thread(_import, names)
+
+
+def _import(names: list[str]) -> None:
+    for name in names:
+        # Of another version there may be no such module.
+        with suppress(ImportError):
+            import_module(name)
+        _imported.add(name)

@@ -1,0 +1,268 @@
+"""OpenAI's models, which cache a prompt up to each ``CachePoint`` in its messages.
+
+How GPT-5.6 and later models match: https://developers.openai.com/api/docs/guides/prompt-caching
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from llama_index.core.base.llms.types import CachePoint, ChatMessage, MessageRole, TextBlock
+from llama_index.llms.openai import OpenAI, OpenAIResponses
+from llama_index.llms.openai.utils import to_openai_message_dict, to_openai_responses_message_dict
+from openai import APIStatusError
+
+from llama_index_memory_ext.errors import SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+
+    from llama_index.core.base.llms.types import ChatResponse
+    from llama_index.core.prompts import PromptTemplate
+
+
+_MARK, _OPTIONS, _KEY = "prompt_cache_breakpoint", "prompt_cache_options", "prompt_cache_key"
+_KEY_CHARACTERS = 32
+# Fields that no repr shows.
+_SECRET = ("api_key", "default_headers")
+# OpenAI refuses a mark in an answer of the model.
+_MARKED_ROLES = (MessageRole.SYSTEM, MessageRole.DEVELOPER, MessageRole.USER, MessageRole.TOOL)
+# What servers say that do not know the fields, or that take no list of parts where a mark needs one.
+_REFUSALS = (
+    "prompt_cache",
+    "extra inputs",
+    "extra fields",
+    "additional propert",
+    "expected a string",
+    "valid string",
+    "must be a string",
+)
+
+
+def _with_fields(arguments: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a request with these fields in its body, unless the caller has set them."""
+    if not fields:
+        return arguments
+    unset = {name: value for name, value in fields.items() if name not in arguments}
+    return {**arguments, "extra_body": {**unset, **(arguments.get("extra_body") or {})}}
+
+
+class _Formatted:
+    """A prompt that has been formatted already."""
+
+    def __init__(self, messages: Sequence[ChatMessage]) -> None:
+        self._messages = messages
+
+    def format_messages(self, **_: Any) -> list[ChatMessage]:
+        return list(self._messages)
+
+
+if TYPE_CHECKING:
+
+    class _Parent:
+        """What both of LlamaIndex's classes have."""
+
+        model: str
+        additional_kwargs: dict[str, Any]
+
+        def __repr_args__(self) -> Iterable[tuple[str | None, Any]]: ...
+        def _get_model_kwargs(self, **kwargs: Any) -> dict[str, Any]: ...
+        def _chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any: ...
+        async def _achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any: ...
+        def _stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any: ...
+        async def _astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any: ...
+else:
+    _Parent = object
+
+
+class _Caching(_Parent):
+    """What is added to LlamaIndex's class: requests with marks."""
+
+    # What differs between the two APIs: the name of the messages, that of a text, and which roles have only texts.
+    _place: ClassVar[str]
+    _text: ClassVar[str]
+    _text_only: ClassVar[tuple[MessageRole, ...]]
+
+    def _items(self, message: ChatMessage) -> list[dict[str, Any]]:
+        """Convert a message to items of the request, as LlamaIndex does."""
+        raise NotImplementedError
+
+    def __repr_args__(self) -> list[tuple[str | None, Any]]:
+        # Tracebacks with local variables show the model of each frame of this file.
+        return [(name, value) for name, value in super().__repr_args__() if name not in _SECRET]
+
+    def _split(self, messages: Sequence[ChatMessage]) -> tuple[Sequence[ChatMessage], dict[str, Any]]:
+        """Return the messages without cache points, and what the request says in their place; {} if nothing."""
+        plain, items, marked = list[ChatMessage](), list[dict[str, Any]](), list[ChatMessage]()
+        if not any(isinstance(block, CachePoint) for message in messages for block in message.blocks):
+            return messages, {}
+        for message in messages:
+            blocks = [block for block in message.blocks if not isinstance(block, CachePoint)]
+            has_points = len(blocks) < len(message.blocks)
+            plain.append(message.model_copy(update={"blocks": blocks}) if has_points else message)
+            parts = self._parts(message) if has_points and message.role in _MARKED_ROLES else []
+            if not any(_MARK in part for part in parts):
+                items += self._items(plain[-1])
+                continue
+            (item,) = self._items(message.model_copy(update={"blocks": [TextBlock(text="")]}))
+            items.append({**item, "output" if "output" in item else "content": parts})
+            marked.append(message)
+        if not marked:
+            return plain, {}
+        fields: dict[str, Any] = {self._place: items}
+        if messages[-1].role != MessageRole.TOOL:
+            # Else the end of the prompt, which the next one will not have, would be written to the cache as well.
+            fields[_OPTIONS] = {"mode": "explicit"}
+        sessions = [one.additional_kwargs["session_id"] for one in marked if one.additional_kwargs.get("session_id")]
+        if sessions:
+            fields[_KEY] = sha256(str(sessions[0]).encode("utf-8", "replace")).hexdigest()[:_KEY_CHARACTERS]
+        own = {name: value for name, value in self.additional_kwargs.items() if name in (_KEY, _OPTIONS)}
+        return plain, {**fields, **own}
+
+    def _parts(self, message: ChatMessage) -> list[dict[str, Any]]:
+        """Return the parts of a message, each text one of its own, with a mark on those before a cache point."""
+        parts: list[dict[str, Any]] = []
+        for block in message.blocks:
+            if isinstance(block, CachePoint):
+                if parts:
+                    parts[-1][_MARK] = {"mode": "explicit"}
+            elif isinstance(block, TextBlock):
+                parts.append({"type": self._text, "text": block.text})
+            elif message.role not in self._text_only:
+                # In a message of the user's no conversion joins or drops parts.
+                (item,) = self._items(ChatMessage(role=MessageRole.USER, blocks=[block]))
+                parts += map(dict, item["content"])
+        return parts
+
+    @contextmanager
+    def _explaining(self, fields: Mapping[str, Any]) -> Iterator[None]:
+        """Raise a SettingError where a server refuses these fields; any other error as it is."""
+        try:
+            yield
+        except APIStatusError as error:
+            said = str(error).lower()
+            if not fields or error.status_code not in (400, 422) or not any(one in said for one in _REFUSALS):
+                raise
+        else:
+            return
+        # Nothing of what the server said, and outside of the handler: some servers repeat the prompt in it.
+        raise SettingError(
+            f"expected a server that takes cache breakpoints; the one of {self.model} refuses them. GPT-5.6 and later "
+            "models take them; for any other say cache_points=False, and leave CachePoint blocks out of your messages."
+        )
+
+    def _get_model_kwargs(self, prompt_cache: Mapping[str, Any] | None = None, **kwargs: Any) -> dict[str, Any]:
+        return _with_fields(super()._get_model_kwargs(**kwargs), prompt_cache or {})
+
+    def _chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
+        plain, fields = self._split(messages)
+        with self._explaining(fields):
+            return super()._chat(plain, prompt_cache=fields, **kwargs)
+
+    async def _achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
+        plain, fields = self._split(messages)
+        with self._explaining(fields):
+            return await super()._achat(plain, prompt_cache=fields, **kwargs)
+
+    def _stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
+        plain, fields = self._split(messages)
+        answered = super()._stream_chat(plain, prompt_cache=fields, **kwargs)
+
+        def responses() -> Iterator[ChatResponse]:
+            # A server refuses a stream when it is opened: before its first response.
+            with self._explaining(fields):
+                yield from answered
+
+        return responses() if fields else answered
+
+    async def _astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
+        plain, fields = self._split(messages)
+        answered = await super()._astream_chat(plain, prompt_cache=fields, **kwargs)
+
+        async def responses() -> AsyncIterator[ChatResponse]:
+            with self._explaining(fields):
+                async for response in answered:
+                    yield response
+
+        return responses() if fields else answered
+
+
+class CachingOpenAI(_Caching, OpenAI):
+    """LlamaIndex's ``OpenAI``, which also takes ``CachePoint`` blocks: the prompt is cached up to each of them.
+
+    GPT-5.6 and later models find in their cache only what ends at a mark. A ``CachePoint`` marks the text, image or
+    file before it in a message of the system, the developer, the user or a tool; in an answer, or with nothing before
+    it, it says nothing. The texts of such a message go out as separate parts. OpenAI writes up to the last four marks:
+    a token that is written costs a quarter more, one that is found a tenth. Nothing is written at the end of the
+    prompt, unless a tool's result stands there, because the next request goes on from it.
+
+    The ``session_id`` in ``additional_kwargs`` of a message is sent as a digest, ``prompt_cache_key``. What those
+    of the model say of the key, and of ``prompt_cache_options``, is sent instead.
+
+    A request without a ``CachePoint`` is that of ``OpenAI``. If the server refuses what is new in one, as it does for
+    older models, a SettingError says that they need ``cache_points=False``.
+
+    Args:
+        **kwargs: Those of ``OpenAI``.
+    """
+
+    if TYPE_CHECKING:
+        # Else a type checker takes only the fields.
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    _place: ClassVar[str] = "messages"
+    _text: ClassVar[str] = "text"
+    _text_only: ClassVar[tuple[MessageRole, ...]] = (MessageRole.SYSTEM, MessageRole.DEVELOPER, MessageRole.TOOL)
+
+    def _items(self, message: ChatMessage) -> list[dict[str, Any]]:
+        return [dict(to_openai_message_dict(message, model=self.model))]
+
+
+class CachingOpenAIResponses(_Caching, OpenAIResponses):
+    """LlamaIndex's ``OpenAIResponses``, which also takes ``CachePoint`` blocks, as ``CachingOpenAI`` does.
+
+    Args:
+        **kwargs: Those of ``OpenAIResponses``.
+    """
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    _place: ClassVar[str] = "input"
+    _text: ClassVar[str] = "input_text"
+    _text_only: ClassVar[tuple[MessageRole, ...]] = (MessageRole.SYSTEM, MessageRole.DEVELOPER)
+
+    def _items(self, message: ChatMessage) -> list[dict[str, Any]]:
+        # The parent also names this model always, so that the instructions come from a "developer".
+        converted = to_openai_responses_message_dict(message, model="o3-mini")
+        if isinstance(converted, str):
+            return [{"role": "user", "content": converted}]
+        return converted if isinstance(converted, list) else [converted]
+
+    def structured_predict(
+        self,
+        output_cls: type[Any],
+        prompt: PromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Any:
+        """As for ``OpenAIResponses``."""
+        plain, fields = self._split(prompt.format_messages(**prompt_args))
+        with self._explaining(fields):
+            return super().structured_predict(output_cls, _Formatted(plain), _with_fields(llm_kwargs or {}, fields))
+
+    async def astructured_predict(
+        self,
+        output_cls: type[Any],
+        prompt: PromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Any:
+        """As for ``OpenAIResponses``."""
+        plain, fields = self._split(prompt.format_messages(**prompt_args))
+        with self._explaining(fields):
+            arguments = _with_fields(llm_kwargs or {}, fields)
+            return await super().astructured_predict(output_cls, _Formatted(plain), arguments)

@@ -1,0 +1,257 @@
+"""A model for trying things out: it answers from the prompt alone, by rules, without a network."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, LLMMetadata, ToolCallBlock
+from llama_index.core.llms.custom import CustomLLM
+from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.core.llms.llm import ToolSelection
+
+from llama_index_memory_ext.text.messages import HINT, body_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from llama_index.core.base.llms.types import ChatResponseGen, CompletionResponseGen
+    from llama_index.core.tools import BaseTool
+
+
+ABOUT = "I answer by rules: sums with calculator tools, what you said about yourself, and which tools I called."
+NOT_SEEN = "I cannot see that in what I was shown."
+NO_CALL = "I called no tool for that. I answered from what I was shown."
+
+_OPERATIONS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
+_SUM = re.compile(
+    r"(?:.*\b(?:what is|what's|how much is|calculate|compute) )?((?:[-+*/() ]|\d+(?:\.\d+)?){1,300}?)[ ?.!=]*",
+    re.IGNORECASE,
+)
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
+_ELEMENT = re.compile(r'^<(?:message role="(\w+)"|fact )([^>]*)>(.*?)</(?:message|fact)>$', re.MULTILINE | re.DOTALL)
+_CALL_ID = re.compile(r'tool_call_id="([^"]*)"')
+_CALL = re.compile(r"^\[tool call ?([^\]]*)\] ([\w.-]+)\((\{.*\})\)$", re.MULTILINE)
+_KNOWN_FACT = re.compile(r"^(\d+)\. (.*)$", re.MULTILINE)
+_SUMMARY_SO_FAR = re.compile(r"<summary_so_far>\n(.*?)\n</summary_so_far>", re.DOTALL)
+
+# Of a topic that users tell of themselves: how they say it, how an answer and a fact do, the fact's category, and how
+# they ask for it. Of the first two only the last statement is true.
+_TOPICS = (
+    ("my name is", "your name is", "Is called", "knowledge", "what(?: i|['\u2019])s my name|who am i"),
+    ("i (?:now )?(?:live in|moved to)", "you live in", "Lives in", "context", "where do i live"),
+    ("i like", "you like", "Likes", "preference", "what do i like"),
+    ("i(?:['\u2019]m| am)? work(?:ing)? on", "you work on", "Works on", "context", "what (?:do|am) i work"),
+    ("i use", "you use", "Uses", "context", "what do i use"),
+    ("i prefer", "you prefer", "Prefers", "preference", "what do i prefer"),
+)
+_SINGLE = ("Is called", "Lives in")
+
+
+class _Entry(NamedTuple):
+    """A message or a fact of the prompt; ``call_id`` is the call that a tool's message answers."""
+
+    role: str
+    text: str
+    call_id: str = ""
+
+
+def reply(messages: Iterable[ChatMessage], tool_names: Collection[str] = ()) -> ChatMessage:
+    """Returns the answer to messages, by the first rule that fits: a text, or a tool call.
+
+    The past is read from the messages, and from the record and the facts within ``<memory>``; the question is what
+    follows the end of that. Of the tools ``add``, ``subtract``, ``multiply``, ``divide`` and ``report_facts`` are used.
+
+    >>> reply([ChatMessage("What is 12 + 30?")], ["add"]).blocks[0].tool_kwargs
+    {'a': 12, 'b': 30}
+    >>> reply([ChatMessage("My name is Logan.")]).content
+    'Noted: your name is Logan.'
+    """
+    answer = _answer([entry for message in messages for entry in _entries(message)], tool_names)
+    if isinstance(answer, str):
+        return ChatMessage(answer, role="assistant")
+    return ChatMessage(role="assistant", blocks=[answer])
+
+
+def _answer(entries: Sequence[_Entry], tool_names: Collection[str]) -> str | ToolCallBlock:
+    asked = max((i for i, entry in enumerate(entries) if entry.role == "user"), default=len(entries))
+    question, past = "".join(entry.text for entry in entries[asked : asked + 1]), entries[:asked]
+    if "report_facts" in tool_names:
+        return ToolCallBlock(tool_call_id="call_1", tool_name="report_facts", tool_kwargs=_facts_in(question))
+    if so_far := _SUMMARY_SO_FAR.search(question):
+        return _summarize(so_far[1].replace("(none)", ""), question)
+    if "how did you" in question.casefold():
+        return _tell_calls(question, past)
+    sums = [found[1].strip() for found in map(_SUM.fullmatch, _SENTENCE_END.split(question)) if found]
+    with suppress(SyntaxError, AttributeError):
+        if isinstance(tree := ast.parse(max(sums, key=len, default=""), mode="eval").body, ast.BinOp):
+            return _calculate(max(sums, key=len), tree, _calls(entries[asked:]), tool_names)
+    return _tell_topic(question, past)
+
+
+def _entries(message: ChatMessage) -> Iterator[_Entry]:
+    """Yields what is in the memory of a message, and the message itself with its calls as the record shows them."""
+    text = body_of(message)
+    if message.role in ("system", "user"):
+        memory, _, text = text.rpartition("</memory>")
+        text = text.strip().removeprefix(HINT)
+        yield from _elements(memory)
+    yield _Entry(message.role.value, text.strip(), message.additional_kwargs.get("tool_call_id") or "")
+
+
+def _elements(text: str) -> list[_Entry]:
+    """Returns the messages and facts of a memory or a transcript."""
+    found = _ELEMENT.findall(text)
+    return [_Entry(role or "fact", body.strip(), "".join(_CALL_ID.findall(more))) for role, more, body in found]
+
+
+def _texts_of(role: str, entries: Iterable[_Entry]) -> list[str]:
+    return [entry.text for entry in entries if entry.role == role]
+
+
+def _calls(entries: Sequence[_Entry]) -> list[tuple[str, dict[str, Any], str]]:
+    """Returns the calls of a turn with their results. They are the assistant's: others' text may only look like one."""
+    results = {entry.call_id: entry.text for entry in entries if entry.role == "tool"}
+    calls = []
+    for call_id, name, arguments in _CALL.findall("\n".join(_texts_of("assistant", entries))):
+        # Their JSON may be cut.
+        with suppress(ValueError):
+            calls.append((name, json.loads(arguments), results.get(call_id, "no result")))
+    return calls
+
+
+def _statements(said: str, text: str, *, single: bool) -> list[tuple[str, str]]:
+    """Returns what a text says of a topic, up to the next one: ("I like tea", "tea") for each statement."""
+    pattern = rf"\b((?i:{said})\s+(.+?))(?=,? now\b|,? and (?i:i|my)\b|[\s.!]*$)"
+    sentences = (sentence for sentence in _SENTENCE_END.split(text) if not sentence.endswith("?"))
+    found = [statement for sentence in sentences for statement in re.findall(pattern, sentence)]
+    return found[-1:] if single else found
+
+
+def _facts_in(question: str) -> dict[str, Any]:
+    """Reports what the user says of himself in a transcript, and the known facts that it contradicts."""
+    known, _, transcript = question.partition("<transcript>")
+    text = "\n".join(_texts_of("user", _elements(transcript)))
+    new, retired = list[dict[str, Any]](), list[dict[str, Any]]()
+    for said, _, noted, category, _ in _TOPICS:
+        for quote, value in _statements(said, text, single=noted in _SINGLE):
+            content, label = f"{noted} {value}", f"n{len(new) + 1}"
+            new.append({"label": label, "content": content, "category": category, "confidence": 0.9, "quote": quote})
+            for number, other in _KNOWN_FACT.findall(known) if noted in _SINGLE else ():
+                if other.startswith(noted) and other.casefold() != content.casefold():
+                    reason = {"reason": f"The user said: {quote}", "replaced_by": label, "quote": quote}
+                    retired.append({"number": int(number), **reason})
+    return {"new_facts": new, "confirmed": [], "retired": retired}
+
+
+def _calculate(
+    written: str, tree: ast.BinOp, calls: Sequence[tuple[str, dict[str, Any], str]], tools: Collection[str]
+) -> str | ToolCallBlock:
+    """Calls a tool for each operation of a sum, the inner ones first, then tells its value."""
+    results = {(name, *arguments.values()): result for name, arguments, result in calls}
+    try:
+        return f"{written} = {_shown(_evaluate(tree, results))}"
+    except ValueError:
+        return f"A tool could not do it: {calls[-1][2]}"
+    except KeyError as missing:
+        tool, a, b = missing.args[0]
+    if tool not in tools:
+        return f"I work out sums with tools only, and there is none named {tool!r}."
+    return ToolCallBlock(tool_call_id=f"call_{len(calls) + 1}", tool_name=tool, tool_kwargs={"a": a, "b": b})
+
+
+# The nodes of a syntax tree have no type in common that has their fields.
+def _evaluate(node: Any, results: Mapping[tuple[object, ...], str]) -> Any:
+    """Returns the value of a sum; a KeyError has the first operation without a result."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.UnaryOp):
+        return -_evaluate(node.operand, results)
+    operation = _OPERATIONS.get(type(node.op), "power"), _evaluate(node.left, results), _evaluate(node.right, results)
+    # A ValueError for the text of an error.
+    return json.loads(results[operation])
+
+
+def _shown(value: object) -> str:
+    """Returns a number without a fraction that is zero, and any other value as it is."""
+    return re.sub(r"^(-?\d+)\.0$", r"\1", str(value))
+
+
+def _summarize(so_far: str, question: str) -> str:
+    """Adds the first sentence of each message to the summary so far."""
+    lines = [
+        f"The {entry.role}: {_SENTENCE_END.split(entry.text)[0].strip()}"
+        for entry in _elements(question)
+        if entry.role in {"user", "assistant"} and not _calls([entry])
+    ]
+    return "\n".join(filter(None, [so_far, *lines]))
+
+
+def _tell_calls(question: str, past: Sequence[_Entry]) -> str:
+    """Tells the calls of the last turn that began with the numbers of the question; without numbers the last turn's."""
+    starts = [i for i, entry in enumerate(past) if entry.role == "user"]
+    turns = [past[start:end] for start, end in zip(starts, [*starts[1:], None], strict=False)]
+    if numbers := set(_NUMBER.findall(question)):
+        asked = [turn for turn in turns if "how did you" not in turn[0].text.casefold()]
+        turns = [turn for turn in asked if numbers <= set(_NUMBER.findall(turn[0].text))]
+    if not turns:
+        return NOT_SEEN
+    told = []
+    for tool, arguments, result in _calls(turns[-1]):
+        shown = ", ".join(f"{name}={_shown(value)}" for name, value in arguments.items())
+        told.append(f"{tool} with {shown} and got {_shown(result)}")
+    return f"I called {', then '.join(told)}." if told else NO_CALL
+
+
+def _tell_topic(question: str, past: Sequence[_Entry]) -> str:
+    """Tells what the user has said of himself last, else what is known of it; notes what is new in the question."""
+    text, notes = "\n".join([*_texts_of("user", past), question]), list[str]()
+    for said, echo, noted, _, asked in _TOPICS:
+        if re.search(asked, question, re.IGNORECASE):
+            answers = [value for _, value in _statements(said, text, single=True)]
+            known = [fact for fact in _texts_of("fact", past) if fact.startswith(noted)]
+            answers += [fact.removeprefix(noted).strip() for fact in known]
+            return f"{echo.capitalize()} {answers[0]}." if answers else NOT_SEEN
+        notes += [f"{echo} {value}" for _, value in _statements(said, question, single=noted in _SINGLE)]
+    return f"Noted: {', '.join(notes)}." if notes else ABOUT
+
+
+class OfflineModel(CustomLLM, FunctionCallingLLM):
+    """A LlamaIndex model for trying things out: no network, no key, no state between calls.
+
+    It answers by the rules of ``reply``, from the messages of the call. A stream has one part.
+    """
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        return LLMMetadata(context_window=128_000, is_chat_model=True, is_function_calling_model=True)
+
+    def chat(self, messages: Sequence[ChatMessage], *, tools: Collection[str] = (), **_: object) -> ChatResponse:
+        message = reply(messages, tools)
+        return ChatResponse(message=message, delta=message.content or "")
+
+    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
+        yield self.chat(messages, **kwargs)
+
+    def complete(self, prompt: str, *_: object, **__: object) -> CompletionResponse:
+        text = reply([ChatMessage(prompt)]).content or ""
+        return CompletionResponse(text=text, delta=text)
+
+    def stream_complete(self, prompt: str, *_: object, **__: object) -> CompletionResponseGen:
+        yield self.complete(prompt)
+
+    def _prepare_chat_with_tools(
+        self, tools: Sequence[BaseTool], *_: object, tool_required: bool = False, **given: Any
+    ) -> dict[str, Any]:
+        user_msg, chat_history = given.get("user_msg"), given.get("chat_history")
+        asked = ChatMessage(user_msg) if isinstance(user_msg, str) else user_msg
+        messages = [*(chat_history or []), *([asked] if asked else [])]
+        return {"messages": messages, "tools": [tool.metadata.get_name() for tool in tools]}
+
+    def get_tool_calls_from_response(self, response: ChatResponse, *_: object, **__: object) -> list[ToolSelection]:
+        fields = [block.model_dump() for block in response.message.blocks if isinstance(block, ToolCallBlock)]
+        return [ToolSelection.model_validate({"tool_id": field["tool_call_id"], **field}) for field in fields]

@@ -1,0 +1,82 @@
+"""Tells whose prompt caches find the record only at cache points."""
+
+from __future__ import annotations
+
+import logging
+import re
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llama_index.core.llms.llm import LLM
+
+
+logger = logging.getLogger(__name__)
+
+_GPT = "OpenAI's GPT-5.6 and later"
+_CLAUDE = "Anthropic's Claude"
+_NOVA = "Amazon's Nova"
+# A model's name stands behind that of a provider, a gateway or a region ("openrouter/openai/", "us.anthropic."). Not
+# behind "openai.": that is OpenAI on Bedrock, where cache points for it are not documented.
+_GPT_NAME = re.compile(r"(?<![\w.-])gpt-(\d+)(?:\.(\d+))?(?!\w)")
+_CLAUDE_NAME = re.compile(r"(?<![\w-])claude(?!-(?:2(?!\d)|v\d|instant))(?!\w)")
+_NOVA_NAME = re.compile(r"(?<![\w-])nova-(?:micro|lite|pro|premier)(?!\w)")
+
+
+def needs_cache_points(model_name: str) -> str | None:
+    """Returns the model family if its prompt cache finds a growing record only at cache points, else None.
+
+    OpenAI's models before GPT-5.6, DeepSeek, Gemini, vLLM and llama.cpp find the longest common beginning of two
+    prompts. Claude finds nothing without marks (Claude 2 and older has no cache), and Nova charges less only with them.
+
+    Examples:
+        >>> needs_cache_points("us.anthropic.claude-sonnet-4-5-20250929-v1:0")
+        "Anthropic's Claude"
+        >>> needs_cache_points("openai/gpt-5.10-mini")
+        "OpenAI's GPT-5.6 and later"
+        >>> needs_cache_points("gpt-5-2025-08-07") is None
+        True
+    """
+    name = model_name.lower()
+    versions = [(int(major), int(minor or 0)) for major, minor in _GPT_NAME.findall(name)]
+    # Azure writes GPT-3.5 without its point.
+    if any(version >= (5, 6) and version[0] != 35 for version in versions):  # noqa: PLR2004
+        return _GPT
+    if _CLAUDE_NAME.search(name):
+        return _CLAUDE
+    return _NOVA if _NOVA_NAME.search(name) else None
+
+
+def how_to_mark(family: str) -> str:
+    """Returns what a program has to say so that a family of models finds the record in its cache."""
+    wanted = "CondensedMemory.from_defaults(cache_points=True)"
+    if family == _GPT:
+        return f"{wanted}, with CachingOpenAI or CachingOpenAIResponses as the model"
+    bedrock = "CondensedMemory.from_defaults(cache_points=CacheControl(type='default'))"
+    return bedrock if family == _NOVA else f"{wanted}, or {bedrock} for BedrockConverse"
+
+
+def warn_without_cache_points(llm: LLM | None) -> None:
+    """Logs one warning in a process for each family of models that needs cache points, for a memory without them."""
+    family = None if llm is None else needs_cache_points(name_of(llm))
+    if family is not None:
+        _warn(family)
+
+
+# Once for each family.
+@cache
+def _warn(family: str) -> None:
+    logger.warning(
+        "The prompt caches of %s find the conversation of a CondensedMemory only at cache points, and this memory "
+        "sends none. If such a model answers, each turn pays the whole conversation in full: say %s.",
+        family,
+        how_to_mark(family),
+    )
+
+
+def name_of(llm: LLM) -> str:
+    """Returns the name of a model, "" if it does not know it."""
+    try:
+        return llm.metadata.model_name
+    except Exception:  # noqa: BLE001 - a model that is newer than its class has no metadata, and a hint must not fail
+        return str(getattr(llm, "model", ""))

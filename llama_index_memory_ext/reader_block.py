@@ -1,0 +1,200 @@
+"""Defines the base of the blocks that read the log of a store."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.bridge.pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr
+from llama_index.core.llms.llm import LLM
+from llama_index.core.llms.mock import MockLLM
+from llama_index.core.memory import BaseMemoryBlock
+from llama_index.core.settings import Settings
+from pydantic import AfterValidator, StrictBool
+
+from llama_index_memory_ext.errors import NoModelError
+from llama_index_memory_ext.language.stems import checked_languages
+from llama_index_memory_ext.models.ask import model_of, shielded
+from llama_index_memory_ext.settings import checked
+from llama_index_memory_ext.store import MemoryStore
+from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
+
+if TYPE_CHECKING:
+    import collections
+    from collections.abc import Callable, Iterator, Mapping
+
+    from llama_index.core.base.llms.types import ChatMessage
+    from typing_extensions import Self
+
+    from llama_index_memory_ext.background.jobs import Failure, JobKey, Jobs
+
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_SESSION_ID = "default"
+
+# A field that also takes a plain function from a text to its tokens.
+Counter: TypeAlias = Annotated[TokenCounter, BeforeValidator(as_counter)]
+# Fields whose values are shielded. Reading one gives the model itself.
+AnyLLM: TypeAlias = Annotated[LLM | None, AfterValidator(shielded)]
+AnyEmbedding: TypeAlias = Annotated[BaseEmbedding | None, AfterValidator(shielded)]
+# Codes of ISO 639-1; None stands for any language.
+Languages: TypeAlias = Annotated[Sequence[str] | None, BeforeValidator(checked_languages)]
+# A field that does not take "yes" and 1.
+Switch: TypeAlias = StrictBool
+_MODELS = frozenset({"llm", "embed_model"})
+
+
+def llm_of_settings() -> LLM | None:
+    """Returns the model that the program has set as ``Settings.llm``, shielded; None if it has set none."""
+    # The property of the settings would make an OpenAI, to which nobody has agreed.
+    llm = shielded(Settings._llm)  # noqa: SLF001
+    # What LlamaIndex takes where somebody sets None.
+    return None if type(model_of(llm)) is MockLLM else llm
+
+
+@contextmanager
+def sparing(failures: collections.Counter[str], failed: str, drop: Callable[[], object]) -> Iterator[None]:
+    """Let no failure of an index cost an answer: end the block, and ``drop`` the index, so that it is built anew.
+
+    ``failures`` counts the failures by the type of the error, each of which is logged once.
+    """
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - an index may be broken in any way, and a ranker may be anybody's own
+        drop()
+        kind = type(error).__name__
+        failures[kind] += 1
+        if failures[kind] == 1:
+            logger.warning("%s (%s); nothing is lost, and the next question builds the index anew.", failed, kind)
+
+
+class LogBlock(BaseMemoryBlock[str]):
+    """A block that reads the log of its store.
+
+    Without a store it has a private one in memory, into which ``aput`` writes what the memory flushes.
+    """
+
+    # A misspelt setting must not be ignored.
+    model_config = ConfigDict(extra="forbid")
+
+    tokenizer_fn: Counter = Field(
+        default_factory=TokenCounter, exclude=True, repr=False, description="Counts the tokens; o200k_base by default."
+    )
+    store: MemoryStore | None = Field(
+        default=None, exclude=True, repr=False, description="The store whose log is read; None for a private one."
+    )
+    llm: AnyLLM = Field(default=None, exclude=True, repr=False, description="None: Settings.llm, if it is set.")
+    languages: Languages = Field(
+        default=None, description="In which languages questions may be, as ['de', 'en']; None: told for each question."
+    )
+    retry_seconds: float = Field(
+        default=2.0, gt=0, description="Pause after the model has failed; each further one is twice as long."
+    )
+
+    _store: MemoryStore = PrivateAttr()
+
+    if not TYPE_CHECKING:  # With this method, a type checker would not know the fields.
+
+        def __init__(self, **values: Any) -> None:
+            # Shielded here, too: a traceback shows the local variables of these frames.
+            values = {name: shielded(value) if name in _MODELS else value for name, value in values.items()}
+            checked(type(self), super().__init__, **values)
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Make a private store where none is given."""
+        super().model_post_init(context)
+        self._store = self.store if self.store is not None else MemoryStore()
+
+    def known_llm(self) -> LLM | None:
+        """The model of this block, or else of ``Settings``, shielded; None if there is none."""
+        given: LLM | None = self._shielded("llm")
+        return llm_of_settings() if given is None else given
+
+    def chosen_llm(self) -> LLM:
+        """As ``known_llm``; raises a NoModelError if there is none."""
+        llm = self.known_llm()
+        if llm is None:
+            raise NoModelError
+        return llm
+
+    if not TYPE_CHECKING:  # With this method, a type checker would accept any name.
+
+        def __getattribute__(self, name: str) -> Any:
+            value = super().__getattribute__(name)
+            return model_of(value) if name in _MODELS else value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, shielded(value) if name in _MODELS else value)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with other values; the models are the same ones, also in a deep copy."""
+        values = {name: shielded(value) if name in _MODELS else value for name, value in (update or {}).items()}
+        return super().model_copy(update=values, deep=deep)
+
+    def _shielded(self, name: str) -> Any:
+        """A model as our own parts hold it; None if there is none."""
+        return self.__dict__.get(name)
+
+    async def aput(
+        self, messages: list[ChatMessage], from_short_term_memory: bool = False, session_id: str | None = None
+    ) -> None:
+        """Start the work that follows from messages that have left short-term memory.
+
+        They are in the log of a given store already; a private store gets them here.
+        """
+        if messages and (self.accept_short_term_memory or not from_short_term_memory):
+            session_id = session_id or DEFAULT_SESSION_ID
+            if self.store is None:
+                await self._store.log.append(session_id, messages, len)
+            await self.anotice(session_id)
+
+    async def _aput(self, messages: list[ChatMessage]) -> None:
+        await self.aput(messages)
+
+    @abstractmethod
+    async def anotice(self, session_id: str) -> None:
+        """Start the background work that follows from new messages in the log of a session."""
+
+    async def aopen(self, session_id: str) -> None:
+        """Do what is needed when a memory begins to use a session."""
+
+    async def aflush(self, session_id: str = DEFAULT_SESSION_ID) -> None:
+        """Do the background work now; a failure is logged, and the next start tries again."""
+
+    def readers_of(self, session_id: str) -> tuple[str, ...]:
+        """The readers that the store registers when a session is written to."""
+        return ()
+
+    @property
+    @abstractmethod
+    def jobs(self) -> Jobs:
+        """The jobs of all blocks of this kind on the same store."""
+
+    @abstractmethod
+    def job_key(self, session_id: str) -> JobKey:
+        """The key of this block's jobs of a session."""
+
+    @property
+    def all_jobs(self) -> tuple[Jobs, ...]:
+        """The jobs of every kind that this block starts."""
+        return (self.jobs,)
+
+    async def await_jobs(self, session_id: str) -> None:
+        """Wait for the running jobs of a session; those that pause after a failure are cancelled."""
+        for jobs in self.all_jobs:
+            await jobs.wait(self.job_key(session_id))
+
+    def failures_of(self, session_id: str) -> dict[str, Failure]:
+        """The last failures of a session's jobs since their last success, by kind; {} if there are none."""
+        found = {jobs.kind: jobs.failure_of(self.job_key(session_id)) for jobs in self.all_jobs}
+        return {kind: failure for kind, failure in found.items() if failure}
+
+    async def aclose(self) -> None:
+        """Close a private store: its messages are gone, and later calls raise a StoreError. A given one stays open."""
+        if self.store is None:
+            await self._store.aclose()

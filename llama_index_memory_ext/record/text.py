@@ -1,0 +1,133 @@
+"""Puts the text of the record together, and takes it apart again."""
+
+from __future__ import annotations
+
+import re
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+from llama_index_memory_ext.text.limits import share_out
+from llama_index_memory_ext.text.messages import clip_entry, clipped_element, escape_tags
+from llama_index_memory_ext.text.tokens import CountedText
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from llama_index_memory_ext.store.tables import LogRow
+    from llama_index_memory_ext.text.messages import Entry
+    from llama_index_memory_ext.text.tokens import TokenCounter
+
+
+_SUMMARY_OPENING, _SUMMARY_CLOSING = "<conversation_summary>", "</conversation_summary>\n"
+EARLIER_OPENING = '<earlier_messages note="said before the messages above; found for the question">\n'
+EARLIER_CLOSING = "</earlier_messages>\n"
+_DAY_START = "<message date>"
+_ELEMENT_START = re.compile(
+    rf"^(?=<message |{_SUMMARY_OPENING}|{re.escape(EARLIER_OPENING)}|{EARLIER_CLOSING})", re.MULTILINE
+)
+NO_TEXT = CountedText("", 0)
+_RESULT_STARTS = ('<message role="tool"', '<message role="function"', "<message tool", "<message function")
+_INSTRUCTION_STARTS = ('<message role="system"', '<message role="developer"')
+
+
+def summary_element(summary: str, limit: int, counter: TokenCounter, tags: Iterable[str] = ()) -> CountedText:
+    """Returns the summary as the record shows it, in at most ``limit`` tokens; "" if it is empty or has no room."""
+    body = escape_tags(summary.strip(), tags)
+    element = clipped_element((_SUMMARY_OPENING, _SUMMARY_CLOSING), body, limit, counter, counter.clip)
+    # A single character may have several tokens, so that nothing is left of the summary.
+    is_empty = not element[len(_SUMMARY_OPENING) : -len(_SUMMARY_CLOSING)].strip()
+    return NO_TEXT if is_empty or element.tokens > limit else element
+
+
+def day_heading(day: str) -> str:
+    """Returns what stands above the earlier messages of a day such as 2026-11-20; "" is an unknown one."""
+    return f"{_DAY_START}{day or 'unknown'}\n"
+
+
+def shown_day(row: LogRow) -> str:
+    """Returns the day (UTC) on which a row was said as 2026-11-20; "" where it is unknown."""
+    said_at = row.said_at
+    return said_at.date().isoformat() if said_at else ""
+
+
+def earlier_element(found: Iterable[tuple[Sequence[LogRow], Sequence[Entry]]], counter: TokenCounter) -> CountedText:
+    """Returns messages from before the record, in the order of their rows, under headings of their days; "" for none.
+
+    Where all messages of a day tell their time they go by that: of two that were put at once, the later may have been
+    written first.
+    """
+    days: dict[str, list[tuple[Sequence[LogRow], Sequence[Entry]]]] = {}
+    for rows, entries in found:
+        days.setdefault(shown_day(rows[0]), []).append((rows, entries))
+    shown = ""
+    for day, said in sorted(days.items()):
+        times = [rows[0].told_at for rows, _ in said]
+        known = [time for time in times if time is not None]
+        order = sorted(range(len(said)), key=known.__getitem__) if len(known) == len(said) else range(len(said))
+        shown += day_heading(day) + "".join(entry.text for i in order for entry in said[i][1])
+    text = f"{EARLIER_OPENING}{shown}{EARLIER_CLOSING}" if shown else ""
+    return CountedText(text, counter.count(text))
+
+
+def clip_entries(
+    entries: Sequence[Entry], limit: int, counter: TokenCounter, clip: Callable[[str, int], str] | None = None
+) -> list[Entry]:
+    """Returns the entries, the long ones clipped. Together they have at most ``limit`` tokens if their tags fit."""
+    shares = share_out([entry.tokens for entry in entries], limit)
+    return [clip_entry(entry, share, counter, clip) for entry, share in zip(entries, shares, strict=True)]
+
+
+def split_record(text: str) -> list[str]:
+    """Returns the parts of a record, which no text can forge: entries, the summary, and all above and below them."""
+    return [part for part in _ELEMENT_START.split(text) if part]
+
+
+def is_result(part: str) -> bool:
+    """Returns whether a part of a record is the entry of a tool's result."""
+    return part.startswith(_RESULT_STARTS)
+
+
+def truncated(text: str, tokens_to_truncate: int, counter: TokenCounter) -> str:
+    """Returns the record without its least important parts, at least so many tokens shorter; "" if nothing is left.
+
+    First go the earlier messages, then the messages of the record (the oldest first, a call with its results), then the
+    summary, and at last the instructions at the beginning.
+    """
+    parts, wanted = split_record(text), tokens_to_truncate
+    while True:
+        left = _without(parts, wanted, counter)
+        missing = 0 if counter.adds_up else tokens_to_truncate - counter.count(text) + counter.count(left)
+        if missing <= 0 or not left:
+            return left
+        wanted += missing
+
+
+def _without(parts: Sequence[str], tokens: int, counter: TokenCounter) -> str:
+    """Returns the record without parts of at least so many tokens, if there are as many."""
+    heading = parts.index(EARLIER_OPENING) if EARLIER_OPENING in parts else len(parts)
+
+    def importance(i: int) -> tuple[bool, bool, bool, int]:
+        is_first_instruction = i == 0 and parts[i].startswith(_INSTRUCTION_STARTS)
+        return is_first_instruction, parts[i].startswith(_SUMMARY_OPENING), i < heading, i
+
+    gone: set[int] = set()
+    saved = 0
+    for i in sorted(range(len(parts)), key=importance):
+        if not _is_tag(parts[i]) and (saved < tokens or (is_result(parts[i]) and i - 1 in gone)):
+            saved += counter.count(parts[i])
+            gone.add(i)
+    left = _without_empty_days([part for i, part in enumerate(parts) if i not in gone])
+    # The tags go with the last of the earlier messages.
+    return "".join(left).replace(EARLIER_OPENING + EARLIER_CLOSING, "")
+
+
+def _is_tag(part: str) -> bool:
+    return part in (EARLIER_OPENING, EARLIER_CLOSING) or part.startswith(_DAY_START)
+
+
+def _without_empty_days(parts: Sequence[str]) -> list[str]:
+    return [
+        part
+        for part, following in zip_longest(parts, parts[1:], fillvalue=EARLIER_CLOSING)
+        if not (part.startswith(_DAY_START) and _is_tag(following))
+    ]

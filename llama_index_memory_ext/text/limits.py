@@ -1,0 +1,151 @@
+"""Decides what is kept of messages and texts that are too long."""
+
+from __future__ import annotations
+
+import re
+import sys
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, islice, takewhile
+from typing import TYPE_CHECKING
+
+from llama_index_memory_ext.errors import LimitError
+from llama_index_memory_ext.text.tool_calls import RESULT_ROLES, Counted, M
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from llama_index_memory_ext.text.tokens import TokenCounter
+
+
+# A sentence, a line, or 400 characters. Pieces put together are the text again.
+_PIECE = re.compile(r".{1,400}?(?:[.!?]\s+|[\u3002\uff01\uff1f]|\n+|\Z)|.{1,400}", re.DOTALL)
+_BEFORE, _AFTER = "[...] ", " [...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Most tokens and messages, and how many are kept of more. See the options of ``trim``."""
+
+    tokens: int = sys.maxsize
+    keep_ratio: float = 1.0
+    max_messages: int = sys.maxsize
+    keep_messages: int = sys.maxsize
+
+    @classmethod
+    def checked(
+        cls, tokens: int | None, most: int | None, keep: int | None, ratio: float = 1.0, *, include_system: bool = False
+    ) -> Limits:
+        """Returns the limits for options of ``trim``; raises a LimitError as it does."""
+        for name, limit in {"token_limit": tokens, "max_messages": most, "keep_messages": keep}.items():
+            if limit is not None and (not isinstance(limit, int) or limit < 1):
+                raise LimitError(f"{name} must be a whole number of at least 1, or None for no limit; it is {limit!r}.")
+        if not isinstance(ratio, int | float) or not 0 < ratio <= 1:
+            raise LimitError(f"keep_ratio must be above 0 and at most 1; it is {ratio!r}. 0.4 keeps two fifths.")
+        if keep is not None and (most is None or keep > most):
+            raise LimitError(
+                f"keep_messages={keep} needs a max_messages of at least as many; it is {most}. "
+                "Raise that one, or lower keep_messages."
+            )
+        if include_system and most == 1:
+            raise LimitError(
+                "include_system=True needs a max_messages of at least 2, for the system's message and one more; it is "
+                "1. Raise it, or leave include_system out."
+            )
+        most = most or sys.maxsize
+        return cls(tokens or sys.maxsize, ratio, most, keep or min(most, max(2, int(most * ratio))))
+
+    @property
+    def keep_tokens(self) -> int:
+        """Tokens that are kept when a limit is exceeded; at least one if there may be any."""
+        return max(int(self.tokens * self.keep_ratio), min(self.tokens, 1))
+
+    @property
+    def kept(self) -> Limits:
+        """The limits of what is kept when these limits are exceeded."""
+        return replace(self, tokens=self.keep_tokens, keep_ratio=1.0, max_messages=self.keep_messages)
+
+    def remaining(self, tokens: int, messages: int) -> Limits:
+        """Returns these limits less so many tokens and messages; always room for one message."""
+        most, keep = max(self.max_messages - messages, 1), max(self.keep_messages - messages, 1)
+        return replace(self, tokens=self.tokens - tokens, max_messages=most, keep_messages=keep)
+
+
+def group_start(messages: Sequence[M], end: int) -> int:
+    """Returns the index of the last message before ``end`` that is no tool's result; 0 if there is none."""
+    return next((i for i in range(end - 1, 0, -1) if messages[i].role not in RESULT_ROLES), 0)
+
+
+def plan_cut(messages: Sequence[Counted], limits: Limits, *, turn_starts: Collection[str] = ()) -> int:
+    """Returns the index of the first message to keep, never that of a result; 0 if all are within the limits.
+
+    Above a limit, the messages are cut down to ``keep_tokens`` and ``keep_messages`` at once. Then the beginning stays
+    the same for many turns, and a provider's prompt cache can serve it.
+
+    The newest message, or call with its results, always stays. A cut in front of a turn, which begins with a role of
+    ``turn_starts``, is preferred unless it keeps less than half of what could be kept. Messages are counted from the
+    newest one on, until a limit is exceeded.
+    """
+    newest = (message.tokens for message in islice(reversed(messages), limits.max_messages))
+    # The tokens of the newest message, of the newest two, and so on.
+    sums = list(takewhile(lambda tokens: tokens <= limits.tokens, accumulate(newest)))
+    if len(sums) == len(messages):
+        return 0
+    fitting = min(bisect_right(sums, limits.keep_tokens), limits.keep_messages)
+    cuts = (i for i in range(len(messages) - fitting, len(messages)) if messages[i].role not in RESULT_ROLES)
+    first = next(cuts, group_start(messages, len(messages)))
+    turn = next((i for i in chain([first], cuts) if messages[i].role in turn_starts), first)
+    keeps_half = turn == first or sums[len(messages) - turn - 1] * 2 >= sums[len(messages) - first - 1]
+    return turn if keeps_half else first
+
+
+def plan_flush(tokens: Sequence[int], *, turn_starts: Sequence[bool], limit: int) -> int:
+    """Returns how many messages, in whole turns, leave short-term memory for ``limit``; the newest turn never does."""
+    from_there_on = list(accumulate(reversed(tokens), initial=0))[::-1]
+    starts = [i for i, starts_turn in enumerate(turn_starts) if starts_turn]
+    if from_there_on[0] <= limit or not starts:
+        return 0
+    return next((i for i in starts if from_there_on[i] <= limit), starts[-1])
+
+
+def share_out(tokens: Sequence[int], limit: int) -> list[int]:
+    """Returns the share of each message in a common limit: short ones get all they need, long ones equal parts.
+
+    >>> share_out([10, 500, 900], 210)
+    [10, 100, 100]
+    """
+    shares, left = [0] * len(tokens), limit
+    for done, i in enumerate(sorted(range(len(tokens)), key=lambda i: tokens[i])):
+        shares[i] = min(tokens[i], max(left, 0) // (len(tokens) - done))
+        left -= shares[i]
+    return shares
+
+
+def excerpt(
+    text: str, limit: int, counter: TokenCounter, wanted: Collection[str], terms: Callable[[str], Iterable[str]]
+) -> str:
+    """Returns the run of sentences with most of the wanted terms, with "[...]" where text is left out.
+
+    It has at most ``limit`` tokens. A text that fits is returned whole; one without any of the terms is clipped in its
+    middle. ``terms`` gives the terms of a text.
+    """
+    if counter.count(text) <= limit:
+        return text
+    pieces = _PIECE.findall(text)
+    hits = [frozenset(wanted).intersection(terms(piece)) for piece in pieces]
+    before, room = list(accumulate(map(counter.count, pieces), initial=0)), limit - counter.count(_BEFORE + _AFTER)
+    best, first, last = (0, 0), 0, 0
+    for end in range(1, len(before)):
+        # The longest run that ends here; the best has most different terms, then most tokens.
+        start = bisect_left(before, before[end] - room, 0, end)
+        score = len(frozenset().union(*hits[start:end])), before[end] - before[start]
+        if score[0] and score > best:
+            best, first, last = score, start, end
+    while first < last:
+        shown = "".join(pieces[first:last]).strip()
+        shown = f"{_BEFORE if first else ''}{shown}{_AFTER if last < len(pieces) else ''}"
+        if counter.count(shown) <= limit:
+            return shown
+        # The tokens of pieces need not add up.
+        first, last = (first + 1, last) if len(hits[first]) < len(hits[last - 1]) else (first, last - 1)
+    return counter.clip(text, limit)

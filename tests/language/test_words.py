@@ -1,0 +1,60 @@
+"""Which words two statements share."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llama_index_memory_ext.language.tokens import are_forms, comparable, keywords, shared
+from tests.language.texts import LONG, check_time
+
+
+def share_keywords(one: str, other: str) -> bool:
+    return bool(shared(keywords(one), keywords(other)))
+
+
+def test_words_are_shared_in_any_form_but_the_common_ones() -> None:
+    said = "I would rather be testing with pytest, 我住在北京"
+    assert share_keywords(said, "Prefers pytest")
+    assert share_keywords(said, "Tests a lot")
+    assert share_keywords(said, "住北京")
+    assert not share_keywords(said, "Has a dog with the others")
+    assert not share_keywords(said, "")
+
+
+@pytest.mark.parametrize(
+    ("said", "same", "other"),
+    [
+        ("גרה בברלין, בעיר", "עברה מברלין וגרה בעיר", "רופאה"),
+        ("أعمل في برلين، شكرا", "تعمل في برلين", "طبيبة أطفال"),
+        ("मैं बर्लिन में रहता हूँ।", "बर्लिन में काम", "डॉक्टर नहीं"),
+        ("ฉันอยู่ที่เบอร์ลิน", "อยู่เบอร์ลิน", "หมอ"),
+        ("ვცხოვრობ ბერლინში", "ბერლინი", "ექიმი"),
+        ("ich bin allergisch gegen katzen", "Hat eine Katzenallergie", "Ist Student"),
+        ("I have diabetis", "Has diabetes", "Plays golf"),
+    ],
+)
+def test_words_of_any_script_with_any_ending_are_shared(said: str, same: str, other: str) -> None:
+    assert share_keywords(said, same)
+    assert not share_keywords(said, other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [("wohne", "wohnt", True), ("nuss", "nussallergie", True), ("cat", "cats", False), ("paris", "prague", False)],
+)
+def test_forms_share_a_beginning_a_part_or_all_but_a_slip(one: str, other: str, expected: bool) -> None:
+    assert are_forms(one, other) is expected
+
+
+@given(st.text())
+def test_what_is_comparable_stays_as_it_is(text: str) -> None:
+    # An entity may stand for the "&" of another one.
+    assert "&" in text or comparable(comparable(text)) == comparable(text)
+    assert keywords(text) == shared(keywords(text), keywords(text))
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_a_long_text_takes_no_longer(kind: str) -> None:
+    check_time(lambda text: share_keywords("Likes 3 Katzenallergien in Bergen", text), kind)
