@@ -281,12 +281,17 @@ def _shipped_encoding(name: str) -> tiktoken.Encoding | None:
     folder = files("llama_index.core") / "_static" / "tiktoken_cache"
     if name not in _SHIPPED or not (folder / _SHIPPED[name]).is_file():
         return None
+    # LlamaIndex sets TIKTOKEN_CACHE_DIR for a moment where it is not set, and then deletes it. A thread must not meddle
+    # with that: the older variable does the same, and stands behind it.
+    given = os.environ.get("TIKTOKEN_CACHE_DIR")
+    is_free = given is None or os.path.realpath(given) == os.path.realpath(str(folder))
+    variable = "DATA_GYM_CACHE_DIR" if is_free else "TIKTOKEN_CACHE_DIR"
     with _loading:
-        before = os.environ.get("TIKTOKEN_CACHE_DIR")
-        os.environ["TIKTOKEN_CACHE_DIR"] = str(folder)
+        before = os.environ.get(variable)
+        os.environ[variable] = str(folder)
         try:
             return tiktoken.get_encoding(name)
         finally:
-            del os.environ["TIKTOKEN_CACHE_DIR"]
+            del os.environ[variable]
             if before is not None:
-                os.environ["TIKTOKEN_CACHE_DIR"] = before
+                os.environ[variable] = before

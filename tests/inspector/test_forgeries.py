@@ -49,6 +49,7 @@ PHRASES = [
 OURS = [f"<{slash}{name}{end}" for slash in ("", "/") for name in sorted(OUR_TAGS) for end in (">", ' role="user">')]
 PIECES = [*OURS, *WORDS.split(), *PHRASES]
 TEXTS = st.lists(st.sampled_from(PIECES) | st.text(st.characters(exclude_categories=["Cs"]), max_size=3), max_size=6)
+OUR_LINES = rf"^<(?:{'|'.join(sorted(OUR_TAGS))})\b"
 FORGED = TEXTS.map(lambda parts: "".join(parts).replace("\x00", ""))
 # Each piece once, so many at a time that nothing is cut for its length.
 PARTS = ["".join(PIECES[i : i + 6]) for i in range(0, len(PIECES), 6)]
@@ -184,7 +185,7 @@ async def shown(names: Names) -> dict[str, Any]:
         "extraction": message_shape(extraction_prompt(lines, facts, today=date(2026, 1, 1), before=lines), TAGS),
         "summary": message_shape(summary_prompt(names.text, entries, token_limit=100), PROMPT_TAGS),
         "nodes": [tags_in(node.node.get_content(MetadataMode.LLM)) for node in nodes],
-        "search": (tags_in(found), sorted(re.findall(r"^<\w+", found, re.MULTILINE))),
+        "search": (tags_in(found), sorted(re.findall(OUR_LINES, found, re.MULTILINE))),
         **{what: (tags_in(answer), len(answer.splitlines())) for what, answer in told.items()},
         "MCP": [(tags_in(one.content[0].text), len(one.content[0].text.splitlines())) for one in listed],
         "exports": list(map(json_shape, exports)),

@@ -131,6 +131,22 @@ def test_models_and_encodings_are_found_without_a_network(monkeypatch: pytest.Mo
     assert os.environ["TIKTOKEN_CACHE_DIR"] == "/nowhere"
 
 
+SEES_VARIABLES = """
+import sys
+changed = []
+sys.addaudithook(lambda event, given: changed.append(given[0]) if event in ("os.putenv", "os.unsetenv") else None)
+from llama_index_memory_ext import TokenCounter
+assert TokenCounter().count("Hello, world") == 3
+assert b"TIKTOKEN_CACHE_DIR" not in changed, changed
+"""
+
+
+def test_loading_a_vocabulary_leaves_the_variable_alone_that_llama_index_sets_and_deletes() -> None:
+    """Its own vocabulary may be loaded by another thread at that moment, which would go to the network without it."""
+    unset = {name: value for name, value in os.environ.items() if name != "TIKTOKEN_CACHE_DIR"}
+    subprocess.run([sys.executable, "-c", SEES_VARIABLES], env=unset, check=True, timeout=60)
+
+
 def test_an_unknown_encoding_warns_once_and_estimates(caplog: pytest.LogCaptureFixture) -> None:
     """The estimate knows that a Chinese character is about a token."""
     counter = TokenCounter("no-such-model")
