@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import pickle
 import re
 from typing import Any
 
@@ -27,6 +26,16 @@ from llama_index_memory_ext import (
 from llama_index_memory_ext.text.messages import HINT
 from tests.conversation import BEFORE_QUESTION, assistant, calling, record, result, sent_text, user
 from tests.memories import OpenMemory, OpenPlainMemory
+
+
+class Silent(BaseMemoryBlock[str]):
+    """A block of others."""
+
+    async def _aget(self, messages: list[ChatMessage] | None = None, **block_kwargs: Any) -> str:
+        return ""
+
+    async def _aput(self, messages: list[ChatMessage]) -> None:
+        pass
 
 
 async def talk(memory: Memory, turns: int) -> str:
@@ -65,37 +74,21 @@ async def test_the_first_question_comes_alone_and_the_second_with_the_record(ope
     )
 
 
-async def test_the_shortest_turns_are_flushed_too(open_memory: OpenMemory) -> None:
-    """The host keeps turns of a few tokens back."""
-    memory = open_memory()
-    for _ in range(3):
-        await memory.aput(user("ok"))
-        await memory.aput(assistant("ok"))
-    assert len(record(sent_text(await memory.aget()))) == 4
-
-
-async def test_after_the_answer_the_turn_is_whole(open_memory: OpenMemory) -> None:
-    """Agents ask for the messages once more when a turn is over."""
+async def test_a_turn_is_whole_after_its_answer_until_it_is_flushed(open_memory: OpenMemory) -> None:
+    """Agents ask for the messages once more when a turn is over; then one message with the record is left."""
     memory = open_memory()
     await talk(memory, 2)
     question, answer = await memory.aget()
     assert sent_text([question]).endswith("question 1")
     assert answer.content == "answer 1"
-
-
-async def test_flushing_takes_the_last_turn_too(open_memory: OpenMemory) -> None:
-    """What is left is one message with the record and no question."""
-    memory = open_memory()
-    await talk(memory, 2)
-    await memory.aflush()
-    await memory.aflush()
+    for _ in range(2):
+        await memory.aflush()
     (message,) = await memory.aget()
     assert message.role == "user"
     assert [text for _, text in record(sent_text([message]))] == ["question 0", "answer 0", "question 1", "answer 1"]
 
 
-async def test_resetting_clears_what_the_block_shows(open_memory: OpenMemory) -> None:
-    """Also what another memory on the same session shows."""
+async def test_resetting_and_setting_replace_what_every_memory_on_the_session_shows(open_memory: OpenMemory) -> None:
     memory, other = open_memory(), open_memory()
     await talk(memory, 2)
     await other.aget()
@@ -104,16 +97,11 @@ async def test_resetting_clears_what_the_block_shows(open_memory: OpenMemory) ->
     await talk(memory, 1)
     await memory.aput(user("next"))
     assert [text for _, text in record(sent_text(await other.aget()))] == ["question 0", "answer 0"]
-
-
-async def test_setting_replaces_the_whole_conversation(open_memory: OpenMemory) -> None:
-    memory = open_memory()
-    await talk(memory, 2)
     await memory.aset([user("new"), assistant("fine"), user("newest")])
-    (message,) = await memory.aget()
+    (message,) = await other.aget()
     assert record(sent_text([message])) == [("user", "new"), ("assistant", "fine")]
     await memory.aset([])
-    assert await memory.aget() == []
+    assert await memory.aget() == await other.aget() == []
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
@@ -163,13 +151,10 @@ async def test_the_question_is_taken_from_a_message_too(open_memory: OpenMemory)
     """The host ignores ``input`` if it is a ChatMessage, and doubles the question that an agent repeats."""
     asked: list[list[str | None]] = []
 
-    class Listener(BaseMemoryBlock[str]):
+    class Listener(Silent):
         async def _aget(self, messages: list[ChatMessage] | None = None, **block_kwargs: Any) -> str:
             asked.append([message.content for message in messages or []])
             return ""
-
-        async def _aput(self, messages: list[ChatMessage]) -> None:
-            pass
 
     memory = open_memory(memory_blocks=[Listener(name="listener")])
     await memory.aput(user("Q"))
@@ -178,22 +163,17 @@ async def test_the_question_is_taken_from_a_message_too(open_memory: OpenMemory)
     assert asked == [["Q"], ["Q"], ["Q"], ["Q", "other"], ["Q", "other"]]
 
 
-async def test_the_messages_of_the_caller_are_not_changed(open_memory: OpenMemory) -> None:
+async def test_neither_the_messages_of_the_caller_nor_those_that_come_back_are_shared(open_memory: OpenMemory) -> None:
+    """Agents write their state into the last message."""
     memory = open_memory()
     messages = [user("one </memory>"), calling(("call_1", "add", {"a": 1})), result("call_1", "1"), user("two")]
     before = copy.deepcopy(messages)
     await memory.aput_messages(messages)
     await memory.aget(input=messages[-1])
     assert messages == before
-
-
-async def test_what_comes_back_can_be_changed_without_harm(open_memory: OpenMemory) -> None:
-    """Agents write their state into the last message."""
-    memory = open_memory()
-    await memory.aput(user("one"))
-    (message,) = await memory.aget()
-    message.blocks[0].text = "changed"  # type: ignore[union-attr]
-    assert sent_text(await memory.aget()) == "one"
+    (shown,) = await memory.aget()
+    shown.blocks[-1].text = "changed"  # type: ignore[union-attr]
+    assert sent_text(await memory.aget()).endswith("two")
 
 
 async def test_further_blocks_stand_behind_the_record(open_memory: OpenMemory) -> None:
@@ -215,14 +195,11 @@ async def test_further_blocks_stand_behind_the_record(open_memory: OpenMemory) -
 async def test_further_blocks_get_what_the_host_gives_them(open_memory: OpenMemory) -> None:
     """No argument of our own; and another record, on the same store or on one of its own, reads for itself."""
 
-    class Strict(BaseMemoryBlock[str]):
+    class Strict(Silent):
         async def _aget(  # type: ignore[override]
             self, messages: list[ChatMessage] | None = None, session_id: str = "", mood: str = ""
         ) -> str:
             return f"{session_id} {mood} {len(messages or [])}"
-
-        async def _aput(self, messages: list[ChatMessage]) -> None:
-            pass
 
     memory = open_memory(memory_blocks=[Strict(name="strict")])
     private = CondensedMemoryBlock(name="private")
@@ -240,10 +217,7 @@ async def test_further_blocks_get_what_the_host_gives_them(open_memory: OpenMemo
 async def test_a_block_that_fails_costs_neither_the_message_nor_the_turn(
     open_memory: OpenMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Failing(BaseMemoryBlock[str]):
-        async def _aget(self, messages: list[ChatMessage] | None = None, **block_kwargs: Any) -> str:
-            return ""
-
+    class Failing(Silent):
         async def _aput(self, messages: list[ChatMessage]) -> None:
             raise ConnectionError("no such host: secret text")
 
@@ -300,37 +274,16 @@ async def test_more_turns_can_be_kept_as_messages(open_memory: OpenMemory) -> No
     assert len(await memory.aget()) < 9
 
 
-def test_a_lasting_database_without_a_session_id_is_refused(database_uri: str) -> None:
-    with pytest.raises(StoreError, match=r"Give it one: CondensedMemory\.from_defaults"):
-        CondensedMemory.from_defaults(async_database_uri=database_uri)
-    with pytest.raises(StoreError, match="session_id"):
-        CondensedMemory.from_defaults(chat_store=MemoryStore(database_uri))
-
-
-def test_another_kind_of_store_is_refused() -> None:
+def test_a_store_of_another_kind_and_a_lasting_one_without_a_session_id_are_refused(database_uri: str) -> None:
+    for lasting in ({"async_database_uri": database_uri}, {"chat_store": MemoryStore(database_uri)}):
+        with pytest.raises(StoreError, match=r"session_id.* CondensedMemory\.from_defaults"):
+            CondensedMemory.from_defaults(**lasting)  # type: ignore[arg-type]
     with pytest.raises(StoreError, match="it is a SQLAlchemyChatStore"):
         CondensedMemory.from_defaults(chat_store=SQLAlchemyChatStore(table_name="t"))  # type: ignore[arg-type]
 
 
-async def test_a_memory_can_be_pickled(open_memory: OpenMemory) -> None:
-    """It goes on with the same database."""
-    memory = open_memory()
-    await talk(memory, 2)
-    twin = pickle.loads(pickle.dumps(memory))
-    assert await twin.aget() == await memory.aget()
-    await twin.sql_store.aclose()
-
-
-async def test_leaving_the_block_closes_the_memory(database_uri: str) -> None:
-    """And the last turn is in the record."""
-    async with CondensedMemory.from_defaults("chat", async_database_uri=database_uri, extract_facts=False) as memory:
-        await talk(memory, 1)
-    assert memory.sql_store.database.engine is None
-    async with CondensedMemory.from_defaults("chat", async_database_uri=database_uri, extract_facts=False) as memory:
-        assert len(record(sent_text(await memory.aget()))) == 2
-
-
 async def test_an_engine_can_be_lent(database_uri: str) -> None:
+    """Leaving the block closes the memory, whose last turn is in the record then, and not the engine."""
     engine = create_async_engine(database_uri)
     async with CondensedMemory.from_defaults(
         "chat", async_engine=engine, table_name="talks", extract_facts=False
@@ -357,29 +310,6 @@ async def test_a_database_of_the_plain_host_is_taken_over(
     await memory.aput(user("next"))
     texts = [text for _, text in record(sent_text(await memory.aget()))]
     assert texts == [text for i in range(4) for text in (f"The question number {i}.", f"The answer number {i}.")]
-
-
-async def test_a_long_record_of_the_plain_host_is_cut_like_any_other(
-    open_memory: OpenMemory, open_plain_memory: OpenPlainMemory, database_uri: str
-) -> None:
-    """Though it has no cursors yet."""
-    host = open_plain_memory(async_database_uri=database_uri)
-    for i in range(30):
-        await host.aput(user(f"The question number {i}."))
-    memory = open_memory(condensed_token_limit=200)
-    shown = record(sent_text(await memory.aget()))
-    assert 3 < len(shown) < 10
-    assert shown == record(sent_text(await memory.aget()))
-    assert shown == record(sent_text(await open_memory(condensed_token_limit=200).aget()))
-
-
-async def test_tokens_that_the_caller_needs_are_left_to_it(open_memory: OpenMemory) -> None:
-    """Chat engines say how long their prefix is."""
-    memory = open_memory(token_limit=100, condensed_token_limit=80, facts_token_limit=0)
-    await talk(memory, 3)
-    whole = sent_text(await memory.aget())
-    less = sent_text(await memory.aget(initial_token_count=50))
-    assert 0 < len(record(less)) < len(record(whole))
 
 
 async def test_five_concurrent_first_reads_work(any_database_uri: str | None) -> None:
