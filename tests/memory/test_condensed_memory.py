@@ -277,7 +277,7 @@ async def test_more_turns_can_be_kept_as_messages(open_memory: OpenMemory) -> No
 def test_a_store_of_another_kind_and_a_lasting_one_without_a_session_id_are_refused(database_uri: str) -> None:
     for lasting in ({"async_database_uri": database_uri}, {"chat_store": MemoryStore(database_uri)}):
         with pytest.raises(StoreError, match=r"session_id.* CondensedMemory\.from_defaults"):
-            CondensedMemory.from_defaults(**lasting)  # type: ignore[arg-type]
+            CondensedMemory.from_defaults(**lasting)
     with pytest.raises(StoreError, match="it is a SQLAlchemyChatStore"):
         CondensedMemory.from_defaults(chat_store=SQLAlchemyChatStore(table_name="t"))  # type: ignore[arg-type]
 
