@@ -8,24 +8,22 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.bridge.pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr
 from llama_index.core.llms.llm import LLM
 from llama_index.core.llms.mock import MockLLM
 from llama_index.core.memory import BaseMemoryBlock
 from llama_index.core.settings import Settings
-from pydantic import AfterValidator, StrictBool
+from pydantic import StrictBool
 
 from llama_index_memory_ext.errors import NoModelError
 from llama_index_memory_ext.language.stems import checked_languages
-from llama_index_memory_ext.models.ask import model_of, shielded
 from llama_index_memory_ext.settings import checked
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:
     import collections
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from llama_index.core.base.llms.types import ChatMessage
     from typing_extensions import Self
@@ -39,22 +37,20 @@ DEFAULT_SESSION_ID = "default"
 
 # A field that also takes a plain function from a text to its tokens.
 Counter: TypeAlias = Annotated[TokenCounter, BeforeValidator(as_counter)]
-# Fields whose values are shielded. Reading one gives the model itself.
-AnyLLM: TypeAlias = Annotated[LLM | None, AfterValidator(shielded)]
-AnyEmbedding: TypeAlias = Annotated[BaseEmbedding | None, AfterValidator(shielded)]
 # Codes of ISO 639-1; None stands for any language.
 Languages: TypeAlias = Annotated[Sequence[str] | None, BeforeValidator(checked_languages)]
 # A field that does not take "yes" and 1.
 Switch: TypeAlias = StrictBool
-_MODELS = frozenset({"llm", "embed_model"})
+# Models are shared by copies, and left out of pickles: they hold keys and connections.
+_MODELS = ("llm", "embed_model")
 
 
 def llm_of_settings() -> LLM | None:
-    """Returns the model that the program has set as ``Settings.llm``, shielded; None if it has set none."""
+    """Returns the model that the program has set as ``Settings.llm``; None if it has set none."""
     # The property of the settings would make an OpenAI, to which nobody has agreed.
-    llm = shielded(Settings._llm)  # noqa: SLF001
+    llm = Settings._llm  # noqa: SLF001
     # What LlamaIndex takes where somebody sets None.
-    return None if type(model_of(llm)) is MockLLM else llm
+    return None if type(llm) is MockLLM else llm
 
 
 @contextmanager
@@ -88,7 +84,7 @@ class LogBlock(BaseMemoryBlock[str]):
     store: MemoryStore | None = Field(
         default=None, exclude=True, repr=False, description="The store whose log is read; None for a private one."
     )
-    llm: AnyLLM = Field(default=None, exclude=True, repr=False, description="None: Settings.llm, if it is set.")
+    llm: LLM | None = Field(default=None, exclude=True, repr=False, description="None: Settings.llm, if it is set.")
     languages: Languages = Field(
         default=None, description="In which languages questions may be, as ['de', 'en']; None: told for each question."
     )
@@ -101,8 +97,6 @@ class LogBlock(BaseMemoryBlock[str]):
     if not TYPE_CHECKING:  # With this method, a type checker would not know the fields.
 
         def __init__(self, **values: Any) -> None:
-            # Shielded here, too: a traceback shows the local variables of these frames.
-            values = {name: shielded(value) if name in _MODELS else value for name, value in values.items()}
             checked(type(self), super().__init__, **values)
 
     def model_post_init(self, context: Any, /) -> None:
@@ -111,9 +105,8 @@ class LogBlock(BaseMemoryBlock[str]):
         self._store = self.store if self.store is not None else MemoryStore()
 
     def known_llm(self) -> LLM | None:
-        """The model of this block, or else of ``Settings``, shielded; None if there is none."""
-        given: LLM | None = self._shielded("llm")
-        return llm_of_settings() if given is None else given
+        """The model of this block, or else of ``Settings``; None if there is none."""
+        return llm_of_settings() if self.llm is None else self.llm
 
     def chosen_llm(self) -> LLM:
         """As ``known_llm``; raises a NoModelError if there is none."""
@@ -122,23 +115,14 @@ class LogBlock(BaseMemoryBlock[str]):
             raise NoModelError
         return llm
 
-    if not TYPE_CHECKING:  # With this method, a type checker would accept any name.
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        models = [self.__dict__[name] for name in _MODELS if name in self.__dict__]
+        return super().__deepcopy__({**(memo or {}), **{id(model): model for model in models}})
 
-        def __getattribute__(self, name: str) -> Any:
-            value = super().__getattribute__(name)
-            return model_of(value) if name in _MODELS else value
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, shielded(value) if name in _MODELS else value)
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy with other values; the models are the same ones, also in a deep copy."""
-        values = {name: shielded(value) if name in _MODELS else value for name, value in (update or {}).items()}
-        return super().model_copy(update=values, deep=deep)
-
-    def _shielded(self, name: str) -> Any:
-        """A model as our own parts hold it; None if there is none."""
-        return self.__dict__.get(name)
+    def __getstate__(self) -> dict[Any, Any]:
+        state = super().__getstate__()
+        without = {name: None for name in _MODELS if name in self.__dict__}
+        return {**state, "__dict__": {**self.__dict__, **without}}
 
     async def aput(
         self, messages: list[ChatMessage], from_short_term_memory: bool = False, session_id: str | None = None

@@ -12,6 +12,7 @@ from operator import attrgetter
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.bridge.pydantic import BeforeValidator, Field, PrivateAttr
 from pydantic import ValidationInfo, field_validator, model_validator
 from typing_extensions import TypedDict
@@ -36,8 +37,9 @@ from llama_index_memory_ext.facts.known import FactCache, UserFacts
 from llama_index_memory_ext.facts.prompt import check_categories, check_extraction_prompt
 from llama_index_memory_ext.facts.ranking import Weights, concerning, fit_facts
 from llama_index_memory_ext.language.stems import checked_languages
+from llama_index_memory_ext.models.prompt_caches import name_of
 from llama_index_memory_ext.models.responses import Usage
-from llama_index_memory_ext.reader_block import DEFAULT_SESSION_ID, AnyEmbedding, LogBlock, Switch
+from llama_index_memory_ext.reader_block import DEFAULT_SESSION_ID, LogBlock, Switch
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
 from llama_index_memory_ext.search.tfidf import Asked, TfidfRanker
 from llama_index_memory_ext.settings import check_id
@@ -143,7 +145,7 @@ class RelevantFactsBlock(LogBlock):
     general_facts: int = Field(
         default=3, ge=0, description="With `min_similarity`: the preferences that are shown whatever is asked."
     )
-    embed_model: AnyEmbedding = Field(default=None, exclude=True, repr=False, description="None: words alone.")
+    embed_model: BaseEmbedding | None = Field(default=None, exclude=True, repr=False, description="None: words alone.")
     ranker_factory: Callable[[], Any] = Field(
         default=TfidfRanker, exclude=True, repr=False, description="Makes an empty FactRanker, which compares facts."
     )
@@ -384,7 +386,7 @@ class RelevantFactsBlock(LogBlock):
         """Whether facts are extracted now. Once in a process it is logged by which model, or that there is none."""
         llm = self.known_llm()
         if self.extract_facts:
-            _tell_of_model("" if llm is None else repr(llm))
+            _tell_of_model("" if llm is None else f"{type(llm).__name__} {name_of(llm)}".strip())
         return self.extract_facts and llm is not None
 
     @property
@@ -393,8 +395,7 @@ class RelevantFactsBlock(LogBlock):
         if make is TfidfRanker and languages:
             # One of the program's own knows the languages itself.
             make = partial(TfidfRanker, languages=languages)
-        model = self._shielded("embed_model")
-        return FactCache(self._store, self._users, make, model, self.tokenizer_fn, self._clock, self.view)
+        return FactCache(self._store, self._users, make, self.embed_model, self.tokenizer_fn, self._clock, self.view)
 
     async def _showable(self, question: str, session_id: str, context: Sequence[str] = ()) -> ShowableFacts:
         cache, namespace = self._cache, self.namespace_of(session_id)

@@ -142,7 +142,7 @@ class FactCache:
     store: MemoryStore
     users: Recent[tuple[str, AgentView], UserFacts]
     make_ranker: Callable[[], FactRanker]
-    embed_model: BaseEmbedding | None
+    embed_model: BaseEmbedding | None = field(repr=False)
     counter: TokenCounter
     clock: Callable[[], datetime]
     view: AgentView

@@ -33,7 +33,6 @@ from llama_index_memory_ext.memory.settings import (
     warn_if_close,
 )
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
-from llama_index_memory_ext.models.ask import shielded
 from llama_index_memory_ext.reader_block import Counter, LogBlock, Switch
 from llama_index_memory_ext.record.block import CondensedMemoryBlock
 from llama_index_memory_ext.record.window import CachePoints
@@ -208,7 +207,6 @@ class CondensedMemory(Memory):
             StoreError: The database cannot be used, or would outlive a session without a ``session_id``. Later, by each
                 call: a ``SessionOwnerError`` if the session is another user's, and not shared by both.
         """
-        llm, embed_model = shielded(llm), shielded(embed_model)
         check_names(settings, MemoryOptions.__annotations__, "CondensedMemory.from_defaults()")
         if token_flush_size is not None:
             warnings.warn(

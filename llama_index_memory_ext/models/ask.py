@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-import threading
 import weakref
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 
@@ -22,67 +20,6 @@ if TYPE_CHECKING:
 
     from llama_index.core.base.llms.types import ChatResponse
     from llama_index.core.llms import LLM
-
-
-M = TypeVar("M")
-
-
-class _Shield:
-    """Has the class and the attributes of a model, and shows of it only its class and its name.
-
-    A pickle has None in its place.
-    """
-
-    __slots__ = ("__weakref__", "_model")
-
-    def __init__(self, model: object) -> None:
-        self._model = model
-
-    @property
-    def __class__(self) -> type[Any]:
-        return type(self._model)
-
-    @__class__.setter
-    def __class__(self, _: type[Any]) -> None:
-        raise AttributeError("the class of a model cannot be changed")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def __repr__(self) -> str:
-        names = (getattr(self._model, name, None) for name in ("model_name", "model"))
-        name = next((name for name in names if isinstance(name, str)), "")
-        return f"<{type(self._model).__name__}{f' {name}' if name else ''}>"
-
-    def __copy__(self) -> _Shield:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Shield:
-        return self
-
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        return type(None), ()
-
-
-# One for each model, so that both have one identity. As long as there is one, its model exists.
-_shields: WeakValueDictionary[int, _Shield] = WeakValueDictionary()
-_guard = threading.Lock()
-
-
-def shielded(model: M) -> M:
-    """Returns what stands for a model: the same object each time, as long as it exists; None for None."""
-    if model is None or type(model) is _Shield:
-        return model
-    with _guard:
-        shield = _shields.get(id(model)) or _Shield(model)
-        _shields[id(model)] = shield
-    return cast("M", shield)
-
-
-def model_of(model: M) -> M:
-    """Returns the model itself; anything else comes back as it is."""
-    kind: type[Any] = type(model)
-    return cast("Any", model)._model if kind is _Shield else model  # noqa: SLF001 - of this file
 
 
 # The share of a window that our tokenizer may fill: 4,000 tokens of o200k_base were 4,531 of SmolLM2's.
@@ -132,17 +69,15 @@ _known: dict[int, tuple[weakref.ref[LLM], dict[str, bool]]] = {}
 
 def takes(llm: LLM, option: str) -> bool | None:
     """Whether the server of a model has taken an option; None before it is known."""
-    model = model_of(llm)
-    found = _known.get(id(model))
-    return found[1].get(option) if found is not None and found[0]() is model else None
+    found = _known.get(id(llm))
+    return found[1].get(option) if found is not None and found[0]() is llm else None
 
 
 def remember(llm: LLM, options: Sequence[str], *, taken: bool) -> None:
     """Remember, as long as the model lives, that its server has taken options, or has refused them."""
-    model = model_of(llm)
-    key = id(model)
-    if key not in _known or _known[key][0]() is not model:
-        _known[key] = weakref.ref(model, lambda _: _known.pop(key, None)), {}
+    key = id(llm)
+    if key not in _known or _known[key][0]() is not llm:
+        _known[key] = weakref.ref(llm, lambda _: _known.pop(key, None)), {}
     _known[key][1].update(dict.fromkeys(options, taken))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 from typing_extensions import TypedDict
@@ -14,7 +15,7 @@ from llama_index_memory_ext.errors import LimitError, StoreError
 from llama_index_memory_ext.events import SummaryFailedEvent
 from llama_index_memory_ext.language.stems import checked_languages
 from llama_index_memory_ext.models.responses import Usage
-from llama_index_memory_ext.reader_block import DEFAULT_SESSION_ID, AnyEmbedding, LogBlock, Switch
+from llama_index_memory_ext.reader_block import DEFAULT_SESSION_ID, LogBlock, Switch
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS, FoundMessage, MessageSearch
 from llama_index_memory_ext.record.text import truncated
 from llama_index_memory_ext.record.window import (
@@ -122,7 +123,7 @@ class CondensedMemoryBlock(LogBlock):
     summary_token_limit: int | None = Field(
         default=None, ge=1, description="Most tokens of the summary; default: a quarter of the limit, at most 1,000."
     )
-    embed_model: AnyEmbedding = Field(
+    embed_model: BaseEmbedding | None = Field(
         default=None,
         exclude=True,
         repr=False,
@@ -298,7 +299,7 @@ class CondensedMemoryBlock(LogBlock):
     @property
     def _parts(self) -> _Parts:
         """The parts, which remember what they have read. A changed field makes them anew."""
-        fields = {**self.__dict__, "llm": None, "embed_model": id(self._shielded("embed_model"))}
+        fields = {**self.__dict__, "llm": None, "embed_model": id(self.embed_model)}
         if self._made is None or self._made.fields != fields:
             tags = self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n")
             settings = RecordSettings(
@@ -313,9 +314,15 @@ class CondensedMemoryBlock(LogBlock):
                 recall_limit=self.recall_token_limit,
                 languages=checked_languages(self.languages),
             )
-            search = MessageSearch(self._store, settings, self._shielded("embed_model"))
+            search = MessageSearch(self._store, settings, self.embed_model)
             self._made = _Parts(RecordReader(self._store, settings), search, fields)
         return self._made
+
+    def __getstate__(self) -> dict[Any, Any]:
+        state = super().__getstate__()
+        # The parts hold the model, and are made anew.
+        state["__pydantic_private__"]["_made"] = None
+        return state
 
     def _summarizer(self, session_id: str) -> Summarizer:
         from llama_index_memory_ext.record.summary import Summarizer  # where a running summary is kept

@@ -17,7 +17,6 @@ from llama_index_memory_ext.background.jobs import BackOff
 from llama_index_memory_ext.background.locks import Recent, lock_for
 from llama_index_memory_ext.background.loop import spawn
 from llama_index_memory_ext.language.tokens import terms_of
-from llama_index_memory_ext.models.ask import shielded
 from llama_index_memory_ext.search.tfidf import Document, FactRanker, TfidfRanker, divided_by_best, values_of
 
 if TYPE_CHECKING:
@@ -206,7 +205,7 @@ class EmbeddingRanker:
         wait_seconds: float = 3.0,
         retry_seconds: float = 10.0,
     ) -> None:
-        self._model = embed_model = shielded(embed_model)
+        self._model = embed_model
         self._lexical: FactRanker = TfidfRanker() if lexical is None else lexical
         self._keeper = keeper
         self._wait_seconds = wait_seconds

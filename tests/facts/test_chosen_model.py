@@ -73,7 +73,7 @@ def test_the_model_that_the_program_has_set_reads_them_and_is_named_once(tmp_pat
     printed, logged, server = run_with_openai(LOCAL_AGENT.replace("async def", f"{setting}async def"), tmp_path)
     assert server.requests
     assert printed == "{} () 0\n{} () 0\n"
-    assert [line.split(" ", 2)[2] for line in logged] == ["Facts are extracted by <OpenAI gpt-4o-mini>."]
+    assert [line.split(" ", 2)[2] for line in logged] == ["Facts are extracted by OpenAI gpt-4o-mini."]
 
 
 @pytest.mark.parametrize("chosen", [None, MockLLM()], ids=["none was set", "none is wanted"])

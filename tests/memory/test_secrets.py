@@ -28,13 +28,19 @@ from sqlalchemy.pool import NullPool
 from llama_index_memory_ext import (
     CondensedMemory,
     CondensedMemoryBlock,
+    FactReplyError,
     MemoryExtError,
     MemoryRetriever,
     MemoryStore,
     MemoryToolSpec,
     RelevantFactsBlock,
     StoreError,
+    TokenCounter,
 )
+from llama_index_memory_ext.errors import SummaryReplyError
+from llama_index_memory_ext.facts.prompt import ask_for_facts
+from llama_index_memory_ext.record.summary import ask_for_summary
+from llama_index_memory_ext.text.messages import Entry
 from tests.conversation import user
 from tests.memories import OpenMemory
 from tests.openai_server import Message, fail, say
@@ -122,6 +128,23 @@ def test_a_block_without_a_memory_keeps_its_key_to_itself() -> None:
     facts_block = RelevantFactsBlock(llm=llm, embed_model=EmbeddingWithKey(embed_dim=3))
     for block in (CondensedMemoryBlock(llm=llm), facts_block):
         assert not any(has_secret(way(block)) for way in [*WAYS.values(), *DUMPS.values()])
+
+
+@pytest.mark.parametrize("block_type", [CondensedMemoryBlock, RelevantFactsBlock])
+async def test_copies_share_the_models_and_a_pickle_has_none(block_type: Any) -> None:
+    llm, embed_model = OpenAI(api_key=KEY), EmbeddingWithKey(embed_dim=3)
+    block = block_type(llm=llm, embed_model=embed_model)
+    await block.aget([SECRET])
+    for copied in (block.model_copy(), copy.copy(block), copy.deepcopy(block)):
+        assert copied.llm is llm
+        assert copied.embed_model is embed_model
+    stored = pickle.dumps(block)
+    assert KEY.encode() not in stored
+    assert (pickle.loads(stored).llm, pickle.loads(stored).embed_model) == (None, None)
+    assert block.llm is llm
+    with pytest.raises(ValueError, match="llm") as error:
+        block_type(llm=KEY)
+    assert not has_secret(whole(error.value))
 
 
 @pytest.mark.filterwarnings("ignore:Skipping serialization of known unserializable key")
@@ -254,6 +277,21 @@ async def test_an_error_of_the_server_does_not_quote_the_message(postgres_uri: s
         await memory.aput(SECRET)
     assert "my secret" not in whole(error.value)
     await memory.sql_store.aclose()
+
+
+async def test_an_error_about_a_reply_does_not_show_what_the_model_has_said(start_model: StartModel) -> None:
+    """But in the attribute for it, and in a pickle."""
+    llm, _ = start_model(lambda messages, tools: say("my secret, repeated"))
+    entry = Entry(1, '<message role="user">Hello</message>\n', 9)
+    with pytest.raises(FactReplyError) as facts_error:
+        await ask_for_facts(llm, [user("Hello"), user("Report")])
+    llm, _ = start_model(lambda messages, tools: say("I cannot do that: my secret." * 3_000))
+    with pytest.raises(SummaryReplyError) as summary_error:
+        await ask_for_summary(llm, "Old and long. " * 30, [entry], token_limit=500, counter=TokenCounter())
+    for error in (facts_error.value, summary_error.value):
+        assert "my secret" in error.reply
+        assert "my secret" in pickle.loads(pickle.dumps(error)).reply
+        assert "my secret" not in f"{error!r} {error} {error.args} {whole(error)}"
 
 
 # ---- logs and events ----------------------------------------------------------------------------------
