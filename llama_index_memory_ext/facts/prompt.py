@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
@@ -18,7 +18,6 @@ from llama_index_memory_ext.fact import CATEGORIES
 from llama_index_memory_ext.facts.reply import TAGS, ExtractionReply, NewFact, merge_replies, parse_reply
 from llama_index_memory_ext.language.dates import WEEKDAYS
 from llama_index_memory_ext.models.ask import (
-    Request,
     ask_with,
     is_openai_like,
     refuses_tools,
@@ -357,7 +356,7 @@ async def ask(
             # The form stands before the request: small models repeat what comes last.
             shown, _, request = (messages[-1].content or "").rpartition("\n\n")
             asked = _with_last(messages, "\n\n".join(filter(None, (shown, form, request))))
-            answer = await ask_with(llm, formatted, Request("achat", (asked,)), heard)
+            answer = await ask_with(llm, formatted, partial(llm.achat, asked), heard)
         # The raw arguments are read: the host turns those that it cannot parse into {}, which means "nothing new".
         calls, words = [call.arguments for call in calls_of(answer.message)], answer.message.content or ""
         has_left_tool = by_tool and not (calls or takes(llm, "tools"))
@@ -459,7 +458,7 @@ async def _asked_by_tool(
     # Of several calls the host drops all but the first, unless parallel calls are allowed.
     wanted: Any = {"tool_required": True, "allow_parallel_tool_calls": True, "chat_history": list(messages)}
     try:
-        response = await ask_with(llm, options, Request("achat_with_tools", ([tool],), wanted), heard)
+        response = await ask_with(llm, options, partial(llm.achat_with_tools, [tool], **wanted), heard)
     except Exception as error:
         if not refuses_tools(llm, error):
             raise

@@ -8,7 +8,7 @@ import sys
 import weakref
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 
@@ -16,7 +16,7 @@ from llama_index_memory_ext.errors import is_about_words, status_of
 from llama_index_memory_ext.models.responses import was_truncated
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from llama_index.core.base.llms.types import ChatResponse
     from llama_index.core.llms import LLM
@@ -97,21 +97,13 @@ def token_bound(llm: Any, tokens: int) -> dict[str, Any]:
     return {} if {"max_tokens", "max_completion_tokens"} & llm.additional_kwargs.keys() else {"max_tokens": tokens}
 
 
-class Request(NamedTuple):
-    """The name of a model's method and what it takes: a bound method would show the model, and its key, in frames."""
-
-    method: str
-    arguments: Sequence[Any]
-    options: Mapping[str, Any] = {}
-
-
 async def ask_with(
     llm: LLM,
     options: Mapping[str, Any],
-    request: Request,
+    ask: Callable[..., Awaitable[ChatResponse]],
     heard: list[ChatResponse],
 ) -> ChatResponse:
-    """The answer to a request with these options, but for those that the server refuses, now or before.
+    """The answer when the model is asked with these options, but for those that the server refuses, now or before.
 
     All responses are added to ``heard``: a model whose thoughts have filled its answer is asked again without a bound.
     """
@@ -120,7 +112,7 @@ async def ask_with(
     await import_clients()
     while True:
         try:
-            response: ChatResponse = await getattr(llm, request.method)(*request.arguments, **request.options, **left)
+            response = await ask(**left)
         except Exception as error:
             name = _refused_option(llm, error, left)
             if name is None:

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +18,7 @@ from llama_index_memory_ext.language.names import missing_names
 from llama_index_memory_ext.language.numbers import missing_numbers
 from llama_index_memory_ext.language.stems import language_of
 from llama_index_memory_ext.language.tokens import keywords, sentences_in, term_of, visible
-from llama_index_memory_ext.models.ask import Request, ask_with, context_window, token_bound, tokens_left
+from llama_index_memory_ext.models.ask import ask_with, context_window, token_bound, tokens_left
 from llama_index_memory_ext.models.responses import Usage, usage_of, was_refused, was_truncated
 from llama_index_memory_ext.record.text import clip_entries
 from llama_index_memory_ext.text.messages import clip_entry, entry_of, escape_tags, unescape_tags
@@ -403,7 +404,7 @@ async def ask_for_summary(
     """
     prompt, heard = summary_prompt(previous, entries, token_limit=token_limit), list[ChatResponse]()
     bound = token_bound(llm, answer_tokens)
-    response = await ask_with(llm, bound, Request("achat", (prompt,)), heard)
+    response = await ask_with(llm, bound, partial(llm.achat, prompt), heard)
     if spent is not None:
         spent += [usage_of(prompt, one, counter) for one in heard]
     reply = response.message.content or ""

@@ -13,7 +13,7 @@ import asyncio, sys
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.llms.openai import OpenAI
 
-from llama_index_memory_ext.models.ask import Request, ask_with
+from llama_index_memory_ext.models.ask import ask_with
 from tests.search.test_embeddings import in_event_loop
 
 loaded = {True: set(), False: set()}
@@ -27,7 +27,7 @@ class Watch:
 async def main(address):
     llm = OpenAI(model="gpt-4o", api_base=address, api_key="x", max_retries=0)
     sys.meta_path.insert(0, Watch())
-    response = await ask_with(llm, {}, Request("achat", ([ChatMessage("Hello")],)), [])
+    response = await ask_with(llm, {}, partial(llm.achat, [ChatMessage("Hello")]), [])
     late = {"openai", "httpcore", "h11"}
     print(response.message.content, sorted(late & loaded[False]), sorted(late & loaded[True]))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import openai
@@ -11,7 +12,7 @@ from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.llms import MockLLM
 from llama_index.llms.openai import OpenAI
 
-from llama_index_memory_ext.models.ask import Request, ask_with, token_bound
+from llama_index_memory_ext.models.ask import ask_with, token_bound
 from tests.openai_server import OpenAIServer, fail, say
 from tests.scripted_models import StartClient
 
@@ -21,7 +22,7 @@ PERSON = [ChatMessage("Hello")]
 
 async def ask(llm: Any, heard: list[ChatResponse] | None = None) -> str | None:
     options = token_bound(llm, 99)
-    return (await ask_with(llm, options, Request("achat", (PERSON,)), [] if heard is None else heard)).message.content
+    return (await ask_with(llm, options, partial(llm.achat, PERSON), [] if heard is None else heard)).message.content
 
 
 def bounds(server: OpenAIServer) -> list[int | None]:
