@@ -9,6 +9,7 @@ from tests.openai_server import say, serve
 
 FIRST = """
 import asyncio, sys
+from functools import partial
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.llms.openai import OpenAI
