@@ -8,8 +8,7 @@ import json
 import logging
 import pickle
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.workflow import Context, JsonPickleSerializer
 from llama_index.llms.openai import OpenAI
-from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.event_handlers.base import BaseEventHandler
 from pydantic import BaseModel
 from sqlalchemy import make_url, text
@@ -29,7 +27,6 @@ from llama_index_memory_ext import (
     CondensedMemory,
     CondensedMemoryBlock,
     FactReplyError,
-    MemoryExtError,
     MemoryRetriever,
     MemoryStore,
     MemoryToolSpec,
@@ -43,6 +40,7 @@ from llama_index_memory_ext.record.summary import ask_for_summary
 from llama_index_memory_ext.text.messages import Entry
 from tests.conversation import user
 from tests.memories import OpenMemory
+from tests.memory.test_events import attached
 from tests.openai_server import Message, fail, say
 from tests.scripted_models import StartModel
 
@@ -65,8 +63,11 @@ def memory_with_secrets(uri: str | None = URI, **options: Any) -> CondensedMemor
 
 
 def parts_of(memory: CondensedMemory) -> list[Any]:
-    blocks, store = [memory.condensed_block, memory.facts_block], memory.sql_store
-    return [memory, *blocks, memory.facts, MemoryRetriever(memory), MemoryToolSpec(memory), store]
+    """All that has a key or the address, and blocks without a memory."""
+    llm, embed_model = OpenAI(model="gpt-4o-mini", api_key=KEY), EmbeddingWithKey(embed_dim=3)
+    blocks = [memory.condensed_block, memory.facts_block, CondensedMemoryBlock(llm=llm)]
+    blocks.append(RelevantFactsBlock(llm=llm, embed_model=embed_model))
+    return [memory, *blocks, memory.facts, MemoryRetriever(memory), MemoryToolSpec(memory), memory.sql_store]
 
 
 def has_secret(shown: str) -> bool:
@@ -96,6 +97,7 @@ DUMPS: dict[str, Callable[[Any], str]] = {
     "model_dump_json as any": lambda part: part.model_dump_json(serialize_as_any=True),
     "fields": lambda part: str(part.__repr_args__()),
     "copy": lambda part: repr(part.model_copy()),
+    "attributes": lambda part: str([vars(part), dict(part)]) if isinstance(part, MemoryStore) else "",
 }
 
 
@@ -113,21 +115,8 @@ def test_no_secret_is_in_what_a_memory_shows(uri: str | None, way: str) -> None:
     else:
         shown = [WAYS[way](part) for part in parts]
     assert not any(map(has_secret, shown))
+    assert not has_secret(f"{memory.to_dict()} {memory.sql_store.database.identity}")
     asyncio.run(memory.sql_store.aclose())
-
-
-def test_the_host_dumps_a_memory_without_secrets() -> None:
-    memory = memory_with_secrets()
-    assert not has_secret(str(memory.to_dict()))
-    assert not has_secret(str(vars(memory)) + str(vars(memory.sql_store)) + str(dict(memory.sql_store)))
-    assert not has_secret(str(memory.sql_store.database.identity))
-
-
-def test_a_block_without_a_memory_keeps_its_key_to_itself() -> None:
-    llm = OpenAI(model="gpt-4o-mini", api_key=KEY)
-    facts_block = RelevantFactsBlock(llm=llm, embed_model=EmbeddingWithKey(embed_dim=3))
-    for block in (CondensedMemoryBlock(llm=llm), facts_block):
-        assert not any(has_secret(way(block)) for way in [*WAYS.values(), *DUMPS.values()])
 
 
 @pytest.mark.parametrize("block_type", [CondensedMemoryBlock, RelevantFactsBlock])
@@ -164,36 +153,6 @@ async def test_serialising_a_run_leaves_the_memory_whole(open_memory: OpenMemory
 
 
 # ---- errors -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"keep_messages": 3}, {"token_limit": 9, "recall_token_limit": 9}, {"start_on": "user"}, {"max_message": 1}],
-)
-def test_an_error_about_settings_does_not_carry_the_key_of_the_model(options: dict[str, Any]) -> None:
-    """Whatever of it is looked at."""
-    llm = OpenAI(model="gpt-4o-mini", api_key=KEY)
-    with pytest.raises(MemoryExtError) as error:
-        CondensedMemoryBlock(llm=llm, **options)
-    assert not has_secret(f"{error.value!r} {vars(error.value)} {whole(error.value)}")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"token_limit": 5},
-        {"keep_ratio": 7},
-        {"keep_mesages": 3},
-        {"facts_token_limit": -1},
-        {"extract_every_turns": 0},
-        {"insert_method": "nowhere"},
-        {"chat_store": "postgresql"},
-    ],
-)
-def test_an_error_about_a_memory_carries_no_secret(options: dict[str, Any]) -> None:
-    with pytest.raises((ValueError, TypeError)) as error:
-        memory_with_secrets(**options)
-    assert not has_secret(repr(error.value) + whole(error.value))
 
 
 @pytest.mark.parametrize(
@@ -237,42 +196,23 @@ async def test_an_error_about_a_wrong_password_does_not_carry_it(postgres_uri: s
     assert not has_secret(whole(error.value))
 
 
-async def test_the_warning_about_a_store_that_was_not_closed_does_not_carry_the_password(postgres_uri: str) -> None:
-    uri = make_url(postgres_uri).set(password=PASSWORD).render_as_string(hide_password=False)
-    store = MemoryStore(uri)
-    await store.add_message("chat", user("Hello"))
-    with pytest.warns(ResourceWarning, match="was not closed") as warned:
-        store.database.__del__()
-    await store.aclose()
-    assert not any(has_secret(str(warning.message)) for warning in warned)
-
-
-async def test_the_numbers_of_a_memory_do_not_hold_the_password(postgres_uri: str) -> None:
-    uri = make_url(postgres_uri).set(password=PASSWORD).render_as_string(hide_password=False)
-    memory = memory_with_secrets(uri)
+async def test_neither_the_warning_about_an_open_store_nor_its_numbers_carry_the_password(postgres_uri: str) -> None:
+    memory = memory_with_secrets(make_url(postgres_uri).set(password=PASSWORD).render_as_string(hide_password=False))
     stats = await memory.astats()
+    with pytest.warns(ResourceWarning, match="was not closed") as warned:
+        memory.sql_store.database.__del__()
     await memory.sql_store.aclose()
-    assert not has_secret(f"{stats} {stats!r} {stats.model_dump_json()}")
+    told = [str(stats), repr(stats), stats.model_dump_json(), *(str(warning.message) for warning in warned)]
+    assert not any(map(has_secret, told))
 
 
-async def test_an_error_of_the_database_does_not_quote_the_message(tmp_path: Path) -> None:
+@pytest.mark.parametrize("any_database_uri", ["file", "postgres"], indirect=True)
+async def test_an_error_of_the_database_does_not_quote_the_message(any_database_uri: str) -> None:
     """SQLAlchemy would print the parameters of the statement."""
-    file = tmp_path / "memory.db"
-    file.write_bytes(b"This is no database. " * 100)
-    memory = CondensedMemory.from_defaults(
-        "chat", async_database_uri=f"sqlite+aiosqlite:///{file}", extract_facts=False
-    )
-    with pytest.raises(StoreError) as error:
-        await memory.aput(SECRET)
-    assert "my secret" not in whole(error.value)
-    await memory.sql_store.aclose()
-
-
-async def test_an_error_of_the_server_does_not_quote_the_message(postgres_uri: str) -> None:
-    engine = create_async_engine(postgres_uri, poolclass=NullPool)
+    engine = create_async_engine(any_database_uri, poolclass=NullPool)
     async with engine.begin() as connection:
         await connection.execute(text("CREATE TABLE llama_index_memory (id serial, key text, status text)"))
-    memory = CondensedMemory.from_defaults("chat", async_database_uri=postgres_uri, extract_facts=False)
+    memory = CondensedMemory.from_defaults("chat", async_database_uri=any_database_uri, extract_facts=False)
     with pytest.raises(StoreError) as error:
         await memory.aput(SECRET)
     assert "my secret" not in whole(error.value)
@@ -339,25 +279,16 @@ async def test_no_log_holds_a_key(
     assert KEY not in caplog.text
 
 
-@contextmanager
-def recorded_events() -> Iterator[list[str]]:
-    """What LlamaIndex's dispatcher hands to those who listen."""
-    seen: list[str] = []
+async def test_no_event_holds_a_key(open_memory: OpenMemory, start_model: StartModel) -> None:
+    events: list[str] = []
 
     class Recorder(BaseEventHandler):
         def handle(self, event: Any, **kwargs: Any) -> None:
-            seen.append(f"{event!r} {event.model_dump()}")
+            events.append(f"{event!r} {event.model_dump()}")
 
-    dispatcher, recorder = get_dispatcher(), Recorder()
-    dispatcher.add_event_handler(recorder)
-    yield seen
-    dispatcher.event_handlers.remove(recorder)
-
-
-async def test_no_event_holds_a_key(open_memory: OpenMemory, start_model: StartModel) -> None:
     llm, _ = start_model(lambda messages, tools: say("Fine."))
     memory = open_memory(llm=llm, embed_model=EmbeddingWithKey(embed_dim=3), summarize=True, max_messages=2)
-    with recorded_events() as events:
+    with attached(Recorder(), "root"):
         await memory.facts.aadd("Likes tea")
         await FunctionAgent(llm=llm).run("What do I drink?", memory=memory)
         await talk(memory)
