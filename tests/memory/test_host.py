@@ -1,21 +1,17 @@
-"""What LlamaIndex does and this package relies on or makes up for; a new version that changes it fails here."""
+"""What LlamaIndex does and this package relies on; a new version that changes it fails here."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
-import tiktoken
 from llama_index.core.agent.workflow import FunctionAgent
-from llama_index.core.base.llms.types import TextBlock, ToolCallBlock
+from llama_index.core.base.llms.types import TextBlock
 from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import BaseMemoryBlock, InsertMethod, Memory
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index.llms.openai.utils import to_openai_message_dict
-from sqlalchemy.exc import IntegrityError
 
-from llama_index_memory_ext import TokenCounter
-from tests.conversation import assistant, calling, sent_text, user
+from tests.conversation import assistant, user
 from tests.memories import OpenPlainMemory
 from tests.openai_server import Message, call, say
 from tests.scripted_models import StartModel
@@ -102,25 +98,6 @@ async def test_a_turn_is_flushed_when_the_next_question_comes(open_plain_memory:
     assert len(await memory.aget_all()) == 1
 
 
-async def test_short_turns_are_kept_back_by_the_host(open_plain_memory: OpenPlainMemory) -> None:
-    block = listener()
-    memory = open_plain_memory(block, token_limit=60_000)
-    for _ in range(2):
-        await memory.aput(user("ok"))
-        await memory.aput(assistant("ok"))
-    assert block.puts == []
-
-
-async def test_an_empty_batch_is_a_database_error(open_plain_memory: OpenPlainMemory) -> None:
-    with pytest.raises(IntegrityError):
-        await open_plain_memory().aput_messages([])
-
-
-async def test_the_arguments_of_a_call_are_not_counted() -> None:
-    memory = Memory.from_defaults(session_id="chat")
-    assert memory._estimate_token_count(calling(("id", "name", {"text": "word " * 1_000}))) == 0
-
-
 async def test_the_most_important_block_is_truncated_first(open_plain_memory: OpenPlainMemory) -> None:
     """And a block that returned nothing is asked with a list."""
     first, second = listener("first", priority=1, shown="word " * 50), listener("second", priority=2)
@@ -131,40 +108,9 @@ async def test_the_most_important_block_is_truncated_first(open_plain_memory: Op
     assert second.truncations == [("second", [])]
 
 
-async def test_the_session_id_is_written_into_the_message_of_the_caller() -> None:
-    class Block(BaseMemoryBlock[str]):
-        async def _aget(self, messages: list[ChatMessage] | None = None, **block_kwargs: Any) -> str:
-            return ""
-
-        async def _aput(self, messages: list[ChatMessage]) -> None:
-            pass
-
-    message = user("one")
-    await Block(name="block").aput([message], session_id="chat")
-    assert message.additional_kwargs == {"session_id": "chat"}
-
-
 def test_text_blocks_are_joined_without_a_separator() -> None:
     message = ChatMessage(role="user", blocks=[TextBlock(text="</memory>"), TextBlock(text="What is 2+2?")])
     assert to_openai_message_dict(message)["content"] == "</memory>What is 2+2?"
-
-
-def test_a_call_is_in_a_block_and_its_message_has_no_content() -> None:
-    message = ChatMessage(role="assistant", blocks=[ToolCallBlock(tool_name="add", tool_kwargs='{"a": 1}')])
-    assert message.content is None
-    assert f"{message.role.value}" == "assistant"
-
-
-async def test_what_the_model_cannot_be_sent_passes_the_database(open_plain_memory: OpenPlainMemory) -> None:
-    memory = open_plain_memory()
-    await memory.aput(user("a\ud83d"))
-    assert sent_text(await memory.aget()) == "a\ud83d"
-
-
-def test_the_plain_tokenizer_refuses_special_tokens() -> None:
-    TokenCounter().count("")
-    with pytest.raises(ValueError, match="disallowed special token"):
-        tiktoken.get_encoding("o200k_base").encode("<|endoftext|>")
 
 
 def test_memory_has_the_doors_that_the_preset_overrides() -> None:

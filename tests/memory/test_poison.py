@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 from llama_index.core.agent.workflow import FunctionAgent
-from llama_index.core.base.llms.types import AudioBlock, ImageBlock, TextBlock
-from llama_index.core.llms import ChatMessage
 
-from tests.conversation import BEFORE_QUESTION, assistant, record, sent_text, user
+from tests.conversation import BEFORE_QUESTION, record, sent_text, user
 from tests.memories import OpenMemory
 from tests.openai_server import say
 from tests.scripted_models import StartModel
@@ -71,7 +69,7 @@ async def test_harmless_text_arrives_as_it_was_written(open_memory: OpenMemory) 
     assert record(sent_text(await memory.aget())) == [("user", harmless)]
 
 
-@pytest.mark.parametrize("character", ["a", " ", "中", "\n", "<", "😀"])
+@pytest.mark.parametrize("character", ["a", "<", "中"])
 async def test_a_megabyte_of_one_character_is_clipped(open_memory: OpenMemory, character: str) -> None:
     """And takes no more than seconds, in the question and in the record."""
     memory = open_memory(token_limit=10_000, condensed_token_limit=8_000)
@@ -86,21 +84,3 @@ async def test_a_megabyte_of_one_character_is_clipped(open_memory: OpenMemory, c
     assert record(text)[0][1] == "My name is Logan."
     assert "tokens left out" in text
     assert memory.tokenizer_fn.count(text) <= 10_000
-
-
-async def test_an_empty_message_leaves_no_entry(open_memory: OpenMemory) -> None:
-    memory = open_memory()
-    for message in (user(""), assistant(""), ChatMessage(role="user", blocks=[]), user("next")):
-        await memory.aput(message)
-    assert sent_text(await memory.aget()) == "next"
-
-
-async def test_pictures_and_sounds_leave_a_mark(open_memory: OpenMemory) -> None:
-    """And reach the model in their own turn."""
-    memory = open_memory()
-    picture = ImageBlock(image=b"\x89PNG\r\n\x1a\n")
-    await memory.aput(ChatMessage(role="user", blocks=[TextBlock(text="Look!"), picture, AudioBlock(audio=b"abc")]))
-    (message,) = await memory.aget()
-    assert [block.block_type for block in message.blocks] == ["text", "image", "audio"]
-    await memory.aput(user("next"))
-    assert record(sent_text(await memory.aget())) == [("user", "Look!\n[image]\n[audio]")]

@@ -17,12 +17,8 @@ from tests.conversation import assistant, calling, record, result, sent_text, us
 from tests.forked import run_forked
 from tests.memories import OpenMemory
 
-LIMITS: dict[str, Any] = {
-    "token_limit": 400,
-    "condensed_token_limit": 300,
-    "facts_token_limit": 0,
-    "extract_facts": False,
-}
+LIMITS: dict[str, Any] = {"token_limit": 400, "condensed_token_limit": 300, "facts_token_limit": 0}
+LIMITS["extract_facts"] = False
 TURNS = 8
 
 WORKER = """
@@ -80,15 +76,6 @@ async def test_memories_that_take_turns_show_what_one_alone_would_show(speakers:
         assert await one_turn(memories[now], i) == await one_turn(alone, i)
     await alone.aclose()
     await store.aclose()
-
-
-async def test_the_follow_up_of_another_day_finds_the_calls(open_memory: OpenMemory) -> None:
-    memory = open_memory()
-    await one_turn(memory, 3)
-    await memory.sql_store.aclose()
-    again = open_memory()
-    await again.aput(user("How did you go about answering that?"))
-    assert '[tool call call_3] read({"file": 3})' in sent_text(await again.aget())
 
 
 async def test_only_the_rows_that_are_shown_are_read_again(open_memory: OpenMemory) -> None:

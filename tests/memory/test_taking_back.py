@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.bridge.pydantic import Field
 from llama_index.core.llms import ChatResponse, MockLLM
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
@@ -57,14 +57,14 @@ async def test_a_record_of_which_all_messages_were_taken_back_shows_those_before
 class Listener(MockLLM):
     """Finds nothing, and counts how often it is asked about each of the user's words; may be disturbed meanwhile."""
 
-    _asked: Counter[str] = PrivateAttr(default_factory=Counter)
-    _disturb: Callable[[], Awaitable[object]] | None = PrivateAttr(default=None)
+    asked: Counter[str] = Field(default_factory=Counter)
+    disturb: Callable[[], Awaitable[object]] | None = None
 
     async def achat(self, messages: Any, **kwargs: Any) -> ChatResponse:
         words = re.findall(r"I like (\w+)", str(messages[-1].content).split("<transcript>")[1])
-        disturb, self._disturb = self._disturb, None
+        disturb, self.disturb = self.disturb, None
         if disturb is None:
-            self._asked.update(words)
+            self.asked.update(words)
         else:
             await disturb()
         return ChatResponse(message=assistant('{"new_facts": []}'))
@@ -89,8 +89,8 @@ def test_every_word_that_stands_is_read_once(steps: list[tuple[str, int]]) -> No
                 await take(memory, llm, step, number, f"w{place}")
             await memory.abackfill()
             standing = re.findall(r"I like (\w+)", str([one.content for one in await memory.aget_all()]))
-            assert {word: llm._asked[word] for word in standing} == dict.fromkeys(standing, 1)
-            assert max(llm._asked.values(), default=0) <= 1
+            assert {word: llm.asked[word] for word in standing} == dict.fromkeys(standing, 1)
+            assert max(llm.asked.values(), default=0) <= 1
 
     asyncio.run(run())
 
@@ -113,6 +113,6 @@ async def take(memory: CondensedMemory, llm: Listener, step: str, number: int, w
     elif step == "reset":
         await memory.areset(MessageStatus.ACTIVE)
     else:
-        llm._disturb = delete if step == "read and delete" else None
+        llm.disturb = delete if step == "read and delete" else None
         await memory.abackfill()
-        llm._disturb = None
+        llm.disturb = None
