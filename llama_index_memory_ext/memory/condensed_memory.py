@@ -216,9 +216,9 @@ class CondensedMemory(Memory):
                 stacklevel=2,
             )
         window, model = model_window(llm, context_window)
-        limits = limits_for(window, model, token_limit, condensed_token_limit, facts_token_limit, settings)
+        limits = limits_for(window, model, token_limit, condensed_token_limit, facts_token_limit)
         if token_limit is not None and tokenizer_fn is None:
-            warn_if_close(window, model, token_limit)
+            warn_if_close(window, model, limits[0])
         check_cache_points(cache_points, memory_blocks_template, llm)
         place: Any = {"async_database_uri": async_database_uri, "table_name": table_name, "async_engine": async_engine}
         store = store_of(chat_store, **place, db_schema=db_schema)
@@ -231,8 +231,8 @@ class CondensedMemory(Memory):
         of_user = session_id if user_id is None else user_id
         memory = cls(
             session_id=session_id,
-            token_limit=limits.token_limit,
-            memory_blocks=blocks_for(settings, limits, of_user, memory_blocks, **of_both),
+            token_limit=limits[0],
+            memory_blocks=blocks_for(settings, limits[1:], of_user, memory_blocks, **of_both),
             tokenizer_fn=counter,
             sql_store=store,
             chat_history_token_ratio=chat_history_token_ratio,

@@ -1,9 +1,10 @@
-"""Derives the token limits of a memory from the context window of its model."""
+"""Derives the limits of a memory from the context window of its model, and makes its store and blocks of settings."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from llama_index.core.memory import BaseMemoryBlock
 from llama_index.core.memory.memory import generate_chat_store_key
@@ -14,7 +15,7 @@ from llama_index_memory_ext.memory.template import MemoryBlocksTemplate
 from llama_index_memory_ext.models.ask import context_window as window_of
 from llama_index_memory_ext.models.prompt_caches import name_of, warn_without_cache_points
 from llama_index_memory_ext.reader_block import llm_of_settings
-from llama_index_memory_ext.record.block import MIN_ROOM, CondensedMemoryBlock, CondensedOptions, check_room
+from llama_index_memory_ext.record.block import MIN_ROOM, CondensedMemoryBlock, CondensedOptions
 from llama_index_memory_ext.settings import check_id, shown
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.text.tokens import is_openai_model
@@ -42,17 +43,6 @@ _OTHER_TOKENIZER = 1.13
 
 _LIMITS = ("context_window", "token_limit", "condensed_token_limit", "facts_token_limit")
 
-_warned: set[str] = set()
-
-
-class TokenLimits(NamedTuple):
-    """The limits of a memory, of its record and of its facts; ``source`` says where the first one comes from."""
-
-    token_limit: int
-    condensed: int
-    facts: int
-    source: str = ""
-
 
 def model_window(llm: LLM | None, given: int | None) -> tuple[int | None, str]:
     """Returns the window that is given or that of the model, by default of ``Settings.llm``; and the model's name.
@@ -71,70 +61,69 @@ def limits_for(
     token_limit: int | None = None,
     condensed: int | None = None,
     facts: int | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> TokenLimits:
-    """Returns limits in which those that are None follow from the others and from the window of the model.
+) -> tuple[int, int, int]:
+    """Returns the limits of a memory, of its record and of its facts.
+
+    Those that are None follow from the others and from the window of the model.
 
     Raises:
-        LimitError: Given limits do not fit into the window or into each other, or ``options`` of the record have no
-            room in a limit that follows.
+        LimitError: Given limits do not fit into the window or into each other.
 
     Examples:
-        >>> limits_for(8_192)[:3]
+        >>> limits_for(8_192)
         (6144, 3840, 768)
-        >>> limits_for(None)[:3]
+        >>> limits_for(None)
         (60000, 50000, 2000)
     """
     for name, limit in zip(_LIMITS, (window, token_limit, condensed, facts), strict=True):
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
+        if type(limit) not in {int, type(None)}:
             saw = shown(limit, with_text=True)
             raise LimitError(f"{name} must be a whole number of tokens; saw {saw}. Leave it out for the default.")
-    usual = DEFAULT_TOKEN_LIMIT if window is None else min(DEFAULT_TOKEN_LIMIT, int(window * _WINDOW_SHARE))
-    total = usual if token_limit is None else token_limit
-    whose = f"the context window of {model or 'the model'}, {window} tokens"
-    if window is not None and token_limit is not None and token_limit > window:
-        raise LimitError(
-            f"token_limit={token_limit} does not fit into {whose}: a model refuses such prompts. Leave token_limit "
-            f"out, which gives {usual}, or say context_window=... if the model has a larger one."
-        )
-    source = f" (three quarters of {whose})" if token_limit is None and usual < DEFAULT_TOKEN_LIMIT else ""
+    total, source = _total_limit(window, model, token_limit)
+    wider = "context_window" if source else "token_limit"
     if total < _LEAST:
-        wider = "context_window" if source else "it"
         raise LimitError(f"token_limit={total}{source} leaves a record no room: raise {wider}, to {_LEAST} at least.")
-    if facts is None:
-        facts = min(_FACTS_LIMIT, total // 8)
+    of_facts = min(_FACTS_LIMIT, total // 8) if facts is None else facts
+    if facts is None and condensed is not None and condensed < total:
         # A given limit of the record may leave them less.
-        facts = min(facts, total - condensed) if condensed is not None and condensed < total else facts
-    record = condensed
-    if record is None:
-        record = min(_CONDENSED_LIMIT, total - facts - min(_TURN_TOKENS, total // 4))
-    if record < MIN_ROOM or facts < 0 or record + facts > total:
+        of_facts = min(of_facts, total - condensed)
+    record = min(_CONDENSED_LIMIT, total - of_facts - min(_TURN_TOKENS, total // 4)) if condensed is None else condensed
+    if record < MIN_ROOM or of_facts < 0 or record + of_facts > total:
         raise LimitError(
             f"The blocks' limits must be at least {MIN_ROOM} (0 for no facts) and fit into token_limit={total}"
-            f"{source}; condensed_token_limit={record} and facts_token_limit={facts} make {record + facts}. "
-            f"Lower them, or raise {'context_window' if source else 'token_limit'}."
+            f"{source}; condensed_token_limit={record} and facts_token_limit={of_facts} make {record + of_facts}. "
+            f"Lower them, or raise {wider}."
         )
-    if condensed is None:
-        # Options of a wrong type are the block's to refuse.
-        numbers = {name: value for name, value in (options or {}).items() if isinstance(value, int)}
-        check_room(record, numbers, f", which follow from token_limit={total}{source}")
-    return TokenLimits(total, record, facts, source)
+    return total, record, of_facts
 
 
+def _total_limit(window: int | None, model: str, given: int | None) -> tuple[int, str]:
+    """Returns the limit of the memory, and where it comes from if the window has lowered it."""
+    whose = f"the context window of {model or 'the model'}, {window} tokens"
+    usual = DEFAULT_TOKEN_LIMIT if window is None else min(DEFAULT_TOKEN_LIMIT, int(window * _WINDOW_SHARE))
+    if given is None:
+        return usual, f" (three quarters of {whose})" if usual < DEFAULT_TOKEN_LIMIT else ""
+    if window is not None and given > window:
+        raise LimitError(
+            f"token_limit={given} does not fit into {whose}: a model refuses such prompts. Leave token_limit "
+            f"out, which gives {usual}, or say context_window=... if the model has a larger one."
+        )
+    return given, ""
+
+
+@cache
 def warn_if_close(window: int | None, model: str, token_limit: int) -> None:
-    """Logs, once for each model, that its prompts may be longer than we count, and not fit into its window."""
+    """Logs once that the prompts of a model may be longer than we count, and not fit into its window."""
     safe = int((window or token_limit * 2) / _OTHER_TOKENIZER)
-    if token_limit <= safe or not model or model in _warned or is_openai_model(model):
-        return
-    _warned.add(model)
-    logger.warning(
-        "token_limit=%d is counted by OpenAI's tokenizer, and %s may have 13 %% more tokens, which do not fit into its "
-        "context window of %d tokens. Take at most %d, or pass the model's own tokenizer as tokenizer_fn.",
-        token_limit,
-        model,
-        window,
-        safe,
-    )
+    if token_limit > safe and model and not is_openai_model(model):
+        logger.warning(
+            "token_limit=%d is counted by OpenAI's tokenizer, and %s may have 13 %% more tokens, which do not fit into "
+            "its context window of %d tokens. Take at most %d, or pass the model's own tokenizer as tokenizer_fn.",
+            token_limit,
+            model,
+            window,
+            safe,
+        )
 
 
 class MemoryOptions(CondensedOptions, FactsOptions, total=False):
@@ -149,38 +138,37 @@ class MemoryOptions(CondensedOptions, FactsOptions, total=False):
 
 def blocks_for(
     settings: Mapping[str, Any],
-    limits: TokenLimits,
+    limits: tuple[int, int],
     user_id: str,
     others: Sequence[BaseMemoryBlock[Any]] | None,
-    **shared: Any,
+    **of_both: Any,
 ) -> list[BaseMemoryBlock[Any]]:
-    """Returns the record, the facts and the ``others``; ``shared`` is given to the first two.
+    """Returns the record and the facts, with these limits and with what is ``of_both``, and the ``others``.
 
-    Raises a SettingError for a setting of a wrong type or range or for what is no list of blocks, and what the checks
-    of the record raise.
+    A setting goes to the block that has a field of its name. Raises a SettingError for a setting of a wrong type or
+    range or for what is no list of blocks, and what the checks of the record raise.
     """
     of_record, of_facts = (
         {name: value for name, value in settings.items() if name in kind.model_fields}
         for kind in (CondensedMemoryBlock, RelevantFactsBlock)
     )
-    record = CondensedMemoryBlock(token_limit=limits.condensed, **of_record, **shared)
-    facts = RelevantFactsBlock(token_limit=limits.facts, user_id=user_id, **of_facts, **shared)
-    if others is None:
-        return [record, facts]
-    is_list = isinstance(others, list | tuple)
-    wrong = [one for one in others if not isinstance(one, BaseMemoryBlock)] if is_list else [others]
+    record = CondensedMemoryBlock(token_limit=limits[0], **of_record, **of_both)
+    facts = RelevantFactsBlock(token_limit=limits[1], user_id=user_id, **of_facts, **of_both)
+    is_list = isinstance(others, list | tuple | None)
+    wrong = [one for one in others or () if not isinstance(one, BaseMemoryBlock)] if is_list else [others]
     if wrong:
         raise SettingError(
             f"memory_blocks must be a list of LlamaIndex's memory blocks; saw {shown(wrong[0])}. The record and the "
             "facts are there without it."
         )
-    names = [block.name for block in (record, facts, *others)]
+    blocks = [record, facts, *(others or ())]
+    names = [block.name for block in blocks]
     if len(set(names)) < len(names):
         raise SettingError(
             f"memory_blocks must have a name each, and none that the record or the facts have; saw {', '.join(names)}. "
             "Name them otherwise."
         )
-    return [record, facts, *others]
+    return blocks
 
 
 def check_cache_points(cache_points: CachePoints, memory_blocks_template: object, llm: LLM | None) -> None:

@@ -348,17 +348,14 @@ def _checked_limits(fields: Mapping[str, Any]) -> Limits:
     return Limits.checked(None, most, keep, ratio, include_system=fields.get("include_system", False))
 
 
-def check_room(token_limit: int, options: Mapping[str, Any], source: str = "") -> None:
-    """Raises a LimitError if summary and recall, by the options of a block, leave no room for messages in the record.
-
-    ``source`` says behind the number where the limit comes from.
-    """
+def check_room(token_limit: int, options: Mapping[str, Any]) -> None:
+    """Raises a LimitError if summary and recall, by the options of a block, leave messages no room in the record."""
     summary = options.get("summary_token_limit") if options.get("summarize") else 0
     reserved = (options.get("recall_token_limit") or 0) + _summary_limit(token_limit, summary)
     if reserved and reserved + MIN_ROOM > token_limit:
         raise LimitError(
             f"The summary and what is recalled may have {reserved} tokens, and leave no room for messages in "
-            f"the {token_limit} of the whole record{source}. Raise token_limit (condensed_token_limit of the memory), "
+            f"the {token_limit} of the whole record. Raise token_limit (condensed_token_limit of the memory), "
             "or lower summary_token_limit or recall_token_limit."
         )
 
