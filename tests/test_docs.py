@@ -15,6 +15,7 @@ import pytest
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
 from tests.forked import run_forked
+from tests.memory.test_network import watching
 from tests.openai_server import Message, OpenAIServer, call, say, serve
 
 ROOT = Path(__file__).parents[1]
@@ -113,9 +114,12 @@ def test_the_two_commands_are_the_first_two_blocks_of_shell_code() -> None:
 
 
 @pytest.mark.parametrize("commands", [commands_of(block) for block in blocks("bash") if commands_of(block)])
-def test_a_block_of_commands_runs(commands: list[str], tmp_path: Path) -> None:
-    """In an empty folder, one command after the other, with nobody at the keyboard."""
+def test_a_block_of_commands_runs(
+    commands: list[str], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """In an empty folder, one command after the other, without a key, input or a connection to another machine."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
+    environment["PYTHONPATH"] = watching(tmp_path_factory.mktemp("path"))
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
     done = subprocess.run(
         ["bash", "-euc", "\n".join(commands)],  # noqa: S607 - wherever it is
@@ -128,6 +132,7 @@ def test_a_block_of_commands_runs(commands: list[str], tmp_path: Path) -> None:
         timeout=240,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "CONNECTS TO" not in done.stderr
 
 
 def test_every_block_of_json_can_be_read() -> None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index_memory_ext import CondensedMemory, MessageError, messages_from_json
 from tests.conversation import assistant, calling, record, result, sent_text, user
 from tests.facts.test_block import contents, learner
+from tests.forked import run_forked
 from tests.memories import OpenMemory, OpenPlainMemory
 from tests.openai_server import Message, say, serve
 from tests.scripted_models import StartModel
@@ -60,7 +58,7 @@ async def test_an_imported_conversation_is_shown_like_any_other(
 
 
 async def test_what_was_exported_is_imported_as_it_was(open_memory: OpenMemory) -> None:
-    """In another session; in LlamaIndex's layout all of it, and none is nothing."""
+    """In another session; in LlamaIndex's layout all of it, none is nothing, and importing twice stores twice."""
     one, other = open_memory("one"), open_memory("other")
     conversation = [user("2 * 3?"), calling(("c1", "f", {"a": 2})), result("c1", "6"), assistant("6."), user("Thanks.")]
     await one.aput_messages(conversation)
@@ -71,13 +69,8 @@ async def test_what_was_exported_is_imported_as_it_was(open_memory: OpenMemory) 
     empty = open_memory("empty")
     assert (await empty.aexport(), await empty.aexport(layout="openai"), await empty.aimport("[]")) == ("[]", "[]", 0)
     assert json.loads(await one.aexport(layout="openai"))[1]["tool_calls"][0]["id"] == "c1"
-
-
-async def test_importing_twice_stores_twice(open_memory: OpenMemory) -> None:
-    memory = open_memory()
-    await memory.aimport(TURNS)
-    await memory.aimport(TURNS)
-    assert [message.role.value for message in await memory.aget_all()] == [turn["role"] for turn in TURNS] * 2
+    await one.aimport(exported)
+    assert await one.aget_all() == conversation * 2
 
 
 @pytest.mark.parametrize("at", [0, 3, 6])
@@ -101,12 +94,19 @@ async def test_a_cancelled_import_stores_all_or_nothing(open_memory: OpenMemory)
         assert len(await memory.aget_all()) in (0, 300)
 
 
-async def test_a_long_history_is_one_step_of_linear_cost(open_memory: OpenMemory) -> None:
-    """Its turns are in the log, where no later turn has to look at them."""
+async def test_a_long_history_is_one_step_of_linear_cost(
+    open_memory: OpenMemory, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its turns are in the log, where no later turn has to look at them; a bar is shown on request."""
     memory = open_memory()
-    assert await memory.aimport(TURNS * 1_000, show_progress=True) == 6_000
+    assert await memory.aimport(TURNS * 1_000) == 6_000
+    assert capfd.readouterr() == ("", "")
     assert await memory.sql_store.count_messages("chat", MessageStatus.ACTIVE) == 2
     assert await memory.sql_store.count_messages("chat", None) == 6_000
+    with pytest.raises(MessageError):
+        await memory.aimport([*TURNS, 7], show_progress=True)
+    out, err = capfd.readouterr()
+    assert (out, err[-1]) == ("", "\n")
 
 
 async def test_facts_of_an_imported_conversation_are_extracted_beside_it(
@@ -127,18 +127,6 @@ def test_synchronous_programs_move_in_too(database_uri: str) -> None:
     memory.close()
 
 
-async def test_a_bar_is_shown_on_request_and_closed_over_an_error(
-    open_memory: OpenMemory, capfd: pytest.CaptureFixture[str]
-) -> None:
-    memory = open_memory()
-    await memory.aimport(TURNS)
-    assert capfd.readouterr() == ("", "")
-    with pytest.raises(MessageError):
-        await memory.aimport([*TURNS, 7], show_progress=True)
-    out, err = capfd.readouterr()
-    assert (out, err[-1]) == ("", "\n")
-
-
 # ---- what the guide shows -----------------------------------------------------------------------------
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "coming-from-elsewhere.md").read_text(encoding="utf-8")
@@ -153,11 +141,9 @@ def output_of(word: str, folder: Path, then: str = "") -> str:
     """What the block of code prints that a word stands in, and the code behind it, run in a folder."""
     (code,) = [block for block in BLOCKS if word in block]
     with serve(model) as server:
-        environment = {**os.environ, "OPENAI_API_KEY": "sk-test", "OPENAI_API_BASE": server.api_base}
-        done = subprocess.run(
-            [sys.executable, "-c", code + then], cwd=folder, env=environment, capture_output=True, text=True, check=True
-        )
-    assert done.stderr == ""
+        environment = {"OPENAI_API_KEY": "sk-test", "OPENAI_API_BASE": server.api_base}
+        done = run_forked(code + then, folder=folder, environment=environment)
+    assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
