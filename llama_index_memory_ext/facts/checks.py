@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from unicodedata import normalize
 
 from llama_index_memory_ext.facts.source import Place, Source
-from llama_index_memory_ext.language import pattern, word_lists
+from llama_index_memory_ext.language import pattern, phrases, word_lists
 from llama_index_memory_ext.language.names import missing_names, shares_word
 from llama_index_memory_ext.language.numbers import has_numbers, missing_numbers
 from llama_index_memory_ext.language.quotes import find_quote, tokens_in
@@ -47,11 +47,13 @@ _MAX_QUOTE, _MAX_WORD = 2_000, 50
 _SIMILAR_SHARE = 0.6
 # The least share of a fact's keywords that must be the user's; and where tools and pages have said something, too.
 _USERS_SHARE, _USERS_SHARE_BESIDE_OTHERS = 0.4, 0.6
+_NOTHING = r"(?i)[\W_]*(?:null|none|nil|nan|n/a|undefined|unknown)?[\W_]*"
 # What nobody sees: tags (U+E0000 to U+E007F), and marks that turn the direction of a text.
 _INVISIBLE = "[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]"
-_NOTHING = r"(?i)[\W_]*(?:null|none|nil|nan|n/a|undefined|unknown)?[\W_]*"
 _LONG_WORD = rf"[A-Za-z]{{{_MAX_WORD + 1}}}"
 _ADDRESS_OR_TAG = r"\w+://\S+|</?[A-Za-z][\w-]*"
+_SENTENCE = r"[^.!?\u3002\uff01\uff1f\n]*(?:[.!?\u3002\uff01\uff1f]+|\n|$)"
+_KANJI_OR_KATAKANA = "[\u3400-\u9fff]|[\u30a1-\u30fa\u30fc]+"
 _UNSAID = {
     "question": "The user only asked it.",
     "hypothesis": "The user only supposed it.",
@@ -118,21 +120,17 @@ def has_no_hidden_characters(candidate: Candidate, _: Source) -> Rejection | Non
 def is_short(candidate: Candidate, _: Source) -> Rejection | None:
     """Reject contents and quotes that are no single statement; a long word is an encoded text."""
     content, quote = candidate.new.content, candidate.new.quote
-    if len(content) > MAX_FACT:
-        return Rejection("too_long", f"It has {len(content)} characters; a fact has at most {MAX_FACT}.")
-    if pattern(_LONG_WORD).search(content):
-        return Rejection("too_long", f"It has a word of more than {_MAX_WORD} letters.")
-    if len(quote) > _MAX_QUOTE:
-        return Rejection("too_long", f"Its quote has {len(quote)} characters; at most {_MAX_QUOTE} are kept.")
-    return None
+    if max(len(content) - MAX_FACT, len(quote) - _MAX_QUOTE) <= 0 and not pattern(_LONG_WORD).search(content):
+        return None
+    most = f"{MAX_FACT} characters, with words of at most {_MAX_WORD} letters, and its quote at most {_MAX_QUOTE}"
+    return Rejection("too_long", f"It has {len(content)} characters, and its quote {len(quote)}; a fact has {most}.")
 
 
 def is_sure(candidate: Candidate, _: Source) -> Rejection | None:
     """Reject what the model itself is not sure of."""
     confidence, least = candidate.new.confidence, candidate.min_confidence
-    if confidence >= least:
-        return None
-    return Rejection("low_confidence", f"Its confidence is {confidence:.2f}; at least {least:.2f} is needed.")
+    detail = f"Its confidence is {confidence:.2f}; at least {least:.2f} is needed."
+    return Rejection("low_confidence", detail) if confidence < least else None
 
 
 def has_no_secret(candidate: Candidate, _: Source) -> Rejection | None:
@@ -144,9 +142,8 @@ def has_no_secret(candidate: Candidate, _: Source) -> Rejection | None:
 
 def has_quote(candidate: Candidate, _: Source) -> Rejection | None:
     """Reject a fact without a quote: nothing else ties it to the user's words."""
-    return (
-        None if candidate.new.quote.strip() else Rejection("no_quote", "It names no words of the user's that say it.")
-    )
+    is_named = candidate.new.quote.strip()
+    return None if is_named else Rejection("no_quote", "It names no words of the user's that say it.")
 
 
 def is_the_users(candidate: Candidate, source: Source) -> Rejection | None:
@@ -322,120 +319,49 @@ def is_said_again(fact: Fact, source: Source) -> Rejection | None:
 CONFIRMATION_CHECKS = (is_said_again,)
 
 
-_NEGATIONS, ARTICLES, SPEAKERS, _ADVERBS, _AUXILIARIES, _POSSESSIVES, _OWN, _OTHERS = (
-    frozenset(chain(*word_lists("clauses")[kind]))
-    for kind in ("negations", "articles", "speakers", "adverbs", "auxiliaries", "possessives", "own", "others")
-)
-CHINESE_NEGATION, JAPANESE_NEGATION = "[不没沒别別未无無]", "ません|ない|なく|なかった|ず$"
-_WITHOUT = frozenset(["without"])
-LIGHT = (STOP_WORDS | ARTICLES | _ADVERBS) - SPEAKERS
-# A verb is known by so many letters; a negation may be so many words before what it denies.
-_SHORTEST_FORM, _NEAR = 2, 2
+def _words(section: str) -> frozenset[str]:
+    return frozenset(chain(*word_lists("clauses")[section]))
 
 
-def words_in(text: str) -> list[str]:
-    """The words of a text in lower case, with straight apostrophes."""
-    return [word.replace("\u2019", "'") for word in tokens_in(text.lower())]
+_SPEAKERS = _words("speakers")
+_LIGHT = (STOP_WORDS | _words("articles") | _words("adverbs")) - _SPEAKERS
+# A negation may be so many words before what it denies.
+_NEAR = 2
+_MOST_SUBJECT, _LEAST_QUOTED = 4, 3
+_QUOTATION_MARKS = ("\u201c\u201d", "\u201e\u201c", "\u300c\u300d", '""', "''")
+
+
+def sentences_at(text: str, span: Span) -> list[str]:
+    """Return the sentences of a text in which a part of it lies."""
+    sentences = pattern(_SENTENCE).finditer(text)
+    inside = (one.group().strip() for one in sentences if one.start() < span.end and span.start < one.end())
+    return list(filter(None, inside))
 
 
 def denies(text: str) -> bool:
-    """Whether a text has a negation: a word, a form such as "don't", or a character.
+    """Return whether a text has a negation: a word, a form such as "don't", or a character.
 
     >>> denies("Does not drink"), denies("No."), denies("不喝酒"), denies("Drinks tea")
     (True, True, True, False)
     """
     if script_of(text) == "cjk":
-        return bool(
-            pattern(CHINESE_NEGATION).search(text)
-            or pattern(JAPANESE_NEGATION).search(text)
-            or text.startswith("いいえ")
-        )
-    return any(map(negates, words_in(text)))
+        return phrases("clauses", "negation_in_characters").search(text) is not None
+    return any(map(_negates, _words_in(text)))
 
 
-def negates(word: str) -> bool:
-    """Whether a word denies: a negation, or a form with one such as "don't" and "dont"."""
-    return word in _NEGATIONS or word.endswith("n't") or (word.endswith("nt") and word in STOP_WORDS)
+def tells_change(text: str) -> bool:
+    """Return whether a text says that something of the speaker's has become otherwise.
 
-
-def is_negated(words: Sequence[str], places: Sequence[int], missing: Sequence[str], verb: str) -> bool:
-    """Whether what a statement shares with a clause is denied there.
-
-    The negation stands among the shared words, close before them, or ends the clause ("Bier trinke ich nie"); where a
-    word of the statement is missing, right before one of them or before a form of its verb.
+    >>> [tells_change(text) for text in ("I have moved to Rome", "Call me Bo from now on", "I love Rome", "Hi there")]
+    [True, True, False, False]
     """
-    # "not without" affirms.
-    affirms = not _WITHOUT.isdisjoint(words) and sum(map(negates, words)) > 1
-    if len(missing) > 1 or affirms:
-        return False
-    if _is_denied_behind(words[places[-1] + 1 :], verb):
-        return True
-    if missing:
-        said_verb = verb if missing[0] == verb else ""
-        return any(_is_denied(words, i, said_verb) for i in places)
-    return _is_denied(words, places[0]) or any(map(negates, words[max(places[0] - _NEAR, 0) : places[-1]]))
-
-
-def _is_denied_behind(rest: Sequence[str], verb: str) -> bool:
-    """Whether the rest of a clause is a negation, with no other telling words than forms of a verb."""
-    telling = [word for word in rest if word not in LIGHT and word not in SPEAKERS]
-    is_last = bool(telling) and negates(telling[-1])
-    return is_last and all(negates(word) or _may_be_forms(word, verb) for word in telling)
-
-
-def _is_denied(words: Sequence[str], place: int, verb: str = "") -> bool:
-    """Whether only light words, and a form of a verb, stand between a word and a negation before it."""
-    for word in reversed(words[:place]):
-        if negates(word):
-            return True
-        if _may_be_forms(word, verb):
-            verb = ""
-        elif word not in LIGHT:
-            return False
-    return False
-
-
-def _may_be_forms(word: str, verb: str) -> bool:
-    """Whether a word begins as a verb does: come and como, fährt and fahre; False without a verb."""
-    one, other = (normalize("NFD", some)[:_SHORTEST_FORM] for some in (word, verb))
-    return one == other != ""
-
-
-_SENTENCE = r"[^.!?\u3002\uff01\uff1f\n]*(?:[.!?\u3002\uff01\uff1f]+|\n|$)"
-_QUESTION = r"[?\uff1f]|か。?\s*$"
-_CONDITIONAL = r"(?i)\bwould\b|\bw\u00fcrde\b"
-_CLAUSE = r"[,;:\uff0c\u3001\uff1b\u2013\u2014]| - |\b(?:but|aber|though)\b|但|けど"
-# Function words, of which each language has few.
-_SUPPOSED = (
-    r"(?i)^\W*(?:suppose|supposing|imagine|if|what if|angenommen|stell dir vor)\b"
-    r"|\b(?:if i were|if i had|would happen if|i wish (?:i|we))\b"
-    r"|^\W*si (?:yo )?\w+(?:iera|ara|era|ese)\b|^\W*si j['\u2019]\w+ais\b"
-    r"|\b(?:w\u00e4re|h\u00e4tte|k\u00f6nnte) ich\b|\bwenn ich .{0,30}\bw\u00e4re\b|如果|要是|假如|假设|もし|たら、"
-)
-_PAST = (
-    r"(?i)\bused to\b|\bno longer\b|\buntil (?:19|20)\d\d\b|\bfr\u00fcher\b|\bdamals\b|以前|曾经|昔は|かつて"
-    "|[てで]いました"
-)
-# What is so since now, with the speaker.
-_SINCE_NOW = (
-    r"(?i)(?=.*(?:\b(?:i|we|me|my|ich|wir|mich|je|moi|yo|mi|eu)\b|我))"
-    r".*(?:\b(?:now|no longer|any ?more|jetzt|mehr|maintenant|plus|ahora|ya no|adesso|agora)\b|了|现在|現在)"
-)
-# "to be" has no stem.
-_WAS = {"is": ("was", "were"), "ist": ("war", "waren")}
-_MOST_SUBJECT = 4
-# The last character of the words for relatives and friends, who have a subject of their own.
-_KIN = "爸妈媽哥弟姐妹爷奶叔姨姑舅父母夫妻婆兄姉儿子女娘友"
-_HAS = frozenset(["hat", "tiene"])
-_MARKS = (("\u201c", "\u201d"), ("\u201e", "\u201c"), ("\u300c", "\u300d"), ('"', '"'), ("'", "'"))
-_LEAST_QUOTED, _SHORTEST_VERB = 3, 3
-_KANJI_OR_KATAKANA = "[\u3400-\u9fff]|[\u30a1-\u30fa\u30fc]+"
-# 我妹妹是, 兄は
-_KINS = f"(?:^|我的?)[^我]{{0,3}}[{_KIN}][さはが是]{{0,3}}(?:[是在]|$)"
+    words = [word.removesuffix("'ve") for word in _words_in(text) if word not in ("have", "had")]
+    acted = (word for before, word in pairwise(words) if before in _SPEAKERS and _may_be_past(word))
+    return any(term_of(word) != word for word in acted) or bool(phrases("clauses", "since_now").search(text))
 
 
 def unsaid_reason(statement: str, text: str, span: Span, *, may_presuppose: bool = True) -> str:
-    """Why the words around a quote do not say a statement; "" if they may say it.
+    """Return why the words around a quote do not say a statement; "" if they may say it.
 
     ``may_presuppose``: "What do my two cats eat?" says that there are two cats.
 
@@ -451,94 +377,127 @@ def unsaid_reason(statement: str, text: str, span: Span, *, may_presuppose: bool
         is_asked = bool(inside) and all(map(_is_question, inside))
         if is_asked and not (may_presuppose and _is_presupposed(statement, inside)):
             return "question"
-        if any(map(pattern(_SUPPOSED).search, inside)) and not pattern(_CONDITIONAL).search(statement):
+        is_supposed = any(map(phrases("clauses", "supposed").search, inside))
+        if is_supposed and not phrases("clauses", "conditional").search(statement):
             return "hypothesis"
     if _is_quoted(text, span):
         return "quoted"
-    clauses = (clause for sentence in inside for clause in pattern(_CLAUSE).split(sentence))
+    clauses = (clause for sentence in inside for clause in phrases("clauses", "clause_end").split(sentence))
     return next(filter(None, (_clause_reason(statement, clause) for clause in clauses)), "")
 
 
-def sentences_at(text: str, span: Span) -> list[str]:
-    """Return the sentences of a text in which a part of it lies."""
-    inside = (
-        match for match in pattern(_SENTENCE).finditer(text) if match.start() < span.end and span.start < match.end()
-    )
-    return [match.group().strip() for match in inside if match.group().strip()]
-
-
 def _is_told(statement: str, text: str) -> bool:
-    """Tell whether a part of a message that neither asks nor supposes anything has a telling word of a statement."""
+    """Return whether a part of a message that neither asks nor supposes anything has a telling word of a statement."""
     told = list[str]()
     for sentence in filter(None, map(str.strip, pattern(_SENTENCE).findall(text))):
-        if not pattern(_SUPPOSED).search(sentence):
+        if not phrases("clauses", "supposed").search(sentence):
             # "I have two kids, how much tax do I pay?": only the last part is asked.
-            told += pattern(_CLAUSE).split(sentence)[:-1] if _is_question(sentence) else [sentence]
+            clauses = phrases("clauses", "clause_end").split(sentence)
+            told += clauses[:-1] if _is_question(sentence) else [sentence]
     return bool(shared(keywords(statement), keywords(" ".join(told))))
 
 
 def _is_presupposed(statement: str, sentences: Sequence[str]) -> bool:
-    """Whether a question has all telling words of a statement as something of the user's own: "my two cats"."""
-    telling = [word for word in words_in(statement) if word not in LIGHT and word not in _HAS]
+    """Return whether a question has all telling words of a statement as something of the user's own: "my two cats"."""
+    telling = [word for word in _words_in(statement) if word not in _LIGHT | _words("has")]
     if not telling or denies(statement):
         return False
-    for words in map(words_in, sentences):
+    for words in map(_words_in, sentences):
         for i, word in enumerate(words, 1):
-            if word in _OWN and all(_is_among(one, words[i : i + len(telling)]) for one in telling):
+            if word in _words("own") and all(_is_among(one, words[i : i + len(telling)]) for one in telling):
                 return True
     return False
 
 
 def _is_question(sentence: str) -> bool:
-    return bool(pattern(_QUESTION).search(sentence[-2:]))
+    return phrases("clauses", "question").search(sentence[-2:]) is not None
 
 
 def _is_quoted(text: str, span: Span) -> bool:
-    """Whether a quote lies within quotation marks, or in a line of a mail that is answered."""
+    """Return whether a quote lies within quotation marks, or in a line of a mail that is answered."""
     if text[text.rfind("\n", 0, span.start) + 1 :].startswith(">"):
         return True
     if len(tokens_in(span.of(text))) < _LEAST_QUOTED:
         return False
-    return any(_is_between(text, span, *marks) for marks in _MARKS)
-
-
-def _is_between(text: str, span: Span, opening: str, closing: str) -> bool:
-    start = text.rfind(opening, 0, span.start + 1)
-    is_opening = start >= 0 and not text[max(start - 1, 0) : start].isalnum()
-    end = text.find(closing, max(span.end - 1, start + 1))
-    return is_opening and end >= 0 and closing not in text[start + 1 : span.end - 1]
+    for opening, closing in _QUOTATION_MARKS:
+        start = text.rfind(opening, 0, span.start + 1)
+        if start >= 0 and not text[max(start - 1, 0) : start].isalnum():
+            end = max(span.end - 1, start + 1)
+            if closing not in text[start + 1 : end] and closing in text[end:]:
+                return True
+    return False
 
 
 def _clause_reason(statement: str, clause: str) -> str:
-    """Why a clause that has the telling words of a statement says something else; "" also for any other clause."""
+    """Return why a clause with the telling words of a statement says something else; "" also for any other clause."""
+    over = phrases("clauses", "over")
+    is_over = bool(over.search(clause)) and not over.search(statement)
     if script_of(clause) == "cjk":
-        return _reason_in_characters(statement, clause)
-    words, said = words_in(clause), words_in(statement)
-    telling = [word for word in said if word not in LIGHT and not negates(word)]
+        return _reason_in_characters(statement, clause, is_over=is_over)
+    words, said = _words_in(clause), _words_in(statement)
+    telling = [word for word in said if word not in _LIGHT and not _negates(word)]
     places = [i for i, word in enumerate(words) if _is_among(word, telling)]
     missing = [word for word in telling if not _is_among(word, words)]
     if not places:
         return ""
-    is_past = _is_put_in_past(statement, clause)
     if denies(statement):
         # "I like olives" is the opposite of "Does not like olives".
-        is_the_speakers = places[0] > 0 and words[places[0] - 1] in SPEAKERS
-        is_opposite = is_the_speakers and not (missing or is_past or any(map(negates, words)))
+        is_the_speakers = places[0] > 0 and words[places[0] - 1] in _SPEAKERS
+        is_opposite = is_the_speakers and not (missing or is_over or any(map(_negates, words)))
     else:
-        is_opposite = is_negated(words, places, missing, said[0])
+        is_opposite = _is_negated(words, places, missing, said[0])
     if is_opposite:
         return "negated"
     # The verb may be another form of the one that was said: "war" and "ist".
     if missing not in ([], said[:1]):
         return ""
-    if is_past or _is_past(words, said):
+    if is_over or _is_past(words, said[0]):
         return "past"
     return "other_subject" if _has_other_subject(words, said) else ""
 
 
-def _is_put_in_past(statement: str, clause: str) -> bool:
-    """Whether a clause says that something is over, and a statement does not: "used to", "no longer"."""
-    return bool(pattern(_PAST).search(clause)) and not pattern(_PAST).search(statement)
+def _is_negated(words: Sequence[str], places: Sequence[int], missing: Sequence[str], verb: str) -> bool:
+    """Return whether what a statement shares with a clause is denied there.
+
+    The negation stands among the shared words, close before them, or ends the clause ("Bier trinke ich nie"); where a
+    word of the statement is missing, right before one of them or before a form of its verb.
+    """
+    # "not without" affirms.
+    if len(missing) > 1 or ("without" in words and sum(map(_negates, words)) > 1):
+        return False
+    behind = [word for word in words[places[-1] + 1 :] if word not in _LIGHT | _SPEAKERS]
+    if behind and _negates(behind[-1]) and all(_negates(word) or _may_be_forms(word, verb) for word in behind):
+        return True
+    if missing:
+        return any(_is_denied(words[:i], verb if missing[0] == verb else "") for i in places)
+    return _is_denied(words[: places[0]], "") or any(map(_negates, words[max(places[0] - _NEAR, 0) : places[-1]]))
+
+
+def _is_denied(before: Sequence[str], verb: str) -> bool:
+    """Return whether words end in a negation, behind which only light words and a form of a verb stand."""
+    for word in reversed(before):
+        if _negates(word):
+            return True
+        if _may_be_forms(word, verb):
+            verb = ""
+        elif word not in _LIGHT:
+            return False
+    return False
+
+
+def _negates(word: str) -> bool:
+    """Return whether a word denies: a negation, or a form with one such as "don't" and "dont"."""
+    return word in _words("negations") or word.endswith("n't") or (word.endswith("nt") and word in STOP_WORDS)
+
+
+def _may_be_forms(word: str, verb: str) -> bool:
+    """Return whether a word begins as a verb does: come and como, fährt and fahre; False without a verb."""
+    return bool(verb) and normalize("NFD", word)[:2] == normalize("NFD", verb)[:2]
+
+
+def _words_in(text: str) -> list[str]:
+    """Return the words of a text in lower case, with straight apostrophes."""
+    return [word.replace("\u2019", "'") for word in tokens_in(text.lower())]
 
 
 def _is_among(word: str, others: Iterable[str]) -> bool:
@@ -549,28 +508,17 @@ def _are_one(one: str, other: str) -> bool:
     return one == other or not keywords(one).isdisjoint(keywords(other)) or are_forms(one, other)
 
 
-def _is_past(words: Sequence[str], said: Sequence[str]) -> bool:
-    """Whether a statement has in the present ("Lives in Rome") what a clause has in the past ("I lived in Rome")."""
-    if was := _WAS.get(said[0]):
-        return any(before in SPEAKERS and word in was for before, word in pairwise(words))
-    verb = said[0]
-    if not verb.endswith("s") or len(verb) < _SHORTEST_VERB:
+def _is_past(words: Sequence[str], verb: str) -> bool:
+    """Return whether a clause has a verb in the past ("I lived in Rome") that a statement has in the present."""
+    # "to be" has no stem.
+    if was := {"is": ("was", "were"), "ist": ("war", "waren")}.get(verb):
+        return any(before in _SPEAKERS and word in was for before, word in pairwise(words))
+    if not verb.endswith("s") or len(verb) <= len("is"):
         return False
     # "need" is no form of the past.
     past = [i for i, word in enumerate(words) if _may_be_past(word) and word not in (verb, verb[:-1])]
     places = [i for i in past if _are_one(words[i], verb)]
-    return bool(places) and all(i and words[i - 1] not in _AUXILIARIES for i in places)
-
-
-def tells_change(text: str) -> bool:
-    """Whether a text says that something of the speaker's has become otherwise.
-
-    >>> [tells_change(text) for text in ("I have moved to Rome", "Call me Bo from now on", "I love Rome", "Hi there")]
-    [True, True, False, False]
-    """
-    words = [word.removesuffix("'ve") for word in words_in(text) if word not in ("have", "had")]
-    acted = (word for before, word in pairwise(words) if before in SPEAKERS and _may_be_past(word))
-    return any(term_of(word) != word for word in acted) or bool(pattern(_SINCE_NOW).search(text))
+    return bool(places) and all(i and words[i - 1] not in _words("auxiliaries") for i in places)
 
 
 def _may_be_past(word: str) -> bool:
@@ -578,41 +526,31 @@ def _may_be_past(word: str) -> bool:
 
 
 def _has_other_subject(words: Sequence[str], said: Sequence[str]) -> bool:
-    """Whether a statement copies what a clause says of somebody else: "Is a surgeon" of "my husband is a surgeon"."""
-    plain, wanted = ([word for word in some if word not in ARTICLES] for some in (words, said))
+    """Return whether a statement copies what a clause says of another: "Is a pilot" of "my best friend is a pilot"."""
+    plain, wanted = ([word for word in some if word not in _words("articles")] for some in (words, said))
     for i in range(1, len(plain) - len(wanted) + 1):
         if all(_are_one(*pair) for pair in zip(plain[i : i + len(wanted)], wanted, strict=True)):
-            return plain[i - 1] in _OTHERS or _is_somebodys(plain[:i], is_same=plain[i] == wanted[0])
+            # A longer noun needs the very verb behind it.
+            subject = plain[max(i - (_MOST_SUBJECT if plain[i] == wanted[0] else 2), 0) : i]
+            if subject[-1] in _words("others"):
+                return True
+            mark = next((word for word in reversed(subject) if word in _words("possessives") | STOP_WORDS), "")
+            return mark in _words("possessives") and mark != subject[-1]
     return False
 
 
-def _is_somebodys(subject: Sequence[str], *, is_same: bool) -> bool:
-    """Whether words end in a possessive and a noun; a longer noun ("my best friend") needs the very verb after it."""
-    for length, word in enumerate(reversed(subject[-_MOST_SUBJECT if is_same else -2 :])):
-        if word in _POSSESSIVES:
-            return length > 0
-        if word in STOP_WORDS:
-            return False
-    return False
-
-
-def _reason_in_characters(statement: str, clause: str) -> str:
-    """The same for a clause in a script without spaces."""
-    telling = (
-        set(pattern(_KANJI_OR_KATAKANA).findall(statement))
-        - STOP_CHARACTERS
-        - set(pattern(CHINESE_NEGATION).findall(statement))
-    )
+def _reason_in_characters(statement: str, clause: str, *, is_over: bool) -> str:
+    """Return the same as ``_clause_reason`` for a clause in a script without spaces."""
+    negation = phrases("clauses", "negation_in_characters")
+    telling = {*pattern(_KANJI_OR_KATAKANA).findall(statement)} - STOP_CHARACTERS - {*negation.findall(statement)}
     if not telling or any(part not in clause for part in telling):
         return ""
     before = clause[: min(map(clause.index, telling))]
-    is_denied = any(
-        pattern(one).search(clause) and not pattern(one).search(statement)
-        for one in (CHINESE_NEGATION, JAPANESE_NEGATION)
-    )
-    is_affirmed = pattern(CHINESE_NEGATION).search(statement) and not denies(clause) and before.endswith(("我", "我们"))
-    if is_denied or is_affirmed:
+    is_denied = negation.search(clause) is not None
+    if negation.search(statement):
+        is_denied = not is_denied and before.endswith(("我", "我们"))
+    if is_denied:
         return "negated"
-    if pattern(_KINS).search(before) and set(_KIN).isdisjoint(statement):
+    if phrases("clauses", "kins").search(before) and not phrases("clauses", "kin").search(statement):
         return "other_subject"
-    return "past" if _is_put_in_past(statement, clause) else ""
+    return "past" if is_over else ""

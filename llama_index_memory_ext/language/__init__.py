@@ -8,20 +8,39 @@ from importlib.resources import files
 
 
 @cache
-def word_lists(name: str) -> dict[str, list[list[str]]]:
-    """Read ``data/<name>.txt``; return the words of each line, by the section in which the line stands.
-
-    A line such as ``[de]`` begins a section; lines before the first one are in the section "". Empty lines and those
-    that begin with "#" are left out.
-    """
-    sections: dict[str, list[list[str]]] = {"": []}
+def _sections(name: str) -> dict[str, list[str]]:
+    """Read ``data/<name>.txt``: the lines of each section. A line such as ``[de]`` begins one; "#" begins a comment."""
+    sections: dict[str, list[str]] = {"": []}
     lines = sections[""]
     for line in (files(__name__) / "data" / f"{name}.txt").read_text("utf-8").splitlines():
-        if line.startswith("["):
+        if re.fullmatch(r"\[[a-z_]+\]", line):
             lines = sections[line.strip("[]")] = []
         elif line.strip() and not line.startswith("#"):
-            lines.append(line.split())
+            lines.append(line)
     return sections
+
+
+@cache
+def word_lists(name: str) -> dict[str, list[list[str]]]:
+    """Return the words of each line of ``data/<name>.txt``, by the section in which the line stands."""
+    return {section: [line.split() for line in lines] for section, lines in _sections(name).items()}
+
+
+@cache
+def phrases(name: str, section: str) -> re.Pattern[str]:
+    """Return the regular expression of a section of ``data/<name>.txt``: each line is an alternative, in any case.
+
+    ``{other}`` in a line stands for the alternatives of the section ``other``.
+
+    >>> phrases("past", "was").findall("I used to sing in those days")
+    ['in those days']
+    """
+
+    def joined(one: str) -> str:
+        lines = "|".join(_sections(name)[one])
+        return re.sub(r"\{([a-z_]+)\}", lambda match: f"(?:{joined(match[1])})", lines)
+
+    return re.compile(joined(section), re.IGNORECASE)
 
 
 @cache
