@@ -328,7 +328,7 @@ _LIGHT = (STOP_WORDS | _words("articles") | _words("adverbs")) - _SPEAKERS
 # A negation may be so many words before what it denies.
 _NEAR = 2
 _MOST_SUBJECT, _LEAST_QUOTED = 4, 3
-_QUOTATION_MARKS = ("\u201c\u201d", "\u201e\u201c", "\u300c\u300d", '""', "''")
+_QUOTATION_MARKS = (("\u201c", "\u201d"), ("\u201e", "\u201c"), ("\u300c", "\u300d"), ('"', '"'), ("'", "'"))
 
 
 def sentences_at(text: str, span: Span) -> list[str]:

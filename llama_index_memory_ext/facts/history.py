@@ -76,10 +76,10 @@ def _times_in(sentence: str, today: date, *, marked: bool) -> Iterator[Period]:
             if day.month is None:
                 # A number alone is a year if a word before it says so.
                 is_told = marked or before or since or phrases("past", "year").search(ahead)
-                is_time = written.endswith("年") or (written.isdigit() and is_told)
+                is_time = written.endswith("年") or bool(written.isdigit() and is_told)
             else:
                 is_whole = day.day or "月" in written or phrases("past", "month").search(ahead)
-                is_time = day.year is not None or (marked and is_whole)
+                is_time = day.year is not None or bool(marked and is_whole)
             if named is None or not is_time:
                 continue
             if before and before["until"]:
