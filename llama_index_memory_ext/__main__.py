@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
@@ -10,10 +9,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import (
     DEFAULT_TIMEOUT,
-    PACKAGE,
     UsageError,
     check_timeout,
     describe_error,
@@ -75,24 +72,14 @@ def _run(arguments: list[str]) -> int:
     try:
         with needs_extra("cli", "typer", "rich"):
             app = load_app()
-    except UsageError as error:
-        if not arguments or arguments[0] not in {"demo", "--help", "--version"}:
+    except UsageError:
+        if arguments != ["demo"]:
             raise
-        return _run_without_extra(arguments, str(error))
+        # Imported here: LlamaIndex takes seconds to start, and a wrong option is reported without it.
+        from llama_index_memory_ext.cli.demo import run
+
+        return run(None, check_timeout(os.environ.get("OPENAI_TIMEOUT") or DEFAULT_TIMEOUT))
     return app(arguments, standalone_mode="--json" not in arguments) or 0
-
-
-def _run_without_extra(arguments: list[str], missing: str) -> int:
-    parser = argparse.ArgumentParser(prog="python -m llama_index_memory_ext", epilog=f"For more: {missing}")
-    parser.add_argument("--version", action="version", version=f"{PACKAGE} {ext.__version__}")
-    parser.add_argument("command", choices=["demo"])
-    parser.add_argument("--db", metavar="DB", help="a SQLite file, or a SQLAlchemy address")
-    parser.add_argument("--timeout", metavar="SECONDS", default=os.environ.get("OPENAI_TIMEOUT") or DEFAULT_TIMEOUT)
-    options = parser.parse_args(arguments)
-    # Imported here: LlamaIndex takes seconds to start, and a wrong option is reported without it.
-    from llama_index_memory_ext.cli.demo import run
-
-    return run(options.db, check_timeout(options.timeout))
 
 
 if __name__ == "__main__":

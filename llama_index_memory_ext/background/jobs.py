@@ -7,9 +7,8 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 from weakref import WeakSet, finalize
 
@@ -92,8 +91,7 @@ class Failure:
 class _Job:
     """A job under way, with the work of the last start: an earlier one may have had a model that fails.
 
-    ``again``: there was a start since the last attempt began. ``awaited``: a caller waits. ``attempt`` is done at the
-    end of the attempt under way, ``following`` at the end of the next one.
+    ``again``: there was a start since the last attempt began. ``awaited``: a caller waits.
     """
 
     work: Work
@@ -102,8 +100,6 @@ class _Job:
     again: bool = True
     pausing: bool = False
     awaited: bool = False
-    attempt: asyncio.Future[None] = field(default_factory=asyncio.Future)
-    following: asyncio.Future[None] = field(default_factory=asyncio.Future)
 
     def without_pause(self) -> asyncio.Task[None]:
         """Its task, which ends now instead of pausing, and does not pause after a failure."""
@@ -143,7 +139,13 @@ class Jobs:
             if place[0].is_closed():
                 self._jobs.pop(place, None)
         self._jobs[here] = job = _Job(work, pause_seconds, spawn(self._run(key)))
-        job.task.add_done_callback(partial(self._remove, here, job))
+
+        def remove(task: asyncio.Task[None]) -> None:
+            # A task keeps its event loop alive. Another job of the key may have begun before this callback.
+            if here in self._jobs and self._jobs[here].task is task:
+                del self._jobs[here]
+
+        job.task.add_done_callback(remove)
 
     def failure_of(self, key: JobKey) -> Failure | None:
         """The last failure since the last success; None if there is none."""
@@ -155,11 +157,10 @@ class Jobs:
         if job is not None:
             await asyncio.wait([job.without_pause()])
 
-    async def wait_for_started(self, session_id: str) -> None:
-        """Wait until the jobs of a session have done, or failed to do, what was started so far; more may follow."""
+    async def wait_for_session(self, session_id: str) -> None:
+        """Wait until all jobs of a session have ended, as ``wait`` does."""
         for job in self._here([session_id]):
-            attempt = job.following if job.again else job.attempt
-            await asyncio.wait([job.without_pause(), attempt], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([job.without_pause()])
 
     async def finish(self, key: JobKey, work: Work) -> None:
         """Run the work now, after the job that is under way; a failure is logged, and the next start tries again."""
@@ -178,11 +179,6 @@ class Jobs:
         here, jobs = asyncio.get_running_loop(), list(self._jobs.items())
         return [job for (loop, key), job in jobs if loop is here and (names is None or key.session_id in names)]
 
-    def _remove(self, place: tuple[asyncio.AbstractEventLoop, JobKey], job: _Job, _: asyncio.Task[None]) -> None:
-        # A task keeps its event loop alive. Another job of the key may have begun before this callback.
-        if self._jobs.get(place) is job:
-            del self._jobs[place]
-
     async def _run(self, key: JobKey) -> None:
         job, succeeded = self._jobs[asyncio.get_running_loop(), key], False
         while job.again or not succeeded:
@@ -194,9 +190,7 @@ class Jobs:
                 # The clock may have been set back.
                 await asyncio.sleep(min((failure.retry_at - now).total_seconds(), LONGEST_PAUSE_SECONDS))
             job.pausing = job.again = False
-            job.attempt, job.following = job.following, asyncio.Future()
             succeeded = await self._attempt(key, job.work, job.pause_seconds)
-            job.attempt.set_result(None)
             if job.awaited and not succeeded:
                 return
 
@@ -250,9 +244,9 @@ class JobRegistry:
         """Let ``stop`` cancel this too, as long as it exists."""
         self._watched.add(work)
 
-    async def wait_for_started(self, session_id: str) -> None:
-        """Wait until the jobs of a session in this event loop have done, or failed to do, what was started so far."""
-        await asyncio.gather(*(jobs.wait_for_started(session_id) for jobs in list(self._jobs.values())))
+    async def wait_for_session(self, session_id: str) -> None:
+        """Wait until the jobs of a session in this event loop have ended; none pauses after a failure meanwhile."""
+        await asyncio.gather(*(jobs.wait_for_session(session_id) for jobs in list(self._jobs.values())))
 
     async def stop(self, names: Collection[str] | None = None) -> None:
         """Cancel what is under way for these sessions and users, here and in synchronous calls; None: all of it."""

@@ -71,7 +71,7 @@ _PRIORITY = attrgetter("priority")
 
 
 async def _wait_for_jobs(memory: CondensedMemory) -> None:
-    await memory.sql_store.jobs.wait_for_started(memory.session_id)
+    await memory.sql_store.jobs.wait_for_session(memory.session_id)
 
 
 class CondensedMemory(Memory):

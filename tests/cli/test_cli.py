@@ -83,13 +83,12 @@ def test_help_and_wrong_usage_do_not_wait_for_llamaindex() -> None:
 
 def test_without_the_extra_the_commands_say_what_is_missing(command: Here, without: Callable[..., None]) -> None:
     """The demo runs; its own test does without the extra."""
+    assert command("--version").stdout == f"llama-index-memory-ext {version('llama-index-memory-ext')}\n"
     without("typer", "cli.app")
-    for options in ((), ("doctor",)):
+    for options in ((), ("doctor",), ("--help",), ("demo", "--db", "m.db")):
         missing = command(*options)
         assert (missing.returncode, missing.stdout, missing.stderr.count("\n")) == (2, "", 1)
         assert 'pip install "llama-index-memory-ext[cli]"' in missing.stderr
-    assert "demo" in command("--help").stdout
-    assert command("--version").stdout == f"llama-index-memory-ext {version('llama-index-memory-ext')}\n"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="folders have no such rights there")

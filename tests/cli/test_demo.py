@@ -47,7 +47,7 @@ def test_it_shows_a_conversation_over_two_processes_and_what_the_memory_buys(tmp
 
 def test_without_the_extra_a_wrong_time_is_told(command: Here, without: Callable[..., None]) -> None:
     without("typer", "cli.app")
-    wrong = command("demo", "--timeout", "soon")
+    wrong = command("demo", OPENAI_TIMEOUT="soon")
     assert (wrong.returncode, "a number of seconds above 0" in wrong.stderr) == (1, True)
 
 

@@ -110,7 +110,7 @@ async def test_another_memory_reads_what_was_left(
     llm, _ = start_model(learner)
     tuesday = open_memory("tuesday", user_id="ann", llm=llm)
     await tuesday.aput(user("Hello."))
-    await tuesday.facts_block.jobs.wait_for_started("monday")
+    await tuesday.facts_block.jobs.wait_for_session("monday")
     assert await contents(tuesday) == ["Likes tea"]
 
 
