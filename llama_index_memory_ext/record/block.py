@@ -22,7 +22,6 @@ from llama_index_memory_ext.record.window import (
     CachePoints,
     RecordReader,
     RecordSettings,
-    RecordText,
     Window,
     cache_points_in,
     can_be_sent,
@@ -182,11 +181,7 @@ class CondensedMemoryBlock(LogBlock):
         earlier = await self._earlier(session_id, window, messages or [])
         if not self._has_room(window):
             return ""
-        record, counter = reader.text(session_id, window, earlier), self.tokenizer_fn
-        tokens = 0 if counter.adds_up else await asyncio.to_thread(counter.count, record)
-        excess = tokens - reader.settings.room
-        if excess > 0:
-            record = RecordText(await asyncio.to_thread(truncated, record, excess, counter), 0)
+        record = reader.text(session_id, window, earlier)
         if not (self.cache_points and record):
             return record
         return record.content_blocks(self.cache_points, cache_points_in(messages or []))

@@ -96,7 +96,8 @@ def truncated(text: str, tokens_to_truncate: int, counter: TokenCounter) -> str:
     parts, wanted = split_record(text), tokens_to_truncate
     while True:
         left = _without(parts, wanted, counter)
-        missing = 0 if counter.adds_up else tokens_to_truncate - counter.count(text) + counter.count(left)
+        # By any tokenizer: what is left may have other tokens than within the whole.
+        missing = tokens_to_truncate - counter.count(text) + counter.count(left)
         if missing <= 0 or not left:
             return left
         wanted += missing

@@ -131,7 +131,10 @@ class RecordSettings:
     def selection(self, instructions: Sequence[Entry], summary_tokens: int = 0) -> Selection:
         """Returns how messages are selected, with first instructions and a summary of so many tokens in front."""
         taken = self.reserved + (0 if self.summarize else summary_tokens) + tokens_of(instructions)
-        limits = replace(self.limits.remaining(0, len(instructions)), tokens=max(self.room - taken, 0))
+        most, keep = (
+            max(count - len(instructions), 1) for count in (self.limits.max_messages, self.limits.keep_messages)
+        )
+        limits = replace(self.limits, tokens=max(self.room - taken, 0), max_messages=most, keep_messages=keep)
         return Selection(limits, self.counter, int(limits.tokens * min(self.message_ratio, limits.keep_ratio)))
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, replace
-from itertools import accumulate, chain, islice, takewhile
+from dataclasses import dataclass
+from itertools import accumulate, islice, takewhile
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.errors import LimitError
-from llama_index_memory_ext.text.tool_calls import RESULT_ROLES, Counted, M
+from llama_index_memory_ext.language.tokens import sentences_in
+from llama_index_memory_ext.text.tool_calls import RESULT_ROLES, Counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 
-# A sentence, a line, or 400 characters. Pieces put together are the text again.
-_PIECE = re.compile(r".{1,400}?(?:[.!?]\s+|[\u3002\uff01\uff1f]|\n+|\Z)|.{1,400}", re.DOTALL)
+# A longer sentence is taken in pieces of so many.
+_PIECE_CHARACTERS = 400
 _BEFORE, _AFTER = "[...] ", " [...]"
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Most tokens and messages, and how many are kept of more. See the options of ``trim``."""
+    """Most tokens and messages, and how many are kept of more: ``keep_ratio`` of the tokens, and ``keep_messages``."""
 
     tokens: int = sys.maxsize
     keep_ratio: float = 1.0
@@ -36,7 +36,7 @@ class Limits:
     def checked(
         cls, tokens: int | None, most: int | None, keep: int | None, ratio: float = 1.0, *, include_system: bool = False
     ) -> Limits:
-        """Returns the limits for options of ``trim``; raises a LimitError as it does."""
+        """Returns the limits for options of a record or of ``trim``; raises a LimitError as they do."""
         for name, limit in {"token_limit": tokens, "max_messages": most, "keep_messages": keep}.items():
             if limit is not None and (not isinstance(limit, int) or limit < 1):
                 raise LimitError(f"{name} must be a whole number of at least 1, or None for no limit; it is {limit!r}.")
@@ -56,30 +56,16 @@ class Limits:
         return cls(tokens or sys.maxsize, ratio, most, keep or min(most, max(2, int(most * ratio))))
 
     @property
-    def keep_tokens(self) -> int:
-        """Tokens that are kept when a limit is exceeded; at least one if there may be any."""
-        return max(int(self.tokens * self.keep_ratio), min(self.tokens, 1))
-
-    @property
     def kept(self) -> Limits:
-        """The limits of what is kept when these limits are exceeded."""
-        return replace(self, tokens=self.keep_tokens, keep_ratio=1.0, max_messages=self.keep_messages)
-
-    def remaining(self, tokens: int, messages: int) -> Limits:
-        """Returns these limits less so many tokens and messages; always room for one message."""
-        most, keep = max(self.max_messages - messages, 1), max(self.keep_messages - messages, 1)
-        return replace(self, tokens=self.tokens - tokens, max_messages=most, keep_messages=keep)
-
-
-def group_start(messages: Sequence[M], end: int) -> int:
-    """Returns the index of the last message before ``end`` that is no tool's result; 0 if there is none."""
-    return next((i for i in range(end - 1, 0, -1) if messages[i].role not in RESULT_ROLES), 0)
+        """The limits of what is kept when these limits are exceeded: at least one token, if there may be any."""
+        tokens = max(int(self.tokens * self.keep_ratio), min(self.tokens, 1))
+        return Limits(tokens, 1.0, self.keep_messages, self.keep_messages)
 
 
 def plan_cut(messages: Sequence[Counted], limits: Limits, *, turn_starts: Collection[str] = ()) -> int:
     """Returns the index of the first message to keep, never that of a result; 0 if all are within the limits.
 
-    Above a limit, the messages are cut down to ``keep_tokens`` and ``keep_messages`` at once. Then the beginning stays
+    Above a limit, the messages are cut down to ``keep_ratio`` and ``keep_messages`` at once. Then the beginning stays
     the same for many turns, and a provider's prompt cache can serve it.
 
     The newest message, or call with its results, always stays. A cut in front of a turn, which begins with a role of
@@ -91,10 +77,12 @@ def plan_cut(messages: Sequence[Counted], limits: Limits, *, turn_starts: Collec
     sums = list(takewhile(lambda tokens: tokens <= limits.tokens, accumulate(newest)))
     if len(sums) == len(messages):
         return 0
-    fitting = min(bisect_right(sums, limits.keep_tokens), limits.keep_messages)
-    cuts = (i for i in range(len(messages) - fitting, len(messages)) if messages[i].role not in RESULT_ROLES)
-    first = next(cuts, group_start(messages, len(messages)))
-    turn = next((i for i in chain([first], cuts) if messages[i].role in turn_starts), first)
+    fitting = min(bisect_right(sums, limits.kept.tokens), limits.keep_messages)
+    starts = [i for i, message in enumerate(messages) if message.role not in RESULT_ROLES]
+    # The newest group stays even if it does not fit. Of results alone nothing is cut.
+    cuts = [i for i in starts if i >= len(messages) - fitting] or starts[-1:] or [0]
+    first = cuts[0]
+    turn = next((i for i in cuts if messages[i].role in turn_starts), first)
     keeps_half = turn == first or sums[len(messages) - turn - 1] * 2 >= sums[len(messages) - first - 1]
     return turn if keeps_half else first
 
@@ -131,7 +119,11 @@ def excerpt(
     """
     if counter.count(text) <= limit:
         return text
-    pieces = _PIECE.findall(text)
+    pieces = [
+        sentence[start : start + _PIECE_CHARACTERS]
+        for sentence in sentences_in(text)
+        for start in range(0, len(sentence), _PIECE_CHARACTERS)
+    ]
     hits = [frozenset(wanted).intersection(terms(piece)) for piece in pieces]
     before, room = list(accumulate(map(counter.count, pieces), initial=0)), limit - counter.count(_BEFORE + _AFTER)
     best, first, last = (0, 0), 0, 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 from contextlib import suppress
@@ -10,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import lru_cache
 from html import escape
+from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock, MessageRole, TextBlock, ToolCallBlock
@@ -85,12 +85,11 @@ def message_id_of(kwargs: Mapping[str, Json], key: str = ID_KEY) -> str | None:
     value = kwargs.get(key)
     if value is None:
         return None
-    text = value if isinstance(value, str) else ""
-    # The text of a longer integer is refused by Python, and its size by isfinite().
-    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() < _MOST_CHARACTERS:
-        text = str(value)
-    if isinstance(value, float) and math.isfinite(value):
-        text = str(value)
+    # The text of a longer integer is refused by Python.
+    is_number = (type(value) is int and value.bit_length() < _MOST_CHARACTERS) or (
+        type(value) is float and isfinite(value)
+    )
+    text = str(value) if is_number or isinstance(value, str) else ""
     if not text.strip() or len(text) > _MOST_CHARACTERS or (key != ID_KEY and text != text.strip()):
         seen = f"{len(text)} characters" if isinstance(value, str) else f"a {type(value).__name__}"
         raise MessageError(
@@ -125,24 +124,10 @@ CLOSING = "</message>\n"
 MEDIA_TOKENS = {"image": 256, "audio": 256, "video": 256, "document": 2048}
 # Of a picture: its size stands at the beginning, and the whole takes long to decode. Whole groups of base64.
 _BEGINNING = 65_536
-# Long texts are searched in pieces of so many.
-_PIECE_CHARACTERS = 100_000
 
-# Shown by a block or by the tags of an entry, or added by LlamaIndex for its own use, as its Anthropic class does.
-_SHOWN_ELSEWHERE = frozenset(
-    {
-        *CALL_KEYS,
-        ID_KEY,
-        SPEAKER_KEY,
-        "session_id",
-        "tool_call_id",
-        "name",
-        "images",
-        "usage",
-        "stop_reason",
-        "thinking_delta",
-    }
-)
+# Shown by a block or by the tags of an entry, or added by LlamaIndex for its own use, as by its Anthropic class.
+_SHOWN_ELSEWHERE = frozenset({*CALL_KEYS, ID_KEY, SPEAKER_KEY, _HOSTS_KEY, "tool_call_id", "name", "images"})
+_ANTHROPICS = frozenset({"usage", "stop_reason", "thinking_delta"})
 _ROLE = "<message role="
 _SHOWN_ROLE = re.compile(r'<message (?:role=")?(\w+)')
 _UNSEEN = f"[\u200c\u200d{CONTROLS}]"
@@ -187,15 +172,9 @@ class Entry:
     has_media: bool = False
 
     @property
-    def opening(self) -> str:
-        """The first tag, within whose attributes ">" is escaped."""
-        return self.text[: self.text.index(">") + 1]
-
-    @property
     def tags(self) -> tuple[str, str]:
-        """What stands before and after the body."""
-        opening = self.opening
-        return opening, CLOSING if opening.startswith(_ROLE) else "\n"
+        """What stands before and after the body: the first tag, within whose attributes ">" is escaped, and the end."""
+        return self.text[: self.text.index(">") + 1], CLOSING if self.text.startswith(_ROLE) else "\n"
 
     @property
     def body(self) -> str:
@@ -206,7 +185,7 @@ class Entry:
     @property
     def role(self) -> str:
         """The role of the message: "user", "assistant", ..."""
-        return str(_SHOWN_ROLE.findall(self.opening)[0])
+        return str(_SHOWN_ROLE.findall(self.text)[0])
 
     @property
     def is_result(self) -> bool:
@@ -265,15 +244,7 @@ def escape_tags(text: str, tags: Iterable[str] = ()) -> str:
     >>> escape_tags('</message><b>bold</b> <memory_limit>')
     '&lt;/message><b>bold</b> <memory_limit>'
     """
-    if "<" not in text:
-        return text
-    pattern, pieces, start = _tag_pattern(OUR_TAGS.union(tags)), list[str](), 0
-    # A search lets no other thread run. No tag reaches over the "<" of the next one.
-    while 0 <= start < len(text):
-        end = text.find("<", start + _PIECE_CHARACTERS)
-        pieces.append(pattern.sub("&lt;", text[start:] if end < 0 else text[start:end]))
-        start = end
-    return "".join(pieces)
+    return _tag_pattern(OUR_TAGS.union(tags)).sub("&lt;", text) if "<" in text else text
 
 
 def unescape_tags(text: str, tags: Iterable[str] = ()) -> str:
@@ -291,10 +262,12 @@ def body_of(message: ChatMessage) -> str:
     lines: list[str] = []
     for block in message.blocks:
         lines += [_call_line(next(calls))] if isinstance(block, ToolCallBlock) else _block_lines(block)
-    kwargs = message.additional_kwargs
-    hidden = _SHOWN_ELSEWHERE.union(times_in(kwargs)) if kwargs else _SHOWN_ELSEWHERE
-    extra = {key: value for key, value in kwargs.items() if key not in hidden and value not in (None, "", [], {})}
-    return "\n".join(filter(None, [*lines, *map(_call_line, calls), f"[{to_json(extra)}]" if extra else ""]))
+    lines += map(_call_line, calls)
+    if kwargs := message.additional_kwargs:
+        hidden = _SHOWN_ELSEWHERE.union(_ANTHROPICS, times_in(kwargs))
+        extra = {key: value for key, value in kwargs.items() if key not in hidden and value not in (None, "", [], {})}
+        lines += [f"[{to_json(extra)}]"] if extra else []
+    return "\n".join(filter(None, lines))
 
 
 def characters_of(message: ChatMessage) -> int:
@@ -357,14 +330,13 @@ def as_taken(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
 def checked_messages(messages: Json) -> list[ChatMessage]:
     """Returns the messages of any iterable as a list; a MessageError if it is none, or one has a wrong id."""
     is_list = isinstance(messages, Iterable) and not isinstance(messages, ChatMessage | str | dict)
-    found = list(messages) if is_list else []
-    wrong = [message for message in found if not isinstance(message, ChatMessage)] if is_list else [messages]
-    if wrong:
-        raise MessageError(
-            f"Expected a list of ChatMessage objects; this is a {type(wrong[0]).__name__}. "
-            'Wrap a text as ChatMessage(role="user", content=text).'
-        )
+    found = list(messages) if is_list else [messages]
     for message in found:
+        if not (is_list and isinstance(message, ChatMessage)):
+            raise MessageError(
+                f"Expected a list of ChatMessage objects; this is a {type(message).__name__}. "
+                'Wrap a text as ChatMessage(role="user", content=text).'
+            )
         message_id_of(message.additional_kwargs)
     return found
 

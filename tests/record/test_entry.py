@@ -94,7 +94,7 @@ def test_an_entry_knows_its_parts_from_its_text(message: ChatMessage, row_id: in
     entry = entry_of(row_id, message, COUNTER, brief=brief)
     if entry is not None:
         body = escape_tags(body_of(message))
-        assert entry.text == entry.opening + entry.body + ("\n" if brief else "</message>\n")
+        assert entry.text == entry.tags[0] + entry.body + ("\n" if brief else "</message>\n")
         assert entry.body == (body.rstrip() if brief else body)
         assert entry.role == message.role.value
         assert is_result(entry.text) == entry.is_result

@@ -67,7 +67,6 @@ def test_the_end_begins_where_a_piece_begins(splitter: str, limit: int, end: str
 def test_equal_pieces_are_told_apart_and_one_that_does_not_fit_leaves_nothing() -> None:
     assert clip_start("aa\naa\naa\naa", 2, WORDS, str.splitlines) == "aa\naa"
     assert clip_start("a long line of words", 3, WORDS, str.splitlines) == ""
-    assert clip_start("aaaaaaaa", 5, as_counter(list), lambda _: ["aa", "aa", "aa", "aa"]) == "aaaa"
 
 
 @pytest.mark.parametrize("splitter", SPLITTERS)

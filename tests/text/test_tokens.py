@@ -59,9 +59,9 @@ def test_a_megabyte_of_anything_takes_less_than_a_second(text: str) -> None:
     """And never raises; the bound is loose because machines differ."""
     counter = TokenCounter()
     counter.count("")
-    started = time.perf_counter()
+    started = time.process_time()
     assert counter.count(text * (MEGABYTE // len(text))) > 0
-    assert time.perf_counter() - started < 3
+    assert time.process_time() - started < 3
 
 
 @given(text=st.text(max_size=300), limit=st.integers(-2, 60))

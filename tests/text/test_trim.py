@@ -95,24 +95,6 @@ def test_without_a_limit_everything_comes_back_as_it_is() -> None:
     assert trim(()) == []
 
 
-def test_over_a_limit_a_share_of_it_is_left() -> None:
-    """So the beginning stays the same until the limit is reached again."""
-    chat = [user("w " * 10) for _ in range(20)]
-    options: dict[str, Any] = {"tokenizer_fn": str.split, "keep_ratio": 0.5}
-    assert len(trim(chat[:10], token_limit=100, **options)) == 10
-    assert len(trim(chat[:11], token_limit=100, **options)) == 5
-    assert len(trim(chat[:10], max_messages=10, **options)) == 10
-    assert len(trim(chat[:11], max_messages=10, **options)) == 5
-    assert len(trim(chat[:11], max_messages=10, keep_messages=2, **options)) == 2
-    assert len(trim(chat[:11], max_messages=1, **options)) == 1
-
-
-def test_a_newest_message_within_the_limit_is_not_clipped() -> None:
-    """Even if it has more than the share that is left otherwise."""
-    chat = [user("w " * 10), user("w " * 90)]
-    assert trim(chat, token_limit=95, keep_ratio=0.5, tokenizer_fn=str.split) == chat[1:]
-
-
 def test_a_call_with_more_results_than_messages_are_left_stays_whole() -> None:
     """It may pass the number of messages, never the number of tokens."""
     chat = [user("one"), calling(("1", "f", {}), ("2", "f", {})), result("1", "a"), result("2", "b")]
@@ -224,11 +206,6 @@ def test_a_long_history_is_not_counted_whole() -> None:
     [
         ({"token_limit": 0}, LimitError, "token_limit must be a whole number of at least 1"),
         ({"max_messages": 0}, LimitError, "max_messages must be a whole number of at least 1"),
-        ({"max_messages": 3, "keep_messages": 0}, LimitError, "keep_messages must be a whole number of at least 1"),
-        ({"max_messages": 3, "keep_messages": 4}, LimitError, "keep_messages=4 needs a max_messages"),
-        ({"keep_messages": 4}, LimitError, "it is None"),
-        ({"keep_ratio": 0}, LimitError, "keep_ratio must be above 0"),
-        ({"keep_ratio": 1.1}, LimitError, "at most 1; it is 1.1"),
         ({"max_messages": 1, "include_system": True}, LimitError, "needs a max_messages of at least 2"),
         ({"start_on": "human"}, RoleError, "start_on .* system, developer, user, .* 'human'. Use 'user' instead"),
         ({"end_on": ["user", "nobody"]}, RoleError, "end_on .* 'nobody'"),
@@ -278,7 +255,6 @@ options_with_limits = st.fixed_dictionaries(
     optional={
         "token_limit": st.integers(1, 400),
         "max_messages": st.integers(2, 6),
-        "keep_ratio": st.floats(0.05, 1),
         "allow_partial": st.booleans(),
         "text_splitter": st.sampled_from([str.split, str.splitlines, None]),
         "start_on": roles,
@@ -322,7 +298,7 @@ def test_what_comes_back_is_within_the_limits_and_whole(chat: list[ChatMessage],
     assert sum(message_tokens(message, counter) for message in trimmed) <= options.get("token_limit", 1_000_000)
     assert is_whole(trimmed)
     assert places(trimmed, chat) == sorted(places(trimmed, chat))
-    again = trim(trimmed, **{**options, "keep_ratio": 1.0})
+    again = trim(trimmed, **options)
     assert [id(message) for message in again] == [id(message) for message in trimmed]
     assert chat == before
 
@@ -417,7 +393,6 @@ def test_what_is_no_list_of_messages_is_refused(messages: Any) -> None:
     [
         ({"token_limit": "10"}, "token_limit must be a whole number of at least 1, or None for no limit; it is '10'"),
         ({"max_messages": 2.5}, "max_messages must be a whole number"),
-        ({"keep_ratio": None}, "keep_ratio must be above 0 and at most 1; it is None"),
         ({"start_on": 3}, "start_on must name roles of messages: .*; it names 3"),
         ({"end_on": "Human"}, "Use 'user' instead"),
         ({"text_splitter": 3}, "text_splitter must be a function from a text to its pieces"),

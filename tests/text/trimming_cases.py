@@ -138,10 +138,10 @@ CASES = [
         "over the limit because the pieces are counted in reversed order",
     ),
     Case(
-        "where no piece of the newest message fits its last tokens are kept",
+        "where no piece of the newest message fits it is clipped",
         ["u: hi", "u: one two three four"],
         {"token_limit": 3, "allow_partial": True, "text_splitter": "lines"},
-        ["u: two three four"],
+        ["u: one two three"],
         [],
         "nothing at all because the newest message is too large",
     ),
