@@ -128,20 +128,15 @@ async def test_after_a_summary_every_process_shows_the_same_blocks(
     assert closed(there)[: len(closed(prompts[-1]))] == closed(prompts[-1])
 
 
-async def test_the_blocks_stay_when_the_turn_is_deleted(open_memory: OpenMemory) -> None:
+async def test_the_text_is_the_same_with_cache_points_as_without(open_memory: OpenMemory) -> None:
+    """And the blocks stay when the turn is deleted."""
     memory = open_memory(condensed_token_limit=2_000)
+    await memory.facts.aadd("Likes tea")
     (*_, prompt) = await prompts_of(memory, 12)
     await memory.areset(MessageStatus.ACTIVE)
     await memory.aput(user("And?"))
-    assert closed(await memory.aget()) == closed(prompt)
-
-
-async def test_the_text_is_the_same_with_cache_points_as_without(open_memory: OpenMemory) -> None:
-    memory = open_memory(condensed_token_limit=2_000)
-    await memory.facts.aadd("Likes tea")
-    await prompts_of(memory, 12)
-    await memory.aput(user("And?"))
     plain = await memory.aget()
+    assert closed(plain) == closed(prompt)
     memory.cache_points = True
     assert sent_text(await memory.aget()) == sent_text(plain)
     assert not any(isinstance(block, CachePoint) for message in plain for block in message.blocks)
@@ -153,23 +148,21 @@ async def test_the_text_is_the_same_with_cache_points_as_without(open_memory: Op
 
 
 async def test_each_prompt_marks_where_the_one_before_has_ended(open_memory: OpenMemory) -> None:
-    """The newest mark of a prompt is among those of the next one, with the same blocks before it."""
-    prompts = await prompts_of(open_memory(condensed_token_limit=2_000, cache_points=True), 30)
+    """The newest mark of a prompt is among those of the next one, with the same blocks before it.
+
+    Also where several turns come between two prompts: OpenAI does not look back from a mark.
+    """
+    memory = open_memory(condensed_token_limit=2_000, cache_points=True)
+    prompts = await prompts_of(memory, 30)
+    for i in range(5):
+        await memory.aput_messages([user(f"Question {i}, that was not sent?"), assistant("An answer.")])
+    await memory.aput(user("And?"))
+    prompts.append(await memory.aget())
     for before, now in pairwise(prompts[2:]):
         assert marked(before)[-1] in marked(now)
-        assert len(marked(now)) <= 2
+        assert len(marked(now)) <= 2 + (now is prompts[-1])
         assert question(now).additional_kwargs["session_id"] == "chat"
-    assert marked(prompts[-1])[-1].endswith("And this is answer number 28.</message>\n")
-
-
-async def test_several_turns_between_two_prompts_leave_the_old_mark_in_its_place(open_memory: OpenMemory) -> None:
-    """OpenAI does not look back from a mark."""
-    memory = open_memory(condensed_token_limit=2_000, cache_points=True)
-    (*_, before) = await prompts_of(memory, 5)
-    for i in range(5):
-        await memory.aput_messages([user(f"Question {i}, that nobody has sent?"), assistant("An answer.")])
-    await memory.aput(user("And?"))
-    assert marked(before)[-1] in marked(await memory.aget())
+    assert marked(prompts[-2])[-1].endswith("And this is answer number 28.</message>\n")
 
 
 async def test_a_question_that_is_sent_again_ends_with_a_mark(open_memory: OpenMemory) -> None:
@@ -177,20 +170,16 @@ async def test_a_question_that_is_sent_again_ends_with_a_mark(open_memory: OpenM
     memory = open_memory(condensed_token_limit=2_000, cache_points=True)
     (*_, prompt) = await prompts_of(memory, 5)
     assert not isinstance(question(prompt).blocks[-1], CachePoint)
-    await memory.aput(user("And?"))
+    await memory.aput(user("Is Zanzibar warm?"))
     first, second = await memory.aget(), await memory.aget()
     assert isinstance(question(second).blocks[-1], CachePoint)
+    # The memory knows the question again, and yet a pickle has nothing of it.
+    assert b"Is Zanzibar" not in pickle.dumps(memory)
     assert marked(second)[:-1] == marked(first)
     await memory.aput_messages([calling(("1", "look", {})), result("1", "found")])
     third = await memory.aget()
     assert marked(third) == marked(second)
     assert [message.role for message in third] == ["user", "assistant", "tool"]
-
-
-async def test_a_question_without_anything_in_it_has_nothing_to_mark(open_memory: OpenMemory) -> None:
-    memory = open_memory(cache_points=True)
-    await memory.aput(ChatMessage(role="user", blocks=[]))
-    assert await memory.aget() == await memory.aget() == [ChatMessage(role="user", blocks=[])]
 
 
 async def test_a_template_of_ones_own_that_extends_ours_is_used(open_memory: OpenMemory) -> None:
@@ -206,32 +195,21 @@ async def test_a_template_of_ones_own_that_extends_ours_is_used(open_memory: Ope
     assert len(marked(prompt)) == 2
 
 
-async def test_a_pickle_has_nothing_of_the_question(open_memory: OpenMemory) -> None:
-    """Though the memory knows it again when it is sent again."""
-    memory = open_memory(cache_points=True)
-    await memory.aput(user("Is Zanzibar warm?"))
-    await memory.aget()
-    assert b"Zanzibar" not in pickle.dumps(memory)
-
-
-@pytest.mark.parametrize("own", range(6))
+@pytest.mark.parametrize("own", [0, 1, 2, 5])
 async def test_there_are_never_more_than_four_with_those_of_the_user(open_memory: OpenMemory, own: int) -> None:
-    """All that the user has set stay."""
-    memory = open_memory(condensed_token_limit=2_000, cache_points=True)
+    """All that the user has set stay; a control says how long ours do."""
+    control = CacheControl(type="ephemeral", ttl="1h")
+    memory = open_memory(condensed_token_limit=2_000, cache_points=control)
     await prompts_of(memory, 5)
     await memory.aput(ChatMessage(role="user", blocks=[TextBlock(text="And?"), *[POINT] * own]))
     await memory.aget()
     prompt = await memory.aget()
     assert len(marked(prompt)) == max(own, min(own + 2, 4), 3)
     assert question(prompt).blocks[-own:] == [POINT] * own or own == 0
-
-
-async def test_a_control_says_how_long(open_memory: OpenMemory) -> None:
-    control = CacheControl(type="ephemeral", ttl="1h")
-    (*_, prompt) = await prompts_of(open_memory(cache_points=control, condensed_token_limit=2_000), 3)
     points = [block for block in question(prompt).blocks if isinstance(block, CachePoint)]
-    assert points
-    assert all(point.cache_control == control and point.cache_control is not control for point in points)
+    ours = [point.cache_control for point in points if point != POINT]
+    assert all(one == control and one is not control for one in ours)
+    assert len(ours) == len(points) - own
 
 
 async def test_instructions_of_the_system_hold_the_blocks_too(open_memory: OpenMemory) -> None:
@@ -245,13 +223,14 @@ async def test_instructions_of_the_system_hold_the_blocks_too(open_memory: OpenM
     }
 
 
-async def test_an_empty_history_has_nothing_to_mark(open_memory: OpenMemory) -> None:
+async def test_what_is_empty_has_nothing_to_mark(open_memory: OpenMemory) -> None:
     memory = open_memory(cache_points=True)
     assert await memory.aget() == []
-    (prompt,) = await prompts_of(memory, 1)
-    assert [message.blocks for message in prompt] == [
-        [TextBlock(text="This is the question number 0, with a few more words to it.")]
-    ]
+    await memory.aput(ChatMessage(role="user", blocks=[]))
+    assert await memory.aget() == await memory.aget() == [ChatMessage(role="user", blocks=[])]
+    block = CondensedMemoryBlock(cache_points=True)
+    assert await block.aget([], session_id="chat") == ""
+    await block.aclose()
 
 
 # ---- the block in a memory of one's own ------------------------------------------------------------------
@@ -268,15 +247,6 @@ async def test_a_block_in_the_hosts_memory_marks_the_record_too(open_plain_memor
     assert isinstance(left, str)
     assert "This is the question number 0" not in left
     assert "answer number 4" in left
-
-
-async def test_a_block_with_nothing_to_show_shows_nothing() -> None:
-    block = CondensedMemoryBlock(cache_points=True)
-    assert await block.aget([], session_id="chat") == ""
-    await block.aclose()
-
-
-# ---- wrong arguments -------------------------------------------------------------------------------------
 
 
 def test_a_template_that_makes_one_text_is_refused() -> None:

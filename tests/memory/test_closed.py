@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import pickle
 from collections.abc import Awaitable, Callable
@@ -43,20 +42,16 @@ def open_one(**options: Any) -> CondensedMemory:
 
 
 @pytest.mark.parametrize("use", USES)
-async def test_a_closed_memory_in_memory_says_that_it_is_gone(use: str) -> None:
-    async with open_one() as memory:
-        await memory.aput_messages([user("I like tea."), assistant("Noted.")])
+async def test_a_closed_memory_in_memory_says_that_it_is_gone_and_one_on_a_file_is_opened(
+    database_uri: str, use: str
+) -> None:
+    async with open_one() as memory, open_one(async_database_uri=database_uri) as lasting:
+        for one in (memory, lasting):
+            await one.aput_messages([user("I like tea."), assistant("Noted.")])
     with pytest.raises(StoreError, match=GONE):
         await USES[use](memory)
-
-
-@pytest.mark.parametrize("use", USES)
-async def test_a_closed_memory_on_a_file_or_a_server_opens_it_again(database_uri: str, use: str) -> None:
-    memory = open_one(async_database_uri=database_uri)
-    await memory.aput(user("I like tea."))
-    await memory.aclose()
-    await USES[use](memory)
-    await memory.aclose()
+    await USES[use](lasting)
+    await lasting.aclose()
 
 
 async def test_closing_twice_is_no_error(any_database_uri: str | None) -> None:
@@ -67,15 +62,6 @@ async def test_closing_twice_is_no_error(any_database_uri: str | None) -> None:
     await memory.sql_store.aclose()
     async with memory:
         pass
-
-
-def test_a_loop_that_has_ended_does_not_close_a_memory() -> None:
-    memory = open_one()
-    asyncio.run(memory.aput(user("I like tea.")))
-    assert len(asyncio.run(memory.aget_all())) == 1
-    asyncio.run(memory.aclose())
-    with pytest.raises(StoreError, match=GONE):
-        asyncio.run(memory.aget_all())
 
 
 async def test_a_store_that_was_lent_is_closed_by_whoever_has_opened_it() -> None:

@@ -19,20 +19,15 @@ NO_TEXTS: list[Any] = [7, ["ann"]]
 
 @pytest.mark.parametrize("name", ["session_id", "user_id", "agent_id"])
 @pytest.mark.parametrize("value", [*NO_IDS, *NO_TEXTS], ids=repr)
-def test_an_id_that_is_none_opens_no_memory(any_database_uri: str | None, name: str, value: Any) -> None:
+def test_an_id_that_is_none_opens_no_memory_and_no_block_of_facts(database_uri: str, name: str, value: Any) -> None:
     """It says what was expected, what was seen, and what to do."""
-    options: dict[str, Any] = {"session_id": "chat", "async_database_uri": any_database_uri, name: value}
+    given: dict[str, Any] = {name: value}
     with pytest.raises(SettingError, match=rf"^{name} must be .*; saw .*\. \w") as refused:
-        CondensedMemory.from_defaults(**options)
+        CondensedMemory.from_defaults(**{"session_id": "chat", "async_database_uri": database_uri, **given})
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize("name", ["user_id", "agent_id"])
-@pytest.mark.parametrize("value", [*NO_IDS, *NO_TEXTS], ids=repr)
-def test_nor_a_block_of_facts(name: str, value: Any) -> None:
-    options: dict[str, Any] = {name: value}
-    with pytest.raises(SettingError, match=rf"^{name} must be .*; saw "):
-        RelevantFactsBlock(**options)
+    if name != "session_id":
+        with pytest.raises(SettingError, match=rf"^{name} must be .*; saw "):
+            RelevantFactsBlock(**given)
 
 
 async def test_none_is_a_session_of_its_own_in_memory() -> None:

@@ -30,26 +30,23 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-async def test_a_memory_with_a_history_can_be_opened_in_a_running_loop(options: dict[str, Any]) -> None:
-    memory = CondensedMemory.from_defaults("chat", chat_history=[*HISTORY, user("now?")], llm=OfflineModel(), **options)
-    text = sent_text(await asyncio.wait_for(memory.aget(), 20))
-    assert "question 5" in text
-    memory.set([*HISTORY, user("and now?")])
-    assert "and now?" in sent_text(memory.get())
-    assert "and now?" in sent_text(await asyncio.wait_for(memory.aget(), 20))
-    await memory.aclose()
+def test_a_memory_with_a_history_can_be_opened_before_any_loop_and_in_one(options: dict[str, Any]) -> None:
+    def open_one() -> CondensedMemory:
+        history = [*HISTORY, user("now?")]
+        return CondensedMemory.from_defaults("chat", chat_history=history, llm=OfflineModel(), **options)
 
-
-@pytest.mark.parametrize("options", OPTIONS)
-def test_a_memory_with_a_history_can_be_opened_before_any_loop(options: dict[str, Any]) -> None:
-    memory = CondensedMemory.from_defaults("chat", chat_history=[*HISTORY, user("now?")], llm=OfflineModel(), **options)
-
-    async def ask() -> str:
-        text = sent_text(await asyncio.wait_for(memory.aget(), 20))
+    async def ask(memory: CondensedMemory) -> None:
+        assert "question 5" in sent_text(await asyncio.wait_for(memory.aget(), 20))
+        memory.set([*HISTORY, user("and now?")])
+        assert sent_text(memory.get()).endswith("and now?")
+        assert sent_text(await asyncio.wait_for(memory.aget(), 20)).endswith("and now?")
         await memory.aclose()
-        return text
 
-    assert "question 5" in asyncio.run(ask())
+    async def open_and_ask() -> None:
+        await ask(open_one())
+
+    asyncio.run(ask(open_one()))
+    asyncio.run(open_and_ask())
 
 
 # Of a connection that SQLAlchemy has thrown away, aiosqlite says that nobody has closed it.
