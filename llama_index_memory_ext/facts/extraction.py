@@ -43,7 +43,7 @@ from llama_index_memory_ext.facts.validation import ValidatedReply, owned, valid
 from llama_index_memory_ext.facts.verification import (
     VERDICT_FORM,
     VERDICT_TOOL,
-    candidates_of,
+    claims_of,
     parse_verdict,
     similar_facts,
     verification_prompt,
@@ -515,14 +515,14 @@ class Extractor:
         spent: list[Usage],
     ) -> ValidatedReply:
         """Return what a second call leaves of a validated reply. If that fails once more, all of it."""
-        candidates = candidates_of(valid, quotes)
-        similar = await asyncio.to_thread(similar_facts, candidates, known.active, known.present)
-        prompt = verification_prompt(candidates, batch.lines, similar)
+        claims = claims_of(valid, quotes)
+        similar = await asyncio.to_thread(similar_facts, valid, known.active, known.present)
+        prompt = verification_prompt(claims, batch.lines, similar)
         how: Any = {"tool": VERDICT_TOOL, "form": VERDICT_FORM}
-        how |= {"answer_tokens": batch.room.answer_to(_VERDICT * len(candidates))}
+        how |= {"answer_tokens": batch.room.answer_to(_VERDICT * len(claims))}
 
         def read(texts: Sequence[str], _: ChatResponse) -> list[Judgement]:
-            return parse_verdict(texts, len(candidates))
+            return parse_verdict(texts, len(claims))
 
         try:
             with self._counted(VERIFICATION, prompt, spent) as heard:
@@ -531,9 +531,9 @@ class Extractor:
             if unverified + 1 < VERIFICATION_TRIES:
                 raise VerificationError("Expected a verdict on what was extracted; there is none.") from error
             outcome = "they are stored without it"
-            logger.warning("%d facts were not verified (%s); %s.", len(candidates), type(error).__name__, outcome)
+            logger.warning("%d facts were not verified (%s); %s.", len(claims), type(error).__name__, outcome)
             return valid
-        return verified(valid, candidates, judgements, similar, now=batch.asked_at)
+        return verified(valid, judgements, similar, now=batch.asked_at)
 
     def _changes(self, valid: ValidatedReply, known: UserFacts) -> Extracted:
         """Return what changes by a validated reply; over ``max_facts`` the least confident own facts are retired."""

@@ -24,14 +24,8 @@ if TYPE_CHECKING:
 EXPORTS = "JSON Lines as export writes them, or an export of mem0, LangGraph or Zep"
 # Under these an export has its list.
 _LISTS = ("results", "memories", "items", "facts", "edges")
-# A fact of our own has a content, and the head before them a version.
-_OWN = ("content", "version")
-# A memory of OpenMemory, which is mem0's, has its text as "content", as a fact of our own has.
-_MEM0S = ("metadata", "categories", "hash")
-_AWAY, _DELETED = ("archived", "paused"), "deleted"
 # Where programs put the text of an item into LangGraph's store.
 _TEXTS = ("memory", "content", "text", "data", "fact")
-_NO_WORD = re.compile(r"[\W_]+")
 _TIME = TypeAdapter(datetime)
 
 
@@ -60,34 +54,39 @@ def foreign_facts(text: str, namespace: str, categories: Sequence[str] | None = 
         value = next((value[key] for key in _LISTS if isinstance(value.get(key), list)), value)
     values = value if isinstance(value, list) else [value]
     entries = [_read(one) if isinstance(one, dict) else None for one in values]
-    if values and not any(entries) and all(isinstance(one, dict) and _has(one, _OWN) for one in values):
+    # A fact of our own has a content, and the head before them a version.
+    if (
+        values
+        and not any(entries)
+        and all(isinstance(one, dict) and {"content", "version"} & one.keys() for one in values)
+    ):
         return None
-    found: dict[int, _Entry] = {}
+    found = list[tuple[int, _Entry]]()
     for place, (one, entry) in enumerate(zip(values, entries, strict=True)):
         if entry is None:
             raise FactError(f"Expected {EXPORTS}; entry {place}: saw {described(one)}. Nothing was imported.")
         if entry.source == "LangGraph" and not entry.fields["content"]:
             expected, seen = f"'value' with a text as {', '.join(_TEXTS)}", described(one["value"])
             raise FactError(f"Expected in entry {place}: {expected}; saw {seen}. Nothing was imported.")
-        found[place] = entry
-    users = {one.names for one in found.values()}
-    named = {place: one for place, one in found.items() if namespace in one.names}
+        found.append((place, entry))
+    users = {one.names for _, one in found}
+    named = [(place, one) for place, one in found if namespace in one.names]
     if not named and len(users) > 1:
-        what = "namespaces" if found[0].source == "LangGraph" else "users"
+        what = "namespaces" if found[0][1].source == "LangGraph" else "users"
         raise FactError(
             "Expected the facts of one user, or of several of whom one is named as here; saw those of "
             f"{len(users)} {what}. Export those of one, or import them under a name that stands there. "
             "Nothing was imported."
         )
     known = CATEGORIES if categories is None else categories
-    return [_fact(one, place, known) for place, one in (named or found).items() if one.fields]
+    return [_fact(one, place, known) for place, one in named or found if one.fields]
 
 
 def _fact(entry: _Entry, place: int, categories: Sequence[str]) -> Fact:
     fields = {key: value for key, value in entry.fields.items() if value is not None}
     kinds = [kind for kind in fields.pop("kinds", ()) if isinstance(kind, str)]
     # "user_preferences" is a preference.
-    category = read_category([*kinds, *(_NO_WORD.sub(",", kind) for kind in kinds)], categories)
+    category = read_category([*kinds, *(re.sub(r"[\W_]+", ",", kind) for kind in kinds)], categories)
     try:
         return Fact.model_validate({**fields, "category": category, "imported_from": entry.source})
     except ValidationError as error:
@@ -97,29 +96,26 @@ def _fact(entry: _Entry, place: int, categories: Sequence[str]) -> Fact:
 
 
 def _read(entry: dict[str, Json]) -> _Entry | None:
-    """Returns an entry with its fields, by the keys that only this program writes; None for one of none."""
+    """Return an entry with its fields, by the keys that only this program writes; None for one of none."""
     if {"namespace", "value"} <= entry.keys():
         return _of_langgraph(entry)
     if "fact" in entry:
         return _of_zep(entry)
-    is_mem0s = entry.get("memory") is not None or ("content" in entry and _has(entry, _MEM0S))
-    return _of_mem0(entry) if is_mem0s else None
-
-
-def _has(entry: dict[str, Json], keys: Sequence[str]) -> bool:
-    return any(key in entry for key in keys)
+    # A memory of OpenMemory, which is mem0's, has its text as "content", as a fact of our own has.
+    is_openmemorys = "content" in entry and {"metadata", "categories", "hash"} & entry.keys()
+    return _of_mem0(entry) if entry.get("memory") is not None or is_openmemorys else None
 
 
 def _of_mem0(entry: dict[str, Json]) -> _Entry:
-    content, state = entry.get("memory", entry.get("content")), entry.get("state")
+    content, state = entry.get("memory"), entry.get("state")
     metadata = entry["metadata"] if isinstance(entry.get("metadata"), dict) else {}
-    fields = _common(entry, content if content is not None else entry.get("content"), entry.get("id"))
-    fields |= {"expires_at": _time(entry.get("expiration_date"))}
+    fields = _common(entry, entry.get("content") if content is None else content, entry.get("id"))
+    fields["expires_at"] = _time(entry.get("expiration_date"))
     fields["kinds"] = [*_listed(metadata.get("category")), *_listed(entry.get("categories"))]
-    if state in _AWAY:
+    if state in ("archived", "paused"):
         retired_at = _time(entry.get("archived_at") or entry.get("updated_at")) or utc_now()
         fields |= {"retired_at": retired_at, "retired_by": "hand", "retired_reason": f"{state} in mem0"}
-    return _Entry("mem0", _names(entry.get("user_id")), {} if state == _DELETED else fields)
+    return _Entry("mem0", _names(entry.get("user_id")), {} if state == "deleted" else fields)
 
 
 def _of_langgraph(entry: dict[str, Json]) -> _Entry:
@@ -135,16 +131,17 @@ def _of_langgraph(entry: dict[str, Json]) -> _Entry:
 
 
 def _of_zep(entry: dict[str, Json]) -> _Entry:
-    began, ended = _time(entry.get("valid_at")), _time(entry.get("invalid_at"))
+    began, last = _time(entry.get("valid_at")), _time(entry.get("invalid_at"))
     fields = _common(entry, entry["fact"], entry.get("uuid") or entry.get("uuid_"))
-    # A fact that ends when a day begins was last true on the day before.
-    last = ended - timedelta(microseconds=1) if isinstance(ended, datetime) else ended
-    if isinstance(began, datetime) and isinstance(last, datetime):
-        last = max(began, last)
-    fields |= {"valid_from": _day(began), "valid_until": _day(last)}
-    if ended is None and entry.get("expired_at"):
+    if last is None and entry.get("expired_at"):
         retired_at = _time(entry["expired_at"])
         fields |= {"retired_at": retired_at, "retired_by": "change", "retired_reason": "expired in Zep"}
+    if isinstance(last, datetime):
+        # A fact that ends when a day begins was last true on the day before.
+        last -= timedelta(microseconds=1)
+        last = max(began, last) if isinstance(began, datetime) else last
+    days = {"valid_from": began, "valid_until": last}
+    fields |= {key: value.date() if isinstance(value, datetime) else value for key, value in days.items()}
     return _Entry("Zep", _names(entry.get("user_uuid")), fields)
 
 
@@ -163,13 +160,9 @@ def _listed(value: Json) -> list[Json]:
 
 
 def _time(value: Json) -> Json:
-    """Returns a time with its zone, by default UTC; what is none as it is, to be refused by the name of its field."""
+    """Return a time with its zone, by default UTC; what is none as it is, to be refused by the name of its field."""
     try:
         time = _TIME.validate_python(value)
         return time.replace(tzinfo=time.tzinfo or timezone.utc).astimezone(timezone.utc)
     except (ValidationError, OverflowError):
         return value
-
-
-def _day(value: Json) -> Json:
-    return value.date() if isinstance(value, datetime) else value

@@ -11,7 +11,7 @@ import pytest
 from llama_index_memory_ext import Fact
 from llama_index_memory_ext.errors import VerificationError
 from llama_index_memory_ext.facts.validation import ValidatedReply
-from llama_index_memory_ext.facts.verification import Judgement, candidates_of, parse_verdict, verified
+from llama_index_memory_ext.facts.verification import Judgement, parse_verdict, verified
 from tests.conversation import assistant, user
 from tests.facts.test_backfill import likes, talk
 from tests.facts.test_block import contents, learner
@@ -110,7 +110,7 @@ def test_what_a_retired_fact_was_replaced_by_is_what_is_left() -> None:
     old, older = old.model_copy(update={"replaced_by": new.id}), older.model_copy(update={"replaced_by": new.id})
     valid = ValidatedReply(accepted=(new,), retired=(old, older))
     judgements = [Judgement(number=i, holds=holds, known=0, new=0) for i, holds in ((1, False), (2, True), (3, False))]
-    left = verified(valid, candidates_of(valid, {}), judgements, [], now=NOW)
+    left = verified(valid, judgements, [], now=NOW)
     assert left.accepted == ()
     assert [(fact.content, fact.replaced_by) for fact in left.retired] == [("Lives in Oslo", None)]
     assert left.rejections == {"not_verified": 2}
