@@ -19,7 +19,6 @@ from llama_index_memory_ext import (
     CondensedMemoryBlock,
     CondensedOptions,
     FactsOptions,
-    LimitError,
     MemoryBlocksTemplate,
     MemoryExtError,
     MemoryOptions,
@@ -207,16 +206,3 @@ async def test_a_store_of_ones_own_has_its_place(name: str, database_uri: str) -
     with pytest.raises(SettingError, match=rf"chat_store has a database .*; saw {name} beside it\. Leave out one"):
         CondensedMemory.from_defaults("chat", chat_store=MemoryStore(), **place)
     await engine.dispose()
-
-
-def test_limits_that_contradict_each_other_are_limits_in_a_block_too() -> None:
-    with pytest.raises(LimitError, match="keep_messages=3 needs a max_messages"):
-        CondensedMemoryBlock(keep_messages=3)
-
-
-async def test_no_ratio_at_all_keeps_the_newest_turn_alone() -> None:
-    store = MemoryStore()
-    memory = CondensedMemory.from_defaults(chat_store=store, chat_history_token_ratio=0, extract_facts=False)
-    await memory.aput_messages([user("one"), user("two")])
-    assert len(await memory.aget()) == 1
-    await store.aclose()

@@ -271,28 +271,6 @@ async def test_a_summary_that_fails_is_told(open_memory: OpenMemory, start_model
     ]
 
 
-async def test_each_session_is_told_of_by_its_own_id(
-    open_memory: OpenMemory, start_model: StartModel, heard: Listener
-) -> None:
-    llm, _ = start_model(learner)
-    agent = FunctionAgent(llm=llm)
-    words = {"a": "tea", "b": "milk"}
-    memories = {one: open_memory(one, user_id=f"user {one}", llm=llm) for one in words}
-
-    async def talk(one: str) -> None:
-        await agent.run(f"I like {words[one]}.", memory=memories[one])
-        await memories[one].aflush()
-        await agent.run(f"What do I like, {words[one]}?", memory=memories[one])
-
-    await asyncio.gather(*map(talk, words))
-    for one, memory in memories.items():
-        (fact,) = await memory.facts.alist()
-        mine = [event for event in heard.events if event.session_id == one]
-        assert {event.user_id for event in mine} == {f"user {one}"}
-        assert [event.new for event in mine if isinstance(event, FactsExtractedEvent)][:1] == [[fact.id]]
-        assert {tuple(event.fact_ids) for event in mine if isinstance(event, FactsInjectedEvent)} == {(fact.id,)}
-
-
 async def test_a_handler_that_raises_costs_no_turn_and_no_fact(
     open_memory: OpenMemory, start_model: StartModel, heard: Listener
 ) -> None:

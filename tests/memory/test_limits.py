@@ -118,12 +118,6 @@ def test_limits_fit_into_each_other_and_into_the_window_or_are_refused(
         assert total - of_record - of_facts >= min(8_000, total // 4)
 
 
-@given(window=SIZES.filter(lambda window: window > 106), other=SIZES.filter(lambda window: window > 106))
-def test_a_larger_window_never_has_smaller_limits(window: int, other: int) -> None:
-    small, large = (limits_for(size) for size in sorted((window, other)))
-    assert all(one <= two for one, two in zip(small, large, strict=True))
-
-
 # ---- what is refused ----------------------------------------------------------------------------------
 
 

@@ -28,14 +28,12 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import (
     CondensedMemory,
-    CondensedMemoryBlock,
-    MemoryBlocksTemplate,
     MemoryStore,
     TokenCounter,
 )
 from llama_index_memory_ext.text.messages import HINT
 from tests.conversation import assistant, calling, record, sent_text, user
-from tests.memories import OpenMemory, OpenPlainMemory
+from tests.memories import OpenMemory
 from tests.openai_server import say
 from tests.record.test_limits import PIXEL
 from tests.scripted_models import StartModel
@@ -215,40 +213,13 @@ async def test_in_a_system_message_there_are_no_media(open_memory: OpenMemory, s
     memory = open_memory(insert_method="system")
     for question in (showing(), "And?"):
         await FunctionAgent(llm=llm).run(question, memory=memory)
+    # Chat engines get the record as a system message before a question to come.
+    (shown,) = await memory.aget(input="And what else?")
+    assert (shown.role.value, media([shown])) == ("system", [])
     system, asked = server.requests[-1]
     assert record(said(system["content"]))[0] == ("user", "Look!\n[image]")
     assert [part["type"] for part in asked["content"]] == ["text", "image_url", "text"]
     assert said(asked["content"]) == f"{LAST}And?"
-
-
-async def test_before_a_question_to_come_there_are_no_media(open_memory: OpenMemory) -> None:
-    """Chat engines get the record as a system message."""
-    memory = open_memory()
-    await memory.aput_messages([showing(), assistant("I see.")])
-    (shown,) = await memory.aget(input="And?")
-    assert (shown.role.value, media([shown]), record(sent_text([shown]))[0][1]) == ("system", [], "Look!\n[image]")
-
-
-async def test_another_template_gets_media_behind_its_text(open_memory: OpenMemory) -> None:
-    class Upper(MemoryBlocksTemplate):
-        def format_messages(self, llm: Any = None, **kwargs: Any) -> list[ChatMessage]:
-            return [user(sent_text(super().format_messages(llm, **kwargs)).upper())]
-
-    upper: Any = Upper
-    memory = open_memory(memory_blocks_template=upper())
-    await told(memory, showing())
-    (shown,) = await memory.aget()
-    assert [block.block_type for block in shown.blocks] == ["text", "text", "image", "text"]
-    assert texts([shown])[0].endswith(f"{HINT.upper()}\n\n")
-
-
-async def test_a_plain_memory_shows_marks(open_plain_memory: OpenPlainMemory) -> None:
-    memory = open_plain_memory(CondensedMemoryBlock())
-    for message in (showing(), assistant("I see."), user("And?")):
-        await memory.aput(message)
-    shown = await memory.aget()
-    assert media(shown) == []
-    assert record(sent_text(shown))[0] == ("user", "Look!\n[image]")
 
 
 # ---- within the limit ------------------------------------------------------------------------------------
@@ -289,25 +260,22 @@ async def test_a_picture_of_the_question_is_counted_by_its_bytes(open_memory: Op
     assert COUNTER.count(sent_text(shown)) <= 100
 
 
-@pytest.mark.parametrize(
-    "medium",
-    [
+async def test_bytes_that_are_nothing_are_counted_as_the_setting_says(open_memory: OpenMemory) -> None:
+    """Or more, and nothing is raised."""
+    nothing: list[ContentBlock] = [
         ImageBlock(image=b"no picture"),
         ImageBlock(url="data:"),
         AudioBlock(audio=b"fLaC" + bytes(40), format="flac"),
         VideoBlock(video=b"\0\0\0\x18ftypmp42\xff\xff", video_mimetype="video/mp4"),
         DocumentBlock(data=b""),
         DocumentBlock(url="https://127.0.0.1:1/paper.pdf"),
-    ],
-    ids=str,
-)
-async def test_bytes_that_are_nothing_are_counted_as_the_setting_says(open_memory: OpenMemory, medium: Any) -> None:
-    """Or more, and nothing is raised."""
-    memory = open_memory(token_limit=3_000, condensed_token_limit=2_000, facts_token_limit=0)
-    await memory.aput_messages([user("word " * 900), assistant("Fine."), showing(medium)])
-    assert COUNTER.count(sent_text(await memory.aget())) <= 3_000 - 256
-    await memory.aput_messages([assistant("I see."), user("And?")])
-    assert COUNTER.count(sent_text(await memory.aget())) <= 3_000
+    ]
+    for number, medium in enumerate(nothing):
+        memory = open_memory(str(number), token_limit=3_000, condensed_token_limit=2_000, facts_token_limit=0)
+        await memory.aput_messages([user("word " * 900), assistant("Fine."), showing(medium)])
+        assert COUNTER.count(sent_text(await memory.aget())) <= 3_000 - 256
+        await memory.aput_messages([assistant("I see."), user("And?")])
+        assert COUNTER.count(sent_text(await memory.aget())) <= 3_000
 
 
 pictures = st.sampled_from([ImageBlock(image=PIXEL), ImageBlock(url="https://127.0.0.1:1/cat.png")])

@@ -13,11 +13,10 @@ from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import CondensedMemory, MessageError, messages_from_json
 from tests.conversation import assistant, calling, record, result, sent_text, user
-from tests.facts.test_block import contents, learner
+from tests.facts.test_block import learner
 from tests.forked import run_forked
 from tests.memories import OpenMemory, OpenPlainMemory
 from tests.openai_server import Message, say, serve
-from tests.scripted_models import StartModel
 
 TURNS: list[dict[str, Any]] = [
     {"role": "user", "content": "What is 2 * 3?"},
@@ -107,16 +106,6 @@ async def test_a_long_history_is_one_step_of_linear_cost(
         await memory.aimport([*TURNS, 7], show_progress=True)
     out, err = capfd.readouterr()
     assert (out, err[-1]) == ("", "\n")
-
-
-async def test_facts_of_an_imported_conversation_are_extracted_beside_it(
-    open_memory: OpenMemory, start_model: StartModel
-) -> None:
-    llm, _ = start_model(learner)
-    memory = open_memory("chat", user_id="ann", llm=llm)
-    await memory.aimport([{"role": "user", "content": f"I like {word}."} for word in ("tea", "rain")])
-    await memory.aflush()
-    assert await contents(memory) == ["Likes rain", "Likes tea"]
 
 
 def test_synchronous_programs_move_in_too(database_uri: str) -> None:

@@ -152,18 +152,6 @@ def test_people_are_given_a_few_lines() -> None:
     ]
 
 
-async def test_two_sessions_are_counted_apart(open_memory: OpenMemory) -> None:
-    """And one user's facts together."""
-    first, second = open_memory("a", user_id="ann"), open_memory("b", user_id="ann")
-    await first.aput_messages([*talk(3), user("And?")])
-    await second.aput_messages(talk(1))
-    await first.facts.aadd("Likes tea")
-    assert [(await one.astats()).messages for one in (first, second)] == [7, 2]
-    assert [(await one.astats()).facts for one in (first, second)] == [1, 1]
-    await first.areset()
-    assert [(await one.astats()).messages for one in (first, second)] == [0, 2]
-
-
 async def test_a_long_log_is_counted_and_not_read(open_memory: OpenMemory) -> None:
     memory = open_memory(max_messages=4)
     await memory.aput_messages([*talk(2_000), user("And?")])
