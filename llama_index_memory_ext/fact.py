@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 from uuid import uuid4
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import ValidationError
 from typing_extensions import TypedDict
 
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.language.tokens import visible
-from llama_index_memory_ext.settings import check_id, refusal
+from llama_index_memory_ext.settings import check_id, checked
 from llama_index_memory_ext.text.messages import cleaned
 
 # What kinds of facts a model is asked for, unless the program names its own.
@@ -138,14 +137,7 @@ class Fact(BaseModel):
     if not TYPE_CHECKING:  # With this method, a type checker would not know the fields.
 
         def __init__(self, **values: Any) -> None:
-            try:
-                super().__init__(**values)
-            except ValidationError as error:
-                refused = refusal(error, type(self), FactError)
-            else:
-                return
-            # Here, so that it has no context.
-            raise refused.with_traceback(None)
+            checked(type(self), super().__init__, FactError, **values)
 
         # So that pydantic does not read each stored fact by this method, which takes half as long again.
         __init__.__pydantic_base_init__ = True
@@ -259,15 +251,13 @@ def normalised(content: str) -> str:
     False
     """
     text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", content).casefold())
-    folded = "".join(" " if _is_punctuation(text, i) else character for i, character in enumerate(text))
+    kept = []
+    for i, character in enumerate(text):
+        is_sign = character == "-" and text[i + 1 : i + 2].isdigit() and not text[:i][-1:].strip()
+        is_mark = unicodedata.category(character).startswith("P") and character not in _DISTINGUISHING
+        kept.append(" " if is_mark and not is_sign else character)
+    folded = "".join(kept)
     return " ".join((folded if folded.strip() else text).split())
-
-
-def _is_punctuation(text: str, i: int) -> bool:
-    if not unicodedata.category(text[i]).startswith("P") or text[i] in _DISTINGUISHING:
-        return False
-    is_sign = text[i] == "-" and text[i + 1 : i + 2].isdigit() and not text[:i][-1:].strip()
-    return not is_sign
 
 
 # The facts that all agents share, those of one agent alone, or both.

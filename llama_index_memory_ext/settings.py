@@ -7,7 +7,7 @@ import re
 from difflib import get_close_matches
 from itertools import chain
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -16,11 +16,7 @@ from llama_index_memory_ext.errors import MemoryExtError, SettingError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
-    from pydantic import BaseModel
     from pydantic.fields import FieldInfo
-    from pydantic_core import ErrorDetails
-
-    Raised: TypeAlias = type[MemoryExtError]
 
 
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -77,17 +73,24 @@ T = TypeVar("T")
 # Where a text stands in place of a number or a choice, it is no secret.
 _SHOWN_TEXTS = ("int_", "float_", "bool_", "enum", "literal_")
 _MOST = 20
+_OUR_WORDS = {
+    "a valid dictionary or instance": "an instance",
+    "Input should": "must",
+    "Field required": "must be given",
+}
 
 
-def checked(kind: type[BaseModel], make: Callable[..., T], /, **values: Any) -> T:
+def checked(
+    kind: type[BaseModel], make: Callable[..., T], raised: type[MemoryExtError] = SettingError, /, **values: Any
+) -> T:
     """Returns what ``make`` makes of the values of fields of a ``kind`` of objects.
 
-    Raises errors of this package in place of pydantic's, in whose text the input stands.
+    Raises errors of this package, such as the one that is ``raised``, in place of pydantic's, which quote the input.
     """
     try:
         return make(**values)
     except ValidationError as error:
-        refused = refusal(error, kind, SettingError)
+        refused = _refusal(error, kind, raised)
     # Here, so that it has no context.
     raise refused.with_traceback(None)
 
@@ -120,14 +123,13 @@ def shown(value: object, *, with_text: bool = False) -> str:
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
-def _unknown(name: str, known: Collection[str], owner: str, raised: Raised) -> MemoryExtError:
+def _unknown(name: str, known: Collection[str], owner: str, raised: type[MemoryExtError]) -> MemoryExtError:
     close = get_close_matches(name, known, n=1)
     hint = f"Did you mean {close[0]!r}?" if close else f"Its settings are {', '.join(sorted(known))}."
     return raised(f"{owner} has no argument {name!r}. {hint}")
 
 
-def refusal(error: ValidationError, kind: type[BaseModel], raised: Raised) -> MemoryExtError:
-    """Returns the error of this package, such as the one that is ``raised``, in place of pydantic's."""
+def _refusal(error: ValidationError, kind: type[BaseModel], raised: type[MemoryExtError]) -> MemoryExtError:
     details = error.errors(include_url=False)
     first = details[0]
     cause: Any = first.get("ctx", {}).get("error")
@@ -137,22 +139,16 @@ def refusal(error: ValidationError, kind: type[BaseModel], raised: Raised) -> Me
     if first["type"] == "extra_forbidden":
         return _unknown(name, fields, kind.__name__, raised)
     about_it = [one for one in details if one["loc"][:1] == first["loc"][:1]]
-    expected = ", or ".join(dict.fromkeys(map(_expected, about_it)))
-    seen = shown(first["input"], with_text=all(one["type"].startswith(_SHOWN_TEXTS) for one in about_it))
+    said = ", or ".join(dict.fromkeys(one["msg"].partition(", unable to")[0] for one in about_it))
+    for theirs, ours in _OUR_WORDS.items():
+        said = said.replace(theirs, ours)
     if name not in fields or isinstance(cause, Exception):
-        return raised(f"{name if name in fields else kind.__name__}: {cause or expected}")
+        return raised(f"{name if name in fields else kind.__name__}: {cause or said}")
+    field = fields[name]
+    seen = shown(first["input"], with_text=all(one["type"].startswith(_SHOWN_TEXTS) for one in about_it))
     seen = "nothing" if first["type"] == "missing" else seen
-    return raised(f"{name} {expected}; saw {seen}. {_hint(fields[name])}".strip())
-
-
-def _expected(detail: ErrorDetails) -> str:
-    said = detail["msg"].partition(", unable to")[0].replace("a valid dictionary or instance", "an instance")
-    return said.replace("Input should", "must").replace("Field required", "must be given")
-
-
-def _hint(field: FieldInfo) -> str:
-    meaning = about(field)
-    said = f'It is: "{meaning}" ' if meaning else ""
     is_plain = field.default is None or isinstance(field.default, int | float | str)
     other = "Give it such a value." if field.is_required() else "Give it such a value, or leave it out."
-    return said + (f"Leave it out for {field.default!r}." if is_plain else other)
+    hint = f"Leave it out for {field.default!r}." if is_plain else other
+    meaning = f'It is: "{about(field)}" ' if about(field) else ""
+    return raised(f"{name} {said}; saw {seen}. {meaning}{hint}")
