@@ -10,6 +10,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticUndefined
 
 from llama_index_memory_ext.errors import MemoryExtError, SettingError
 
@@ -39,9 +40,8 @@ def unpacked(options: Any, *models: type[BaseModel], with_defaults: bool = True)
         signature = inspect.signature(function)
         named = [one for one in signature.parameters.values() if one.kind != one.VAR_KEYWORD]
         for name, hint in options.__annotations__.items():
-            # A field without a default has an object of pydantic's in its place.
-            has_default = with_defaults and fields[name].default_factory is None and not fields[name].is_required()
-            default = fields[name].default if has_default else ...
+            default = fields[name].default if with_defaults else PydanticUndefined
+            default = ... if default is PydanticUndefined else default
             shown: Any = getattr(hint, "__forward_arg__", hint)
             named.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=shown))
         vars(function)["__signature__"] = signature.replace(parameters=named)
@@ -144,11 +144,13 @@ def _refusal(error: ValidationError, kind: type[BaseModel], raised: type[MemoryE
         said = said.replace(theirs, ours)
     if name not in fields or isinstance(cause, Exception):
         return raised(f"{name if name in fields else kind.__name__}: {cause or said}")
-    field = fields[name]
     seen = shown(first["input"], with_text=all(one["type"].startswith(_SHOWN_TEXTS) for one in about_it))
     seen = "nothing" if first["type"] == "missing" else seen
-    is_plain = field.default is None or isinstance(field.default, int | float | str)
-    other = "Give it such a value." if field.is_required() else "Give it such a value, or leave it out."
-    hint = f"Leave it out for {field.default!r}." if is_plain else other
+    return raised(f"{name} {said}; saw {seen}. {_hint(fields[name])}")
+
+
+def _hint(field: FieldInfo) -> str:
     meaning = f'It is: "{about(field)}" ' if about(field) else ""
-    return raised(f"{name} {said}; saw {seen}. {meaning}{hint}")
+    if field.default is None or isinstance(field.default, int | float | str):
+        return f"{meaning}Leave it out for {field.default!r}."
+    return f"{meaning}Give it such a value{'' if field.is_required() else ', or leave it out'}."

@@ -306,24 +306,20 @@ class CondensedMemory(Memory):
             asked = template.with_question(turn, input)
             turn = [] if is_to_come else turn
             contents = await self._contents(asked, snapshot, **block_kwargs)
-            tokens = await self._tokens_of(asked if is_to_come else turn)
-            room = self.token_limit - initial_token_count - tokens
+            room = self.token_limit - initial_token_count - await self._tokens_of(asked if is_to_come else turn)
             content, messages, left = await self._fit(contents, room, turn)
             questions = sum(message.role == MessageRole.USER for message in turn) if content else 0
             media = await self.condensed_block.amedia(self.session_id, questions, left, self._tokens)
-        # An agent asks again for each of its tool calls, whose results it may keep to itself.
-        question_hash = hash(body_of(turn[0])) if turn else 0
-        goes_on, self._question_hash = bool(turn) and question_hash == self._question_hash, question_hash
-        is_long = sum(map(characters_of, turn)) > LONG_CHARACTERS
-        escape = template.without_our_tags
-        sent = [await asyncio.to_thread(escape, one) if is_long else escape(one) for one in turn]
+        sent = list(map(template.without_our_tags, turn))
         if is_to_come:
             # A user's message would stand next to that of the question, and many models take turns with users only.
             shown = [*([ChatMessage(role=MessageRole.SYSTEM, blocks=content)] if content else []), *messages]
         else:
-            if media:
-                template.add_media(media, content, sent)
+            template.add_media(media, content, sent)
             shown = self._insert_memory_content(sent, content, messages)
+        # An agent asks again for each of its tool calls, whose results it may keep to itself.
+        before, self._question_hash = self._question_hash, hash(body_of(turn[0])) if turn else 0
+        goes_on = bool(turn) and before == self._question_hash
         shown = template.with_cache_points(shown, self.session_id, self.cache_points, goes_on=goes_on)
         for message, row in zip(sent, snapshot.active, strict=False):
             # A tool's result that was put as the user's.
@@ -612,12 +608,11 @@ class CondensedMemory(Memory):
     async def _contents(self, asked: list[ChatMessage], snapshot: Snapshot, **block_kwargs: Any) -> dict[str, Any]:
         """Returns what each block shows for the messages, by its name, without empty ones."""
         contents: dict[str, Any] = {}
-        # The snapshot is for these, on this store. The blocks of others need not know such an argument.
-        ours = [block for block in (self.condensed_block, self.facts_block) if block.store is self.sql_store]
         for block in sorted(self.memory_blocks, key=_PRIORITY, reverse=True):
-            reads = any(block is one for one in ours)
-            more = {**block_kwargs, "snapshot": snapshot} if reads else block_kwargs
-            content = await block.aget(asked, session_id=self.session_id, **more)
+            # The blocks of others need not know such an argument.
+            is_ours = isinstance(block, LogBlock) and block.store is self.sql_store
+            more = {"snapshot": snapshot} if is_ours else {}
+            content = await block.aget(asked, session_id=self.session_id, **block_kwargs, **more)
             if content and not isinstance(content, str | list):
                 raise ValueError(f"Block {block.name!r} gave a {type(content).__name__}, and no text or list.")
             if content:
@@ -633,26 +628,33 @@ class CondensedMemory(Memory):
         ``contents`` is what each block gave, by its name; truncated contents replace it there. The ``turn`` may have
         cache points of its own.
         """
-        shape = self.memory_blocks_template
         while True:
-            parts, messages = await self._format_memory_blocks(contents)
-            is_in_front = self.insert_method == InsertMethod.USER and any(one.role == MessageRole.USER for one in turn)
-            hint = HINT if is_in_front and contents.get(self.condensed_block.name) else ""
-            content = template.formatted(shape, parts, contents, self.cache_points, turn, hint=hint)
-            # The bound is never too low; only where it is over the room the exact count decides.
-            tokens = template.max_tokens(shape, contents, self.tokenizer_fn)
-            if tokens > room:
-                tokens = await self._tokens_of([*messages, ChatMessage(blocks=content)])
-            excess = int(tokens) - room
+            content, messages, tokens = await self._joined(contents, room, turn)
             left = [block for block in self.memory_blocks if contents.get(block.name)]
             # A block of ours can be truncated whatever its priority.
             may_be_cut = [block for block in left if isinstance(block, LogBlock) or block.priority > 0]
-            if excess <= 0 or not may_be_cut:
-                if excess > 0 and left:
-                    template.warn_of_excess(", ".join(block.name for block in left), self.token_limit)
-                return content, messages, -excess
+            if tokens <= room or not may_be_cut:
+                break
             block = max(may_be_cut, key=_PRIORITY)
-            contents[block.name] = await block.atruncate(contents[block.name], excess)
+            contents[block.name] = await block.atruncate(contents[block.name], tokens - room)
+        if tokens > room and left:
+            template.warn_of_excess(", ".join(block.name for block in left), self.token_limit)
+        return content, messages, room - tokens
+
+    async def _joined(
+        self, contents: dict[str, Any], room: int, turn: list[ChatMessage]
+    ) -> tuple[list[ContentBlock], list[ChatMessage], int]:
+        """Returns what blocks gave as content of one message and as messages, and how many tokens they have at most."""
+        shape = self.memory_blocks_template
+        parts, messages = await self._format_memory_blocks(contents)
+        is_in_front = self.insert_method == InsertMethod.USER and any(one.role == MessageRole.USER for one in turn)
+        hint = HINT if is_in_front and contents.get(self.condensed_block.name) else ""
+        content = template.formatted(shape, parts, contents, self.cache_points, turn, hint=hint)
+        # The bound is never too low; only where it is over the room the exact count decides.
+        tokens = template.max_tokens(shape, contents, self.tokenizer_fn)
+        if tokens > room:
+            tokens = await self._tokens_of([*messages, ChatMessage(blocks=content)])
+        return content, messages, int(tokens)
 
     async def _tokens_of(self, messages: Sequence[ChatMessage]) -> int:
         await self.tokenizer_fn.load()

@@ -83,18 +83,18 @@ def limits_for(
     wider = "context_window" if source else "token_limit"
     if total < _LEAST:
         raise LimitError(f"token_limit={total}{source} leaves a record no room: raise {wider}, to {_LEAST} at least.")
-    of_facts = min(_FACTS_LIMIT, total // 8) if facts is None else facts
-    if facts is None and condensed is not None and condensed < total:
+    if facts is None:
+        facts = min(_FACTS_LIMIT, total // 8)
         # A given limit of the record may leave them less.
-        of_facts = min(of_facts, total - condensed)
-    record = min(_CONDENSED_LIMIT, total - of_facts - min(_TURN_TOKENS, total // 4)) if condensed is None else condensed
-    if record < MIN_ROOM or of_facts < 0 or record + of_facts > total:
+        facts = min(facts, total - condensed) if condensed is not None and condensed < total else facts
+    record = min(_CONDENSED_LIMIT, total - facts - min(_TURN_TOKENS, total // 4)) if condensed is None else condensed
+    if record < MIN_ROOM or facts < 0 or record + facts > total:
         raise LimitError(
             f"The blocks' limits must be at least {MIN_ROOM} (0 for no facts) and fit into token_limit={total}"
-            f"{source}; condensed_token_limit={record} and facts_token_limit={of_facts} make {record + of_facts}. "
+            f"{source}; condensed_token_limit={record} and facts_token_limit={facts} make {record + facts}. "
             f"Lower them, or raise {wider}."
         )
-    return total, record, of_facts
+    return total, record, facts
 
 
 def _total_limit(window: int | None, model: str, given: int | None) -> tuple[int, str]:

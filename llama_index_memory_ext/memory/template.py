@@ -125,11 +125,13 @@ def with_question(turn: list[ChatMessage], question: str | ChatMessage | None) -
 
 
 def add_media(media: list[ContentBlock], content: list[ContentBlock], turn: list[ChatMessage]) -> None:
-    """Adds media to what is sent: behind the memory, in front of the hint.
+    """Adds media, if there are any, to what is sent: behind the memory, in front of the hint.
 
     Without a hint they stand in front of the question of the turn, as where the content becomes a system's message,
     which has no media.
     """
+    if not media:
+        return
     last, end = content[-1], f"{HINT}\n\n"
     if isinstance(last, TextBlock) and last.text.endswith(end):
         content[-1:] = [TextBlock(text=last.text.removesuffix(end)), *media, TextBlock(text=end)]
