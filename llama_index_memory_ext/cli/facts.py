@@ -225,7 +225,7 @@ def explanation_table(explanation: "Explanation", namespace: str) -> RenderableT
     rows = []
     for one in explanation.facts:
         shown = f"yes: {one.why}" if one.injected else one.why
-        content = _content(one.fact) + (f" (in common: {one_line(one.words)})" if one.matches else "")
+        content = _content(one.fact) + (f" (in common: {one_line(one.words)})" if one.words else "")
         rows.append((ids[one.fact.id], content, f"{one.score:.2f}", f"{one.similarity:.2f}", shown))
     # A terminal is narrow: --json has the other numbers.
     columns = ["id", "fact", "score", "similarity", "shown"]

@@ -8,9 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
 from functools import cache, partial
-from operator import attrgetter
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.bridge.pydantic import BeforeValidator, Field, PrivateAttr
@@ -35,13 +34,12 @@ from llama_index_memory_ext.fact import (
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.known import FactCache, UserFacts
 from llama_index_memory_ext.facts.prompt import check_categories, check_extraction_prompt
-from llama_index_memory_ext.facts.ranking import Weights, concerning, fit_facts
+from llama_index_memory_ext.facts.ranking import Weights
 from llama_index_memory_ext.language.stems import checked_languages
 from llama_index_memory_ext.models.prompt_caches import name_of
 from llama_index_memory_ext.models.responses import Usage
 from llama_index_memory_ext.reader_block import DEFAULT_SESSION_ID, LogBlock, Switch
-from llama_index_memory_ext.search.embeddings import EmbeddingRanker
-from llama_index_memory_ext.search.tfidf import Asked, TfidfRanker
+from llama_index_memory_ext.search.tfidf import TfidfRanker
 from llama_index_memory_ext.settings import check_id
 from llama_index_memory_ext.store.tables import Seen
 from llama_index_memory_ext.text.messages import Utterance, question_in, spoken, turns_of
@@ -57,21 +55,12 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.fact import SetAside
     from llama_index_memory_ext.facts.explanation import Explanation
     from llama_index_memory_ext.facts.extraction import Extractor
-    from llama_index_memory_ext.facts.ranking import Concern, RankedFact, Ranking, ShowableFacts
+    from llama_index_memory_ext.facts.ranking import RankedFact, Ranking, ShowableFacts
     from llama_index_memory_ext.search.tfidf import FactRanker
     from llama_index_memory_ext.store.tables import LogPage, Snapshot
 
 
 _CONTEXT_ROWS = 40
-_FACT_OF = attrgetter("fact")
-
-
-class Talk(NamedTuple):
-    """What was said last in the log of a session, and the turns of it."""
-
-    seen: Seen = Seen()
-    said: tuple[Utterance, ...] = ()
-    turns: tuple[list[str], ...] = ()
 
 
 class FactsOptions(TypedDict, total=False):
@@ -167,7 +156,8 @@ class RelevantFactsBlock(LogBlock):
     )
 
     _users: Recent[tuple[str, AgentView], UserFacts] = PrivateAttr(default_factory=Recent)
-    _talks: Recent[str, Talk] = PrivateAttr(default_factory=Recent)
+    # What was said last in the log of each session.
+    _talks: Recent[str, tuple[Seen, tuple[Utterance, ...]]] = PrivateAttr(default_factory=Recent)
     # The epoch of each session in which no more facts were to retire.
     _retired_in: Recent[str, int] = PrivateAttr(default_factory=Recent)
     _shown: Recent[tuple[object, ...], tuple[CountedText, list[Fact]]] = PrivateAttr(default_factory=Recent)
@@ -181,7 +171,7 @@ class RelevantFactsBlock(LogBlock):
     def _check_weights(cls, value: float, info: ValidationInfo) -> float:
         """The last of the weights, so that the others are known."""
         similarity, confidence = (info.data.get(f"{name}_weight", 1.0) for name in ("similarity", "confidence"))
-        Weights(similarity, confidence, value).check()
+        Weights(similarity, confidence, value).shares()
         return value
 
     @classmethod
@@ -214,11 +204,11 @@ class RelevantFactsBlock(LogBlock):
         """
         await self.tokenizer_fn.load()
         session_id, started = session_id or DEFAULT_SESSION_ID, perf_counter()
-        namespace = self.namespace_of(session_id)
-        talk, now = await self._talk_before(session_id, namespace, snapshot)
-        cache = self._cache
+        namespace, cache = self.namespace_of(session_id), self._cache
+        said, now = await self._said_before(session_id, namespace, snapshot)
         known = await cache.read(namespace, now)
-        question, context = question_in(messages or [], talk.turns, self.context_turns)
+        turns = turns_of(said)[-self.context_turns :]
+        question, context = question_in(messages or [], turns, self.context_turns)
         showable = await cache.select_known_facts(known, namespace, question)
         if not showable.facts:
             return ""
@@ -229,9 +219,14 @@ class RelevantFactsBlock(LogBlock):
         shown = cached = self._shown.get(key)
         if shown is None:
             prepared = await cache.prepare(showable, [question, *context])
-            fit = partial(self._fit, showable, question, context)
-            # Any other tokenizer counts the whole text anew with each line.
-            shown = fit() if self.tokenizer_fn.adds_up else await asyncio.to_thread(fit)
+            ranking, room = self._rank(showable, question, context), self._room
+            facts = ranking.fit(room, ranking.concern(self.min_similarity, self.general_facts))
+            text = "".join(showable.lines[fact.id] for fact in facts)
+            # By some tokenizers a text has more tokens than its lines.
+            while facts and self.tokenizer_fn.count(text) > room:
+                facts.pop()
+                text = "".join(showable.lines[fact.id] for fact in facts)
+            shown = CountedText(text, self.tokenizer_fn.count(text)), facts
             if prepared:
                 self._shown.put(key, shown)
         text, facts = shown
@@ -275,9 +270,8 @@ class RelevantFactsBlock(LogBlock):
         A question about the past finds past facts, too; their entries say ``past``. With an ``embed_model`` nearly
         every fact has something in common. The turns before the question are not looked at.
         """
-        showable = await self._showable(question, session_id)
-        # Of many facts this takes longer than the event loop should be blocked.
-        return await asyncio.to_thread(lambda: self._rank(showable, question)[0].similar())  # noqa: PLW0108 - ranks there, too
+        ranking = await self._ranked(question, session_id)
+        return await asyncio.to_thread(ranking.similar)
 
     async def aexplain(
         self, question: str, *, session_id: str = DEFAULT_SESSION_ID, context: Sequence[str] = ()
@@ -289,9 +283,9 @@ class RelevantFactsBlock(LogBlock):
         """
         from llama_index_memory_ext.facts.explanation import explain  # at first use
 
-        showable, counter = await self._showable(question, session_id, context), self.tokenizer_fn
-        ranking, concern = self._rank(showable, question, context)
-        return await asyncio.to_thread(explain, ranking, self._room, counter, concern)
+        ranking = await self._ranked(question, session_id, context)
+        concern = ranking.concern(self.min_similarity, self.general_facts)
+        return await asyncio.to_thread(explain, ranking, self._room, concern)
 
     @property
     def rejections(self) -> dict[str, int]:
@@ -323,10 +317,21 @@ class RelevantFactsBlock(LogBlock):
         # At the first extraction: all that reads replies and checks facts comes with it.
         from llama_index_memory_ext.facts.extraction import Extractor
 
-        whose = (self.namespace_of(session_id), session_id, self.reader_of(session_id))
-        counts, limits = (self._rejections, self._usage), (self.max_facts, self.min_confidence)
-        wanted: Any = {"verify": self.verify, "categories": self.categories, "instructions": self.extraction_prompt}
-        return Extractor(*whose, self, self._cache, *counts, *limits, at_once=at_once, **wanted)
+        return Extractor(
+            self.namespace_of(session_id),
+            session_id,
+            self.reader_of(session_id),
+            self,
+            self._cache,
+            self._rejections,
+            self._usage,
+            self.max_facts,
+            self.min_confidence,
+            verify=self.verify,
+            categories=self.categories,
+            instructions=self.extraction_prompt,
+            at_once=at_once,
+        )
 
     async def aopen(self, session_id: str) -> None:
         """Begin with a session: what other sessions of this user have left unread is extracted, too."""
@@ -393,64 +398,48 @@ class RelevantFactsBlock(LogBlock):
             make = partial(TfidfRanker, languages=languages)
         return FactCache(self._store, self._users, make, self.embed_model, self.tokenizer_fn, self._clock, self.view)
 
-    async def _showable(self, question: str, session_id: str, context: Sequence[str] = ()) -> ShowableFacts:
+    async def _ranked(self, question: str, session_id: str, context: Sequence[str] = ()) -> Ranking:
         cache, namespace = self._cache, self.namespace_of(session_id)
         showable = await cache.select_known_facts(await cache.read(namespace), namespace, question)
         await cache.prepare(showable, [question, *context])
-        return showable
+        # Of many facts this takes longer than the event loop should be blocked.
+        return await asyncio.to_thread(self._rank, showable, question, context)
 
-    def _rank(self, showable: ShowableFacts, question: str, context: Sequence[str] = ()) -> tuple[Ranking, Concern]:
-        """Rank facts for a question; return this, and what leaves out the facts that do not concern it."""
-        languages = checked_languages(self.languages)
+    def _rank(self, showable: ShowableFacts, question: str, context: Sequence[str]) -> Ranking:
         weights = Weights(self.similarity_weight, self.confidence_weight, self.recency_weight)
-        ranking = showable.rank(question, context, weights, languages)
-        if not self.min_similarity:
-            return ranking, iter
-        asked = Asked(question, context, languages)
-        close = showable.ranker.closeness(question) if isinstance(showable.ranker, EmbeddingRanker) else {}
-        return ranking, lambda ranked: concerning(ranked, asked, self.min_similarity, self.general_facts, close)
-
-    def _fit(self, showable: ShowableFacts, question: str, context: Sequence[str]) -> tuple[CountedText, list[Fact]]:
-        """Return the text with the facts that have room, and these facts."""
-        ranking, concern = self._rank(showable, question, context)
-        best_first, first = (map(_FACT_OF, concern(ranked)) for ranked in (ranking.best_first(), ranking.first()))
-        counter, lines = self.tokenizer_fn, showable.lines
-        facts = fit_facts(best_first, first, self._room, counter, lines, showable.least)
-        text = "".join(lines[fact.id] for fact in facts)
-        tokens = sum(lines[fact.id].tokens for fact in facts) if counter.adds_up else counter.count(text)
-        return CountedText(text, tokens), facts
+        return showable.rank(question, context, weights, checked_languages(self.languages))
 
     @property
     def _room(self) -> int:
         """Tokens for all facts: the limit without the element around them."""
         return max(0, self.token_limit - self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n"))
 
-    async def _talk_before(
+    async def _said_before(
         self, session_id: str, namespace: str, snapshot: Snapshot | None
-    ) -> tuple[Talk, tuple[int, int] | None]:
-        """Read what was said since; return the talk, and how far the changes of facts have come, if that is known."""
-        talk = self._talks.get(session_id) or Talk()
+    ) -> tuple[Sequence[Utterance], tuple[int, int] | None]:
+        """Return what was said last, and how far the changes of facts have come, if that is known."""
+        seen, said = self._talks.get(session_id) or (Seen(), ())
         now: Snapshot | LogPage | None = snapshot
-        rows = snapshot.log_behind(talk.seen) if snapshot else None
+        rows = snapshot.log_behind(seen) if snapshot else None
         if now is None or rows is None:
             # No cursor of a reader: what was left behind was said all the same.
             read = partial(self._store.readers.page, session_id, "", limit=_CONTEXT_ROWS, watch=namespace)
-            now = page = await read(talk.seen)
+            now = page = await read(seen)
             if not page.fresh:
-                talk = Talk()
-                now = page = await read(talk.seen)
+                seen, said = Seen(), ()
+                now = page = await read(seen)
             rows = page.rows
         if rows:
             new = [Utterance(row.id, row.role, spoken(row.message)) for row in rows]
-            said = (*talk.said, *(one for one in new if one.text))[-_CONTEXT_ROWS:]
-            talk = Talk(Seen(now.epoch, 0, rows[-1].id), said, tuple(turns_of(said)[-self.context_turns :]))
-        self._talks.put(session_id, talk)
+            said = (*said, *(one for one in new if one.text))[-_CONTEXT_ROWS:]
+            seen = Seen(now.epoch, 0, rows[-1].id)
+        self._talks.put(session_id, (seen, said))
         # Once in an epoch, which ends when messages are deleted.
         if self.retire_with_messages and self._retired_in.get(session_id) != now.epoch:
             if await self.anotice_deletion(session_id):
                 self._retired_in.put(session_id, now.epoch)
-            return talk, None
-        return talk, now.facts
+            return said, None
+        return said, now.facts
 
 
 @cache

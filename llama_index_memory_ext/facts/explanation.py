@@ -7,18 +7,16 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.facts.ranking import DATE, EARLIER, OWN, SOURCE, Weights, comes_first, fit_facts, render
+from llama_index_memory_ext.facts.ranking import DATE, EARLIER, OWN, SOURCE, Weights, comes_first
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from llama_index_memory_ext.fact import Fact
-    from llama_index_memory_ext.facts.ranking import Concern, Match, RankedFact, Ranking
-    from llama_index_memory_ext.text.tokens import CountedText, TokenCounter
+    from llama_index_memory_ext.facts.ranking import Concern, Ranking
 
 _COLUMNS = ("fact", "similarity", "confidence", "recency", "score", "words in common", "tokens", "shown")
 _CONTENT_WIDTH, _MOST_WORDS = 48, 5
-_NO_ROOM, _TOO_LITTLE = "left out: no room", "left out: too little in common"
 _ABOUT_SIMILARITY = "Similarity compares these facts with each other: the one that is most like the question has 1."
 
 
@@ -27,7 +25,7 @@ class ExplainedFact:
     """One fact for one question: its numbers in 0..1, the words in common, and why it is shown, or why not.
 
     ``similarity`` is relative: the fact that is most like the question has 1. ``matched`` are the words in common, and
-    ``matches`` the same with where the fact has them.
+    ``words`` the same by where they stand: "live; source: paris; earlier turn: trip", "" without any.
     """
 
     fact: Fact
@@ -39,16 +37,7 @@ class ExplainedFact:
     injected: bool
     why: str
     recency: float = 0.0
-    matches: tuple[Match, ...] = ()
-
-    @property
-    def words(self) -> str:
-        """The words in common by where they stand: "live; source: paris; earlier turn: trip"; "" without any."""
-        places: dict[str, list[str]] = {}
-        for match in sorted(self.matches, key=lambda match: bool(match.place)):
-            places.setdefault(match.place, []).append(match.word)
-        parts = (f"{place}: " * bool(place) + ", ".join(words[:_MOST_WORDS]) for place, words in places.items())
-        return "; ".join(parts)
+    words: str = ""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -81,38 +70,48 @@ class Explanation:
         return tokens, f"score = {' + '.join(parts)}", _ABOUT_SIMILARITY
 
 
-def explain(ranking: Ranking, limit: int, counter: TokenCounter, concern: Concern) -> Explanation:
-    """Say which of the ranked facts fit into ``limit`` tokens, and why; ``concern`` chooses those that may be shown."""
-    lines: dict[str, CountedText] = {}
+def explain(ranking: Ranking, limit: int, concern: Concern) -> Explanation:
+    """Say which of the ranked facts fit into ``limit`` tokens, and why; ``concern`` leaves those that may be shown."""
     ranked = list(ranking.best_first())
-    known = {entry.fact.id: entry.fact for entry in concern(ranked)}
-    shown = {fact.id for fact in fit_facts(known.values(), filter(comes_first, known.values()), limit, counter, lines)}
+    concerning = {entry.fact.id for entry in concern(ranked)}
+    shown = {fact.id for fact in ranking.fit(limit, concern)}
     facts = []
     for entry in ranked:
-        tokens, matches = render(entry.fact, counter, lines).tokens, entry.matches
-        is_shown = entry.fact.id in shown
-        why = _why_shown(entry, matches) if is_shown else _NO_ROOM if entry.fact.id in known else _TOO_LITTLE
-        matched = tuple(match.word for match in matches)
-        numbers = entry.similarity, entry.confidence, entry.score
-        facts.append(ExplainedFact(entry.fact, *numbers, matched, tokens, is_shown, why, entry.recency, matches))
+        fact, matches, is_shown = entry.fact, entry.matches, entry.fact.id in shown
+        if not is_shown:
+            why = "left out: no room" if fact.id in concerning else "left out: too little in common"
+        elif entry.past:
+            why = "was true before"
+        else:
+            similar = _why_similar(matches.values()) if entry.similarity else "nothing in common, but room"
+            why = comes_first(fact) or similar
+        words = [
+            f"{place}: " * bool(place) + ", ".join([word for word in matches if matches[word] == place][:_MOST_WORDS])
+            for place in sorted(dict.fromkeys(matches.values()), key=bool)
+        ]
+        facts.append(
+            ExplainedFact(
+                fact,
+                entry.similarity,
+                entry.confidence,
+                entry.score,
+                matched=tuple(matches),
+                tokens=ranking.showable.lines[fact.id].tokens,
+                injected=is_shown,
+                why=why,
+                recency=entry.recency,
+                words="; ".join(words),
+            )
+        )
     return Explanation(tuple(facts), sum(fact.tokens for fact in facts if fact.injected), limit, ranking.weights)
 
 
-def _why_shown(entry: RankedFact, matches: Collection[Match]) -> str:
-    if entry.past:
-        return "was true before"
-    return comes_first(entry.fact) or (_why_similar(matches) if entry.similarity else "nothing in common, but room")
-
-
-def _why_similar(matches: Collection[Match]) -> str:
-    """By the best of the matches: one in the fact's own words, for the question itself."""
-    places = (OWN, DATE, SOURCE)
-    best = min(matches, key=lambda match: (match.earlier, places.index(match.where)), default=None)
-    if best is None:
-        return "similar without a word in common"
-    if best.earlier:
-        return f"matches an {EARLIER} only"
-    return "matches in its own words" if best.where == OWN else f"matches in its {best.where} only"
+def _why_similar(places: Collection[str]) -> str:
+    """By the best place of a word in common: the fact's own words, for the question itself."""
+    for place in (OWN, DATE, SOURCE):
+        if place in places:
+            return f"matches in its {place} only" if place else "matches in its own words"
+    return f"matches an {EARLIER} only" if places else "similar without a word in common"
 
 
 def _cells(fact: ExplainedFact) -> tuple[str, ...]:

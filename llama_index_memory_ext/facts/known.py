@@ -11,13 +11,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.facts.history import past_facts, period_asked, true_in
-from llama_index_memory_ext.facts.ranking import ShowableFacts, document_of
+from llama_index_memory_ext.facts.ranking import ShowableFacts, counted_line, document_of
 from llama_index_memory_ext.reader_block import sparing
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.store.facts import NOTHING_READ, KeptVectors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from contextlib import AbstractContextManager
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -48,8 +48,6 @@ class UserFacts:
     ranker: FactRanker | None = None
     past_ranker: FactRanker | None = None
     failures: Counter[str] = field(default_factory=Counter)
-    # Counts the tokens of lines.
-    counter: TokenCounter | None = None
     guard: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -80,13 +78,17 @@ class UserFacts:
                 if self.past_ranker:
                     _follow(self.past_ranker, (*self.active, *self.past), (*active, *past), changed)
             # What is shown stays as it is until it changes. Readers may have the lines of before.
-            kept = self.present.lines if changes.fresh and counter is self.counter else {}
-            lines = {name: kept[name] for name in kept.keys() - changed}
-            self.present = ShowableFacts(active, self.ranker, lines=lines, counter=counter, sparing=self.sparing)
-            self.facts, self.past, self.counter = facts, past, counter
-            self.holds_until = _next_end(facts.values(), now)
+            kept = {name: line for name, line in self.present.lines.items() if changes.fresh and name not in changed}
+            lines = {fact.id: kept.get(fact.id) or counted_line(fact, counter) for fact in active}
+            self.present = ShowableFacts(active, self.ranker, lines=lines, sparing=self.sparing)
+            self.facts, self.past = facts, past
+            # When the next of them expires, or is true no longer.
+            ends = [fact.expires_at for fact in facts.values() if fact.expires_at]
+            days = [fact.valid_until for fact in facts.values() if fact.valid_until and not fact.retired]
+            ends += [datetime.combine(day + timedelta(days=1), time(), timezone.utc) for day in days if day < date.max]
+            self.holds_until = min((end for end in ends if end > now), default=None)
 
-    def in_period(self, period: Period, make_ranker: Callable[[], FactRanker]) -> ShowableFacts:
+    def in_period(self, period: Period, make_ranker: Callable[[], FactRanker], counter: TokenCounter) -> ShowableFacts:
         """Return what may be shown for a question about the past: the past facts of that time, and those that hold.
 
         A fact that began to hold after that time is left out; where no beginning was said, it may have held before.
@@ -102,8 +104,7 @@ class UserFacts:
             return ShowableFacts(
                 (*active, *past),
                 self.past_ranker if past else self.ranker,
-                lines=self.present.lines,
-                counter=self.counter,
+                lines={**self.present.lines, **{fact.id: counted_line(fact, counter) for fact in past}},
                 period=period,
                 past_ids={fact.id for fact in past},
                 sparing=self.sparing,
@@ -122,14 +123,6 @@ def _follow(ranker: FactRanker, before: Sequence[Fact], now: Sequence[Fact], cha
     held = {fact.id for fact in before}
     ranker.remove(held - {fact.id for fact in now})
     ranker.add([document_of(fact) for fact in now if fact.id in changed or fact.id not in held])
-
-
-def _next_end(facts: Iterable[Fact], now: datetime) -> datetime | None:
-    """When the next of these facts expires, or is true no longer; None if no such time is known."""
-    ends = [fact.expires_at for fact in facts if fact.expires_at]
-    days = [fact.valid_until for fact in facts if fact.valid_until and not fact.retired]
-    ends += [datetime.combine(day + timedelta(days=1), time(), timezone.utc) for day in days if day < date.max]
-    return min((end for end in ends if end > now), default=None)
 
 
 @dataclass(frozen=True)
@@ -168,7 +161,8 @@ class FactCache:
         period = period_asked(question, self.clock().date()) if known.past or known.present.has_times else None
         if period is None:
             return known.present
-        return await asyncio.to_thread(known.in_period, period, partial(self._make_ranker, namespace))
+        make = partial(self._make_ranker, namespace)
+        return await asyncio.to_thread(known.in_period, period, make, self.counter)
 
     async def prepare(self, known: UserFacts | ShowableFacts, queries: Sequence[str] = ()) -> bool:
         """Embed what is not embedded yet, where there is a model; return False if facts are ranked without it now."""

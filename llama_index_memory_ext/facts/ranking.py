@@ -14,15 +14,17 @@ from llama_index_memory_ext.fact import CONFIDENCE_WEIGHT, SIMILARITY_WEIGHT, ut
 from llama_index_memory_ext.language.dates import date_words
 from llama_index_memory_ext.language.stems import languages_of, words_in
 from llama_index_memory_ext.language.tokens import terms_of
+from llama_index_memory_ext.search.embeddings import EmbeddingRanker
 from llama_index_memory_ext.search.tfidf import (
     SOURCE_SHARE,
+    Asked,
     Document,
     Similarities,
     TfidfRanker,
     similarities_with_context,
 )
 from llama_index_memory_ext.text.messages import escape_tags
-from llama_index_memory_ext.text.tokens import CountedText, TokenCounter, fit, fit_tokens
+from llama_index_memory_ext.text.tokens import CountedText, TokenCounter, fit_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -31,15 +33,13 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.language.dates import Period
-    from llama_index_memory_ext.search.tfidf import Asked, FactRanker
+    from llama_index_memory_ext.search.tfidf import FactRanker
 
     # Leaves out the ranked facts that must not be shown.
     Concern: TypeAlias = Callable[["Iterable[RankedFact]"], "Iterable[RankedFact]"]
 
 
 Numbers: TypeAlias = NDArray[np.float64]
-# A line without content: where its tokens do not fit, no fact does.
-EMPTY_LINE = '<fact date="2026-11-20"></fact>\n'
 # The share of a limit that pinned facts and corrections may take before all others.
 FIRST_SHARE = 0.25
 # So many newer facts halve the recency of a fact.
@@ -62,18 +62,17 @@ class Weights(NamedTuple):
     confidence: float = CONFIDENCE_WEIGHT
     recency: float = 0.0
 
-    def check(self) -> None:
-        """Raises a SettingError if a weight is negative, or similarity and confidence are both 0."""
+    def shares(self, ongoing: float = 1.0) -> Weights:
+        """Returns the weights divided by their sum, recency times ``ongoing`` first.
+
+        Raises a SettingError if a weight is negative, or similarity and confidence are both 0.
+        """
         if min(self) < 0 or not self.similarity + self.confidence:
             raise SettingError(
                 "similarity_weight, confidence_weight and recency_weight must be at least 0, the first two not both "
                 f"0; saw {', '.join(map(str, self))}. "
                 f"The defaults of the first two are {SIMILARITY_WEIGHT} and {CONFIDENCE_WEIGHT}."
             )
-
-    def shares(self, ongoing: float = 1.0) -> Weights:
-        """Returns the weights divided by their sum, recency times ``ongoing`` first."""
-        self.check()
         recency = self.recency * ongoing
         total = self.similarity + self.confidence + recency
         return Weights(self.similarity / total, self.confidence / total, recency / total)
@@ -115,87 +114,14 @@ def fact_line(fact: Fact) -> str:
     return f"<fact{attributes}>{content}</fact>\n"
 
 
-def render(fact: Fact, counter: TokenCounter, rendered: dict[str, CountedText]) -> CountedText:
-    """The line of a fact with its tokens. ``rendered`` caches it by the id of the fact."""
-    if fact.id not in rendered:
-        line = fact_line(fact)
-        rendered[fact.id] = CountedText(line, counter.count(line))
-    return rendered[fact.id]
+def counted_line(fact: Fact, counter: TokenCounter) -> CountedText:
+    """The line of a fact with its tokens."""
+    line = fact_line(fact)
+    return CountedText(line, counter.count(line))
 
 
-def concerning(
-    ranked: Iterable[RankedFact],
-    asked: Asked,
-    min_similarity: float,
-    general_facts: int,
-    closeness: Mapping[str, float],
-) -> Iterator[RankedFact]:
-    """Yield those of ranked facts that concern what is asked at least ``min_similarity``, in the given order.
-
-    They do so by their words or by their ``closeness``, that of their embeddings by the ids of facts. Pinned facts are
-    among them in any case, and so many ``general_facts``: preferences that do not concern it. Behind the best ones no
-    others are looked for.
-    """
-    for place, entry in enumerate(ranked):
-        fact = entry.fact
-        if fact.pinned or (
-            place < _BEST and max(asked.concern(fact.content), closeness.get(fact.id, 0.0)) >= min_similarity
-        ):
-            yield entry
-        elif general_facts and fact.category == _GENERAL:
-            general_facts -= 1
-            yield entry
-
-
-def fit_facts(
-    best_first: Iterable[Fact],
-    first: Iterable[Fact],
-    limit: int,
-    counter: TokenCounter,
-    lines: dict[str, CountedText],
-    least: int | None = None,
-) -> list[Fact]:
-    """Return the facts that fit into ``limit`` tokens, in the given order, but those of ``first`` before the others.
-
-    ``first`` are pinned facts and corrections in their order, as many as fit into a share of the limit. No more facts
-    are looked at than have room for ``least`` tokens, which no line has fewer than.
-    """
-    first = list(first)
-    tokens = [render(fact, counter, lines).tokens for fact in first]
-    front = {first[i].id: first[i] for i in fit_tokens(tokens, int(FIRST_SHARE * limit))}
-    seen: list[Fact] = []
-
-    def rendered() -> Iterator[CountedText]:
-        for fact in chain(front.values(), (fact for fact in best_first if fact.id not in front)):
-            seen.append(fact)
-            yield render(fact, counter, lines)
-
-    least = counter.count(EMPTY_LINE) if least is None else least
-    if counter.adds_up:
-        kept = fit_tokens((line.tokens for line in rendered()), limit, least=least)
-    else:
-        kept = fit(rendered(), limit, counter, least=least)
-    return [seen[i] for i in kept]
-
-
-OWN, DATE, SOURCE = "own words", "date", "source"
-EARLIER = "earlier turn"
-
-
-class Match(NamedTuple):
-    """A word as it is asked for, and where the fact has it: in its "own words", its "date" or its "source" alone.
-
-    ``earlier`` says that the question does not have the word, but a turn before it.
-    """
-
-    word: str
-    where: str
-    earlier: bool = False
-
-    @property
-    def place(self) -> str:
-        """Where the word stands, such as "source, earlier turn"; "" in the own words of the fact, for the question."""
-        return ", ".join([*([self.where] if self.where != OWN else []), *([EARLIER] if self.earlier else [])])
+# Where a fact has a word of what was asked; and that only a turn before the question asks for it.
+OWN, DATE, SOURCE, EARLIER = "", "date", "source", "earlier turn"
 
 
 class RankedFact(NamedTuple):
@@ -215,12 +141,13 @@ class RankedFact(NamedTuple):
     languages: tuple[str, ...] | None = None
 
     @property
-    def matches(self) -> tuple[Match, ...]:
-        """The words of the question and of the turns before it that the fact has, and where, each once.
+    def matches(self) -> dict[str, str]:
+        """The words of the question and of the turns before it that the fact has, and where: "" in its own words.
 
-        Words are compared by their stems in the language of the question.
+        Else it is "date" or "source", with "earlier turn" behind it if the question does not have the word. Words are
+        compared by their stems in the language of the question.
         """
-        fact, found = self.fact, dict[str, Match]()
+        fact, found = self.fact, dict[str, str]()
         texts = {OWN: fact.content, DATE: date_words(fact.began), SOURCE: fact.source}
         for turn, asked in enumerate(self.asked):
             codes = languages_of(asked, self.languages) or languages_of(
@@ -230,13 +157,13 @@ class RankedFact(NamedTuple):
             for word in words_in(asked, codes):
                 where = next((where for where in terms if word.term in terms[where]), None)
                 if where is not None:
-                    found.setdefault(word.written, Match(word.written, where, earlier=turn > 0))
-        return tuple(found.values())
+                    found.setdefault(word.written, ", ".join(filter(None, (where, EARLIER if turn else ""))))
+        return found
 
     @property
     def matched(self) -> tuple[str, ...]:
         """The words of ``matches``."""
-        return tuple(match.word for match in self.matches)
+        return tuple(self.matches)
 
 
 class ShowableFacts:
@@ -245,8 +172,7 @@ class ShowableFacts:
     Args:
         facts: In the order in which they became known.
         ranker: Holds their documents; None: no fact is similar to anything.
-        lines: Keeps the lines of the facts by id.
-        counter: Makes the lines now, and finds out which has the fewest tokens; None: that is done when they are shown.
+        lines: The lines of the facts by id, where they are shown.
         period: The time that the question asks for; None: it is not about the past.
         past_ids: Those of the facts that were true before.
         sparing: Makes the context in which the ranker is called, and may fail.
@@ -257,19 +183,14 @@ class ShowableFacts:
         facts: Iterable[Fact] = (),
         ranker: FactRanker | None = None,
         *,
-        lines: dict[str, CountedText] | None = None,
-        counter: TokenCounter | None = None,
+        lines: Mapping[str, CountedText] | None = None,
         period: Period | None = None,
         past_ids: Collection[str] = (),
         sparing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self.facts, self.ranker, self.period, self.past_ids = tuple(facts), ranker, period, past_ids
-        self.lines = {} if lines is None else lines
-        self._sparing = sparing
-        # The tokens that each line has at least.
-        self.least = counter.count(EMPTY_LINE) if counter else 1
-        if counter and counter.adds_up:
-            self.least = min((render(fact, counter, self.lines).tokens for fact in self.facts), default=1)
+        self.facts, self.ranker, self.lines = tuple(facts), ranker, lines or {}
+        self.least = min((line.tokens for line in self.lines.values()), default=1)
+        self.period, self.past_ids, self._sparing = period, past_ids, sparing
         count = len(self.facts)
         self.ids = tuple(fact.id for fact in self.facts)
         self.confidences = np.fromiter((fact.confidence for fact in self.facts), dtype=np.float64, count=count)
@@ -321,56 +242,98 @@ class ShowableFacts:
         return Ranking(self, (question, *context), languages, shares, similarities, scores)
 
 
-class Ranking:
+class Ranking(NamedTuple):
     """The facts with their numbers for one question; entries are made when they are asked for.
 
     ``weights`` are what similarity, confidence and recency weigh for this question; the sum is 1.
     """
 
-    def __init__(
-        self,
-        showable: ShowableFacts,
-        asked: tuple[str, ...],
-        languages: tuple[str, ...] | None,
-        weights: Weights,
-        similarities: Numbers,
-        scores: Numbers,
-    ) -> None:
-        self.weights = weights
-        self._showable, self._asked, self._languages = showable, asked, languages
-        self._similarities, self._scores = similarities, scores
+    showable: ShowableFacts
+    asked: tuple[str, ...]
+    languages: tuple[str, ...] | None
+    weights: Weights
+    similarities: Numbers
+    scores: Numbers
 
     def best_first(self) -> Iterator[RankedFact]:
         """Yield all facts, best first; of equally good ones the newest first."""
-        places = np.arange(len(self._scores))
+        places = np.arange(len(self.scores))
         many = len(places) > 2 * _BEST
         if many:
             # The best ones are often enough.
-            least = np.partition(self._scores, -_BEST)[-_BEST]
-            yield from self._sorted(np.flatnonzero(self._scores >= least), end=_BEST)
+            least = np.partition(self.scores, -_BEST)[-_BEST]
+            yield from self._sorted(np.flatnonzero(self.scores >= least), end=_BEST)
         yield from self._sorted(places, start=_BEST if many else 0)
 
     def first(self) -> list[RankedFact]:
         """Return the pinned facts and corrections, best first."""
-        return list(self._sorted(np.array(self._showable.first, dtype=np.intp)))
+        return list(self._sorted(np.array(self.showable.first, dtype=np.intp)))
 
     def similar(self) -> list[RankedFact]:
         """Return those that have something in common with the question, best first."""
-        return list(self._sorted(np.flatnonzero(self._similarities > 0)))
+        return list(self._sorted(np.flatnonzero(self.similarities > 0)))
+
+    def concern(self, min_similarity: float, general_facts: int) -> Concern:
+        """Return what leaves out the ranked facts that concern the question less than ``min_similarity``.
+
+        A fact concerns it by its words or its embedding. Pinned facts stay in any case, and so do so many
+        ``general_facts``: preferences that do not concern it. Behind the best facts no others are looked for.
+        """
+        if not min_similarity:
+            return iter
+        question, *context = self.asked
+        asked, ranker = Asked(question, context, self.languages), self.showable.ranker
+        closeness = ranker.closeness(question) if isinstance(ranker, EmbeddingRanker) else {}
+
+        def concerning(ranked: Iterable[RankedFact]) -> Iterator[RankedFact]:
+            left = general_facts
+            for place, entry in enumerate(ranked):
+                fact = entry.fact
+                if fact.pinned or (
+                    place < _BEST and max(asked.concern(fact.content), closeness.get(fact.id, 0.0)) >= min_similarity
+                ):
+                    yield entry
+                elif left and fact.category == _GENERAL:
+                    left -= 1
+                    yield entry
+
+        return concerning
+
+    def fit(self, limit: int, concern: Concern = iter) -> list[Fact]:
+        """Return the facts whose lines fit into ``limit`` tokens, of those that ``concern`` leaves, best first.
+
+        Pinned facts and corrections come before the others, as many as fit into a share of the limit. Facts are looked
+        at until what is left has no room for the shortest line.
+        """
+        lines = self.showable.lines
+        first = [entry.fact for entry in concern(self.first())]
+        kept = fit_tokens([lines[fact.id].tokens for fact in first], int(FIRST_SHARE * limit))
+        front = {first[i].id: first[i] for i in kept}
+        others = (entry.fact for entry in concern(self.best_first()) if entry.fact.id not in front)
+        chosen: list[Fact] = []
+        left = limit
+        for fact in chain(front.values(), others):
+            if left < self.showable.least:
+                break
+            tokens = lines[fact.id].tokens
+            if tokens <= left:
+                chosen.append(fact)
+                left -= tokens
+        return chosen
 
     def _sorted(self, places: NDArray[np.intp], start: int = 0, end: int | None = None) -> Iterator[RankedFact]:
-        one = self._showable
-        for i in places[np.lexsort((one.newer[places], -self._scores[places]))][start:end].tolist():
+        one = self.showable
+        for i in places[np.lexsort((one.newer[places], -self.scores[places]))][start:end].tolist():
             fact = one.facts[i]
             yield RankedFact(
                 fact,
-                similarity=self._similarities[i].item(),
+                similarity=self.similarities[i].item(),
                 confidence=fact.confidence,
-                score=self._scores[i].item(),
-                asked=self._asked,
+                score=self.scores[i].item(),
+                asked=self.asked,
                 past=fact.id in one.past_ids,
                 recency=one.recencies[i].item(),
-                languages=self._languages,
+                languages=self.languages,
             )
 
 
@@ -402,11 +365,15 @@ def rank(
         ranker: Holds the documents of these facts; one that it does not hold has similarity 0. None indexes the
             facts for this call, which takes about 0.1 ms for each.
     """
-    if ranker is None:
-        ranker = TfidfRanker()
-        ranker.add(map(document_of, facts))
     weights = Weights(similarity_weight, confidence_weight, recency_weight)
-    return list(ShowableFacts(facts, ranker).rank(question, context, weights).best_first())
+    showable = ShowableFacts(facts, _indexed(facts) if ranker is None else ranker)
+    return list(showable.rank(question, context, weights).best_first())
+
+
+def _indexed(facts: Sequence[Fact]) -> TfidfRanker:
+    ranker = TfidfRanker()
+    ranker.add(map(document_of, facts))
+    return ranker
 
 
 def format_facts(
@@ -430,5 +397,7 @@ def format_facts(
     said = (current_context or "").strip()
     turns = said.split("\n\n") if "\n\n" in said else said.splitlines()
     *context, question = [turn.strip() for turn in turns if turn.strip()] or [""]
-    ranked = [entry.fact for entry in rank(present, question, context)]
-    return "".join(map(fact_line, fit_facts(ranked, filter(comes_first, ranked), max_tokens, TokenCounter(), {})))
+    counter = TokenCounter()
+    lines = {fact.id: counted_line(fact, counter) for fact in present}
+    ranking = ShowableFacts(present, _indexed(present), lines=lines).rank(question, context, Weights())
+    return "".join(lines[fact.id] for fact in ranking.fit(max_tokens))

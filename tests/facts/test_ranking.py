@@ -15,12 +15,11 @@ from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts.ranking import (
     FIRST_SHARE,
     RankedFact,
+    Ranking,
     ShowableFacts,
     Weights,
-    comes_first,
+    counted_line,
     document_of,
-    fact_line,
-    fit_facts,
     format_facts,
     rank,
 )
@@ -272,13 +271,24 @@ def test_formatted_facts_keep_to_the_limit(limit: int, question: str) -> None:
     assert TokenCounter().count(format_facts(STACK, limit, question)) <= limit
 
 
+def ranking_of(facts: Sequence[Fact], question: str) -> Ranking:
+    ranker, counter = TfidfRanker(), TokenCounter()
+    ranker.add(map(document_of, facts))
+    lines = {fact.id: counted_line(fact, counter) for fact in facts}
+    return ShowableFacts(facts, ranker, lines=lines).rank(question, [], Weights(recency=0.4))
+
+
 @given(entries=st.lists(st.tuples(st.integers(1, 30), st.booleans())), limit=st.integers(0, 2_000))
 def test_pinned_facts_overtake_others_within_their_share(entries: list[tuple[int, bool]], limit: int) -> None:
     """One that is too large for what is left of the share keeps its place."""
-    counter = TokenCounter()
-    facts = [Fact(content=f"{i}" + " tea" * words, pinned=pinned) for i, (words, pinned) in enumerate(entries)]
-    tokens = {fact.id: counter.count(fact_line(fact)) for fact in facts}
-    shown = fit_facts(facts, filter(comes_first, facts), limit, counter, {})
+    ranking = ranking_of(
+        [Fact(content=f"{i}" + " tea" * words, pinned=pinned) for i, (words, pinned) in enumerate(entries)], "tea"
+    )
+    facts, tokens = (
+        [entry.fact for entry in ranking.best_first()],
+        {name: line.tokens for name, line in ranking.showable.lines.items()},
+    )
+    shown = ranking.fit(limit)
     assert sum(tokens[fact.id] for fact in shown) <= limit
     place = {fact.id: at for at, fact in enumerate(shown)}
     unpinned = [fact for fact in facts if not fact.pinned and fact.id in place]
@@ -294,22 +304,17 @@ def test_pinned_facts_overtake_others_within_their_share(entries: list[tuple[int
     limit=st.integers(0, 900),
     question=st.sampled_from(["tea", "is 3"]),
 )
-def test_no_more_facts_are_looked_at_than_may_still_fit(words: list[int], limit: int, question: str) -> None:
-    """The shortest line is known, and the same facts are shown as if all lines were tried."""
-    counter = TokenCounter()
-    facts = tuple(Fact(content=f"{i} is" + " tea" * some, confidence=some / 40) for i, some in enumerate(words))
-    ranker = TfidfRanker()
-    ranker.add(map(document_of, facts))
-    showable = ShowableFacts(facts, ranker, counter=counter)
-    best_first = [entry.fact for entry in showable.rank(question, [], Weights(recency=0.4)).best_first()]
-    shown = fit_facts(best_first, [], limit, counter, showable.lines, showable.least)
-    tried = []
-    for fact in best_first:
-        tokens = counter.count(fact_line(fact))
-        if tokens <= limit:
-            tried.append(fact)
-            limit -= tokens
-    assert shown == tried
+def test_the_facts_that_fit_are_shown_best_first(words: list[int], limit: int, question: str) -> None:
+    """As if all were tried, though none is once the shortest one has no room."""
+    facts = [Fact(content=f"{i} is" + " tea" * some, confidence=some / 40) for i, some in enumerate(words)]
+    ranking = ranking_of(facts, question)
+    tried, left = [], limit
+    for entry in ranking.best_first():
+        tokens = ranking.showable.lines[entry.fact.id].tokens
+        if tokens <= left:
+            tried.append(entry.fact)
+            left -= tokens
+    assert ranking.fit(limit) == tried
 
 
 def test_pinned_facts_and_corrections_come_first_and_retired_ones_never() -> None:
