@@ -33,7 +33,7 @@ from llama_index_memory_ext.fact import (
 )
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.known import FactCache, UserFacts
-from llama_index_memory_ext.facts.prompt import check_categories, check_extraction_prompt
+from llama_index_memory_ext.facts.prompt import check_categories
 from llama_index_memory_ext.facts.ranking import Weights
 from llama_index_memory_ext.language.stems import checked_languages
 from llama_index_memory_ext.models.prompt_caches import name_of
@@ -151,8 +151,11 @@ class RelevantFactsBlock(LogBlock):
     categories: Annotated[Any, BeforeValidator(check_categories)] = Field(
         default=CATEGORIES, description="The kinds of facts; with a dict, what each of them is."
     )
-    extraction_prompt: Annotated[str | None, BeforeValidator(check_extraction_prompt)] = Field(
-        default=None, description="What to look for, in place of our own words."
+    extraction_prompt: str | None = Field(
+        default=None,
+        max_length=20_000,
+        pattern=r"\S",
+        description="What to look for, in place of our own words; not blank.",
     )
 
     _users: Recent[tuple[str, AgentView], UserFacts] = PrivateAttr(default_factory=Recent)

@@ -26,6 +26,7 @@ from llama_index_memory_ext.events import FactsExtractedEvent, is_heard, send
 from llama_index_memory_ext.fact import CATEGORIES, Fact, SetAside, retire, utc_now
 from llama_index_memory_ext.facts.checks import TOOL_CHECKS
 from llama_index_memory_ext.facts.prompt import (
+    ANSWER,
     Room,
     answered_end,
     ask,
@@ -35,7 +36,6 @@ from llama_index_memory_ext.facts.prompt import (
     form_texts,
     offered,
     room_in,
-    said_at,
     texts_in,
 )
 from llama_index_memory_ext.facts.source import question_before
@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.facts.known import FactCache, UserFacts
     from llama_index_memory_ext.facts.prompt import Categories
     from llama_index_memory_ext.facts.reply import ExtractionReply
-    from llama_index_memory_ext.facts.verification import Judgement
     from llama_index_memory_ext.reader_block import LogBlock
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.tables import LogPage, LogRow
@@ -76,14 +75,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EXTRACTION, VERIFICATION = "facts", "verification"
-# How often a single turn is tried before it is set aside, and a verification before facts are stored without it.
-TURN_TRIES, VERIFICATION_TRIES = 3, 2
-# After so many turns in a row it may be the model that cannot do it. Then a turn has so many times as many tries, and
-# of those only one at once.
-_MOST_IN_A_ROW, _DOUBT = 3, 4
+# How often a single turn is tried before it is set aside. After so many turns in a row it may be the model that cannot
+# do it. Then a turn has so many times as many tries, and of those only one at once.
+_TURN_TRIES, _MOST_IN_A_ROW, _DOUBT = 3, 3, 4
 # How often the limits of a batch are halved at most; a failure of a single turn halves them twice.
 # With each success they grow by a fifth: what was too long for the last batch may be too long for the next one.
-MOST_HALVED, _AT_ONCE, _GROWTH = 6, 2, 0.25
+_MOST_HALVED, _AT_ONCE, _GROWTH = 6, 2, 0.25
 # A verdict on a candidate has at most so many tokens.
 _VERDICT = 60
 _BATCH_ROWS = 200
@@ -94,8 +91,8 @@ _MOST_RESULT = 20_000
 _CONTEXT_ROWS, _CONTEXT_CHARACTERS = 10, 1_000
 
 
-# What a failure comes from: the words of the turns, how long they take, the model, ... or it is not known.
-Blame: TypeAlias = Literal["turns", "length", "unknown", "model", "verification"]
+# What a failure comes from: the words of the turns, how long they take, the model, or it is not known.
+Blame: TypeAlias = Literal["turns", "length", "unknown", "model"]
 # What is done after a failure: ask again at once, or after a pause, also where nothing pauses otherwise ("stop"), or
 # leave the turn behind.
 Action: TypeAlias = Literal["again", "pause", "stop", "set aside"]
@@ -104,14 +101,13 @@ Action: TypeAlias = Literal["again", "pause", "stop", "set aside"]
 class Progress(NamedTuple):
     """What a reader knows of the next batch, and of the turns that it has set aside; stored with its cursor.
 
-    ``most_turns`` is how many turns the next batch may have, after a failure. ``tries`` and ``unverified`` count the
-    failures of the extraction and of the verification of a single turn. ``in_a_row`` turns were set aside since
-    the last success. ``halved`` is how often the limits of tokens are halved: they grow again with each success.
+    ``most_turns`` is how many turns the next batch may have, after a failure. ``tries`` counts the failures of a single
+    turn. ``in_a_row`` turns were set aside since the last success. ``halved`` is how often the limits of tokens are
+    halved: they grow again with each success.
     """
 
     most_turns: int | None = None
     tries: int = 0
-    unverified: int = 0
     in_a_row: int = 0
     halved: float = 0
     set_aside: tuple[SetAside, ...] = ()
@@ -119,19 +115,13 @@ class Progress(NamedTuple):
     @property
     def state(self) -> Json:
         """The progress as JSON, about single rows (``Readers.move``); None if there is nothing to know."""
-        if self == Progress():
-            return None
         fields = self._asdict()
         turns = fields.pop("set_aside")
-        return {**fields, ROWS: [list(turn) for turn in turns]}
+        return None if self == Progress() else {**fields, ROWS: [list(turn) for turn in turns]}
 
     def succeeded(self) -> Progress:
         """Return the progress after a batch was stored."""
         return Progress(set_aside=self.set_aside, halved=max(self.halved - _GROWTH, 0))
-
-    def shorter(self, times: int) -> Progress:
-        """Return the progress with limits that are halved so many times more."""
-        return self._replace(halved=min(self.halved + times, MOST_HALVED))
 
     def leaving(self, turn: SetAside) -> Progress:
         """Return the progress after a turn was set aside."""
@@ -139,13 +129,14 @@ class Progress(NamedTuple):
 
 
 def progress_of(state: Json) -> Progress:
-    """Return the progress that a cursor was stored with.
+    """Return the progress that a cursor was stored with, also by an earlier version, which counted more.
 
     >>> progress_of({"tries": 1, "rows": [[4, 5, "FactReplyError"]]}).set_aside
     (SetAside(first=4, last=5, error='FactReplyError'),)
     """
-    fields = {name: value for name, value in (state or {}).items() if name != ROWS}
-    return Progress(**fields, set_aside=tuple(SetAside(*turn) for turn in (state or {}).get(ROWS, ())))
+    stored = state or {}
+    turns = tuple(SetAside(*turn) for turn in stored.get(ROWS, ()))
+    return Progress(**{name: stored[name] for name in Progress._fields if name in stored}, set_aside=turns)
 
 
 def after_failure(progress: Progress, blame: Blame, turns: int) -> tuple[Action, Progress]:
@@ -157,23 +148,21 @@ def after_failure(progress: Progress, blame: Blame, turns: int) -> tuple[Action,
     """
     if blame == "model":
         return "pause", progress
-    if blame == "verification":
-        return "pause", progress._replace(unverified=progress.unverified + 1)
+    halvings = 1 if blame == "length" else _AT_ONCE
+    shorter = progress._replace(halved=min(progress.halved + halvings, _MOST_HALVED))
     if blame == "length":
-        return "pause", progress.shorter(1)
+        return "pause", shorter
     if turns > 1:
         return ("again" if blame == "turns" else "pause"), progress._replace(most_turns=turns // 2, tries=0)
     is_doubtful, tries = blame == "unknown" or progress.in_a_row >= _MOST_IN_A_ROW, progress.tries + 1
-    if tries >= TURN_TRIES * (_DOUBT if is_doubtful else 1):
+    if tries >= _TURN_TRIES * (_DOUBT if is_doubtful else 1):
         return "set aside", progress
-    return ("stop" if is_doubtful else "pause"), progress.shorter(_AT_ONCE)._replace(most_turns=1, tries=tries)
+    return ("stop" if is_doubtful else "pause"), shorter._replace(most_turns=1, tries=tries)
 
 
 def blame_of(error: Exception) -> Blame:
     """Return what a failure comes from."""
-    if isinstance(error, VerificationError):
-        return "verification"
-    if isinstance(error, FactReplyError | TruncatedReplyError) or is_about_words(error):
+    if isinstance(error, FactReplyError | TruncatedReplyError | VerificationError) or is_about_words(error):
         return "turns"
     if is_timeout(error):
         return "length"
@@ -188,7 +177,7 @@ class Batch(NamedTuple):
     """The ``turns`` that are read at once: their rows, with the reader's cursor, and what is said in them.
 
     The last question was asked, and the last message written, at these times. ``before`` is what was said right before,
-    and ``room`` what a request may have.
+    ``room`` what a request may have, and ``spent`` takes what the requests have used.
     """
 
     unread: LogPage
@@ -198,20 +187,19 @@ class Batch(NamedTuple):
     ended_at: datetime
     before: Sequence[Utterance]
     room: Room
+    spent: list[Usage]
 
 
 class Extracted(NamedTuple):
     """The facts that a reply changes, the validated reply, the model's seconds, and how many messages it has read.
 
     ``seconds`` is None if no model was asked. If another process was faster, nothing was stored: all else is empty.
-    ``usage`` is of all calls for it.
     """
 
     changed: Sequence[Fact] = ()
     reply: ValidatedReply = ValidatedReply()
     seconds: float | None = None
     messages: int = 0
-    usage: Usage = Usage()
 
 
 @dataclass(frozen=True)
@@ -265,16 +253,14 @@ class Extractor:
             if not turns:
                 self._store.jobs.unread.discard(self.session_id)
             return None
-        # No token is shorter than a byte, so that the tokens of few bytes need not be counted.
-        tokens = [len(one.text.encode()) for one in said[:end]]
-        if sum(tokens) > room.batch:
-            tokens = [self.block.tokenizer_fn.count(one.text) for one in said[:end]]
+        texts, count = [one.text for one in said[:end]], self.block.tokenizer_fn.count
+        tokens = await asyncio.to_thread(lambda: [count(text) for text in texts])
         days = [row.said_at and row.said_at.date() for row in rows[:end]]
         starts = [one.is_users for one in said[:end]]
         end = batch_end(starts, tokens, days, token_limit=room.batch, most_turns=progress.most_turns)
         batch = await self._batch(replace(unread, rows=rows[:end]), said[:end], room)
         try:
-            return await self._learn(batch, progress.succeeded(), progress.unverified)
+            return await self._learn(batch, progress.succeeded())
         except StoreError:
             raise
         except Exception as error:
@@ -325,16 +311,18 @@ class Extractor:
         A web page may tell a model with tools what to store: of what is new, two keywords in five must be the user's.
         ``about`` are the facts that the reply names by their places, from 1, and ``others`` is what tools said.
         """
-        rules: Any = {"checks": TOOL_CHECKS, "others": others, "retired_by": retired_by}
         for _ in range(_TRIES):
             known = await self.cache.read(self.namespace)
-            learned = self._changes(await self._validated(reply, lines, about, known, utc_now(), **rules), known)
-            if not learned.changed:
-                return learned.reply, ()
-            if await self._store.facts.write(self.namespace, learned.changed, known.changes, view=self.cache.view):
-                await self._tell(learned, known.facts)
+            valid = await self._validated(
+                reply, lines, about, known, utc_now(), checks=TOOL_CHECKS, others=others, retired_by=retired_by
+            )
+            changed, valid = self._changes(valid, known)
+            if not changed:
+                return valid, ()
+            if await self._store.facts.write(self.namespace, changed, known.changes, view=self.cache.view):
+                await self._tell(Extracted(changed, valid), known.facts)
                 await self.cache.refresh(self.namespace)
-                return learned.reply, learned.changed
+                return valid, changed
         raise StoreError("Facts of this user are being deleted at the same time. Try it again.")
 
     @property
@@ -394,13 +382,14 @@ class Extractor:
         page = await self._store.readers.page(self.session_id, "", Seen(), before=rows[0].id, limit=_CONTEXT_ROWS)
         before = [one for one in await self._said(page.rows, Room()) if one.text]
         before = [one._replace(text=one.text[-_CONTEXT_CHARACTERS:]) for one in before]
-        asked = [row.said_at for row, one in zip(rows, said, strict=True) if one.is_users]
+        # No time is after now: a clock may have been ahead. The default is now.
+        asked = [min(row.said_at or now, now) for row, one in zip(rows, said, strict=True) if one.is_users]
         # What comes before the first question belongs to a turn of an earlier batch.
         turns = len(asked) + (not said[0].is_users)
-        times = said_at(asked, now), said_at([rows[-1].said_at], now)
-        return Batch(unread, [one for one in said if one.text], turns, *times, before, room)
+        times = asked[-1] if asked else now, min(rows[-1].said_at or now, now)
+        return Batch(unread, [one for one in said if one.text], turns, *times, before, room, [])
 
-    async def _learn(self, batch: Batch, progress: Progress, unverified: int = 0) -> Extracted:
+    async def _learn(self, batch: Batch, progress: Progress) -> Extracted:
         """Ask for the facts of a batch, check them, and store them with the cursor and the progress.
 
         No model is asked where the user has said nothing. Raises what the model raises, a FactReplyError for an answer
@@ -409,16 +398,15 @@ class Extractor:
         known = await self.cache.read(self.namespace)
         before, learned = known.facts, Extracted()
         if any(line.is_users for line in batch.lines):
-            started, spent = perf_counter(), list[Usage]()
+            started = perf_counter()
             related = await self._related(known, batch)
-            reply = await self._reply(batch, related, spent)
+            reply = await self._reply(batch, related)
             valid = await self._validated(reply, batch.lines, related, known, batch.asked_at, context=batch.before)
             if self.verify and (valid.accepted or valid.retired):
                 places = range(1, len(related) + 1)
                 quotes = {related[one.number - 1].id: one.quote for one in reply.retired if one.number in places}
-                valid = await self._verified(valid, known, batch, quotes, unverified, spent)
-            learned = self._changes(valid, known)
-            learned = learned._replace(seconds=perf_counter() - started, usage=sum(spent, Usage()))
+                valid = await self._verified(valid, known, batch, quotes)
+            learned = Extracted(*self._changes(valid, known), perf_counter() - started)
         stored = await self._store.facts.write_extracted(
             self.namespace,
             learned.changed,
@@ -431,7 +419,7 @@ class Extractor:
         )
         if stored:
             learned = learned._replace(messages=len(batch.unread.rows))
-            await self._tell(learned, before)
+            await self._tell(learned, before, sum(batch.spent, Usage()))
         if learned.changed:
             await self.cache.refresh(self.namespace)
         return learned if stored else Extracted(seconds=learned.seconds)
@@ -450,7 +438,7 @@ class Extractor:
         counter, room = self.block.tokenizer_fn, batch.room.known
         return await asyncio.to_thread(offered, facts, texts, known.present, counter, room)
 
-    async def _reply(self, batch: Batch, related: Sequence[Fact], spent: list[Usage]) -> ExtractionReply:
+    async def _reply(self, batch: Batch, related: Sequence[Fact]) -> ExtractionReply:
         """Return what the model reports of a batch."""
         counter = self.block.tokenizer_fn
         # More of it would be learned twice, and a model may have refused to read it.
@@ -458,8 +446,8 @@ class Extractor:
         last = batch.before[-1:] if answered else ()
         before = [line._replace(text=counter.tail(line.text, batch.room.before)) for line in last]
         prompt = self._prompt(batch.lines, related, said_on=batch.asked_at.date(), before=before)
-        tokens = batch.room.answer_to(sum(counter.count(line.text) for line in batch.lines))
-        with self._counted(EXTRACTION, prompt, spent) as heard:
+        tokens = min(batch.room.answer, ANSWER + sum(counter.count(line.text) for line in batch.lines))
+        with self._counted(EXTRACTION, prompt, batch) as heard:
             reply, response = await ask_for_facts(
                 self.block.chosen_llm(), prompt, categories=self.categories, answer_tokens=tokens, heard=heard
             )
@@ -474,7 +462,7 @@ class Extractor:
         return extraction_prompt(lines, known, today=utc_now().date(), **told)
 
     @contextmanager
-    def _counted(self, kind: str, prompt: Sequence[ChatMessage], spent: list[Usage]) -> Iterator[list[ChatResponse]]:
+    def _counted(self, kind: str, prompt: Sequence[ChatMessage], batch: Batch) -> Iterator[list[ChatResponse]]:
         """Count the tokens of the responses that are heard, also if the model fails in the end."""
         heard: list[ChatResponse] = []
         try:
@@ -482,7 +470,7 @@ class Extractor:
         finally:
             used = [usage_of(prompt, response, self.block.tokenizer_fn) for response in heard]
             self.usage[kind] = sum(used, self.usage.get(kind, Usage()))
-            spent += used
+            batch.spent.extend(used)
 
     async def _validated(
         self,
@@ -506,36 +494,35 @@ class Extractor:
         return await asyncio.to_thread(validated)
 
     async def _verified(
-        self,
-        valid: ValidatedReply,
-        known: UserFacts,
-        batch: Batch,
-        quotes: dict[str, str],
-        unverified: int,
-        spent: list[Usage],
+        self, valid: ValidatedReply, known: UserFacts, batch: Batch, quotes: dict[str, str]
     ) -> ValidatedReply:
-        """Return what a second call leaves of a validated reply. If that fails once more, all of it."""
+        """Return what a second call leaves of a validated reply: all of it if that gives no verdict.
+
+        Raises what the model raises if nobody has answered: the batch is read again then.
+        """
         claims = claims_of(valid, quotes)
         similar = await asyncio.to_thread(similar_facts, valid, known.active, known.present)
         prompt = verification_prompt(claims, batch.lines, similar)
-        how: Any = {"tool": VERDICT_TOOL, "form": VERDICT_FORM}
-        how |= {"answer_tokens": batch.room.answer_to(_VERDICT * len(claims))}
-
-        def read(texts: Sequence[str], _: ChatResponse) -> list[Judgement]:
-            return parse_verdict(texts, len(claims))
-
         try:
-            with self._counted(VERIFICATION, prompt, spent) as heard:
-                judgements, _ = await ask(self.block.chosen_llm(), prompt, read=read, heard=heard, **how)
+            with self._counted(VERIFICATION, prompt, batch) as heard:
+                judgements, _ = await ask(
+                    self.block.chosen_llm(),
+                    prompt,
+                    VERDICT_TOOL,
+                    VERDICT_FORM,
+                    lambda texts, _: parse_verdict(texts, len(claims)),
+                    answer_tokens=min(batch.room.answer, ANSWER + _VERDICT * len(claims)),
+                    heard=heard,
+                )
         except Exception as error:
-            if unverified + 1 < VERIFICATION_TRIES:
-                raise VerificationError("Expected a verdict on what was extracted; there is none.") from error
+            if blame_of(error) in ("model", "length"):
+                raise
             outcome = "they are stored without it"
             logger.warning("%d facts were not verified (%s); %s.", len(claims), type(error).__name__, outcome)
             return valid
         return verified(valid, judgements, similar, now=batch.asked_at)
 
-    def _changes(self, valid: ValidatedReply, known: UserFacts) -> Extracted:
+    def _changes(self, valid: ValidatedReply, known: UserFacts) -> tuple[list[Fact], ValidatedReply]:
         """Return what changes by a validated reply; over ``max_facts`` the least confident own facts are retired."""
         self.rejections.update(valid.rejections)
         own = self.cache.view.own
@@ -549,7 +536,7 @@ class Extractor:
             mine = [fact for fact in active if fact.agent_id == own]
             over = mine[: max(len(active) - self.max_facts, 0)]
             changed |= {fact.id: retire(fact, "over max_facts", now, by="limit") for fact in over}
-        return Extracted(list(changed.values()), valid)
+        return list(changed.values()), valid
 
     async def _goes_on(self, error: Exception, batch: Batch, progress: Progress) -> bool:
         """Note a failure with the cursor; return whether the caller can go on at once."""
@@ -574,31 +561,24 @@ class Extractor:
             )
         return noted and action != "stop" and (self.at_once or action != "pause")
 
-    async def _tell(self, learned: Extracted, before: Mapping[str, Fact]) -> None:
+    async def _tell(self, learned: Extracted, before: Mapping[str, Fact], usage: Usage = Usage()) -> None:  # noqa: B008 - it never changes
         if not is_heard():
             return
-        # What another process has stored meanwhile was left out.
+        # What another process has stored meanwhile was left out. A new fact over ``max_facts`` is retired, too.
         facts = (await self.cache.read(self.namespace)).facts
-        new, confirmed, retired = ids_by_change([fact for fact in learned.changed if fact.id in facts], before)
+        changed = [fact for fact in learned.changed if fact.id in facts]
         send(
             FactsExtractedEvent(
                 session_id=self.session_id,
                 user_id=self.namespace,
                 agent_id=self.cache.view.own,
                 messages=learned.messages,
-                new=new,
-                confirmed=confirmed,
-                retired=retired,
+                new=[fact.id for fact in changed if fact.id not in before],
+                confirmed=[fact.id for fact in changed if fact.id in before and not fact.retired],
+                retired=[fact.id for fact in changed if fact.retired],
                 rejections=learned.reply.rejections,
                 seconds=learned.seconds or 0.0,
-                prompt_tokens=learned.usage.prompt_tokens,
-                completion_tokens=learned.usage.completion_tokens,
+                prompt_tokens=usage.prompt_tokens,
+                completion_tokens=usage.completion_tokens,
             )
         )
-
-
-def ids_by_change(changed: Sequence[Fact], before: Mapping[str, Fact]) -> tuple[list[str], list[str], list[str]]:
-    """The ids of new, confirmed and retired facts; a new one that was over ``max_facts`` at once is also retired."""
-    new = [fact.id for fact in changed if fact.id not in before]
-    confirmed = [fact.id for fact in changed if fact.id in before and not fact.retired]
-    return new, confirmed, [fact.id for fact in changed if fact.retired]

@@ -20,7 +20,7 @@ from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.llms import ChatMessage, ChatResponse, MockLLM
 
 from llama_index_memory_ext import Backfilled, CondensedMemory, MemoryStore, RelevantFactsBlock, StoreError
-from llama_index_memory_ext.facts.prompt import batch_end, said_at
+from llama_index_memory_ext.facts.prompt import batch_end
 from llama_index_memory_ext.store.tables import written_at
 from tests.conversation import assistant, user
 from tests.facts.test_block import contents, extractions, learner
@@ -457,12 +457,7 @@ async def test_a_conversation_of_today_is_read_as_of_today(open_memory: OpenMemo
     assert before - timedelta(seconds=1) <= fact.created_at <= datetime.now(timezone.utc)
 
 
-def test_said_is_never_after_now() -> None:
-    now = datetime(2026, 1, 1, tzinfo=timezone.utc)
-    ahead = int((now + timedelta(days=3)).timestamp()) * 10**9
-    assert said_at([written_at(ahead)], now) == now
-    assert said_at([written_at(1), None], now) == now
-    assert said_at([], now) == now
+def test_a_time_that_no_clock_shows_is_none() -> None:
     assert written_at(2**63 - 1) is not None
     assert written_at(10**30) is None
     assert written_at(-1) is None

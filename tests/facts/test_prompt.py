@@ -26,12 +26,12 @@ from llama_index.core.types import PydanticProgramMode
 from llama_index.llms.openai import OpenAI
 from openai.types.chat import ChatCompletion
 
-from llama_index_memory_ext.errors import FactReplyError, VerificationError
+from llama_index_memory_ext import RelevantFactsBlock
+from llama_index_memory_ext.errors import FactReplyError, SettingError, VerificationError
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts.prompt import (
     ask_for_facts,
     check_categories,
-    check_extraction_prompt,
     extraction_prompt,
     form_texts,
 )
@@ -444,7 +444,5 @@ def test_categories_that_cannot_be_used_are_refused(categories: Any) -> None:
 
 @pytest.mark.parametrize("text", ["", " \n", 7, ["x"], "x" * 20_001])
 def test_instructions_that_cannot_be_used_are_refused(text: Any) -> None:
-    with pytest.raises(ValueError, match=r"expected a text of 1 to 20,000 characters .*, saw .*\. Pass None"):
-        check_extraction_prompt(text)
-    assert check_extraction_prompt("what they eat") == "what they eat"
-    assert check_extraction_prompt(None) is None
+    with pytest.raises(SettingError, match=r"^extraction_prompt .*; saw .*not blank"):
+        RelevantFactsBlock(extraction_prompt=text)

@@ -222,7 +222,7 @@ def test_what_is_to_blame_is_seen_in_the_error() -> None:
         (asyncio.TimeoutError(), "length"),
         (StatusError(504), "length"),
         (StoreError(), "model"),
-        (VerificationError(), "verification"),
+        (VerificationError(), "turns"),
         (KeyError("x"), "unknown"),
     ]
     assert [blame_of(error) for error, _ in blames] == [blame for _, blame in blames]
