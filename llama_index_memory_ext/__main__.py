@@ -9,14 +9,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.cli import (
-    DEFAULT_TIMEOUT,
-    UsageError,
-    check_timeout,
-    describe_error,
-    needs_extra,
-    plain,
-)
+from llama_index_memory_ext.cli import TIMEOUT, UsageError, describe_error, needs_extra, plain
+from llama_index_memory_ext.errors import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +48,7 @@ def _report(error: Exception, *, as_json: bool) -> int:
     text = plain(describe_error(error))
     sys.stderr.write((json.dumps({"error": text}) if as_json else f"Error: {text}") + "\n")
     # The class of wrong usage has a public name only in older versions of Typer.
-    return WRONG_USAGE if isinstance(error, UsageError) or hasattr(error, "format_message") else FAILED
+    return WRONG_USAGE if isinstance(error, (UsageError, SettingError)) or hasattr(error, "format_message") else FAILED
 
 
 def load_app() -> typer.Typer:
@@ -62,7 +56,7 @@ def load_app() -> typer.Typer:
     # Imported here: Typer and Rich are optional.
     from llama_index_memory_ext.cli.app import app
 
-    for module in ("chat", "facts", "sessions", "files", "forget", "inspect", "mcp"):
+    for module in ("chat", "facts", "sessions", "forget", "serve"):
         # Each registers its commands.
         import_module(f"llama_index_memory_ext.cli.{module}")
     return app
@@ -78,7 +72,7 @@ def _run(arguments: list[str]) -> int:
         # Imported here: LlamaIndex takes seconds to start, and a wrong option is reported without it.
         from llama_index_memory_ext.cli.demo import run
 
-        return run(None, check_timeout(os.environ.get("OPENAI_TIMEOUT") or DEFAULT_TIMEOUT))
+        return run(None, float(os.environ.get("OPENAI_TIMEOUT") or TIMEOUT))
     return app(arguments, standalone_mode="--json" not in arguments) or 0
 
 

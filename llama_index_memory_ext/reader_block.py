@@ -15,7 +15,6 @@ from llama_index.core.memory import BaseMemoryBlock
 from llama_index.core.settings import Settings
 from pydantic import StrictBool
 
-from llama_index_memory_ext.background.jobs import JobKey
 from llama_index_memory_ext.errors import NoModelError
 from llama_index_memory_ext.language.stems import checked_languages
 from llama_index_memory_ext.settings import checked
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatMessage
     from typing_extensions import Self
 
-    from llama_index_memory_ext.background.jobs import Failure, Jobs
+    from llama_index_memory_ext.background.jobs import Failure, JobKey, Jobs
 
 
 logger = logging.getLogger(__name__)
@@ -121,8 +120,9 @@ class LogBlock(BaseMemoryBlock[str]):
         return super().__deepcopy__({**(memo or {}), **{id(model): model for model in models}})
 
     def __getstate__(self) -> dict[Any, Any]:
-        fields = {name: None if name in _MODELS else value for name, value in self.__dict__.items()}
-        return {**super().__getstate__(), "__dict__": fields}
+        state = super().__getstate__()
+        without = {name: None for name in _MODELS if name in self.__dict__}
+        return {**state, "__dict__": {**self.__dict__, **without}}
 
     async def aput(
         self, messages: list[ChatMessage], from_short_term_memory: bool = False, session_id: str | None = None
@@ -159,13 +159,9 @@ class LogBlock(BaseMemoryBlock[str]):
     def jobs(self) -> Jobs:
         """The jobs of all blocks of this kind on the same store."""
 
-    def reader_of(self, session_id: str) -> str:
-        """The name of this block's cursor in a session."""
-        return self.name
-
+    @abstractmethod
     def job_key(self, session_id: str) -> JobKey:
         """The key of this block's jobs of a session."""
-        return JobKey(session_id, self.reader_of(session_id))
 
     @property
     def all_jobs(self) -> tuple[Jobs, ...]:

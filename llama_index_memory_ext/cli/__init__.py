@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import sys
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -21,7 +20,7 @@ _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u206
 
 PACKAGE = "llama-index-memory-ext"
 # Seconds that a model has for an answer.
-DEFAULT_TIMEOUT, _LONGEST_TIMEOUT = 30.0, 86_400.0
+TIMEOUT = 30.0
 
 
 class TerminalError(Exception):
@@ -60,47 +59,35 @@ def open_store(db: str, **place: Any) -> ext.MemoryStore:
 
 def describe_error(error: BaseException) -> str:
     """Returns what failed, in one line, without keys, passwords and values that were refused."""
+    text = str(error)
     if (usage := getattr(error, "format_message", None)) is not None:
         return str(usage())
     if isinstance(error, (TerminalError, MemoryExtError)):
-        return _redacted(str(error), longest=900)
-    if (reason := _describe_model_error(error)) is not None:
-        return reason
-    if isinstance(error, ValueError) and callable(errors := getattr(error, "errors", None)):
+        return _redacted(text, longest=900)
+    if type(error).__module__.partition(".")[0] in ("openai", "httpx"):
+        if (said := _describe_model_error(error)) is not None:
+            return said
+    elif isinstance(error, ValueError) and callable(errors := getattr(error, "errors", None)):
         # The whole text of a pydantic error quotes the value.
         first: Any = errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or type(error).__name__
+        field = ".".join(map(str, first["loc"]))
         return f"{field}: {_redacted(first['msg']).removeprefix('Value error, ').rstrip('.')}."
-    return ": ".join(filter(None, [type(error).__name__, _redacted(str(error))]))
+    return f"{type(error).__name__}: {_redacted(text)}".removesuffix(": ")
 
 
-def _describe_model_error(error: BaseException) -> str | None:
-    # Not imported: it takes half a second, and its errors can only come from where it was imported already.
-    openai: Any = sys.modules.get("openai")
-    if openai is None or type(error).__module__.partition(".")[0] not in ("openai", "httpx"):
-        return None
+def _describe_model_error(error: Any) -> str | None:
+    # Imported here: it takes half a second, and was imported already where its errors come from.
+    import openai
+
     host = model_host()
     if is_timeout(error) and status_of(error) is None:
-        limits: Any = getattr(getattr(error, "request", None), "extensions", {}).get("timeout", {})
-        time = f"within {limits['read']:g} s" if limits.get("read") else "in time"
-        return f"{host} has not answered {time}. --timeout SECONDS or OPENAI_TIMEOUT gives it more."
+        return f"{host} has not answered in time. --timeout SECONDS or OPENAI_TIMEOUT gives it more."
     if isinstance(error, openai.APIConnectionError):
         return f"there is no connection to {host}."
-    if isinstance(error, openai.AuthenticationError):
-        return f"{host} refuses the key in OPENAI_API_KEY."
     if isinstance(error, openai.APIStatusError):
         text = error.body.get("message") if isinstance(error.body, dict) else error.message
         return f"{host} answers with status {error.status_code}: {_redacted(str(text))}"
     return None
-
-
-def check_timeout(value: str | float) -> float:
-    """Returns a number of seconds; a TerminalError says which ones can be used."""
-    with suppress(ValueError):
-        if 0 < float(value) <= _LONGEST_TIMEOUT:
-            return float(value)
-    expected = f"a number of seconds above 0, at most {_LONGEST_TIMEOUT:g}"
-    raise TerminalError(f"the time-out is {expected}, and not {one_line(str(value), 40)!r}.")
 
 
 def model_host() -> str:

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+import platform
 import signal
 import sys
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing, suppress
 from contextvars import ContextVar
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 from rich.console import Console, RenderableType
+from rich.prompt import Confirm
 from rich.table import Table
 from rich.text import Text
 
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import (
-    DEFAULT_TIMEOUT,
     PACKAGE,
+    TIMEOUT,
     TerminalError,
     UsageError,
-    check_timeout,
+    describe_error,
     one_line,
     open_store,
     plain,
@@ -31,7 +32,6 @@ from llama_index_memory_ext.cli import (
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
-    from contextlib import AbstractContextManager
 
     from llama_index_memory_ext.facts.book import FactBook
 
@@ -39,35 +39,10 @@ if TYPE_CHECKING:
 _tables: ContextVar[dict[str, str | None]] = ContextVar("_tables")
 
 
-def _not_empty(value: str | None) -> str | None:
-    if value == "":
-        raise typer.BadParameter("it must not be empty.")
-    return value
-
-
-def check_id(value: str | None) -> str | None:
-    """Returns an id that a memory takes; for another one typer says what is wrong with it."""
-    # Imported here: it takes a while, and the help does not need it.
-    from llama_index_memory_ext import settings
-
-    try:
-        settings.check_id("it", value)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    return value
-
-
-def _check_timeout(value: float) -> float:
-    try:
-        return check_timeout(value)
-    except TerminalError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
 # What typer.Option returns is declared as Any.
-def option(name: str, metavar: str, help_: str, check: Callable[[Any], Any] | None, envvar: str | None = None) -> Any:
-    """Returns an option whose help does not show its default, and whose values are checked."""
-    return typer.Option(name, metavar=metavar, envvar=envvar, callback=check, help=help_, show_default=False)
+def option(name: str, metavar: str, help_: str, **more: Any) -> Any:
+    """Returns an option whose help does not show its default."""
+    return typer.Option(name, metavar=metavar, help=help_, show_default=False, **more)
 
 
 _DB_HELP = "The database: a SQLite file, or a SQLAlchemy address. Default: a file in "
@@ -75,19 +50,20 @@ _TABLE_HELP = "The chat table; the names of the other tables begin with its name
 _SCHEMA_HELP = "The schema of the tables, on PostgreSQL."
 _AGENT_HELP = "What this agent of the user sees. Default: all agents' facts."
 _TIMEOUT_HELP = "Seconds that the model has for an answer. Default: 30; a local model may need some hundred."
-USER_HELP = "The user. What is known about them applies in all their sessions."
-SESSION_HELP = "The session: one conversation."
-Db = Annotated[str | None, option("--db", "DB", f"{_DB_HELP}your own folder.", _not_empty, "LLAMA_INDEX_MEMORY_DB")]
+_SECONDS: Any = {"min": 0.001, "max": 86_400, "envvar": "OPENAI_TIMEOUT"}
+Db = Annotated[str | None, option("--db", "DB", f"{_DB_HELP}your own folder.", envvar="LLAMA_INDEX_MEMORY_DB")]
 # The demo leaves the user's own database alone, so it does not read the variable.
-_DemoDb = Annotated[str | None, option("--db", "DB", f"{_DB_HELP}a new temporary folder.", _not_empty)]
-User = Annotated[str | None, option("--user", "ID", USER_HELP, check_id)]
-Session = Annotated[str | None, option("--session", "ID", SESSION_HELP, check_id)]
-Agent = Annotated[str | None, option("--agent", "ID", _AGENT_HELP, check_id)]
-Timeout = Annotated[float, option("--timeout", "SECONDS", _TIMEOUT_HELP, _check_timeout, "OPENAI_TIMEOUT")]
+_DemoDb = Annotated[str | None, option("--db", "DB", f"{_DB_HELP}a new temporary folder.")]
+User = Annotated[
+    str | None, option("--user", "ID", "The user. What is known about them applies in all their sessions.")
+]
+Session = Annotated[str | None, option("--session", "ID", "The session: one conversation.")]
+Agent = Annotated[str | None, option("--agent", "ID", _AGENT_HELP)]
+Timeout = Annotated[float, option("--timeout", "SECONDS", _TIMEOUT_HELP, **_SECONDS)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else; errors as JSON on stderr.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-_Table = Annotated[str, option("--table", "NAME", _TABLE_HELP, _not_empty, "LLAMA_INDEX_MEMORY_TABLE")]
-_Schema = Annotated[str | None, option("--schema", "NAME", _SCHEMA_HELP, _not_empty, "LLAMA_INDEX_MEMORY_SCHEMA")]
+_Table = Annotated[str, option("--table", "NAME", _TABLE_HELP, envvar="LLAMA_INDEX_MEMORY_TABLE")]
+_Schema = Annotated[str | None, option("--schema", "NAME", _SCHEMA_HELP, envvar="LLAMA_INDEX_MEMORY_SCHEMA")]
 
 # Text in brackets in a help text is not markup.
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True)
@@ -106,11 +82,13 @@ _VERSION = typer.Option("--version", callback=_print_version, is_eager=True, hel
 def _set_tables(
     *, table: _Table = "llama_index_memory", schema: _Schema = None, _version: Annotated[bool, _VERSION] = False
 ) -> None:
+    if not table:
+        raise UsageError("--table must not be empty.")
     _tables.set({"table_name": table, "db_schema": schema})
 
 
 @app.command()
-def demo(*, db: _DemoDb = None, timeout: Timeout = DEFAULT_TIMEOUT) -> None:
+def demo(*, db: _DemoDb = None, timeout: Timeout = TIMEOUT) -> None:
     """Show a conversation, and what the model is shown in each turn.
 
     The conversation begins in one process and goes on in a second one. With OPENAI_API_KEY set a model of OpenAI's
@@ -130,7 +108,7 @@ def default_file() -> Path:
 
 def find_store(db: str | None) -> ext.MemoryStore:
     """Returns the store that ``--db`` names, not yet opened."""
-    return open_store(db or str(default_file()), **_tables.get())
+    return open_store(str(default_file()) if db is None else db, **_tables.get())
 
 
 def file_of(store: ext.MemoryStore) -> Path | None:
@@ -145,21 +123,21 @@ async def check_store(store: ext.MemoryStore, *, create: bool = False) -> None:
     With ``create`` the first write creates what is missing; of the folders only that of the default file is created.
     """
     version, file = await store.read_schema_version(), file_of(store)
-    if create and file == default_file():
-        # Only the user may read it.
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if version is not None or create:
-        return
-    if file is not None and not file.exists():
+    if create:
+        if file == default_file():
+            # Only the user may read it.
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    elif version is None and file is not None and not file.exists():
         raise TerminalError(
             f"There is no database at {file}. Name another one with --db or LLAMA_INDEX_MEMORY_DB; "
             "`chat`, `facts add` and `import` create one."
         )
-    raise TerminalError(
-        f"The database at {file or store.address} holds no memory of this package in the table {store.table_name!r}; "
-        "--table before the command names another one. A table that LlamaIndex's own Memory has written is taken over "
-        "when it is first written to: `chat --session ID`."
-    )
+    elif version is None:
+        raise TerminalError(
+            f"The database at {file or store.address} holds no memory of this package in the table "
+            f"{store.table_name!r}; --table before the command names another one. A table that LlamaIndex's own Memory "
+            "has written is taken over when it is first written to: `chat --session ID`."
+        )
 
 
 async def try_writing(store: ext.MemoryStore) -> None:
@@ -169,15 +147,10 @@ async def try_writing(store: ext.MemoryStore) -> None:
 
 # What a command prints: a result for JSON, and what is shown otherwise.
 Output = tuple[Any, RenderableType]
+_Work: TypeAlias = "Callable[[ext.MemoryStore], Awaitable[Output | None]]"
 
 
-def run(
-    db: str | None,
-    work: Callable[[ext.MemoryStore], Awaitable[Output | None]],
-    *,
-    create: bool = False,
-    as_json: bool = False,
-) -> Any:
+def run(db: str | None, work: _Work, *, create: bool = False, as_json: bool = False) -> Any:
     """Opens the store that ``--db`` names, checks it, does the work on it, and shows and returns the result."""
 
     async def call() -> Output | None:
@@ -191,33 +164,77 @@ def run(
 
 def show(output: Output, *, as_json: bool) -> Any:
     """Prints a result as JSON, or what is shown otherwise; returns the result."""
+    # Imported here: it takes a while, and the help does not need it.
+    from pydantic_core import to_jsonable_python
+
     result, otherwise = output
     if as_json:
         # In ASCII, which any terminal and any pipe takes.
-        print(json.dumps(result, indent=2, default=_as_json))
+        print(json.dumps(to_jsonable_python(result), indent=2))
     else:
         say(otherwise)
     return result
 
 
-def _as_json(value: datetime | ext.Fact) -> object:
-    return value.isoformat() if isinstance(value, datetime) else value.model_dump(mode="json")
+# What was checked, the verdict (ok, warning or wrong), and what was found.
+_Check: TypeAlias = tuple[str, str, str]
 
 
-def write_file(path: Path, text: str) -> None:
-    """Writes a file that the user has named, and says so."""
+@app.command()
+def doctor(*, db: Db = None, as_json: Json = False) -> None:
+    """Check the database and the model. Nothing is created. Exit code 1 if something is wrong.
+
+    `pip check` tells whether the libraries have the versions that are needed.
+    """
+    here = f"{ext.__version__}, on Python {platform.python_version()}"
+    checks = [(PACKAGE, "ok", here), asyncio.run(_check_database(db)), *_check_model()]
+    is_ok = all(verdict != "wrong" for _, verdict, _ in checks)
+    listed = [dict(zip(("name", "verdict", "found"), check, strict=True)) for check in checks]
+    show(({"ok": is_ok, "checks": listed}, table(["checked", "result", "found"], checks)), as_json=as_json)
+    if not is_ok:
+        raise typer.Exit(1)
+
+
+async def _check_database(db: str | None) -> _Check:
+    """Checks whether the database can be reached, the version of its schema, and whether rows can be written."""
+    store = find_store(db)
+    file = file_of(store)
+    # The folder of the default file is created.
+    if file and file != default_file() and not file.parent.is_dir():
+        return "database", "wrong", f"{file} needs the folder {file.parent}, which does not exist."
     try:
-        path.expanduser().write_bytes(text.encode())
-    except OSError as error:
-        raise TerminalError(f"{path} cannot be written: {error.strerror}.") from None
-    say(f"Written to {path}.", stderr=True)
+        async with aclosing(store):
+            found = "no tables of this package yet; the first conversation creates them"
+            if (schema := await store.read_schema_version()) is not None:
+                await try_writing(store)
+                found = f"version {schema} of the tables, and rows can be written"
+            return "database", "ok", f"{file or store.address}: {found}"
+    except Exception as error:  # noqa: BLE001 - whatever failed is what this command is to find
+        return "database", "wrong", describe_error(error)
+
+
+def _check_model() -> list[_Check]:
+    # Imported here: they import LlamaIndex.
+    from llama_index_memory_ext.cli.demo import choose_model, describe_model
+    from llama_index_memory_ext.models.prompt_caches import how_to_mark, needs_cache_points
+
+    try:
+        model = choose_model()
+    except ValueError as error:
+        return [("model", "wrong", describe_error(error))]
+    checks = [("model", "ok", describe_model(model))]
+    if family := needs_cache_points(model.metadata.model_name):
+        found = f"{family} find a conversation in their cache only at cache points. In a program say"
+        checks.append(("prompt cache", "warning", f"{found} {how_to_mark(family)}."))
+    return checks
 
 
 def memory_on(
-    store: ext.MemoryStore, name: str, user_id: str | None = None, agent_id: str | None = None
+    store: ext.MemoryStore, session: str | None, user: str | None, agent: str | None = None
 ) -> ext.CondensedMemory:
-    """Returns the memory of a session, or of a namespace of facts, that extracts nothing."""
-    whose: Any = {"user_id": user_id, "agent_id": agent_id}
+    """Returns the memory of a session, or of a user without one, that extracts nothing."""
+    whose: Any = {"user_id": user, "agent_id": agent}
+    name = "any" if session is None else session
     return ext.CondensedMemory.from_defaults(name, chat_store=store, extract_facts=False, **whose)
 
 
@@ -248,23 +265,19 @@ def confirm(question: str) -> None:
     """Asks before something is deleted; ends the command if the answer is no, or if no user can be asked."""
     if not is_terminal():
         raise UsageError("nobody can be asked here, so nothing was done. Say --yes if it should be.")
+    agreed = False
     # An event loop would take the first Ctrl-C for itself, and go on waiting for the answer.
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        # On stderr: stdout holds the result and nothing else.
-        typer.confirm(question, err=True, abort=True)
-    except typer.Abort as abort:
-        # An Abort has a cause after Ctrl-C and Ctrl-D, when the cursor is still on the line of the question.
-        say("\nNothing was deleted." if abort.__context__ else "Nothing was deleted.", stderr=True)
-        raise KeyboardInterrupt if isinstance(abort.__context__, KeyboardInterrupt) else typer.Exit(1) from None
+        with suppress(EOFError):
+            # On stderr: stdout holds the result and nothing else.
+            agreed = Confirm.ask(Text(plain(question)), console=new_console(stderr=True), default=False)
     finally:
         signal.signal(signal.SIGINT, handler)
-
-
-def waiting(text: str) -> AbstractContextManager[object]:
-    """Shows a spinner until the block ends; nothing outside a terminal."""
-    console = new_console(stderr=True)
-    return console.status(plain(text)) if console.is_terminal else nullcontext()
+        if not agreed:
+            say("\nNothing was deleted.", stderr=True)
+    if not agreed:
+        raise typer.Exit(1)
 
 
 def say(what: RenderableType, *, style: str = "", stderr: bool = False) -> None:

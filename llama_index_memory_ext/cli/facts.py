@@ -4,23 +4,23 @@
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from inspect import Signature, signature
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 from rich.console import Group, RenderableType
 
 from llama_index_memory_ext.cli import TerminalError, UsageError, one_line, pluralize
 from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.app import Output
+from llama_index_memory_ext.cli.app import Agent, Db, Json, Output, Session, User, Yes
 
 if TYPE_CHECKING:
-    from llama_index_memory_ext import CondensedMemory, Fact
+    from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
     from llama_index_memory_ext.facts.explanation import Explanation
 
 # Begins with the memory whose facts are meant; the other parameters are the arguments and options of the command.
 _Work: TypeAlias = Callable[..., Awaitable[Output]]
 
-# Most keywords of a fact, and most ids in an error.
+# Most ids in an error.
 _MOST_SHOWN = 5
 # What is to be known of each fact that is deleted.
 WORDS_STAY = "The messages in which it was said stay in their session: `forget --session ID` deletes a session."
@@ -43,11 +43,10 @@ app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 cli.app.add_typer(app, name="facts", help="What is known about a user: look at it, search it, change it.")
 
 
-def whose(user: str | None, session: str | None) -> str:
-    """Returns the namespace of the facts that are meant."""
-    if not (namespace := user or session):
+def check_whose(user: str | None, session: str | None) -> None:
+    """Raises a UsageError if it is not said whose facts are meant."""
+    if not (user or session):
         raise UsageError("say whose facts: --user ID, or --session ID for those of a session without a user.")
-    return namespace
 
 
 def _command(name: str, *, create: bool = False) -> Callable[[_Work], None]:
@@ -56,20 +55,18 @@ def _command(name: str, *, create: bool = False) -> Callable[[_Work], None]:
     def register(work: _Work) -> None:
         def run(
             *,
-            user: cli.User = None,
-            session: cli.Session = None,
-            agent: cli.Agent = None,
-            db: cli.Db = None,
-            json: cli.Json = False,
-            **own: object,
+            user: User = None,
+            session: Session = None,
+            agent: Agent = None,
+            db: Db = None,
+            json: Json = False,
+            **own: Any,
         ) -> None:
-            namespace = whose(user, session)
-            cli.run(
-                db,
-                lambda store: work(cli.memory_on(store, namespace, agent_id=agent), **own),
-                create=create,
-                as_json=json,
-            )
+            def on(store: "MemoryStore") -> Awaitable[Output]:
+                return work(cli.memory_on(store, session, user, agent), **own)
+
+            check_whose(user, session)
+            cli.run(db, on, create=create, as_json=json)
 
         _, *own_options = signature(work).parameters.values()
         *options, _ = signature(run).parameters.values()
@@ -91,13 +88,7 @@ async def _search(memory: "CondensedMemory", question: _Question) -> Output:
     """Find facts that have words in common with a question, the best first; without --agent those that all share."""
     found = await memory.facts_block.asearch(question)
     result = [{**one.fact.model_dump(mode="json"), "score": one.score, "similarity": one.similarity} for one in found]
-    ids = short_ids(one.fact.id for one in found)
-    rows = [
-        (f"{one.score:.2f}", ids[one.fact.id], _content(one.fact), ", ".join(one.matched[:_MOST_SHOWN]))
-        for one in found
-    ]
-    empty = f"No fact of {memory.facts.namespace} has a word in common with that."
-    return result, cli.table(["score", "id", "fact", "matched"], rows, empty=empty)
+    return result, facts_table([one.fact for one in found], f"{memory.facts.namespace} with a word of that")
 
 
 @_command("explain")
@@ -124,10 +115,7 @@ async def _add(
     ttl: _Ttl = None,
 ) -> Output:
     """Add a fact, with --agent as this agent's own; a database that does not exist is created."""
-    try:
-        lasting = None if ttl is None else timedelta(days=ttl)
-    except (OverflowError, ValueError):
-        raise UsageError("--ttl is a number of days.") from None
+    lasting = None if ttl is None else timedelta(days=ttl)
     fact = await memory.facts.aadd(text, ttl=lasting, category=category, confidence=confidence, pinned=pin)
     return _changed("Added", fact)
 
@@ -135,35 +123,34 @@ async def _add(
 @_command("retire")
 async def _retire(memory: "CondensedMemory", fact_id: _Id, *, reason: _Reason = "retired by hand") -> Output:
     """Keep a fact, but no longer show it to the model."""
-    fact = find_fact(await _all_facts(memory), fact_id)
+    fact = await _find(memory, fact_id)
     return _changed("Retired", await cli.book_of(memory).aretire(fact.id, reason))
 
 
 @_command("restore")
 async def _restore(memory: "CondensedMemory", fact_id: _Id) -> Output:
     """Show a retired fact to the model again."""
-    fact = find_fact(await _all_facts(memory), fact_id)
+    fact = await _find(memory, fact_id)
     return _changed("Restored", await cli.book_of(memory).arestore(fact.id))
 
 
 @_command("forget")
-async def _forget(
-    memory: "CondensedMemory", fact_ids: _Ids = None, *, all_: _All = False, yes: cli.Yes = False
-) -> Output:
+async def _forget(memory: "CondensedMemory", fact_ids: _Ids = None, *, all_: _All = False, yes: Yes = False) -> Output:
     """Delete facts for good. It asks before it does.
 
     The messages in which they were said stay; `forget` deletes sessions and persons.
     """
     if bool(fact_ids) == all_:
         raise UsageError("name the facts, or say --all.")
-    namespace, known = memory.facts.namespace, await _all_facts(memory)
-    facts = {fact.id: fact for fact in (known if all_ else [find_fact(known, one) for one in fact_ids or ()])}
+    namespace = memory.facts.namespace
+    found = await _all_facts(memory) if all_ else [await _find(memory, one) for one in fact_ids or ()]
+    facts = {fact.id: fact for fact in found}
     if facts and not yes:
         cli.say(facts_table([*facts.values()], namespace), stderr=True)
         cli.confirm(f"Delete {pluralize(len(facts), 'fact')} of {namespace} for good?")
     # Without ids all facts would be deleted.
     count = await cli.book_of(memory).aforget(*facts) if facts else 0
-    return {"facts": count}, f"Deleted {pluralize(count, 'fact')} of {namespace}.{f' {WORDS_STAY}' if count else ''}"
+    return {"facts": count}, f"Deleted {pluralize(count, 'fact')} of {namespace}. {WORDS_STAY}"
 
 
 async def _all_facts(memory: "CondensedMemory") -> list["Fact"]:
@@ -174,19 +161,17 @@ def _changed(what: str, fact: "Fact") -> Output:
     return fact, f"{what} {fact.id}: {one_line(fact.content)}"
 
 
-def find_fact(facts: Sequence["Fact"], text: str, *, by_words: bool = False) -> "Fact":
-    """Returns the one fact whose id is or begins with the text, or that has these words; else a TerminalError."""
-    found, condition = [fact for fact in facts if text and fact.id.startswith(text)], "ids begin with"
+async def _find(memory: "CondensedMemory", text: str) -> "Fact":
+    """Returns the one fact whose id is or begins with the text; else a TerminalError."""
+    facts = await _all_facts(memory)
+    found = [fact for fact in facts if text and fact.id.startswith(text)]
     found = [fact for fact in found if fact.id == text] or found
-    missing = f"There is no fact {text!r} among {len(facts)}. `facts list --retired --expired` shows all."
-    if by_words and not found:
-        found = [fact for fact in facts if text.casefold() in fact.content.casefold()]
-        condition, missing = "facts contain", f"no fact is called {text!r} or has these words. /facts lists them."
     if not found:
-        raise TerminalError(missing)
+        hint = "`facts list --retired --expired` shows all."
+        raise TerminalError(f"There is no fact {text!r} among {len(facts)}. {hint}")
     if len(found) > 1:
         shown = ", ".join(sorted(short_ids(fact.id for fact in found).values())[:_MOST_SHOWN])
-        raise TerminalError(f"{len(found)} {condition} {text!r}: {shown}. Give more of the one you mean.")
+        raise TerminalError(f"{len(found)} ids begin with {text!r}: {shown}. Give more of the one you mean.")
     return found[0]
 
 
@@ -202,8 +187,8 @@ def short_ids(ids: Iterable[str]) -> dict[str, str]:
     return {id_: id_[:length] for id_ in whole}
 
 
-def facts_table(facts: Sequence["Fact"], namespace: str) -> RenderableType:
-    """Returns a table of facts in their order, with what they are if they do not hold now.
+def facts_table(facts: Sequence["Fact"], whose: str) -> RenderableType:
+    """Returns a table of facts in their order, with what they are if they do not hold now; "No facts of", if none.
 
     It has a column of agents if one of the facts is an agent's own.
     """
@@ -216,7 +201,7 @@ def facts_table(facts: Sequence["Fact"], namespace: str) -> RenderableType:
     if any(fact.agent_id is not None for fact in facts):
         columns.append("agent")
         rows = [[*row, fact.agent_id or ""] for row, fact in zip(rows, facts, strict=True)]
-    return cli.table(columns, rows, empty=f"No facts of {namespace}.")
+    return cli.table(columns, rows, empty=f"No facts of {whose}.")
 
 
 def explanation_table(explanation: "Explanation", namespace: str) -> RenderableType:
@@ -236,14 +221,9 @@ def explanation_table(explanation: "Explanation", namespace: str) -> RenderableT
 def _content(fact: "Fact") -> str:
     """Returns what a fact says and when it holds: "Lives in Oslo (past, until 2025-11-20: moved)"."""
     state, reason = fact.state(datetime.now(timezone.utc)), f": {fact.retired_reason}" if fact.retired_reason else ""
-    if state == "past":
-        when = [f"past, until {fact.ends}{reason}"]
-    elif state == "retired":
-        when = [f"retired{reason}"]
-    elif state == "expired":
-        when = [f"expired {fact.expires_at:%Y-%m-%d}"]
-    else:
-        when = [f"expires {fact.expires_at:%Y-%m-%d}"] if fact.expires_at else []
-        when += [f"until {fact.valid_until}"] if fact.valid_until else []
-    pinned, ended = "(pinned) " if fact.pinned else "", f" ({one_line(', '.join(when))})" if when else ""
-    return f"{pinned}{one_line(fact.content)}{ended}"
+    expiry = f"{fact.expires_at:%Y-%m-%d}" if fact.expires_at else ""
+    ended = {"past": f"past, until {fact.ends}{reason}", "retired": f"retired{reason}", "expired": f"expired {expiry}"}
+    to_come = expiry and f"expires {expiry}", f"until {fact.valid_until}" if fact.valid_until else ""
+    when = one_line(ended.get(state) or ", ".join(filter(None, to_come)))
+    pinned = "(pinned) " if fact.pinned else ""
+    return f"{pinned}{one_line(fact.content)}{f' ({one_line(when)})' if when else ''}"

@@ -6,12 +6,12 @@ import sqlite3
 from contextlib import closing
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import TerminalError, pluralize
 from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.app import SESSION_HELP, USER_HELP, Db, Json, Output, Yes
+from llama_index_memory_ext.cli.app import Db, Json, Output, Session, User, Yes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -23,9 +23,6 @@ _PIECE_BYTES = 48
 _BLOCK_BYTES = 1 << 22
 # Columns of names that are no user's and no session's.
 _OTHER_NAMES = frozenset({"role", "status", "agent_id"})
-# Of any id that is stored, also of one that no memory takes.
-User = Annotated[str | None, cli.option("--user", "ID", USER_HELP, None)]
-Session = Annotated[str | None, cli.option("--session", "ID", SESSION_HELP, None)]
 
 
 @cli.app.command()
@@ -57,23 +54,19 @@ def forget(*, user: User = None, session: Session = None, yes: Yes = False, db: 
             cli.say(f"Stored about {name}: {counts}{hint}", stderr=True)
         if not yes:
             cli.confirm("Delete all of it for good?")
-        file, texts, kept = cli.file_of(store), set[str](), list[str]()
-        with cli.waiting("Deleting"):
-            if file:
-                texts = await _texts(store, sessions, facts)
-            if users:
-                deleted = await store.forget_user(users[0], session_ids=sessions, vacuum=False)
-            else:
-                deleted = await store.forget(sessions[0])
-            await store.vacuum()
-            if file and sessions:
-                # Of a session that others share, what they have said stays.
-                kept = [one.session_id for one in await store.sessions(session_ids=sessions)]
-                texts -= await _texts(store, kept, ())
+        file = cli.file_of(store)
+        texts = await _texts(store, sessions, facts) if file else set()
+        if users:
+            deleted = await store.forget_user(users[0], session_ids=sessions, vacuum=False)
+        else:
+            deleted = await store.forget(sessions[0])
+        await store.vacuum()
+        residue = None
+        if file:
+            # Of a session that others share, what they have said stays.
+            kept = [one.session_id for one in await store.sessions() if one.session_id in sessions]
+            texts -= await _texts(store, kept, ())
             await store.aclose()
-        if not file:
-            return {"deleted": deleted, "file": None}, _text_of(deleted, None)
-        with cli.waiting("Searching the file for what was deleted"):
             residue = search_file(file, texts, {*users, *sessions}.difference(kept))
         return {"deleted": deleted, "file": residue}, _text_of(deleted, residue)
 

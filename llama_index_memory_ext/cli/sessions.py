@@ -1,27 +1,33 @@
-"""The commands under ``sessions``: list the conversations, and show one of them."""
+"""The commands ``sessions``, ``export`` and ``import``: look at conversations, take them out, and put them in."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from json import detect_encoding
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Group, RenderableType
+from rich.console import Group
 from rich.text import Text
 
-from llama_index_memory_ext.cli import TerminalError, one_line, pluralize
+import llama_index_memory_ext as ext
+from llama_index_memory_ext.cli import TerminalError, UsageError, one_line, plain, pluralize
 from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.app import Db, Json, Output, User
+from llama_index_memory_ext.cli.app import Agent, Db, Json, Output, Session, User
 from llama_index_memory_ext.cli.facts import facts_table
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    import llama_index_memory_ext as ext
-
 _Id = Annotated[str, typer.Argument(metavar="SESSION", help="The id of a session. `sessions list` shows them.")]
 _LAST_HELP = "So many of the newest messages; 0 for none."
 _Last = Annotated[int, typer.Option("--last", metavar="NUMBER", min=0, help=_LAST_HELP)]
+_Format = Annotated[Literal["llama_index", "openai"], typer.Option("--format", help="How messages are written.")]
+_To = typer.Option("--output", "-o", metavar="FILE", help="The file to write; - for stdout.", show_default=False)
+_Output = Annotated[typer.FileBinaryWrite, _To]
+_File = Annotated[Path, typer.Argument(metavar="FILE", help="The file to read; - for stdin.")]
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 cli.app.add_typer(app, name="sessions", help="The conversations: list them, look at one.")
@@ -35,9 +41,7 @@ def list_(*, user: User = None, db: Db = None, json: Json = False) -> None:
         found = await store.sessions(user)
         rows = [(info.session_id, str(info.messages), ", ".join(info.user_ids), _time(info.last_at)) for info in found]
         empty = "No sessions." if user is None else f"No sessions of {user}."
-        return [asdict(info) for info in found], cli.table(
-            ["session", "messages", "user", "last used"], rows, empty=empty
-        )
+        return found, cli.table(["session", "messages", "user", "last used"], rows, empty=empty)
 
     cli.run(db, read, as_json=json)
 
@@ -46,8 +50,8 @@ def list_(*, user: User = None, db: Db = None, json: Json = False) -> None:
 def show(session: _Id, *, last: _Last = 50, db: Db = None, json: Json = False) -> None:
     """Show one session: its users, messages and facts.
 
-    Of the messages the newest ones, with their times; how many are in the record, which the model is shown; and the
-    facts that came from it. Long messages are cut here: --json and `export --session` have all of their text.
+    Of the messages the newest ones, with their times, and the facts that came from it. Long messages are cut here:
+    --json and `export --session` have all of their text.
     """
     cli.run(db, lambda store: _show(store, session, last), as_json=json)
 
@@ -61,10 +65,6 @@ async def _show(store: ext.MemoryStore, session: str, last: int) -> Output:
     info = next(iter(await store.sessions(session_ids=[session])), None)
     if info is None:
         raise TerminalError(f"There is no session {session!r}. `sessions list` shows those that there are.")
-    reader = cli.memory_on(store, "any").condensed_block.name
-    counts = await store.users.counts(session, record=reader, extraction="", namespace="")
-    active, left = int(counts["active"]), int(counts["left"])
-    in_record = info.messages - active - left
     rows = await store.readers.find(session, (ACTIVE, ARCHIVED), limit=last, offset=max(0, info.messages - last))
     facts = [
         fact
@@ -72,27 +72,74 @@ async def _show(store: ext.MemoryStore, session: str, last: int) -> Output:
         for fact in await FactBook(store, user).alist(with_retired=True, with_expired=True)
         if fact.session_id == session
     ]
-    places = {"current_turn": active, "in_record": in_record, "older_than_record": left}
     log = [{"at": row.said_at, "role": row.role, "text": body_of(row.message)} for row in rows]
-    result = {**asdict(info), **places, "log": log, "facts": facts}
-
-    where = f"{active} of the current turn, {in_record} in the record, {left} older than it"
-    summary = [
-        ("session", info.session_id),
-        ("users", ", ".join(info.user_ids) or "unknown: only LlamaIndex's own Memory has written to it"),
-        ("messages", f"{info.messages}: {where}"),
-        ("written", f"{_time(info.first_at) or 'unknown'} to {_time(info.last_at) or 'unknown'}"),
-        ("facts", f"{len(facts)} came from this session"),
+    users = ", ".join(info.user_ids) or "unknown: only LlamaIndex's own Memory has written to it"
+    shown = [
+        Text(f"session   {one_line(info.session_id)}\nusers     {one_line(users)}"),
+        Text(f"messages  {info.messages}, of which the newest {len(rows)} are shown\n"),
+        cli.table(["time", "role", "message"], [(_time(row.said_at), row.role, body_of(row.message)) for row in rows]),
+        facts_table(facts, "this session"),
     ]
-    shown: list[RenderableType] = [Text(f"{name:<9} {one_line(text)}") for name, text in summary]
-    if rows:
-        if len(rows) < info.messages:
-            shown += ["", f"The newest {len(rows)} of {pluralize(info.messages, 'message')}:"]
-        lines = [(_time(row.said_at), row.role, body_of(row.message)) for row in rows]
-        shown += ["", cli.table(["time", "role", "message"], lines)]
-    if facts:
-        shown += ["", facts_table(facts, "")]
-    return result, Group(*shown)
+    return {**asdict(info), "log": log, "facts": facts}, Group(*shown)
+
+
+@cli.app.command()
+def export(
+    *,
+    session: Session = None,
+    user: User = None,
+    agent: Agent = None,
+    layout: _Format = "llama_index",
+    output: _Output = "-",  # type: ignore[assignment] # Typer opens it
+    db: Db = None,
+) -> None:
+    """Write messages as JSON, or facts as JSON Lines.
+
+    With --session the messages of the session, with --user all that is known about the user, retired facts too, of all
+    agents or, with --agent, what this one sees.
+    """
+    cli.one_of(user, session)
+
+    async def write(store: ext.MemoryStore) -> None:
+        if session is None:
+            text = await cli.book_of(cli.memory_on(store, None, user, agent)).aexport()
+        elif messages := await store.get_messages(session, None):
+            text = ext.messages_to_json(messages, layout=layout) + "\n"
+        else:
+            raise TerminalError(f"There is no session {session!r}. `sessions list` shows those that there are.")
+        output.write((plain(text) if output.isatty() else text).encode())
+
+    cli.run(db, write)
+
+
+@cli.app.command("import")
+def import_(
+    file: _File, *, session: Session = None, user: User = None, agent: Agent = None, db: Db = None, json: Json = False
+) -> None:
+    """Add messages to a session, or facts to a user.
+
+    A database that does not exist is created. With --session the file holds messages as LlamaIndex, OpenAI's API,
+    LangChain, LangGraph or Zep write them, and --user says whose they are. With --user alone it holds facts as
+    `export --user` writes them, or an export of mem0, LangGraph's store or Zep. Facts of imported messages are
+    extracted when the session is next used.
+    """
+    if session is None and user is None:
+        raise UsageError("say --session ID for messages, or --user ID for facts.")
+    try:
+        content = sys.stdin.buffer.read() if str(file) == "-" else file.expanduser().read_bytes()
+    except OSError as error:
+        raise TerminalError(f"{file} cannot be read: {error.strerror}.") from None
+
+    async def write(store: ext.MemoryStore) -> Output:
+        memory = cli.memory_on(store, session, user, agent)
+        if session is not None:
+            count, kind = await memory.aimport(content, show_progress=sys.stderr.isatty()), "message"
+        else:
+            # Some editors write UTF-16.
+            count, kind = await cli.book_of(memory).aimport(content.decode(detect_encoding(content))), "fact"
+        return {f"{kind}s": count}, f"Imported {pluralize(count, kind)} into {session or user}."
+
+    cli.run(db, write, create=True, as_json=json)
 
 
 def _time(time: datetime | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from llama_index_memory_ext.errors import MemoryExtError
 from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.facts.history import history_of
@@ -27,7 +28,7 @@ _LAST_PAGE = 10**9
 Context = dict[str, Any]
 
 
-class NotFoundError(Exception):
+class NotFoundError(MemoryExtError):
     """There is nothing of this name in the database."""
 
 
@@ -139,7 +140,7 @@ class Views:
         session_id = query.get("id", "")
         infos = await self.store.sessions(session_ids=[session_id])
         if not infos:
-            raise NotFoundError
+            raise NotFoundError(f"There is no session {session_id!r}. `sessions list` shows those that there are.")
         # A session without a user has facts of its own.
         users = infos[0].user_ids or (session_id,)
         user = query.get("user") if query.get("user") in users else users[0]

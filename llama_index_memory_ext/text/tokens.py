@@ -248,14 +248,6 @@ def is_openai_model(name: str) -> bool:
     return False
 
 
-def is_shipped(name: str) -> bool:
-    """Returns whether an encoding is among llama-index-core's own files: exact counts without a network."""
-    try:
-        return _shipped_encoding(name) is not None
-    except Exception:  # noqa: BLE001 - tiktoken reports a damaged file by errors of many kinds
-        return False
-
-
 @cache
 def _encoding(name: str) -> tiktoken.Encoding | None:
     encoding = name

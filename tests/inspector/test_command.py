@@ -91,7 +91,7 @@ def test_one_session_becomes_one_page_that_needs_nothing_else(command: Here, fil
 def test_wrong_options_are_told_with_what_to_do(command: Here, filled: Path, tmp_path: Path) -> None:
     wrong: dict[tuple[str, ...], str] = {
         ("--html", "x.html"): "belong together",
-        ("--html", str(tmp_path / "no" / "x.html"), "--session", SESSION): "cannot be written",
+        ("--html", str(tmp_path / "no" / "x.html"), "--session", SESSION): "Could not open file",
         ("--html", str(tmp_path / "x.html"), "--session", "nobody"): "There is no session 'nobody'",
         ("--token-limit", "100", "--condensed-token-limit", "200"): "Lower them",
     }
