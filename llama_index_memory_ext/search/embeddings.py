@@ -34,88 +34,6 @@ _CACHED_QUERIES = 1_000
 _END = 2_000
 
 
-class VectorIndex:
-    """Texts by id, each with a vector once it is embedded. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._texts: dict[str, str] = {}
-        self._vectors: dict[str, Vector] = {}
-        self._dimension = 0
-        self._matrix: Vector | None = None  # The vectors in their order; None after a change.
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all texts are embedded."""
-        with self._lock:
-            return len(self._vectors) == len(self._texts)
-
-    def add(self, texts: Mapping[str, str]) -> None:
-        """Adds texts by id; a known id keeps its vector if its text is the same."""
-        with self._lock:
-            self.remove([text_id for text_id, text in texts.items() if self._texts.get(text_id) != text])
-            self._texts.update(texts)
-
-    def remove(self, ids: Iterable[str]) -> None:
-        """Removes texts; unknown ids are ignored."""
-        with self._lock:
-            for text_id in ids:
-                self._texts.pop(text_id, None)
-                if self._vectors.pop(text_id, None) is not None:
-                    self._matrix = None
-
-    def missing(self) -> dict[str, str]:
-        """Returns the texts that are not embedded, by id, in the order in which to embed them."""
-        with self._lock:
-            return {text_id: text for text_id, text in self._texts.items() if text_id not in self._vectors}
-
-    def put_last(self, ids: Iterable[str]) -> None:
-        """Moves these texts behind all others."""
-        with self._lock:
-            self._texts |= {text_id: self._texts.pop(text_id) for text_id in ids if text_id in self._texts}
-
-    def set_dimension(self, dimension: int) -> bool:
-        """Drops all vectors if they have another dimension; returns whether they had."""
-        with self._lock:
-            if dimension == self._dimension:
-                return False
-            self._dimension, self._vectors, self._matrix = dimension, {}, None
-            return True
-
-    def put(self, vectors: Mapping[str, tuple[str, bytes]]) -> None:
-        """Takes vectors by id with the digest of their text; ignores those of other texts or dimensions."""
-        with self._lock:
-            for text_id, (digest, stored) in vectors.items():
-                text, vector = self._texts.get(text_id), np.frombuffer(stored, dtype="<f4")
-                self._dimension = self._dimension or vector.size
-                if text is not None and digest == _digest_of(text) and vector.size == self._dimension:
-                    self._vectors[text_id], self._matrix = vector, None
-
-    def cosines(self, vector: Vector) -> dict[str, float]:
-        """Returns the cosine (0..1) of each embedded text with a vector of length 1; {} for another dimension."""
-        with self._lock:
-            if vector.size != self._dimension or not self._vectors:
-                return {}
-            if self._matrix is None:
-                self._matrix = np.concatenate(list(self._vectors.values())).reshape(-1, self._dimension)
-                self._vectors = dict(zip(self._vectors, self._matrix, strict=True))  # So that none is kept twice.
-            ids, found = list(self._vectors), (self._matrix @ vector).astype(np.float64)
-        # Some models give any two texts a cosine of 0.7, so the lowest is subtracted: less of it with few texts.
-        others = found[found != 0]
-        if others.size:
-            found[found != 0] -= max(float(others.min()), 0.0) * others.size / (others.size + 2)
-        # Rounded, so that equal vectors are equally similar in whichever row they are.
-        return dict(zip(ids, np.clip(np.round(found, 6), 0.0, 1.0).tolist(), strict=True))
-
-
-def unit(vector: Sequence[float]) -> Vector:
-    """Return the vector with the length 1, zeros as they are; raise ``ValueError`` if it is no vector of numbers."""
-    numbers = np.asarray(vector, dtype=np.float64)
-    if numbers.ndim != 1 or not numbers.size or not np.isfinite(numbers).all():
-        raise ValueError(f"expected a vector of finite numbers, saw an array of shape {numbers.shape}")
-    return (numbers / (np.linalg.norm(numbers) or 1.0)).astype(np.float32)
-
-
 def model_key(model: BaseEmbedding) -> str:
     """Return what tells the vectors of one model from those of another: its class, its name and its dimension."""
     dimensions = getattr(model, "dimensions", None)
@@ -145,27 +63,23 @@ class VectorKeeper(Protocol):
 
 
 class QueryVectors:
-    """The vectors of the last queries by one model. All rankers with this model share them."""
+    """The vectors of the last queries by one model, which all rankers with this model share."""
 
     def __init__(self, model: BaseEmbedding, retry_seconds: float) -> None:
         self.model, self.back_off = model, BackOff(retry_seconds)
         # Of the last vector; 0 before the first.
         self.dimension = 0
-        self._vectors: Recent[str, Vector] = Recent(_CACHED_QUERIES)
+        self.vectors: Recent[str, Vector] = Recent(_CACHED_QUERIES)
 
-    def get(self, query: str) -> Vector | None:
-        """Returns the vector of a query; None if it is not known."""
-        return self._vectors.get(query)
-
-    def is_new(self, query: str) -> bool:
-        """Whether a query is to be embedded; the similarities to one of stop words or emoji alone are arbitrary."""
-        return query not in self._vectors and bool(terms_of(query))
+    def new_among(self, queries: Iterable[str]) -> list[str]:
+        """Returns the queries to be embedded; the similarities to one of stop words or emoji alone are arbitrary."""
+        return [query for query in dict.fromkeys(queries) if query not in self.vectors and terms_of(query)]
 
     async def embed(self, queries: Sequence[str]) -> None:
         """Embeds what is new of these queries; after a failure there is a pause."""
         # The facts and the messages are ranked for the same question at the same time.
         async with lock_for("queries", id(self.model), *queries):
-            new = list(filter(self.is_new, queries))
+            new = self.new_among(queries)
             if not new or self.back_off.pausing:
                 return
             try:
@@ -175,14 +89,13 @@ class QueryVectors:
                 return
             self.back_off.succeeded()
             if vectors[0].size != self.dimension:
-                self.dimension, self._vectors = vectors[0].size, Recent(_CACHED_QUERIES)
+                self.dimension, self.vectors = vectors[0].size, Recent(_CACHED_QUERIES)
             for query, vector in zip(new, vectors, strict=True):
-                self._vectors.put(query, vector)
+                self.vectors.put(query, vector)
 
 
 # By the identity of the model, which cannot be that of another one as long as the value exists.
 _queries: WeakValueDictionary[tuple[int, float], QueryVectors] = WeakValueDictionary()
-_queries_guard = threading.Lock()
 
 
 class EmbeddingRanker:
@@ -205,42 +118,53 @@ class EmbeddingRanker:
         wait_seconds: float = 3.0,
         retry_seconds: float = 10.0,
     ) -> None:
-        self._model = embed_model
+        self._model, self._keeper, self._wait_seconds = embed_model, keeper, wait_seconds
         self._lexical: FactRanker = TfidfRanker() if lexical is None else lexical
-        self._keeper = keeper
-        self._wait_seconds = wait_seconds
-        with _queries_guard:
-            shared = _queries.get((id(embed_model), retry_seconds)) or QueryVectors(embed_model, retry_seconds)
-            self._queries = _queries[id(embed_model), retry_seconds] = shared
+        shared = QueryVectors(embed_model, retry_seconds)
+        self._queries = _queries.setdefault((id(embed_model), retry_seconds), shared)
         # Another than that of the queries, which a document that the model refuses must not stop.
         self._back_off, self._failures = BackOff(retry_seconds), 0
-        self._index = VectorIndex()
         self._tasks: dict[asyncio.Task[None], BackOff] = {}
+        self._lock = threading.RLock()
+        self._texts: dict[str, str] = {}
+        self._vectors: dict[str, Vector] = {}
+        self._dimension = 0
+        self._matrix: Vector | None = None  # The vectors in their order; None after a change.
 
     @property
     def is_complete(self) -> bool:
         """Whether all documents are embedded."""
-        return self._index.is_complete
+        with self._lock:
+            return len(self._vectors) == len(self._texts)
 
     def add(self, documents: Iterable[Document]) -> None:
         """Adds documents; ``aprepare`` embeds those with a new text."""
         added = list(documents)
         self._lexical.add(added)
-        self._index.add({document.id: _ends_of(document.text) for document in added})
+        texts = {document.id: _ends_of(document.text) for document in added}
+        with self._lock:
+            self._drop(name for name, text in texts.items() if self._texts.get(name) != text)
+            self._texts.update(texts)
 
     def remove(self, ids: Iterable[str]) -> None:
         """Removes documents; unknown ids are ignored."""
         removed = list(ids)
-        self._index.remove(removed)
+        self._drop(removed)
         self._lexical.remove(removed)
+
+    def _drop(self, ids: Iterable[str]) -> None:
+        with self._lock:
+            for name in ids:
+                self._texts.pop(name, None)
+                if self._vectors.pop(name, None) is not None:
+                    self._matrix = None
 
     def similarities(self, query: str) -> Mapping[str, float]:
         """Returns the similarity of each document, 0..1, by id.
 
         If the query is not embedded, words alone decide; so they do for a document that is not embedded yet.
         """
-        lexical, vector = self._lexical.similarities(query), self._queries.get(query)
-        cosines = {} if vector is None else self._index.cosines(vector)
+        lexical, cosines = self._lexical.similarities(query), self._cosines(query)
         if not cosines:
             return lexical
         # Those that are embedded come first.
@@ -256,11 +180,27 @@ class EmbeddingRanker:
         {} if the query is not embedded, or for few documents. Models differ in the cosine that they give two texts
         which have nothing to do with each other.
         """
-        vector = self._queries.get(query)
-        cosines = {} if vector is None else self._index.cosines(vector)
+        cosines = self._cosines(query)
         middle = float(np.median(list(cosines.values()))) if len(cosines) >= _FEWEST_TEXTS else 1.0
         scale = 2 / (1 - middle) if middle < 1 else 0.0
         return {name: min(max(scale * (one - middle), 0.0), 1.0) for name, one in cosines.items() if scale}
+
+    def _cosines(self, query: str) -> dict[str, float]:
+        """Returns the cosine (0..1) of each embedded document with a query; {} if the query is not embedded."""
+        vector = self._queries.vectors.get(query)
+        with self._lock:
+            if vector is None or vector.size != self._dimension or not self._vectors:
+                return {}
+            if self._matrix is None:
+                self._matrix = np.concatenate(list(self._vectors.values())).reshape(-1, self._dimension)
+                self._vectors = dict(zip(self._vectors, self._matrix, strict=True))  # So that none is kept twice.
+            ids, found = list(self._vectors), (self._matrix @ vector).astype(np.float64)
+        # Some models give any two texts a cosine of 0.7, so the lowest is subtracted: less of it with few texts.
+        others = found[found != 0]
+        if others.size:
+            found[found != 0] -= max(float(others.min()), 0.0) * others.size / (others.size + 2)
+        # Rounded, so that equal vectors are equally similar in whichever row they are.
+        return dict(zip(ids, np.clip(np.round(found, 6), 0.0, 1.0).tolist(), strict=True))
 
     async def aprepare(self, queries: Iterable[str] = ()) -> bool:
         """Embeds these queries and all documents; returns False, to try later, if a model or database fails."""
@@ -273,26 +213,25 @@ class EmbeddingRanker:
 
     async def prepare_queries(self, queries: Iterable[str]) -> bool:
         """Embeds these queries, and no documents; returns False, to try later, if the model fails or is slow."""
-        new, back_off = list(filter(self._queries.is_new, dict.fromkeys(queries))), self._queries.back_off
+        new, back_off = self._queries.new_among(queries), self._queries.back_off
         if new and not back_off.pausing and not await self._run(self._queries.embed(new), back_off):
             _pause(self._model, back_off, f"slower than {self._wait_seconds:g} s")
-        if self._queries.dimension:
-            self._index.set_dimension(self._queries.dimension)
-        return not any(map(self._queries.is_new, new))
+        self._expect(self._queries.dimension)
+        return not self._queries.new_among(new)
 
     async def load(self) -> None:
         """Reads the vectors that are stored of the documents."""
-        missing = list(self._index.missing())
+        missing = list(self._missing())
         if self._keeper is not None and missing:
             stored = await self._keeper.read(missing)
-            await asyncio.to_thread(self._index.put, stored)
+            await asyncio.to_thread(self._take, stored)
 
     async def embed_documents(self) -> None:
         """Embeds what is stored nowhere, in batches, each of which is stored at once; raises what the model raises."""
         # Other rankers of the same documents in this process wait, and then find what is stored here.
         async with lock_for("embeddings", *(self._keeper.identity if self._keeper else (id(self),))):
             await self.load()
-            missing = list(self._index.missing().items())
+            missing = list(self._missing().items())
             # Smaller after each failure, so that a text which the model refuses is found.
             size = max(self._model.embed_batch_size >> self._failures, 1)
             for start in range(0, len(missing), size):
@@ -300,9 +239,10 @@ class EmbeddingRanker:
                 try:
                     vectors = await _embed(self._model, list(texts.values()), dimension=self._queries.dimension)
                 except Exception:
-                    # The model may refuse one of these texts: all others come first.
-                    self._index.put_last(texts)
                     self._failures += 1
+                    # The model may refuse one of these texts: all others come first.
+                    with self._lock:
+                        self._texts |= {name: self._texts.pop(name) for name in texts if name in self._texts}
                     raise
                 self._back_off.succeeded()
                 self._failures = 0
@@ -311,8 +251,8 @@ class EmbeddingRanker:
                 if self._keeper is not None and not await self._keeper.write(stored):
                     # Those of documents that are valid no more are not kept here either.
                     return
-                self._index.set_dimension(vectors[0].size)
-                self._index.put(stored)
+                self._expect(vectors[0].size)
+                self._take(stored)
 
     async def stop(self, names: Collection[str] | None = None) -> None:
         """Cancels what runs in the background on this event loop; finished vectors are kept."""
@@ -321,18 +261,40 @@ class EmbeddingRanker:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def _missing(self) -> dict[str, str]:
+        """Returns the texts that are not embedded, by id, in the order in which to embed them."""
+        with self._lock:
+            return {name: text for name, text in self._texts.items() if name not in self._vectors}
+
+    def _expect(self, dimension: int) -> None:
+        """Drops all vectors of another dimension than this one; 0 is none."""
+        with self._lock:
+            if dimension not in (0, self._dimension):
+                self._dimension, self._vectors, self._matrix = dimension, {}, None
+
+    def _take(self, stored: Mapping[str, tuple[str, bytes]]) -> None:
+        """Takes stored vectors but for those of other texts or dimensions."""
+        with self._lock:
+            for name, (digest, packed) in stored.items():
+                text, vector = self._texts.get(name), np.frombuffer(packed, dtype="<f4")
+                self._dimension = self._dimension or vector.size
+                if text is not None and digest == _digest_of(text) and vector.size == self._dimension:
+                    self._vectors[name], self._matrix = vector, None
+
     async def _run(self, work: Coroutine[None, None, None], back_off: BackOff) -> bool:
         """Works in the background, waits for it, and returns whether it ended in time."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            del self._tasks[task]
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
+                _pause(self._model, back_off, type(error).__name__)
+
         task = spawn(work)
         self._tasks[task] = back_off
-        task.add_done_callback(self._ended)
+        task.add_done_callback(ended)
         await asyncio.wait({task}, timeout=self._wait_seconds)
         return task.done()
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        back_off, error = self._tasks.pop(task), None if task.cancelled() else task.exception()
-        if error is not None:
-            _pause(self._model, back_off, type(error).__name__)
 
 
 def _pause(model: BaseEmbedding, back_off: BackOff, reason: str) -> None:
@@ -362,8 +324,8 @@ async def _embed(
     else:
         async with lock_for("embedding model", id(model)):
             found = await asyncio.wait_for(asyncio.to_thread(compute), _CALL_SECONDS)
-    vectors = [unit(vector) for _, vector in zip(texts, found, strict=True)]
-    expected = dimension or vectors[0].size
-    if {vector.size for vector in vectors} != {expected}:
-        raise ValueError(f"expected vectors of {expected} numbers")
-    return vectors
+    vectors = [np.asarray(vector, dtype=np.float64) for _, vector in zip(texts, found, strict=True)]
+    size = dimension or vectors[0].size
+    if not size or any(vector.shape != (size,) or not np.isfinite(vector).all() for vector in vectors):
+        raise ValueError(f"expected vectors of {size or 'some'} finite numbers")
+    return [(vector / (np.linalg.norm(vector) or 1.0)).astype(np.float32) for vector in vectors]
