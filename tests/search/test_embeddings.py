@@ -88,8 +88,8 @@ def _vector_of(word: str, size: int) -> np.ndarray[Any, Any]:
 
 def vector_of(text: str) -> np.ndarray[Any, Any]:
     """The vector of a text, of length 1."""
-    vector = np.array(Meanings().get_query_embedding(text))
-    return np.divide(vector, np.linalg.norm(vector))
+    vector = np.array(Meanings().get_query_embedding(text), dtype=np.float64)
+    return np.asarray(vector / np.linalg.norm(vector))
 
 
 FACTS = [
