@@ -10,7 +10,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from llama_index.core.base.llms.types import MessageRole
@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.messages import Entry
     from llama_index_memory_ext.text.tokens import CountedText, TokenCounter
 
-T = TypeVar("T")
-
 # The tool whose results repeat what is in the log. They are not found as if they were said in the conversation.
 SEARCH_TOOL = "search_memory"
 # A message is also found by the two turns before the question. Each weighs half of what it does for facts, because
@@ -73,7 +71,7 @@ _REACH = len(_NEIGHBOUR_SHARES)
 # Only messages with this share of the best one's similarity may have what the record leaves of its limit.
 WORTH_MORE = 0.15
 # The epoch of an index in which something went wrong: that of no log, so that it is made anew.
-BROKEN = -1
+_BROKEN = -1
 _INDEXED_CHARACTERS, _NEIGHBOUR_CHARACTERS = 20_000, 2_000
 
 
@@ -92,7 +90,8 @@ class MessageIndex:
     A message is found by its own words, by the day on which it was said and, with less weight, by the words of the
     messages around it on the same day. So the last ones are indexed again when others come. Threads may call at the
     same time. ``epoch`` is that of the log, and ``tags`` are element names, besides our own, that no text must be able
-    to forge; ``languages`` are those in which questions may be, None for any.
+    to forge; ``languages`` are those in which questions may be, None for any. With an ``embed_model`` messages are
+    ranked by their embeddings, too, which the ``keeper`` stores.
     """
 
     def __init__(
@@ -101,43 +100,34 @@ class MessageIndex:
         counter: TokenCounter,
         tags: tuple[str, ...] = (),
         languages: tuple[str, ...] | None = None,
+        embed_model: BaseEmbedding | None = None,
+        keeper: VectorKeeper | None = None,
     ) -> None:
-        self.epoch = epoch
-        self.newest = 0
+        self.epoch, self.newest = epoch, 0
         # Replaced and never changed, because it is read while another thread indexes.
         self.turns: list[list[str]] = []
         self._counter, self._tags, self._languages = counter, tags, languages
         self._day_tokens = counter.count(day_heading("2026-11-20"))
-        self._ranker: tfidf.FactRanker = tfidf.TfidfRanker(languages=languages)
-        # Ranks instead, once there is a model for it.
-        self.embeddings: EmbeddingRanker | None = None
+        words = tfidf.TfidfRanker(languages=languages)
+        self.embeddings = EmbeddingRanker(embed_model, lexical=words, keeper=keeper) if embed_model else None
+        self.ranker: tfidf.FactRanker = self.embeddings or words
         self._messages: list[IndexedMessage] = []
         # The last ones, whose neighbours may still come, and the neighbours before them: rows, each with its words.
         self._units: list[list[tuple[LogRow, str]]] = []
         self._is_echo = False
         self._lock = threading.Lock()
 
-    def embed_with(self, model: BaseEmbedding, keeper: VectorKeeper) -> EmbeddingRanker:
-        """Let messages that are taken from now on be ranked by their embeddings, too; returns what ranks them."""
-        self._ranker = self.embeddings = EmbeddingRanker(model, lexical=self._ranker, keeper=keeper)
-        return self.embeddings
-
-    def drop(self) -> None:
-        """Let it be made anew."""
-        self.epoch = BROKEN
-
     def take(self, rows: Iterable[LogRow]) -> None:
         """Index rows, oldest first, but for known ones."""
         with self._lock:
             new = [row for row in rows if row.id > self.newest]
-            if not new:
-                return
             first = max(len(self._units) - _REACH - 1, 0)
             for row in new:
                 self._add(row)
-                self.newest = row.id
-            self._index(first)
-            del self._units[: -2 * _REACH - 1]
+            if new:
+                self._index(first)
+                self.newest = new[-1].id
+                del self._units[: -2 * _REACH - 1]
 
     def ranked(
         self, question: str, context: Sequence[str] = (), before: float = math.inf
@@ -150,7 +140,7 @@ class MessageIndex:
         with self._lock:
             messages = [message for message in self._messages if message.row_ids[-1] < before]
         ids = [str(message.row_ids[0]) for message in messages]
-        similarity = tfidf.similarities_with_context(self._ranker, ids, question, context, _EARLIER_WEIGHT)
+        similarity = tfidf.similarities_with_context(self.ranker, ids, question, context, _EARLIER_WEIGHT)
         found = np.flatnonzero(similarity)
         best_first = found[np.lexsort((-found, -similarity[found]))]
         return [(messages[i], float(similarity[i])) for i in best_first]
@@ -225,7 +215,7 @@ class MessageIndex:
                 self._messages.append(IndexedMessage(row_ids, days[i], tokens_of(whole), tags))
                 day = date_words(said_at.date()) if said_at else ""
                 documents.append(tfidf.Document(str(rows[0].id), texts[i], neighbours(i, texts, days), day))
-        self._ranker.add(documents)
+        self.ranker.add(documents)
 
 
 def neighbours(place: int, texts: Sequence[str], days: Sequence[str]) -> tuple[tuple[str, float], ...]:
@@ -293,9 +283,14 @@ class MessageSearch:
 
     def embed(self, session_id: str) -> None:
         """Index and embed in the background what the log has gained."""
+
+        async def embed_log() -> None:
+            index = await self._index_log(session_id)
+            if index.embeddings is not None:
+                await index.embeddings.embed_documents()
+
         if self.embed_model is not None:
-            key = JobKey(session_id, self.settings.name)
-            self.embedding_jobs.start(key, partial(self._embed_log, session_id), _RETRY_SECONDS)
+            self.embedding_jobs.start(JobKey(session_id, self.settings.name), embed_log, _RETRY_SECONDS)
 
     async def recall(
         self, session_id: str, messages: Sequence[ChatMessage], *, seen: Seen, before: int, free: int
@@ -321,7 +316,7 @@ class MessageSearch:
         if known is not None:
             return known
 
-        def choose(index: MessageIndex) -> list[tuple[IndexedMessage, float]]:
+        def choose() -> list[tuple[IndexedMessage, float]]:
             ranked = index.ranked(question, context, before)
             return sorted(index.fitting(ranked, usual - tags, most - tags, message_limit))
 
@@ -342,13 +337,13 @@ class MessageSearch:
         page = await self.store.readers.unread(session_id, "", with_active=True, after=index.newest)
         shown = None
         if page.epoch == index.epoch:
-            await self._spared(index, partial(index.take, without_open_turn(page.rows)))
+            await asyncio.to_thread(index.take, without_open_turn(page.rows))
             await self._prepare(session_id, index, [question])
             limit = min(message_limit, LONGEST_MESSAGE_TOKENS)
             shown = await self._shown(
-                session_id, index, question, lambda index: index.ranked(question)[:most], limit, brief=False
+                session_id, index, question, lambda: index.ranked(question)[:most], limit, brief=False
             )
-        if shown is None and index.epoch != BROKEN:
+        if shown is None and index.epoch != _BROKEN:
             # Rows were deleted meanwhile.
             return await self.search(session_id, question, most=most, message_limit=message_limit)
         return [
@@ -367,7 +362,7 @@ class MessageSearch:
         session_id: str,
         index: MessageIndex,
         question: str,
-        choose: Callable[[MessageIndex], list[tuple[IndexedMessage, float]]],
+        choose: Callable[[], list[tuple[IndexedMessage, float]]],
         limit: int,
         *,
         brief: bool = True,
@@ -377,7 +372,9 @@ class MessageSearch:
         None if rows were deleted since they were indexed.
         """
         # The search in a long log takes longer than an event loop should be blocked.
-        chosen = await self._spared(index, partial(choose, index)) or []
+        chosen: list[tuple[IndexedMessage, float]] = []
+        with sparing(self.failures, "Earlier messages were not found", partial(setattr, index, "epoch", _BROKEN)):
+            chosen = await asyncio.to_thread(choose)
         row_ids = [row_id for message, _ in chosen for row_id in message.row_ids]
         stored = await self.store.readers.rows_in(session_id, row_ids, index.epoch)
         if stored is None:
@@ -392,13 +389,7 @@ class MessageSearch:
                     found.append((similarity, rows, shown))
             return found
 
-        return await self._spared(index, entries)
-
-    async def _spared(self, index: MessageIndex, work: Callable[[], T]) -> T | None:
-        """Returns what comes of work on an index, in a thread; None if it fails."""
-        with sparing(self.failures, "Earlier messages were not found", index.drop):
-            return await asyncio.to_thread(work)
-        return None
+        return await asyncio.to_thread(entries)
 
     async def _indexed(self, session_id: str, seen: Seen) -> MessageIndex | None:
         """Returns the index with all that was seen, or with less if that takes too long; None: there is none yet."""
@@ -421,19 +412,21 @@ class MessageSearch:
                 after = index.newest if index else 0
                 page = await self.store.readers.unread(session_id, "", after=after, limit=_INDEXED_ROWS)
                 if index is None or index.epoch != page.epoch:
-                    index = MessageIndex(page.epoch, settings.counter, (settings.name,), settings.languages)
-                    if self.embed_model is not None:
-                        key = model_key(self.embed_model)
-                        keeper = KeptVectors.of_messages(self.store.readers, session_id, page.epoch, key)
-                        self.store.jobs.watch(index.embed_with(self.embed_model, keeper))
+                    model = self.embed_model
+                    key = model_key(model) if model else ""
+                    keeper = KeptVectors.of_messages(self.store.readers, session_id, page.epoch, key)
+                    tags, languages = (settings.name,), settings.languages
+                    index = MessageIndex(page.epoch, settings.counter, tags, languages, model, keeper)
+                    if index.embeddings is not None:
+                        self.store.jobs.watch(index.embeddings)
                     self.indexes.put(session_id, index)
                     if after:
                         continue
                 if page.rows:
-                    await self._spared(index, partial(index.take, page.rows))
+                    await asyncio.to_thread(index.take, page.rows)
                     if index.embeddings is not None:
                         await index.embeddings.load()
-                if len(page.rows) < _INDEXED_ROWS or index.epoch == BROKEN:
+                if len(page.rows) < _INDEXED_ROWS:
                     return index
 
     async def _prepare(self, session_id: str, index: MessageIndex, queries: Sequence[str]) -> bool:
@@ -444,11 +437,6 @@ class MessageSearch:
         if not index.embeddings.is_complete:
             self.embed(session_id)
         return prepared and index.embeddings.is_complete
-
-    async def _embed_log(self, session_id: str) -> None:
-        index = await self._index_log(session_id)
-        if index.embeddings is not None:
-            await index.embeddings.embed_documents()
 
 
 def without_open_turn(rows: Sequence[LogRow]) -> list[LogRow]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from llama_index.core.base.llms.types import (
     CacheControl,
@@ -31,7 +31,7 @@ from llama_index_memory_ext.text.tokens import LONG_CHARACTERS, CountedText
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, tool_call_groups
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from llama_index.core.base.llms.types import ChatMessage
 
@@ -51,33 +51,26 @@ MOST_CACHE_POINTS = 4
 CachePoints: TypeAlias = Switch | CacheControl
 
 
-class BlockEnd(NamedTuple):
-    """Where a block ends: behind a row of the log, after so many characters of the record."""
-
-    row_id: int
-    characters: int
-
-
 class RecordText(CountedText):
     """The text of a record, whose blocks stay as they are while it grows.
 
-    A block ends at each of ``ends``, whose characters are counted behind the ``head``; the text behind the last of
-    them, with recalled messages, is no block yet. At ``marks``, oldest first, this request and those before it have
-    ended their newest blocks.
+    A block ends behind each row of ``ends``, after so many characters behind the ``head``; the text behind the last of
+    them, with recalled messages, is no block yet. Behind the rows ``marks``, oldest first, this request and those
+    before it have ended their newest blocks.
     """
 
     __slots__ = ("ends", "head", "marks")
 
     head: int
-    ends: Sequence[BlockEnd]
-    marks: Sequence[BlockEnd]
+    ends: Mapping[int, int]
+    marks: Sequence[int]
 
     def __new__(
-        cls, text: str, tokens: int, head: int = 0, ends: Sequence[BlockEnd] = (), marks: Sequence[BlockEnd] = ()
+        cls, text: str, tokens: int, head: int = 0, ends: Mapping[int, int] | None = None, marks: Sequence[int] = ()
     ) -> Self:
         """Make it of a text, its number of tokens, the length of its head, and where its blocks end."""
         record = super().__new__(cls, text, tokens)
-        record.head, record.ends, record.marks = head, ends, marks
+        record.head, record.ends, record.marks = head, ends or {}, marks
         return record
 
     def content_blocks(self, cache_points: CachePoints = False, others: int = 0) -> list[ContentBlock]:
@@ -89,12 +82,11 @@ class RecordText(CountedText):
         marks = self.marks[-most:] if most > 0 else ()
         content: list[ContentBlock] = []
         start = 0
-        for end in self.ends:
-            last = self.head + end.characters
-            content.append(TextBlock(text=self[start:last]))
-            if end in marks:
+        for row_id, characters in self.ends.items():
+            content.append(TextBlock(text=self[start : self.head + characters]))
+            if row_id in marks:
                 content.append(cache_point(cache_points))
-            start = last
+            start = self.head + characters
         return [*content, TextBlock(text=self[start:])]
 
 
@@ -201,20 +193,14 @@ class Window:
         return "".join([*(entry.text for entry in self.instructions), self.element])
 
     @cached_property
-    def kept_tokens(self) -> int:
-        """The tokens of the messages."""
-        return tokens_of(self.kept)
-
-    @cached_property
     def tokens(self) -> int:
         """The tokens of the record without the element around it, and without what is recalled."""
-        return self.element.tokens + tokens_of(self.instructions) + self.kept_tokens
+        return self.element.tokens + tokens_of(self.instructions) + tokens_of(self.kept)
 
     @cached_property
     def is_over(self) -> bool:
         """Whether the messages exceed a limit."""
-        limits = self.selection.limits
-        return len(self.kept) > limits.max_messages or self.kept_tokens > limits.tokens
+        return self.selection.is_over(self.kept)
 
     def evicted(self) -> Window:
         """The window after a cut."""
@@ -225,72 +211,72 @@ class Window:
         return replace(self, kept=self.selection.fit(self.kept), has_overflow=True)
 
 
-class Rendered(NamedTuple):
-    """Entries as the record shows them, which needs not be done again for those that were rendered before.
+def block_ends(entries: Sequence[Entry], room: int) -> dict[int, int]:
+    """Returns the rows behind which blocks of a record of ``room`` tokens end, each with the characters up to there.
 
-    The characters of its ``ends`` are counted from the first entry; behind the last of them are ``open_tokens``.
+    A block ends with the first entry with which it has its least number of tokens. So ends stay where they are when
+    entries follow, and are the same in every process.
     """
-
-    entries: tuple[Entry, ...] = ()
-    text: str = ""
-    ends: tuple[BlockEnd, ...] = ()
-    open_tokens: int = 0
-
-    def of(self, entries: tuple[Entry, ...], room: int) -> Rendered:
-        """Returns the rendering of entries in a record of ``room`` tokens: this one goes on if it is of the first ones.
-
-        A block ends with the first entry with which it has its least number of tokens. So ends stay where they are
-        when entries follow, and are the same in every process.
-        """
-        before = self if entries[: len(self.entries)] == self.entries else Rendered()
-        new, ends = entries[len(before.entries) :], list[BlockEnd]()
-        tokens, characters = before.open_tokens, len(before.text)
-        for entry in new:
-            tokens, characters = tokens + entry.tokens, characters + len(entry.text)
-            if tokens * MOST_BLOCKS >= room:
-                ends.append(BlockEnd(entry.row_id, characters))
-                tokens = 0
-        text = before.text + "".join([entry.text for entry in new])
-        return Rendered(entries, text, (*before.ends, *ends), tokens)
+    ends: dict[int, int] = {}
+    tokens = characters = 0
+    for entry in entries:
+        tokens, characters = tokens + entry.tokens, characters + len(entry.text)
+        if tokens * MOST_BLOCKS >= room:
+            ends[entry.row_id] = characters
+            tokens = 0
+    return ends
 
 
 @dataclass(frozen=True)
 class RecordReader:
     """Reads the records of sessions as the settings of a block ask for.
 
-    ``windows`` are the last ones it has read, ``rendered`` what was shown of them, and ``ended`` the rows behind which
-    their newest blocks have ended then, for the last two such rows.
+    ``windows`` are the last ones it has read, and ``ended`` the rows behind which their newest blocks have ended when
+    they were shown, for the last two such rows.
     """
 
     store: MemoryStore
     settings: RecordSettings
     windows: Recent[str, Window] = field(default_factory=Recent)
-    rendered: Recent[str, Rendered] = field(default_factory=Recent)
     ended: Recent[str, tuple[int, ...]] = field(default_factory=Recent)
 
     def text(self, session_id: str, window: Window, earlier: CountedText) -> RecordText:
         """Returns the window and recalled messages as text with its blocks; remembers where the newest block ends."""
-        shown = (self.rendered.get(session_id) or Rendered()).of(window.kept, self.settings.room)
-        self.rendered.put(session_id, shown)
-        before = self.ended.get(session_id) or ()
-        marks = marked_ends(shown.ends, window.kept, before)
-        self.ended.put(session_id, tuple(sorted({*before, *(end.row_id for end in shown.ends[-1:])})[-2:]))
-        text, tokens = f"{window.head}{shown.text}{earlier}", window.tokens + earlier.tokens
-        return RecordText(text, tokens, len(window.head), shown.ends, marks)
+        ends, before = block_ends(window.kept, self.settings.room), self.ended.get(session_id) or ()
+        rows = list(ends)
+        self.ended.put(session_id, tuple(sorted({*before, *rows[-1:]})[-2:]))
+        text = "".join([window.head, *(entry.text for entry in window.kept), earlier])
+        marks = marked_rows(rows, window.kept, before)
+        return RecordText(text, window.tokens + earlier.tokens, len(window.head), ends, marks)
 
     async def shown(self, session_id: str, snapshot: Snapshot | None = None) -> Window:
-        """The window within its limits. What is to be summarised is only left out until it is."""
+        """The window within its limits, for which it is cut, for every process.
+
+        What is to be summarised is only left out until it is.
+        """
         window = await self.read(session_id, snapshot)
         # If all that was shown has been taken back, what had left has room again.
         is_behind = window.seen.position and not (window.seen.last_id or window.summary)
         if is_behind and await self.move(session_id, window, 0):
             window = await self.read(session_id)
-        if window.is_over and not self.settings.summarize:
-            return await self._cut(session_id, window)
-        if window.is_over:
+        if not window.is_over:
+            return window
+        if self.settings.summarize:
             window = window.fitted()
             self.windows.put(session_id, window)
-        return window
+            return window
+        started, after = perf_counter(), window.evicted()
+        if after.kept == window.kept:
+            # A call with more results than messages are allowed is kept whole.
+            return window
+        position = after.kept[0].row_id - 1
+        if not await self.move(session_id, after, position):
+            # Another process has cut, or the database is busy: show what there is, within the limit.
+            return (await self.read(session_id)).evicted()
+        after = replace(after, seen=replace(window.seen, position=position))
+        self.windows.put(session_id, after)
+        await self.announce(session_id, window, after, started)
+        return after
 
     async def read(self, session_id: str, snapshot: Snapshot | None = None) -> Window:
         """The window with what the log has gained, and without what this or another process has cut.
@@ -342,21 +328,6 @@ class RecordReader:
             )
             send(event)
 
-    async def _cut(self, session_id: str, window: Window) -> Window:
-        """The window after a cut; the cursor is moved there for every process."""
-        started, after = perf_counter(), window.evicted()
-        if after.kept == window.kept:
-            # A call with more results than messages are allowed is kept whole.
-            return window
-        position = after.kept[0].row_id - 1
-        if await self.move(session_id, after, position):
-            after = replace(after, seen=replace(window.seen, position=position))
-            self.windows.put(session_id, after)
-            await self.announce(session_id, window, after, started)
-            return after
-        # Another process has cut, or the database is busy: show what there is, within the limit.
-        return (await self.read(session_id)).evicted()
-
     async def _known(self, session_id: str, snapshot: Snapshot | None) -> tuple[Window, LogPage]:
         """The window that was read last, and what the log has gained; a new window if that cannot be continued."""
         window = self.windows.get(session_id)
@@ -373,15 +344,11 @@ class RecordReader:
 
     async def _first_instructions(self, session_id: str) -> tuple[Entry, ...]:
         """The entry of the first message of the log if that instructs the assistant."""
-        settings = self.settings
-        rows = (await self.store.readers.unread(session_id, settings.name, after=0, limit=1)).rows
+        rows = (await self.store.readers.unread(session_id, self.settings.name, after=0, limit=1)).rows
         entries = await self._counted([row for row in rows if row.role in INSTRUCTION_ROLES])
-        room, counter = settings.room - settings.reserved, settings.counter
-        short = [
-            one if one.tokens <= room else await asyncio.to_thread(clip_entry, one, room // 2, counter)
-            for one in entries
-        ]
-        return tuple(entry for entry in short if entry.tokens <= room)
+        room = self.settings.room - self.settings.reserved
+        long = [clip_entry(entry, room // 2, self.settings.counter) for entry in entries if entry.tokens > room]
+        return tuple(entry for entry in (long or entries) if entry.tokens <= room)
 
     async def _moved(self, session_id: str, window: Window, page: LogPage) -> Window | None:
         """The window with the summary of the rows before the page; None if the cursor has moved since."""
@@ -434,14 +401,14 @@ class RecordReader:
         return await asyncio.to_thread(entries) if is_long else entries()
 
 
-def marked_ends(ends: Sequence[BlockEnd], entries: Sequence[Entry], ended: Collection[int]) -> list[BlockEnd]:
+def marked_rows(ends: Sequence[int], entries: Sequence[Entry], ended: Collection[int]) -> list[int]:
     """Returns the newest end, that before the last turn, and the last one before of those ``ended``, oldest first.
 
     ``ended`` are the rows behind which the newest blocks of earlier requests have ended, as far as they are known.
     """
     turn = next((entry.row_id for entry in reversed(entries) if entry.role == MessageRole.USER.value), 0)
-    before_turn = bisect_left(ends, turn, key=lambda end: end.row_id)
-    known = next(([end] for end in reversed(ends[:-1]) if end.row_id in ended), [])
+    before_turn = bisect_left(ends, turn)
+    known = next(([row_id] for row_id in reversed(ends[:-1]) if row_id in ended), [])
     return sorted({*ends[-1:], *ends[max(before_turn - 1, 0) : before_turn], *known})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import subprocess
 import sys
@@ -16,7 +17,10 @@ from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, MemoryStore, TokenCounter
+from llama_index_memory_ext.record.recall import MessageSearch
 from llama_index_memory_ext.record.text import EARLIER_CLOSING, EARLIER_OPENING
+from llama_index_memory_ext.record.window import RecordReader, RecordSettings
+from llama_index_memory_ext.text.limits import Limits
 from tests.conversation import assistant, calling, recalled, record, result, sent_text, user
 from tests.memories import OpenMemory, OpenPlainMemory
 
@@ -325,6 +329,34 @@ async def test_what_the_plain_host_has_deleted_is_not_found(database_uri: str) -
     await store.aclose()
     assert host._async_engine is not None
     await host._async_engine.dispose()
+
+
+# ---- an index that is broken ---------------------------------------------------------------------------
+
+
+async def test_a_broken_index_costs_no_answer_and_is_made_anew(caplog: pytest.LogCaptureFixture) -> None:
+    """There is no known way to one, so this reaches into it. That it goes on is told once."""
+    store = MemoryStore()
+    await store.log.append("chat", [user("My sister Caroline breeds alpacas."), assistant("How nice.")], len)
+    limits = {"room": 900, "limits": Limits(), "message_ratio": 0.5, "summary_limit": 0, "recall_limit": 400}
+    settings = RecordSettings("record", COUNTER, include_system=False, summarize=False, **limits)  # type: ignore[arg-type]
+    search = MessageSearch(store, settings)
+    seen = (await RecordReader(store, settings).read("chat")).seen
+
+    async def recall(question: str) -> str:
+        assert len(await search.search("chat", "alpacas", most=1, message_limit=100)) == 1
+        return await search.recall("chat", [user(question)], seen=seen, before=10**6, free=0)
+
+    for number in range(2):
+        assert "alpacas" in await recall(f"What does Caroline breed, number {number}?")
+        index = search.indexes.get("chat")
+        assert index is not None
+        index.ranker = None  # type: ignore[assignment]
+        assert await search.recall("chat", [user("And?")], seen=seen, before=10**6, free=0) == ""
+    (line,) = (one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING)
+    assert "Earlier messages were not found" in line
+    assert "aroline" not in caplog.text
+    await store.aclose()
 
 
 # ---- with other limits ---------------------------------------------------------------------------------
