@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from hashlib import sha256
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llama_index.core.base.llms.types import CachePoint, ChatMessage, MessageRole, TextBlock
@@ -17,10 +18,9 @@ from openai import APIStatusError
 from llama_index_memory_ext.errors import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
     from llama_index.core.base.llms.types import ChatResponse
-    from llama_index.core.prompts import PromptTemplate
 
 
 _MARK, _OPTIONS, _KEY = "prompt_cache_breakpoint", "prompt_cache_options", "prompt_cache_key"
@@ -30,15 +30,7 @@ _SECRET = ("api_key", "default_headers")
 # OpenAI refuses a mark in an answer of the model.
 _MARKED_ROLES = (MessageRole.SYSTEM, MessageRole.DEVELOPER, MessageRole.USER, MessageRole.TOOL)
 # What servers say that do not know the fields, or that take no list of parts where a mark needs one.
-_REFUSALS = (
-    "prompt_cache",
-    "extra inputs",
-    "extra fields",
-    "additional propert",
-    "expected a string",
-    "valid string",
-    "must be a string",
-)
+_REFUSALS = ("prompt_cache", "extra inputs", "extra fields", "additional propert", "a string", "valid string")
 
 
 def _with_fields(arguments: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,30 +41,9 @@ def _with_fields(arguments: dict[str, Any], fields: Mapping[str, Any]) -> dict[s
     return {**arguments, "extra_body": {**unset, **(arguments.get("extra_body") or {})}}
 
 
-class _Formatted:
-    """A prompt that has been formatted already."""
-
-    def __init__(self, messages: Sequence[ChatMessage]) -> None:
-        self._messages = messages
-
-    def format_messages(self, **_: Any) -> list[ChatMessage]:
-        return list(self._messages)
-
-
 if TYPE_CHECKING:
-
-    class _Parent:
-        """What both of LlamaIndex's classes have."""
-
-        model: str
-        additional_kwargs: dict[str, Any]
-
-        def __repr_args__(self) -> Iterable[tuple[str | None, Any]]: ...
-        def _get_model_kwargs(self, **kwargs: Any) -> dict[str, Any]: ...
-        def _chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any: ...
-        async def _achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any: ...
-        def _stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any: ...
-        async def _astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any: ...
+    # Either of LlamaIndex's classes: what is used of it here is the same.
+    _Parent = OpenAI
 else:
     _Parent = object
 
@@ -220,7 +191,7 @@ class CachingOpenAI(_Caching, OpenAI):
         return [dict(to_openai_message_dict(message, model=self.model))]
 
 
-class CachingOpenAIResponses(_Caching, OpenAIResponses):
+class CachingOpenAIResponses(_Caching, OpenAIResponses):  # type: ignore[misc]  # for mypy it has both of them
     """LlamaIndex's ``OpenAIResponses``, which also takes ``CachePoint`` blocks, as ``CachingOpenAI`` does.
 
     Args:
@@ -242,27 +213,19 @@ class CachingOpenAIResponses(_Caching, OpenAIResponses):
             return [{"role": "user", "content": converted}]
         return converted if isinstance(converted, list) else [converted]
 
-    def structured_predict(
-        self,
-        output_cls: type[Any],
-        prompt: PromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
-    ) -> Any:
+    def structured_predict(self, output_cls: Any, prompt: Any, llm_kwargs: Any = None, **prompt_args: Any) -> Any:
         """As for ``OpenAIResponses``."""
         plain, fields = self._split(prompt.format_messages(**prompt_args))
+        formatted = SimpleNamespace(format_messages=lambda **_: list(plain))
         with self._explaining(fields):
-            return super().structured_predict(output_cls, _Formatted(plain), _with_fields(llm_kwargs or {}, fields))
+            return super().structured_predict(output_cls, formatted, _with_fields(llm_kwargs or {}, fields))
 
     async def astructured_predict(
-        self,
-        output_cls: type[Any],
-        prompt: PromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
+        self, output_cls: Any, prompt: Any, llm_kwargs: Any = None, **prompt_args: Any
     ) -> Any:
         """As for ``OpenAIResponses``."""
         plain, fields = self._split(prompt.format_messages(**prompt_args))
+        formatted = SimpleNamespace(format_messages=lambda **_: list(plain))
         with self._explaining(fields):
-            arguments = _with_fields(llm_kwargs or {}, fields)
-            return await super().astructured_predict(output_cls, _Formatted(plain), arguments)
+            given = _with_fields(llm_kwargs or {}, fields)
+            return await super().astructured_predict(output_cls, formatted, given)
