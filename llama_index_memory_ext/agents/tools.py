@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import re
+from functools import partial
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from llama_index_memory_ext.errors import FactError, LimitError
 from llama_index_memory_ext.fact import DEFAULT_CATEGORY, Fact, normalised, utc_now
 from llama_index_memory_ext.facts.checks import denies, sentences_at
 from llama_index_memory_ext.facts.reply import ExtractionReply
+from llama_index_memory_ext.language import phrases
 from llama_index_memory_ext.language.names import shares_word
 from llama_index_memory_ext.language.quotes import Span, find_quote, tokens_in
 from llama_index_memory_ext.language.tokens import keywords, shared
@@ -32,42 +33,9 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 
 
-# The memory, or a fact as what the assistant knows: "the fact that I smoke", but not "... from my letter".
-_MEMORY = (
-    r"\b(?:your (?:\w+ )?memor(?:y|ies)|the fact that i\b(?!.* (?:from|in) (?:my|the|this)\b)|(?:what|all|every\w+)"
-    r"(?: that)? you(?:['\u2019]ve| have)? (?:know|remember|(?:learn|not|sav|stor)\w+ about m[ey])"
-    r"|du .*wei(?:\u00df|ss)t|deine[mnr]? (?:ged\u00e4chtnis|speicher|erinnerung)|(?:ta|tu|tua|sua|votre) m[e\u00e9]m"
-    r"[o\u00f3](?:ire|ria)|(?:que|che) (?:tu |vous |voc\u00ea )?(?:sais|savez|sabes?|sai)\b)"
-)
-_MEMORY_IN_CHARACTERS = r"[你您](?:的?[记記][忆憶]|所?(?:知道|[记記][得住]))|記憶から|(?:覚えて|知って)い?る"
-# An order begins the sentence, or follows a polite beginning. Verbs of editing give one to the memory if they name it.
-_ASKS = re.compile(
-    r"(?i)^\W*(?:(?:please|ok(?:ay)?|and|then|now|also|just|yes|actually|bitte|por favor|per favore)\W+)*"
-    r"(?:(?:[cw]ould|can|will) you (?:please )?|you (?:can|may|should) |i(?:['\u2019]d| would)? (?:want|like) you to )?"
-    r"(?:(?:forget|vergiss|vergessen|oublie[zr]?|olvida|dimentica|esquece|(?:don['\u2019]?t|do not) remember"
-    r"|stop remembering|merke? dir (?:bitte )?nicht|ne (?:te souviens|retiens) p\w+|no recuerdes|non ricordare"
-    r"|n\u00e3o lembre)\b|(?:delete|remove|erase|drop|clear|wipe|l\u00f6sche?|entferne|efface[zr]?|supprime[zr]?|borra"
-    rf"|elimina|cancella|apaga)\b(?=.*{_MEMORY}))|(?<![我别別要不])忘[掉记記了]|忘れて(?!し[まち]|い|た)"
-    r"|(?:不[要用]|[别別])再?[记記][住得]|覚え(?:てお)?か?ないで"
-    rf"|^(?=.*(?:{_MEMORY_IN_CHARACTERS})).*(?<![别別要不])(?:[删刪]除|[删刪]掉|清除|削除して|消して)"
-)
-_EXCEPT = re.compile(r"(?i)\b(?:except|(?:all|every\w+) but|au\u00dfer|sauf|excepto|tranne|exceto)\b|除了|以外")
-# Behind it stands what is to be forgotten, which may be denied: "that I don't drink".
-_OBJECT = re.compile(r"(?i)\b(?:that|dass|que|che)\b|我")
-# "Everything", but not "everything you know about my job".
-_EVERYTHING = re.compile(
-    r"(?i)\b(?:everything|all|alles|tout|todo|tutto|tudo)\b"
-    r"(?!.*\b(?:about|of|on|\u00fcber|sur|sobre|su) (?!(?:me|this|that|it|them|mich|moi|m\u00ed)\b))"
-    "|全部|所有|一切|すべて|全て"
-)
-# A whole message that confirms has no other words.
-_CONFIRMS = re.compile(
-    r"(?i)(?:[^\w?\uff1f]*(?:\b(?:yes|yeah|yep|sure|ok(?:ay)?|please|do|go|ahead|confirm(?:ed)?|right|i|am|m|it|all|of"
-    r"|that|them|forget|everything|about|me|ja|bitte|sicher|vergiss|alles|oui|tout|s[i\u00ed]|claro|vale|todo|tutto|sim)\b"
-    r"|是的?|好的?|[对對]的?|可以|[确確][认認定]|忘掉|全部|はい|ええ|お願いします))+[^\w?\uff1f]*"
-)
 # "Forget it" means what was said right before.
 _LONGEST_POINTER, _LINES_BEFORE = 3, 2
+_phrases = partial(phrases, "forgetting")
 
 
 def asks_to_forget(
@@ -94,22 +62,22 @@ def asks_to_forget(
         words = keywords(content)
         was_told = 2 * len(shared(words, told)) > len(words)
         asked.append(was_told or any(shares_word(content, text) for text in named_in))
-    return asked, bool(told) or any(map(_EVERYTHING.search, orders))
+    return asked, bool(told) or any(map(_phrases("everything").search, orders))
 
 
 def _is_order(sentence: str) -> bool:
-    found = _ASKS.search(sentence)
-    if found is None or _EXCEPT.search(sentence):
+    found = _phrases("asks").search(sentence)
+    if found is None or _phrases("except").search(sentence):
         return False
     # What the order is about may be denied, not the order.
-    return not (denies(sentence[: found.start()]) or denies(_OBJECT.split(sentence[found.end() :])[0]))
+    return not (denies(sentence[: found.start()]) or denies(_phrases("object").split(sentence[found.end() :])[0]))
 
 
 def _told_of_everything(lines: Sequence[Utterance], results: Sequence[Utterance]) -> frozenset[str]:
     """Returns the keywords of what stands between an order to forget everything and the user's yes to it."""
     asked, answer = ([line for line in lines if line.is_users] * 2)[-2:]
     orders = filter(_is_order, sentences_at(asked.text, Span(0, len(asked.text), 1.0)))
-    if not (_CONFIRMS.fullmatch(answer.text) and any(map(_EVERYTHING.search, orders))):
+    if not (_phrases("confirms").fullmatch(answer.text) and any(map(_phrases("everything").search, orders))):
         return frozenset()
     between = (one.text for one in (*lines, *results) if asked.row_id < one.row_id < answer.row_id)
     return keywords("\n".join(between))

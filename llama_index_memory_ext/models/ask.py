@@ -98,10 +98,7 @@ def token_bound(llm: Any, tokens: int) -> dict[str, Any]:
 
 
 async def ask_with(
-    llm: LLM,
-    options: Mapping[str, Any],
-    ask: Callable[..., Awaitable[ChatResponse]],
-    heard: list[ChatResponse],
+    llm: LLM, options: Mapping[str, Any], ask: Callable[..., Awaitable[ChatResponse]], heard: list[ChatResponse]
 ) -> ChatResponse:
     """The answer when the model is asked with these options, but for those that the server refuses, now or before.
 
@@ -122,7 +119,10 @@ async def ask_with(
             del left[name]
             continue
         heard.append(response)
-        if "max_tokens" not in left or not (was_truncated(response) and _has_thoughts(response)):
+        has_thoughts = "<think" in (response.message.content or "") or any(
+            block.block_type == "thinking" for block in response.message.blocks
+        )
+        if "max_tokens" not in left or not (was_truncated(response) and has_thoughts):
             break
         refused.append("max_tokens")
         del left["max_tokens"]
@@ -144,11 +144,6 @@ def _refused_option(llm: LLM, error: BaseException, options: Mapping[str, Any]) 
     unknown = [] if is_about_words(error) else [name for name in options if not takes(llm, name)]
     named = [name for name in options if _NAMED[name].search(str(error))]
     return next(iter([*named, *unknown]), None)
-
-
-def _has_thoughts(response: ChatResponse) -> bool:
-    blocks = {block.block_type for block in response.message.blocks}
-    return "thinking" in blocks or "<think" in (response.message.content or "")
 
 
 async def import_clients() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add
 from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.text.messages import message_tokens
@@ -19,12 +20,7 @@ if TYPE_CHECKING:
 _PROMPT = ("prompt_tokens", "input_tokens", "inputTokens", "prompt_token_count", "prompt_eval_count")
 _COMPLETION = ("completion_tokens", "output_tokens", "outputTokens", "candidates_token_count", "eval_count")
 # Anthropic and Bedrock do not count among the tokens of the prompt what their caches had or took.
-_CACHED = (
-    "cache_creation_input_tokens",
-    "cache_read_input_tokens",
-    "cacheWriteInputTokens",
-    "cacheReadInputTokens",
-)
+_CACHED = ("cache_creation_input_tokens", "cache_read_input_tokens", "cacheWriteInputTokens", "cacheReadInputTokens")
 
 # The names of OpenAI, Anthropic, Bedrock, Google, Mistral, Cohere and Ollama.
 _REASONS = ("finish_reason", "stop_reason", "stopReason", "finishReason", "done_reason", "status")
@@ -46,12 +42,7 @@ class Usage:
     counted: int = 0
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            self.calls + other.calls,
-            self.prompt_tokens + other.prompt_tokens,
-            self.completion_tokens + other.completion_tokens,
-            self.counted + other.counted,
-        )
+        return Usage(*map(add, astuple(self), astuple(other)))
 
 
 def usage_of(prompt: Sequence[ChatMessage], response: ChatResponse, counter: TokenCounter) -> Usage:
