@@ -30,7 +30,6 @@ from llama_index_memory_ext.memory.settings import (
     model_window,
     session_of,
     store_of,
-    warn_if_close,
 )
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
 from llama_index_memory_ext.reader_block import Counter, LogBlock, Switch
@@ -215,10 +214,7 @@ class CondensedMemory(Memory):
                 UserWarning,
                 stacklevel=2,
             )
-        window, model = model_window(llm, context_window)
-        limits = limits_for(window, model, token_limit, condensed_token_limit, facts_token_limit)
-        if token_limit is not None and tokenizer_fn is None:
-            warn_if_close(window, model, limits[0])
+        limits = limits_for(*model_window(llm, context_window), token_limit, condensed_token_limit, facts_token_limit)
         check_cache_points(cache_points, memory_blocks_template, llm)
         place: Any = {"async_database_uri": async_database_uri, "table_name": table_name, "async_engine": async_engine}
         store = store_of(chat_store, **place, db_schema=db_schema)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.memory import BaseMemoryBlock
@@ -18,7 +16,6 @@ from llama_index_memory_ext.reader_block import llm_of_settings
 from llama_index_memory_ext.record.block import MIN_ROOM, CondensedMemoryBlock, CondensedOptions
 from llama_index_memory_ext.settings import check_id, shown
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
-from llama_index_memory_ext.text.tokens import is_openai_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,8 +25,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.record.window import CachePoints
 
 
-logger = logging.getLogger(__name__)
-
 DEFAULT_TOKEN_LIMIT = 60_000
 _CONDENSED_LIMIT, _FACTS_LIMIT = 50_000, 2_000
 # What is left of a window is for instructions, tools, the answer, and for the tokens of another tokenizer.
@@ -38,8 +33,6 @@ _WINDOW_SHARE = 0.75
 _TURN_TOKENS = 8_000
 # With less, a quarter for the turn and an eighth for the facts leave no room for a record.
 _LEAST = 80
-# 4,000 tokens of o200k_base were 4,531 of SmolLM2's.
-_OTHER_TOKENIZER = 1.13
 
 _LIMITS = ("context_window", "token_limit", "condensed_token_limit", "facts_token_limit")
 
@@ -109,21 +102,6 @@ def _total_limit(window: int | None, model: str, given: int | None) -> tuple[int
             f"out, which gives {usual}, or say context_window=... if the model has a larger one."
         )
     return given, ""
-
-
-@cache
-def warn_if_close(window: int | None, model: str, token_limit: int) -> None:
-    """Logs once that the prompts of a model may be longer than we count, and not fit into its window."""
-    safe = int((window or token_limit * 2) / _OTHER_TOKENIZER)
-    if token_limit > safe and model and not is_openai_model(model):
-        logger.warning(
-            "token_limit=%d is counted by OpenAI's tokenizer, and %s may have 13 %% more tokens, which do not fit into "
-            "its context window of %d tokens. Take at most %d, or pass the model's own tokenizer as tokenizer_fn.",
-            token_limit,
-            model,
-            window,
-            safe,
-        )
 
 
 class MemoryOptions(CondensedOptions, FactsOptions, total=False):

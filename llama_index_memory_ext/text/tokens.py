@@ -239,15 +239,6 @@ def fit_tokens(tokens: Iterable[int], limit: int, *, least: int = 1) -> list[int
     return kept
 
 
-def is_openai_model(name: str) -> bool:
-    """Returns whether a model has a tokenizer of OpenAI's, by its name."""
-    import tiktoken
-
-    with suppress(KeyError):
-        return bool(tiktoken.encoding_name_for_model(name))
-    return False
-
-
 @cache
 def _encoding(name: str) -> tiktoken.Encoding | None:
     encoding = name

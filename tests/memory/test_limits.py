@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
@@ -149,35 +148,3 @@ def test_limits_that_cannot_fit_are_refused_with_the_numbers_and_the_model(
 def test_options_that_leave_a_record_no_room_are_refused_with_the_limit_that_follows(options: dict[str, Any]) -> None:
     with pytest.raises(LimitError, match=r"4000 tokens.*3840 .*condensed_token_limit"):
         CondensedMemory.from_defaults(llm=GPT_4, **options)
-
-
-# ---- what is warned about -----------------------------------------------------------------------------
-
-
-def test_a_limit_close_to_the_window_is_warned_about_once_for_another_tokenizer(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """4,000 tokens of ours were 4,531 of SmolLM2's."""
-    caplog.set_level(logging.WARNING)
-    tight: dict[str, Any] = {"llm": model_with(8_192, name="smollm2-warned"), "token_limit": 8_000}
-    for _ in range(2):
-        CondensedMemory.from_defaults(**tight)
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert all(word in line for word in ("smollm2-warned", "8000", "8192", "7249"))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"token_limit": 7_249},
-        {"tokenizer_fn": str.split, "token_limit": 8_000},
-        {"llm": GPT_4, "token_limit": 8_000},
-        {"llm": model_with(128_000, name="gpt-4o-mini"), "token_limit": 120_000},
-    ],
-)
-def test_limits_that_any_tokenizer_can_keep_are_not_warned_about(
-    options: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING)
-    CondensedMemory.from_defaults(**{"llm": model_with(8_192, name="smollm2-quiet"), **options})
-    assert caplog.records == []
