@@ -15,6 +15,7 @@ from llama_index.core.memory import BaseMemoryBlock
 from llama_index.core.settings import Settings
 from pydantic import StrictBool
 
+from llama_index_memory_ext.background.jobs import JobKey
 from llama_index_memory_ext.errors import NoModelError
 from llama_index_memory_ext.language.stems import checked_languages
 from llama_index_memory_ext.settings import checked
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatMessage
     from typing_extensions import Self
 
-    from llama_index_memory_ext.background.jobs import Failure, JobKey, Jobs
+    from llama_index_memory_ext.background.jobs import Failure, Jobs
 
 
 logger = logging.getLogger(__name__)
@@ -120,9 +121,8 @@ class LogBlock(BaseMemoryBlock[str]):
         return super().__deepcopy__({**(memo or {}), **{id(model): model for model in models}})
 
     def __getstate__(self) -> dict[Any, Any]:
-        state = super().__getstate__()
-        without = {name: None for name in _MODELS if name in self.__dict__}
-        return {**state, "__dict__": {**self.__dict__, **without}}
+        fields = {name: None if name in _MODELS else value for name, value in self.__dict__.items()}
+        return {**super().__getstate__(), "__dict__": fields}
 
     async def aput(
         self, messages: list[ChatMessage], from_short_term_memory: bool = False, session_id: str | None = None
@@ -159,9 +159,13 @@ class LogBlock(BaseMemoryBlock[str]):
     def jobs(self) -> Jobs:
         """The jobs of all blocks of this kind on the same store."""
 
-    @abstractmethod
+    def reader_of(self, session_id: str) -> str:
+        """The name of this block's cursor in a session."""
+        return self.name
+
     def job_key(self, session_id: str) -> JobKey:
         """The key of this block's jobs of a session."""
+        return JobKey(session_id, self.reader_of(session_id))
 
     @property
     def all_jobs(self) -> tuple[Jobs, ...]:

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -53,17 +52,14 @@ def model(messages: list[Message], tools: list[str]) -> Message:
     return say("By multiplying." if "multiply(" in messages[-1]["content"] else "I do not know.")
 
 
-def _named(text: str) -> list[Any]:
-    return [
-        pytest.param(code, id=f"{name}-{i}") for name in PAGES for i, code in enumerate(blocks(text, PAGES[name]), 1)
-    ]
-
-
 def keys_of(server: OpenAIServer) -> dict[str, str]:
     return {"OPENAI_API_KEY": "sk-test", "OPENAI_API_BASE": server.api_base}
 
 
-@pytest.mark.parametrize("code", _named("python"))
+@pytest.mark.parametrize(
+    "code",
+    [pytest.param(code, id=f"{name}-{i}") for name in PAGES for i, code in enumerate(blocks("python", PAGES[name]), 1)],
+)
 def test_a_block_of_code_runs(code: str, tmp_path: Path) -> None:
     """In a process of its own, with the real client against a local server."""
     with serve(model) as server:
@@ -78,7 +74,6 @@ def test_a_block_of_code_runs(code: str, tmp_path: Path) -> None:
 
 
 def test_no_two_blocks_use_the_same_database() -> None:
-    """Somebody may run them all in one folder."""
     files = [name for code in BLOCKS for name in set(re.findall(r"sqlite\+aiosqlite:///([\w-]+\.db)", code))]
     assert sorted(files) == sorted(set(files))
 
@@ -135,16 +130,13 @@ def test_a_block_of_commands_runs(
     assert "CONNECTS TO" not in done.stderr
 
 
-def test_every_block_of_json_can_be_read() -> None:
-    for text in blocks("json"):
-        json.loads(text)
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_no_block_is_of_a_kind_that_nothing_checks(page: str) -> None:
     fences = re.findall(r"^ *```(\w*)$", PAGES[page], flags=re.MULTILINE)
     assert {kind for kind in fences if kind} <= KINDS
     assert len(fences) == 2 * len([kind for kind in fences if kind])
+    for text in blocks("json", PAGES[page]):
+        json.loads(text)
 
 
 def test_every_extra_that_is_named_exists() -> None:
@@ -167,11 +159,8 @@ def test_every_link_leads_to_a_file_and_a_heading(page: str) -> None:
     assert lost == []
 
 
-def test_the_readme_is_short() -> None:
+def test_the_readme_is_short_and_names_every_guide() -> None:
     assert README.count("\n") <= 150
-
-
-def test_every_guide_is_in_the_readme() -> None:
     assert [name for name in PAGES if name not in {"README.md", "figures.md"} and f"docs/{name}" not in README] == []
 
 

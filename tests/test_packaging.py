@@ -37,13 +37,10 @@ def runtime_requirements(project: dict[str, Any]) -> list[Requirement]:
     return [one for one in map(Requirement, named) if one.name != project["name"]]
 
 
-def test_every_public_name_is_in_the_reference() -> None:
+def test_every_public_name_says_what_it_is_and_is_in_the_reference() -> None:
     pages = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     shown = set(re.findall(r"^::: llama_index_memory_ext\.(\w+)$", pages, re.MULTILINE))
     assert set(llama_index_memory_ext.__all__) - shown == set()
-
-
-def test_every_public_name_says_what_it_is() -> None:
     names = llama_index_memory_ext.__all__
     assert [name for name in names if not getattr(llama_index_memory_ext, name).__doc__] == []
 
@@ -93,17 +90,9 @@ def test_facts_are_added_and_changed_by_the_fields_of_a_fact() -> None:
     assert [*inspect.signature(memory.sql_store.forget_user).parameters] == ["user_id", "session_ids", "vacuum"]
 
 
-def test_the_package_says_its_version(pyproject: dict[str, Any]) -> None:
-    assert llama_index_memory_ext.__version__ == pyproject["project"]["version"]
-
-
-def test_the_types_of_the_package_reach_its_users() -> None:
-    assert (Path(llama_index_memory_ext.__file__).parent / "py.typed").is_file()
-
-
-def test_the_changelog_begins_with_this_version(pyproject: dict[str, Any]) -> None:
+def test_the_changelog_begins_with_the_version_of_the_package(pyproject: dict[str, Any]) -> None:
     released = re.findall(r"^## \[?([\d.]+)\]? - \d{4}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert released[0] == pyproject["project"]["version"]
+    assert released[0] == pyproject["project"]["version"] == llama_index_memory_ext.__version__
     assert released == sorted(released, key=Version, reverse=True)
 
 
@@ -119,13 +108,8 @@ def test_the_lowest_versions_that_are_tested_are_those_that_are_allowed(pyprojec
     assert tested == allowed
 
 
-def test_whoever_makes_the_pages_has_the_command_line_whose_help_is_one_of_them(pyproject: dict[str, Any]) -> None:
-    extras = pyproject["project"]["optional-dependencies"]
-    assert "cli" in {extra for line in extras["docs"] for extra in Requirement(line).extras}
-
-
 def test_the_versions_of_python_are_all_from_the_lowest_that_is_allowed_on(pyproject: dict[str, Any]) -> None:
-    """Those to come are not forbidden, as LlamaIndex forbids none."""
+    """Those to come are not forbidden, as LlamaIndex forbids none. The checks look for each that is named."""
     project = pyproject["project"]
     prefix = "Programming Language :: Python :: "
     named = [entry.removeprefix(prefix) for entry in project["classifiers"] if entry.startswith(prefix)]
@@ -133,20 +117,16 @@ def test_the_versions_of_python_are_all_from_the_lowest_that_is_allowed_on(pypro
     lowest = next(minor for minor in range(30) if f"3.{minor}" in allowed)
     assert named == [f"3.{minor}" for minor in range(lowest, lowest + len(named))]
     assert "3.29" in allowed
+    minors = " ".join(entry.split(".")[1] for entry in named)
+    assert f"minors=({minors})" in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
 
 
-def test_the_checks_look_for_each_python_that_is_named(pyproject: dict[str, Any]) -> None:
-    named = [entry.split(".")[-1] for entry in pyproject["project"]["classifiers"] if ":: Python :: 3." in entry]
-    assert f"minors=({' '.join(named)})" in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
-
-
-def test_llamahub_finds_what_it_is_told_of(pyproject: dict[str, Any]) -> None:
+def test_what_is_published_holds_what_it_says(pyproject: dict[str, Any]) -> None:
+    """The types of the package, what LlamaHub is told of, and in the source distribution what the tests need."""
+    assert (Path(llama_index_memory_ext.__file__).parent / "py.typed").is_file()
     hub = pyproject["tool"]["llamahub"]
     assert hub["import_path"] == llama_index_memory_ext.__name__
     assert set(hub["class_authors"]) <= set(llama_index_memory_ext.__all__)
-
-
-def test_the_source_distribution_holds_what_the_tests_need(pyproject: dict[str, Any]) -> None:
     included = pyproject["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
     assert {"/llama_index_memory_ext", "/tests", "/benchmarks", "/notebooks", "/.ci", "/mkdocs.yml"} <= set(included)
     assert [name for name in included if not (ROOT / name.removeprefix("/")).exists()] == []

@@ -311,10 +311,6 @@ class RelevantFactsBlock(LogBlock):
         # Quoted, so that no id of a user makes the name of another reader.
         return f"{self.name} of {namespace}" if own is None else f"{self.name} by {own!r} of {namespace}"
 
-    def job_key(self, session_id: str) -> JobKey:
-        """The key of this block's job of a session."""
-        return JobKey(session_id, self.reader_of(session_id))
-
     def readers_of(self, session_id: str) -> tuple[str, ...]:
         """This block's cursor, if it extracts facts."""
         return (self.reader_of(session_id),) if self.extract_facts else ()

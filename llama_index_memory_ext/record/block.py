@@ -10,7 +10,6 @@ from llama_index.core.base.llms.types import ChatMessage, TextBlock
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 from typing_extensions import TypedDict
 
-from llama_index_memory_ext.background.jobs import JobKey
 from llama_index_memory_ext.errors import LimitError, StoreError
 from llama_index_memory_ext.events import SummaryFailedEvent
 from llama_index_memory_ext.language.stems import checked_languages
@@ -286,10 +285,6 @@ class CondensedMemoryBlock(LogBlock):
     def all_jobs(self) -> tuple[Jobs, ...]:
         """The jobs that sum up sessions, and those that index and embed them."""
         return self.jobs, self._parts.search.jobs, self._parts.search.embedding_jobs
-
-    def job_key(self, session_id: str) -> JobKey:
-        """The key of this block's jobs of a session."""
-        return JobKey(session_id, self.name)
 
     @property
     def _parts(self) -> _Parts:
