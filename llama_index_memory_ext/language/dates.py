@@ -8,7 +8,7 @@ from datetime import date, timedelta
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.language import pattern, word_lists
+from llama_index_memory_ext.language import phrases, word_lists
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -18,26 +18,9 @@ MONTHS = str.split("January February March April May June July August September 
 # The English names of the months and their first three letters.
 MONTH_PATTERN = "|".join(f"{month}|{month[:3]}" for month in MONTHS)
 WEEKDAYS = str.split("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
-_YEAR_DIGITS = r"(?P<y>(?:19|20)\d\d)"
-# A part of a longer number, an address, an id, a phone number or a path is no date.
-_START, _END = r"(?<![\w.+#/-])", r"(?:T(?=\d\d)|(?!\w|[-./]\d))"
-_NUMERIC = (
-    rf"(?a){_START}{_YEAR_DIGITS}(?:[-/](?P<m>\d\d?)|(?P<mark>[-/])(?P<m2>\d\d?)(?P=mark)(?P<d2>\d\d?)"
-    # "2026.1.2" is rather a version.
-    rf"|\.(?P<m3>\d\d)\.(?P<d3>\d\d)){_END}"
-)
-# In either order of day and month; without a year only 3/5 and 3.5. (but not 3.5).
-_PAIR = (
-    rf"(?a){_START}(?P<a>\d\d?)(?P<mark>[-./])(?P<b>\d\d?)"
-    rf"(?:(?P=mark){_YEAR_DIGITS}|(?<=/\d)|(?<=/\d\d)|(?=\.(?!\d))){_END}"
-)
-_CHINESE = rf"(?<!\d)(?:{_YEAR_DIGITS}\s?年\s?の?)?(?P<m>1[0-2]|0?[1-9])\s?月(?:\s?(?P<d>[0-3]?\d)\s?[日号號])?"
-_YEAR = rf"(?<![\d$\u20ac\u00a3.,:/-]){_YEAR_DIGITS}(?:(?P<s>s\b|er\b|年代)|年)?(?!\d|[,:.]\d|\s?[%$\u20ac\u00a3]|-\d)"
-_DECADE = r"(?<![\d.,])['\u2019]?(?P<decade>[1-9]0)(?:['\u2019]?s\b|er\b|年代)"
 # English and German write months and weekdays with a capital, which tells "May" from "may".
 _CAPITALISED = frozenset({"en", "de"})
 _SHORTEST_NAME, _LAST_DECADE = 3, 20
-_MONTH_NUMBERS, _MONTH_DAYS = range(1, 13), range(1, 32)
 
 
 class Day(NamedTuple):
@@ -76,8 +59,9 @@ def dates_in(text: str, code: str = "en") -> tuple[Found, ...]:
     """
     kept: list[Found] = []
     taken = bytearray(len(text))
-    for kind in (_NUMERIC, _CHINESE, _PAIR, _named(code), _YEAR, _DECADE):
-        for match in pattern(kind).finditer(text):
+    kinds = [phrases("calendar", kind) for kind in ("numeric", "chinese", "pair", "year", "decade")]
+    for kind in (*kinds[:3], _named(code), *kinds[3:]):
+        for match in kind.finditer(text):
             start, end = match.span()
             readings = _readings(match, code)
             if readings and not any(taken[start:end]):
@@ -108,10 +92,8 @@ def _readings(match: re.Match[str], code: str) -> tuple[Day, ...]:
 
 
 def _exists(year: int | None, month: int, day: int | None) -> bool:
-    if month not in _MONTH_NUMBERS or (day or 1) not in _MONTH_DAYS:
-        return False
     # In a leap year, if it is not known.
-    return (day or 1) <= monthrange(year or 2000, month)[1]
+    return 1 <= month <= len(MONTHS) and 1 <= (day or 1) <= monthrange(year or 2000, month)[1]
 
 
 @lru_cache(maxsize=16)
@@ -137,11 +119,11 @@ def _names(code: str) -> Mapping[str, tuple[str, int]]:
 
 
 @lru_cache(maxsize=16)
-def _named(code: str) -> str:
+def _named(code: str) -> re.Pattern[str]:
     names = "|".join(sorted(map(re.escape, _names(code)), key=len, reverse=True))
-    return (
+    return re.compile(
         rf"(?:(?<![\d.:])(?P<d>[0-3]?\d)(?:st|nd|rd|th|\.)? (?:of )?)?\b(?P<name>(?i:{names}))\b\.?"
-        rf"(?: (?P<d2>[0-3]?\d)(?:st|nd|rd|th)?\b(?![.:]?\d))?(?:,? (?:of )?{_YEAR_DIGITS}\b)?"
+        rf"(?: (?P<d2>[0-3]?\d)(?:st|nd|rd|th)?\b(?![.:]?\d))?(?:,? (?:of )?(?P<y>(?:19|20)\d\d)\b)?"
     )
 
 
@@ -166,40 +148,29 @@ def period_of(day: Day, today: date | None = None) -> Period | None:
     return Period(first, first if day.day else date(year, last_month, monthrange(year, last_month)[1]))
 
 
-_AGO = (
-    r"\b(?P<n>\w+) (?P<unit>day|week|month|year)s? ago\b|\bvor (?P<n2>\w+) (?P<unit2>(?:tag|monat|jahr)e?n?|wochen?)\b"
-    r"|(?<!\d)(?P<n3>\d{1,2}|[一二两兩三四五六七八九十])\s?[个個かヶカケ]?(?P<unit3>天|日|周|星期|週|月|年)[间間]?(?:之|以)?前"
-)
-_LAST = (
-    r"\b(?:last|letzte[nrsm]?|vorige[nrsm]?|vergangene[nrsm]?) (?P<unit>year|month|week|jahr|monat|woche)\b"
-    r"|(?P<year>去年|昨年)|(?P<year2>前年|一昨年|おととし)|(?P<month>上个月|上個月|先月)|(?P<week>上周|上星期|先週)"
-    r"|\b(?P<day>yesterday|gestern)\b|(?P<day2>昨天|昨日)"
-)
-
-
 def relative_periods(text: str, today: date) -> Iterator[Period]:
     """Yield the times of a text in lower case that are told from today: two years ago, last month, yesterday.
 
     >>> next(relative_periods("what did we use last year?", date(2026, 11, 20))).start
     datetime.date(2025, 1, 1)
     """
-    for match in pattern(_AGO).finditer(text):
-        number, unit = (one for one in match.groups() if one)
+    for match in phrases("calendar", "ago").finditer(text):
+        number, unit = filter(None, match.groups())
         count = int(number) if number.isdecimal() else _line_of(number, "numbers")
         if count in range(1, 100):
             days = (1, 7, 30, 365)[_line_of(unit, "units") - 1]
             middle, half = today - timedelta(days=count * days), timedelta(days=days // 2)
             yield Period(middle - half, middle + half)
-    for match in pattern(_LAST).finditer(text):
-        unit = match["unit"] or str(match.lastgroup).rstrip("2")
+    for match in phrases("calendar", "last").finditer(text):
+        unit = match["unit"] or match.lastgroup or "day"
         yesterday, monday = today - timedelta(days=1), today - timedelta(days=today.weekday() + 7)
-        year, month = today.year - (2 if match["year2"] else 1), today.replace(day=1) - timedelta(days=1)
+        year, month = today.year - (2 if match["year_before"] else 1), today.replace(day=1) - timedelta(days=1)
         yield {
             1: Period(yesterday, yesterday),
             2: Period(monday, monday + timedelta(days=6)),
             3: Period(month.replace(day=1), month),
             4: Period(date(year, 1, 1), date(year, 12, 31)),
-        }[_line_of(unit, "units")]
+        }[_line_of(unit.removesuffix("_before"), "units")]
 
 
 @cache
@@ -208,21 +179,10 @@ def _lines(section: str) -> dict[str, int]:
 
 
 def _line_of(word: str, section: str) -> int:
-    """The number of the line in which a word stands; 0 for none."""
+    """Return the number of the line in which a word stands; 0 for none."""
     return _lines(section).get(word, 0)
 
 
-_OTHER_MONTHS = MONTH_PATTERN.replace("May|May|", "")
-_MAY = r"(?i)\bmay\b"
-# A "may" that is no verb stands behind such a word, or before a number or another month.
-_BEFORE_MAY = (
-    r"(?i:\b(?:in|of|since|until|till|by|during|before|after|from|to|through|last|next|early|mid|late|every|\d(?:st|nd"
-    rf"|rd|th)?|(?:{_OTHER_MONTHS})(?:,| and| or| to))[\s-]+)$|\bthis $"
-)
-_AFTER_MAY = (
-    rf"(?i)[\s,'-]+\d|'s\b|(?:\s?[,/-]\s?|\s(?:and|or|to|until)\s)(?:{_OTHER_MONTHS})\b|\s(?:was|were|is|has been)\b"
-)
-_VERB_AFTER_MAY = r"(?i)\s(?:be|have|not)\b"
 # How much of a text before a "may" is looked at.
 _NEAR = 40
 
@@ -236,7 +196,7 @@ def with_english_days(text: str) -> tuple[str, list[str]]:
     ('It  rain on  8 May 2026 ', ['may8'])
     """
     if "may" in text.lower():
-        text = pattern(_MAY).sub(lambda may: may.group() if _is_month(may) else "", text)
+        text = re.sub(r"(?i)\bmay\b", lambda may: may.group() if _is_month(may) else "", text)
     # Most texts have none.
     found_in = dates_in(text) if re.search(r"\d", text) else ()
     parts, terms, end = list[str](), list[str](), 0
@@ -253,9 +213,9 @@ def with_english_days(text: str) -> tuple[str, list[str]]:
 
 def _is_month(may: re.Match[str]) -> bool:
     before, after = may.string[max(may.start() - _NEAR, 0) : may.start()], may.string[may.end() : may.end() + _NEAR]
-    if pattern(_VERB_AFTER_MAY).match(after):
+    if re.match(r"(?i)\s(?:be|have|not)\b", after):
         return False
-    if pattern(_BEFORE_MAY).search(before) or pattern(_AFTER_MAY).match(after):
+    if phrases("calendar", "before_may").search(before) or phrases("calendar", "after_may").match(after):
         return not before.endswith("this ") or may.group() == "May"
     # "And May?"
     return may.group() == "May" and before[-2:-1].isalnum() and after.strip()[:1] in ("", "?", ",", ";")
