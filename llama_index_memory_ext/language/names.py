@@ -7,8 +7,7 @@ from difflib import SequenceMatcher
 from itertools import product
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.language import pattern
-from llama_index_memory_ext.language.numbers import CJK_NUMBER
+from llama_index_memory_ext.language import pattern, phrases
 from llama_index_memory_ext.language.quotes import tokens_in
 from llama_index_memory_ext.language.said_dates import without_dates
 from llama_index_memory_ext.language.stems import HAN, KANA, is_translation, language_of
@@ -192,7 +191,7 @@ def _missing_in_characters(statement: str, evidence: str) -> list[str]:
     missing = [name for name in named if not set(name[:2]) <= set(evidence)]
     if not HAN.search(evidence):
         return missing
-    ordinary = set(evidence) | STOP_CHARACTERS | set("".join(pattern(CJK_NUMBER).findall(statement)))
+    ordinary = set(evidence) | STOP_CHARACTERS | set("".join(phrases("numbers", "chinese").findall(statement)))
     characters = [character for character in statement if HAN.match(character) or KANA.match(character)]
     new = "".join(one if HAN.match(one) and one not in ordinary else " " for one in characters)
     least = max(_NEW_RUN, _NEW_SHARE * len(characters))

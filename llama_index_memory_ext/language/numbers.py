@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.language import pattern, word_lists
+from llama_index_memory_ext.language import pattern, phrases, word_lists
 from llama_index_memory_ext.language.stems import language_of
 from llama_index_memory_ext.language.tokens import STOP_WORDS, are_forms
 
@@ -16,19 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 
-# No number that anybody says is longer.
-CJK_NUMBER = "[\u3007零一二两兩三四五六七八九十百千万萬亿億\u58f1\u5f10\u53c2]{1,20}"
 _CJK_DIGITS = {"两": 2, "兩": 2, "\u3007": 0} | {character: i for i, character in enumerate("零一二三四五六七八九")}
 _CJK_UNITS = {"十": 10, "百": 100, "千": 1_000}
 _CJK_GROUPS = {"万": 10_000, "萬": 10_000, "亿": 10**8, "億": 10**8}
-CLOCK = (
-    r"(?i)(?<![\d:])(?P<hour>[01]?\d|2[0-4])(?:[:.](?P<minute>[0-5]\d))?\s?(?P<half>[ap])\.?m\b\.?"
-    r"|(?<![\d:])(?P<hour2>[01]?\d|2[0-4]):(?P<minute2>[0-5]\d)(?!\d)"
-)
 # Hours to add to the hour that follows, or to the one that is said: "half past six", "halb sieben".
 _SPOKEN = {"half past": 0.5, "quarter past": 0.25, "quarter to": -0.25, "halb": -0.5, "viertel nach": 0.25}
 _SPOKEN |= {"viertel vor": -0.25, "dreiviertel": -0.25}
-_SPOKEN_CLOCK = rf"(?i)\b({'|'.join(_SPOKEN)}) ([^\W\d_]+|1?\d)\b"
 _NOON, _THOUSANDS, _MOST_DIGITS = 12, 3, 30
 _SPELT = (*range(2, 1_000), *range(1_000, 20_000, 1_000), *range(20_000, 100_001, 10_000), 200_000, 500_000, 10**6)
 _MOST_ORDINAL, _MOST_HALVED = 31, 100
@@ -39,23 +32,26 @@ _ORDINAL_ENDINGS = {"e": ("en", "er", "es", "em"), "o": ("a",)}
 
 
 def digits_of(text: str) -> str:
-    """The text with its numbers in Chinese characters and in other digits as ASCII digits.
+    """Return the text with its numbers in Chinese characters and in other digits as ASCII digits.
 
     >>> digits_of("三周后")
     '3周后'
     """
-    return pattern(CJK_NUMBER).sub(lambda match: f"{cjk_value(match.group()):.0f}", ascii_digits(text))
+    return phrases("numbers", "chinese").sub(lambda match: f"{cjk_value(match.group()):.0f}", ascii_digits(text))
 
 
 def ascii_digits(text: str) -> str:
-    """The text in the normal form NFKC, with the digits of all scripts as ASCII digits."""
+    """Return the text in the normal form NFKC, with the digits of all scripts as ASCII digits."""
     return "".join(str(unicodedata.digit(character, character)) for character in unicodedata.normalize("NFKC", text))
 
 
 def clock_times(text: str, names: Mapping[str, float]) -> Iterator[tuple[str, set[float]]]:
-    """Times of the day as they are written, in hours; those of an afternoon are also had as of 12."""
-    yield from map(_clock_time, pattern(CLOCK).finditer(text))
-    for match in pattern(_SPOKEN_CLOCK).finditer(text):
+    """Yield times of the day as they are written, in hours; those of an afternoon are also had as of 12."""
+    for match in phrases("numbers", "clock").finditer(text):
+        time = int(match["hour"]) + int(match["minute"] or 0) / 60
+        is_afternoon = match["half"] in ("p", "P") and time < _NOON
+        yield match.group(), {time, time + _NOON} if is_afternoon else {time}
+    for match in phrases("numbers", "spoken_clock").finditer(text):
         said = match[2].lower()
         spoken = float(said) if said.isdigit() else names.get(said, 1.0 if said in ("one", "eins") else 0.0)
         if 0 < spoken <= _NOON:
@@ -63,15 +59,8 @@ def clock_times(text: str, names: Mapping[str, float]) -> Iterator[tuple[str, se
             yield match.group(), {time, time + _NOON}
 
 
-def _clock_time(match: re.Match[str]) -> tuple[str, set[float]]:
-    hour, minute = int(match["hour"] or match["hour2"]), int(match["minute"] or match["minute2"] or 0)
-    is_afternoon = (match["half"] or "").lower() == "p" and hour < _NOON
-    hours = {hour, hour + _NOON} if is_afternoon else {hour}
-    return match.group(), {hour + minute / 60 for hour in hours}
-
-
 def readings(number: str) -> list[float]:
-    """What a number can mean: 1.200,50 and 1,200.50 are the same, and 1.200 is either 1.2 or 1200."""
+    """Return what a number can mean: 1.200,50 and 1,200.50 are the same, and 1.200 is either 1.2 or 1200."""
     plain = re.sub(r"['\u2019\u00a0 _]", "", number)[:_MOST_DIGITS]
     marks = re.findall(r"[.,]", plain)
     if not marks:
@@ -84,7 +73,7 @@ def readings(number: str) -> list[float]:
 
 
 def cjk_value(characters: str) -> float:
-    """The value of a number in Chinese characters: 三百五十 is 350, 两万 is 20000, and 二〇二三 is 2023."""
+    """Return the value of a number in Chinese characters: 三百五十 is 350, 两万 is 20000, and 二〇二三 is 2023."""
     if not any(character in _CJK_UNITS or character in _CJK_GROUPS for character in characters):
         return float("".join(str(_CJK_DIGITS.get(character, 0)) for character in characters))
     total = group = digit = 0
@@ -100,7 +89,7 @@ def cjk_value(characters: str) -> float:
 
 @lru_cache(maxsize=8)
 def names_of_numbers(language: str) -> dict[str, float]:
-    """The values of the numbers that a language spells, without "and"; {} for one that is not known."""
+    """Return the values of the numbers that a language spells, without "and"; {} for one that is not known."""
     # Imported here, because it is needed in the background alone.
     from num2words import CONVERTER_CLASSES, num2words  # type: ignore[import-untyped]
 
@@ -121,33 +110,20 @@ def _plain(name: str) -> str:
 
 
 def _more_in_english(names: Mapping[str, float]) -> dict[str, float]:
-    """A hundred, half a million, two and a half, two and a half million."""
-    ones = {name.removeprefix("one "): value for name, value in names.items() if name.startswith("one ")}
-    ones = {name: value for name, value in ones.items() if " " not in name}
-    more = ones | {f"a {name}": value for name, value in ones.items()}
-    more |= {f"half a {name}": value / 2 for name, value in ones.items()}
-    for name, value in names.items():
-        if value < _MOST_HALVED:
-            more[f"{name} a half"] = value + 0.5
-            more |= {f"{name} a half {one}": (value + 0.5) * times for one, times in ones.items()}
+    """Return the names of a hundred, half a million, two and a half, two and a half million."""
+    halved = {f"{name} a half": value + 0.5 for name, value in names.items() if value < _MOST_HALVED}
+    more = dict(halved)
+    for one, times in (("hundred", 100.0), ("thousand", 1e3), ("million", 1e6)):
+        more |= {one: times, f"a {one}": times, f"half a {one}": times / 2}
+        more |= {f"{name} {one}": value * times for name, value in halved.items()}
     return more
 
 
-# A number in digits (with thousands and decimals), what stands before it, and a letter that multiplies it.
-_DIGITS = (
-    r"(?i)(?P<sign>[$\u20ac\u00a3\u00a5]\s?)?(?<![a-zA-Z\d_.])"
-    r"(?P<number>\d+(?:[.,'\u2019\u00a0 _]\d{3}(?!\d))*(?:[.,]\d+)?)"
-    r"(?P<times>\s?(?:k|thousand|m|mio|million|bn|billion|tausend|millionen)\b|[百千万亿萬億]{1,4})?"
-)
 _TIMES = {"k": 1e3, "m": 1e6, "bn": 1e9, "th": 1e3, "ta": 1e3, "mi": 1e6, "bi": 1e9}
-_WORD = r"[^\W\d_]+"
-_GLUED = r"(?i)(?<=[a-z])(?=\d)"
-_FOLLOWING = r"[\s-]?(?:of (?:my|our|the) )?([^\W\d_]{1,50}|[%°\u20ac$\u00a3]\w?)"
-_HALF_HOURS = ("点半", "點半", "時半")
 # What English has besides the numbers that a library spells. Only a source is read with them.
 _MORE = {"twice": 2.0, "thrice": 3.0, "couple": 2.0, "both": 2.0, "dozen": 12.0, "half": 0.5, "quarter": 0.25}
 # In words: quatre-cent-quatre-vingt-dix-sept.
-_LONGEST_SPELT = 8
+_LONGEST_SPELT, _WORD = 8, r"[^\W\d_]+"
 _SHORTEST_PREFIX, _CJK = 4, "[\u3040-\u9fff]"
 
 
@@ -161,7 +137,7 @@ class Quantity(NamedTuple):
 
 
 def missing_numbers(statement: str, source: str, *, also: Collection[float] = ()) -> list[str]:
-    """The numbers of a statement that the source does not have, or that count something else there.
+    """Return the numbers of a statement that the source does not have, or that count something else there.
 
     Numbers may be in digits or in words on either side; those in ``also`` follow from the source.
 
@@ -175,107 +151,87 @@ def missing_numbers(statement: str, source: str, *, also: Collection[float] = ()
         # One is often not said: "a cat".
         if not same and one.values.isdisjoint({1.0, *also}):
             missing.append(one.written)
-        elif same and _counts_something_else(one, same, said):
+        elif same and _counts_something_else(one, same, [other for other in said if other not in same]):
             missing.append(f"{one.written} {one.word or one.unit}")
     return missing
 
 
+def _counts_something_else(one: Quantity, same: Sequence[Quantity], others: Sequence[Quantity]) -> bool:
+    """Return whether the number was said of another unit, or another number was said of what it counts."""
+    if one.unit:
+        units = {other.unit for other in same}
+        return one.unit not in units and (units != {""} or one.unit in {other.unit for other in others})
+    if not one.word or any(are_forms(one.word, other.word) for other in same):
+        return False
+    return any(are_forms(one.word, other.word) for other in others)
+
+
 def has_numbers(text: str) -> bool:
-    """Whether a text has a number other than one, in digits or in words."""
+    """Return whether a text has a number other than one, in digits or in words."""
     return any(1 not in one.values for one in quantities(text, language_of(text)))
 
 
 @lru_cache(maxsize=64)
 def quantities(text: str, language: str | None, *, with_more: bool = False) -> tuple[Quantity, ...]:
-    """The numbers of a text in digits, in Chinese characters, and in the words of a language and of English.
+    """Return the numbers of a text in digits, in Chinese characters, and in the words of a language and of English.
 
     One is left out in words, where it is also an article. ``with_more`` adds words such as "twice" and "half".
     """
     plain = ascii_digits(text)
     names = names_of_numbers(language or "en")
     found = [Quantity(written, frozenset(values)) for written, values in clock_times(plain, names)]
+    without_times = phrases("numbers", "clock").sub(" ", plain)
+    if with_more:
+        # "python3.12" has the number 3.12; of a statement that is a name.
+        without_times = re.sub(r"(?i)(?<=[a-z])(?=\d)", " ", without_times)
+    for match in phrases("numbers", "digits").finditer(without_times):
+        times = (match["times"] or "").strip().lower()
+        is_chinese = phrases("numbers", "chinese").fullmatch(times)
+        factor = cjk_value(times) if is_chinese else _TIMES.get(times, _TIMES.get(times[:2], 1.0))
+        values = [round(number * factor, 6) for number in readings(match["number"])]
+        found.append(_quantity(match["number"], values, without_times, match.end(), match["sign"] or ""))
     # "2.5 million" and 30万 are one number each.
-    without_digits = pattern(_DIGITS).sub(" ", plain)
-    # "python3.12" has the number 3.12; of a statement that is a name.
-    without_times = (
-        pattern(_GLUED).sub(" ", pattern(CLOCK).sub(" ", plain)) if with_more else pattern(CLOCK).sub(" ", plain)
+    without_digits = phrases("numbers", "digits").sub(" ", plain)
+    found += (
+        _quantity(match.group(), [cjk_value(match.group())], without_digits, match.end())
+        for match in phrases("numbers", "chinese").finditer(without_digits)
     )
-    found += [*_in_digits(without_times), *_in_characters(without_digits)]
     for code in {language or "en", "en"}:
         names = names_of_numbers(code)
         found += _in_words(without_digits, names | _MORE if with_more else names)
     return tuple(found)
 
 
-def _in_digits(text: str) -> Iterator[Quantity]:
-    for match in pattern(_DIGITS).finditer(text):
-        times = (match["times"] or "").strip().lower()
-        factor = (
-            cjk_value(times) if pattern(CJK_NUMBER).fullmatch(times) else _TIMES.get(times, _TIMES.get(times[:2], 1.0))
-        )
-        values = {round(number * factor, 6) + _half_after(text, match.end()) for number in readings(match["number"])}
-        yield _quantity(match["number"], values, text, match.end(), sign=match["sign"] or "")
-
-
-def _in_characters(text: str) -> Iterator[Quantity]:
-    for match in pattern(CJK_NUMBER).finditer(text):
-        value = cjk_value(match.group()) + _half_after(text, match.end())
-        yield _quantity(match.group(), {value}, text, match.end())
-
-
-def _half_after(text: str, place: int) -> float:
-    """What 半 adds to an hour: 六点半."""
-    return 0.5 if text.startswith(_HALF_HOURS, place) else 0.0
-
-
 def _in_words(text: str, names: Mapping[str, float]) -> Iterator[Quantity]:
-    """The numbers in words, the longest that can be read at each place."""
+    """Yield the numbers in words, the longest that can be read at each place."""
     words = [match for match in pattern(_WORD).finditer(text.lower()) if match.group() != "and"]
     i = 0
     while i < len(words):
-        length = next(
-            (n for n in range(min(_LONGEST_SPELT, len(words) - i), 0, -1) if _joined(words[i : i + n]) in names), 0
-        )
-        if length:
-            written = _joined(words[i : i + length])
-            yield _quantity(written, {names[written]}, text, words[i + length - 1].end())
-        i += max(length, 1)
-
-
-def _joined(words: Sequence[re.Match[str]]) -> str:
-    return " ".join(word.group().casefold() for word in words)
+        for length in range(min(_LONGEST_SPELT, len(words) - i), 0, -1):
+            written = " ".join(word.group().casefold() for word in words[i : i + length])
+            if written in names:
+                yield _quantity(written, [names[written]], text, words[i + length - 1].end())
+                break
+        else:
+            length = 1
+        i += length
 
 
 def _quantity(written: str, values: Iterable[float], text: str, end: int, sign: str = "") -> Quantity:
-    following = pattern(_FOLLOWING).match(text, end)
+    # An hour: 六点半.
+    values = [value + 0.5 * text.startswith(("点半", "點半", "時半"), end) for value in values]
+    following = phrases("numbers", "following").match(text, end)
     word = following.group(1).casefold() if following else ""
     word = "" if word in STOP_WORDS else word
     unit = _unit(sign.strip()) or _unit(word)
     if unit == "%":
-        values = {part for value in values for part in (value, value / 100)}
+        values += [value / 100 for value in values]
     return Quantity(written, frozenset(values), word, unit)
 
 
 @lru_cache(maxsize=1_000)
 def _unit(word: str) -> str:
-    """The unit that a word names, in one spelling; "" if it is none."""
+    """Return the unit that a word names, in one spelling; "" if it is none."""
     units = {name: unit for unit, *names in word_lists("units")[""] for name in names}
     long = (name for name in units if len(name) >= _SHORTEST_PREFIX or pattern(_CJK).match(name))
     return units.get(word) or next((units[name] for name in long if word.startswith(name)), "")
-
-
-def _counts_something_else(one: Quantity, same: Sequence[Quantity], said: Sequence[Quantity]) -> bool:
-    """Whether the number was said of another unit, or another number was said of what it counts."""
-    if one.unit:
-        return _has_another_unit(one, same, said)
-    if not one.word or any(are_forms(one.word, other.word) for other in same):
-        return False
-    return any(are_forms(one.word, other.word) for other in said if not one.values & other.values)
-
-
-def _has_another_unit(one: Quantity, same: Sequence[Quantity], said: Sequence[Quantity]) -> bool:
-    """Whether the number was said of another unit, or of none where another number has this unit."""
-    units = {other.unit for other in same}
-    if one.unit in units:
-        return False
-    return units != {""} or any(other.unit == one.unit for other in said)
