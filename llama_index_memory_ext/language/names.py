@@ -31,13 +31,13 @@ _CAPITALS = r"\b[A-Z][^\W_]*(?:(?: (?:of|the|and|de|der))* [A-Z][^\W_]*)+"
 _SHORTEST_BEGINNING, _SHORTEST_STEM, _LONGEST_ENDING = 3, 3, 2
 # How alike two names of some length are that differ by a slip.
 _SHORTEST_MENDED, _LEAST_LIKENESS = 6, 0.85
-_NUMERONYM = r"([a-z])(\d{1,2})([a-z])"
+_NUMERONYM = r"[a-z](\d{1,2})([a-z])"
 # After these words comes a name, also where names have no capitals.
 _NAMED = r"(?:名叫|名字叫|叫做|叫作|叫|名字是|名前は|という名前)([\u3400-\u9fff\u3040-\u30ff]{1,4})"
 # Before these a word in katakana is the name of a place or a company.
 _KATAKANA_NAME = "([\u30a1-\u30fa\u30fc]{2,})(?:に住|で働|に勤|で勤|の社員|出身|という)"
-# A new word in front of one of these is the subject, whom nobody has named. "Birthday is in May" names nobody.
-_COPULA = rf"^([{_LETTER}]+) (?:(?:is|was|ist|war) (?:an?|the|eine?|der|die|das) |(?:has|had|hat|hei(?:ß|ss)t) )"
+# A new word in front of one of these is the subject, whom nobody has named: "Julia is the wife".
+_COPULA = rf"^([{_LETTER}]+) (?:is|was|ist|war) (?:the|der|die|das) "
 # How far from a word the mark that ends a sentence may be.
 _NEAR = 10
 # The least run of new Chinese characters, and their share of a statement, that is taken for a name.
@@ -45,7 +45,7 @@ _NEW_RUN, _NEW_SHARE = 2, 0.35
 
 
 def missing_names(statement: str, source: str, known: str = "") -> list[str]:
-    """The names of a statement that neither the source nor what is ``known`` has.
+    """Return the names of a statement that neither the source nor what is ``known`` has.
 
     A name is a word with a capital that does not begin a sentence. The source may have it with another ending or
     misspelt, as its initials (NYC), or abbreviated (js, utd, k8s). Nothing is missing where the source is in another
@@ -61,12 +61,12 @@ def missing_names(statement: str, source: str, known: str = "") -> list[str]:
 
 
 def shares_word(statement: str, text: str) -> bool:
-    """Whether a text has a telling word or a name of a statement in some form."""
+    """Return whether a text has a telling word or a name of a statement in some form."""
     return bool(shared(keywords(statement), keywords(text))) or shares_name(statement, text)
 
 
 def shares_name(statement: str, text: str) -> bool:
-    """Whether a name of a statement is in a text in some form, also as it is in another language: Geneva and Genf."""
+    """Return whether a name of a statement is in a text in some form, also in that of another language: Geneva, Genf."""
     names = list(_by_capital(without_dates(statement)))
     words = _words(text)
     beginnings = {name[:_SHORTEST_BEGINNING] for name in _by_capital(text)}
@@ -93,7 +93,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 def _by_capital(text: str) -> Iterator[str]:
-    """The words with capitals; compounds in their parts (Berlin-based, R&D)."""
+    """Yield the words with capitals; compounds in their parts (Berlin-based, R&D)."""
     for match in pattern(_WORD).finditer(text.replace("\u2019", "'")):
         # A letter stands for what is further away, so that it is no beginning.
         before = text[max(match.start() - _NEAR, 0) : match.start()]
@@ -109,8 +109,7 @@ def _has_name(name: str, words: frozenset[str]) -> bool:
     folded = comparable(name)
     if folded in words or folded in STOP_WORDS:
         return True
-    telling = words - STOP_WORDS
-    return any(_have_one_stem(folded, word) or _is_abbreviation(word, name) for word in telling)
+    return any(_have_one_stem(folded, word) or _is_abbreviation(word, folded) for word in words - STOP_WORDS)
 
 
 def _is_word_of(name: str, words: frozenset[str]) -> bool:
@@ -119,7 +118,7 @@ def _is_word_of(name: str, words: frozenset[str]) -> bool:
 
 
 def _have_one_stem(name: str, word: str) -> bool:
-    """Whether two words differ only by an ending or a slip: German and Germans, Москве and Москвы, Xeonoblade.
+    """Return whether two words differ only by an ending or a slip: German and Germans, Москве and Москвы, Xeonoblade.
 
     In ASCII one must be the beginning of the other: Anns, Boxes; Ed is not Eddy, nor Eve every.
     """
@@ -134,56 +133,45 @@ def _have_one_stem(name: str, word: str) -> bool:
 
 
 def _is_abbreviation(word: str, name: str) -> bool:
-    """Whether a word of the source abbreviates a name: vw, utd, man, k8s, js of JavaScript."""
-    folded = comparable(name)
-    if word in STOP_WORDS or not word[:1].isalpha() or len(word) >= len(folded) or word[0] != folded[0]:
+    """Return whether a word of the source abbreviates a name: vw, utd, man, k8s, js of JavaScript."""
+    if not word[:1].isalpha() or len(word) >= len(name) or word[0] != name[0]:
         return False
     if numeronym := pattern(_NUMERONYM).fullmatch(word):
-        return len(folded) == int(numeronym[2]) + 2 and folded.endswith(numeronym[3])
-    is_beginning = len(word) >= _SHORTEST_BEGINNING and folded.startswith(word)
-    return is_beginning or _has_consonants(folded, word)
-
-
-def _has_consonants(name: str, word: str) -> bool:
-    """Whether a word has a letter and then consonants of a name in their order: js, utd."""
+        return len(name) == int(numeronym[1]) + 2 and name.endswith(numeronym[2])
+    if len(word) >= _SHORTEST_BEGINNING and name.startswith(word):
+        return True
+    # A letter, and then consonants of the name in their order.
     letters = iter(name)
-    is_short_form = len(word) > 1 and word.isalpha() and _VOWELS.isdisjoint(word[1:])
-    return is_short_form and all(letter in letters for letter in word)
+    has_no_vowels = len(word) > 1 and word.isalpha() and _VOWELS.isdisjoint(word[1:])
+    return has_no_vowels and all(letter in letters for letter in word)
 
 
 def _shortened(names: Sequence[str], evidence: str, words: frozenset[str]) -> set[str]:
-    """The names whose initials the evidence has (HP, GoT, nyc), and the initials of names that it has."""
-    acronyms = _acronyms(evidence, words)
+    """Return the names whose initials the evidence has (HP, GoT, nyc), and the initials of names that it has."""
+    # Words of capitals, and short ones without a vowel, also with a letter left out: GoT has one too many.
+    short = {word for word in words if word.isalpha() and 1 < len(word) <= _LONGEST_ACRONYM}
+    acronyms = {word for word in short if _VOWELS.isdisjoint(word)}
+    acronyms |= {word.casefold() for word in pattern(_ACRONYM).findall(evidence)}
+    acronyms |= {word[:i] + word[i + 1 :] for word in acronyms for i in range(len(word)) if len(word) > len("HP")}
     found = set[str]()
     for i, length in product(range(len(names)), range(2, _LONGEST_ACRONYM + 1)):
         some = names[i : i + length]
         if len(some) == length and "".join(name[0] for name in some).casefold() in acronyms:
             found.update(some)
-    initials = "\n".join(
-        "".join(re.findall(r"\b[^\W\d_]", run)) for run in pattern(_CAPITALS).findall(evidence)
-    ).casefold()
+    runs = pattern(_CAPITALS).findall(evidence)
+    initials = "\n".join("".join(re.findall(r"\b[^\W\d_]", run)) for run in runs).casefold()
     return found | {name for name in names if name.casefold() in initials}
 
 
-def _acronyms(evidence: str, words: frozenset[str]) -> set[str]:
-    """What may be initials: words of capitals, and short ones without a vowel, also with a letter left out."""
-    found = {word.casefold() for word in pattern(_ACRONYM).findall(evidence)}
-    found |= {
-        word for word in words if word.isalpha() and 1 < len(word) <= _LONGEST_ACRONYM and _VOWELS.isdisjoint(word)
-    }
-    # GoT has a letter more than the initials of Game of Thrones.
-    return found | {word[:i] + word[i + 1 :] for word in found for i in range(len(word)) if len(word) > 2}  # noqa: PLR2004 - of two initials
-
-
 def _named_by_nouns(statement: str, evidence: str) -> set[str]:
-    """The names of which another part is a word of the evidence: Smoky, where "Smoky Mountains" are its mountains."""
+    """Return the names of which another part is a word of the evidence: Smoky, for "the Smoky Mountains"."""
     nouns = frozenset(re.findall(r"(?<![^\W_])[a-z]{4,}", evidence)) - STOP_WORDS
     runs = [pattern(_WORD).findall(run) for run in pattern(_CAPITALS).findall(statement)]
     return {name for run in runs if any(_is_word_of(name, nouns) for name in run[1:]) for name in run}
 
 
 def _missing_in_characters(statement: str, evidence: str) -> list[str]:
-    """Names in scripts without capitals: what follows "is called", and runs of new Chinese characters.
+    """Return names in scripts without capitals: what follows "is called", and runs of new Chinese characters.
 
     Such a run makes a good part of a statement. Numbers are checked elsewhere.
     """
@@ -191,8 +179,9 @@ def _missing_in_characters(statement: str, evidence: str) -> list[str]:
     missing = [name for name in named if not set(name[:2]) <= set(evidence)]
     if not HAN.search(evidence):
         return missing
-    ordinary = set(evidence) | STOP_CHARACTERS | set("".join(phrases("numbers", "chinese").findall(statement)))
+    numbers = "".join(phrases("numbers", "chinese").findall(statement))
     characters = [character for character in statement if HAN.match(character) or KANA.match(character)]
-    new = "".join(one if HAN.match(one) and one not in ordinary else " " for one in characters)
+    ordinary = {*evidence, *numbers, *filter(KANA.match, characters)} | STOP_CHARACTERS
     least = max(_NEW_RUN, _NEW_SHARE * len(characters))
+    new = "".join(" " if one in ordinary else one for one in characters)
     return missing + [run for run in new.split() if len(run) >= least]
