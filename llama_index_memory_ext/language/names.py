@@ -66,7 +66,7 @@ def shares_word(statement: str, text: str) -> bool:
 
 
 def shares_name(statement: str, text: str) -> bool:
-    """Return whether a name of a statement is in a text in some form, also in that of another language: Geneva, Genf."""
+    """Return whether a name of a statement is in a text in some form, also that of another language: Geneva, Genf."""
     names = list(_by_capital(without_dates(statement)))
     words = _words(text)
     beginnings = {name[:_SHORTEST_BEGINNING] for name in _by_capital(text)}

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
-from collections import defaultdict
 from difflib import SequenceMatcher, get_close_matches
 from functools import lru_cache
 from html import unescape
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.language import pattern
+from llama_index_memory_ext.language import pattern, word_lists
 from llama_index_memory_ext.language.tokens import STOP_CHARACTERS, STOP_WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from difflib import Match
 
 
 # A word with its apostrophes, or one character of a script without spaces.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 TOKEN = rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+(?:['\u2019`\u00b4][^\W_{_UNSPACED}]+)*[+#]*"
-_IS_UNSPACED = f"[{_UNSPACED}]"
 _APOSTROPHES = str.maketrans("", "", "'\u2019`\u00b4")
 _ENDS = tuple(".!?\u2026\u3002\uff01\uff1f\"'\u201d\u2019)")
 # A model that reports on a person changes these.
-_PERSONS = """i me my mine myself we us our ours ourselves you your yours yourself he him his himself she her hers
-    herself they them their theirs themselves im ive id ill youre youve youd hes shes theyre theyve theyd were weve
-    ich mich mir mein meine meinen meinem meiner wir uns unser unsere er ihn ihm sein seine sie ihr ihre"""
-_PERSON_WORDS = frozenset(_PERSONS.split())
+_PERSON_WORDS = frozenset(chain(*word_lists("clauses")["persons"]))
 _PERSON = "\x00person"
 # How much a token counts: a character of a script without spaces is about half a word.
 _WEIGHT, _STOP_WEIGHT, _CHARACTER_WEIGHT = 1.0, 0.4, 0.5
@@ -59,25 +55,21 @@ class Span(NamedTuple):
     share: float
 
     def of(self, text: str) -> str:
-        """The words themselves."""
+        """Return the words themselves."""
         return text[self.start : self.end]
 
 
 class _Token(NamedTuple):
+    """A word, as it is compared, where it stands, and what it counts in the share of a quote that was found."""
+
     key: str
     start: int
     end: int
-
-    @property
-    def weight(self) -> float:
-        """What it counts in the share of a quote that was found."""
-        if pattern(_IS_UNSPACED).match(self.key):
-            return _STOP_WEIGHT / 2 if self.key in STOP_CHARACTERS else _CHARACTER_WEIGHT
-        return _STOP_WEIGHT if self.key == _PERSON or self.key in STOP_WORDS else _WEIGHT
+    weight: float
 
 
 def find_quote(quote: str, text: str) -> Span | None:
-    """The part of a text that a quote means; None if it is nowhere.
+    """Return the part of a text that a quote means; None if it is nowhere.
 
     Case, punctuation, typography, the person of pronouns, slips in a word, and words that are left out or put in do not
     matter as long as three quarters of the quote are found in their order, and close together. "..." stands for
@@ -89,52 +81,35 @@ def find_quote(quote: str, text: str) -> Span | None:
     >>> find_quote("I live in Paris", text) is None
     True
     """
-    wanted, tokens = _tokens(unescape(quote)), _tokens(text)
+    wanted, tokens, plain = _tokens(unescape(quote)), _tokens(text), quote.strip()
     if not wanted or len(wanted) > _MOST_TOKENS:
         return None
-    return _exactly(quote.strip(), text, wanted, tokens) or _nearly(quote, text, wanted, tokens)
-
-
-def _exactly(quote: str, text: str, wanted: Sequence[_Token], tokens: Sequence[_Token]) -> Span | None:
-    """Where a text has a quote letter for letter, with no word cut in two."""
-    start = text.find(quote)
-    end = start + len(quote)
-    is_found = start >= 0 and _is_at_words(start, end, tokens) and _tells(wanted, tokens)
-    return Span(start, end, 1.0) if is_found else None
+    start = text.find(plain)
+    end = start + len(plain)
+    is_at_words = not any(token.start < place < token.end for token in tokens for place in (start, end))
+    if start >= 0 and is_at_words and _tells(wanted, tokens):
+        return Span(start, end, 1.0)
+    return _nearly(plain, text, wanted, tokens)
 
 
 def _nearly(quote: str, text: str, wanted: Sequence[_Token], tokens: Sequence[_Token]) -> Span | None:
-    """Where a text has most words of a quote in their order."""
+    """Return where a text has most words of a quote in their order."""
     keys = _mended([token.key for token in wanted], {token.key for token in tokens})
-    window = _window(tokens, keys, is_elided="..." in quote or "\u2026" in quote)
-    blocks = _blocks(keys, window)
+    window = tokens
+    if "..." not in quote and "\u2026" not in quote:
+        most = int(len(keys) * _STRETCH) + _SLACK
+        first = _densest(tokens, set(keys), most)
+        window = tokens[first : first + most]
+    matcher = SequenceMatcher(None, keys, [token.key for token in window], autojunk=False)
+    *blocks, _ = matcher.get_matching_blocks()
     matched = [token for block in blocks for token in wanted[block.a : block.a + block.size]]
-    share = _weight_of(matched) / _weight_of(wanted)
+    share = sum(token.weight for token in matched) / sum(token.weight for token in wanted)
     if share < _LEAST_SHARE or not _tells(matched, tokens):
         return None
     start, end = window[blocks[0].b].start, window[blocks[-1].b + blocks[-1].size - 1].end
     # The mark at the end of a sentence belongs to the words.
-    end += text.startswith(_ENDS, end) and quote.rstrip().endswith(_ENDS)
+    end += text.startswith(_ENDS, end) and quote.endswith(_ENDS)
     return Span(start, end, share)
-
-
-def _blocks(keys: Sequence[str], tokens: Sequence[_Token]) -> list[Match]:
-    """The runs of keys that tokens have, in their order."""
-    matcher = SequenceMatcher(None, keys, [token.key for token in tokens], autojunk=False)
-    return [block for block in matcher.get_matching_blocks() if block.size]
-
-
-def _weight_of(tokens: Sequence[_Token]) -> float:
-    return sum(token.weight for token in tokens)
-
-
-def _window(tokens: Sequence[_Token], keys: Sequence[str], *, is_elided: bool) -> Sequence[_Token]:
-    """The tokens of the passage that has most of the keys; all tokens for a quote that leaves words out."""
-    if is_elided:
-        return tokens
-    most = int(len(keys) * _STRETCH) + _SLACK
-    first = _densest(tokens, set(keys), most)
-    return tokens[first : first + most]
 
 
 @lru_cache(maxsize=64)
@@ -142,17 +117,18 @@ def _tokens(text: str) -> tuple[_Token, ...]:
     found = []
     for match in pattern(TOKEN).finditer(text):
         key = unicodedata.normalize("NFKC", match.group()).casefold().translate(_APOSTROPHES)
-        found.append(_Token(_PERSON if key in _PERSON_WORDS else key, *match.span()))
+        if key in _PERSON_WORDS:
+            key = _PERSON
+        if re.match(f"[{_UNSPACED}]", key):
+            weight = _STOP_WEIGHT / 2 if key in STOP_CHARACTERS else _CHARACTER_WEIGHT
+        else:
+            weight = _STOP_WEIGHT if key == _PERSON or key in STOP_WORDS else _WEIGHT
+        found.append(_Token(key, *match.span(), weight))
     return tuple(found)
 
 
-def _is_at_words(start: int, end: int, tokens: Sequence[_Token]) -> bool:
-    """Whether no word is cut in two at either end."""
-    return not any(token.start < place < token.end for token in tokens for place in (start, end))
-
-
 def _tells(wanted: Sequence[_Token], tokens: Sequence[_Token]) -> bool:
-    """Whether a quote has a telling word, or all words of a short answer."""
+    """Return whether a quote has a telling word, or all words of a short answer."""
     if any(token.weight in (_WEIGHT, _CHARACTER_WEIGHT) and len(token.key) > 1 for token in wanted):
         return True
     characters = sum(1 for token in wanted if token.weight == _CHARACTER_WEIGHT)
@@ -160,15 +136,16 @@ def _tells(wanted: Sequence[_Token], tokens: Sequence[_Token]) -> bool:
 
 
 def _mended(keys: Sequence[str], known: set[str]) -> list[str]:
-    """The keys, each that the text does not have as the one that it has but for a slip."""
+    """Return the keys, each that the text does not have as the one that it has but for a slip."""
     unknown = [key for key in keys if key not in known and _may_be_misspelt(key)]
     # Not the words of a quote that is of something else.
-    if not unknown or len(unknown) > max(_MOST_MENDED, len(keys) / 2):
+    if len(unknown) > max(_MOST_MENDED, len(keys) / 2):
         return list(keys)
-    likely = defaultdict(list)
-    for other in filter(_may_be_misspelt, known):
-        likely[other[0]].append(other)
-    mended = {key: _closest(key, likely[key[0]]) for key in unknown[:_MOST_MENDED]}
+    mended = {}
+    for key in unknown[:_MOST_MENDED]:
+        lengths = range(len(key) - 2, len(key) + 3)
+        near = [one for one in known if len(one) in lengths and one[0] == key[0] and _may_be_misspelt(one)]
+        mended[key] = next(iter(get_close_matches(key, near[:_MOST_LIKELY], 1, _LEAST_LIKENESS)), key)
     return [mended.get(key, key) for key in keys]
 
 
@@ -176,15 +153,8 @@ def _may_be_misspelt(key: str) -> bool:
     return _SHORTEST_MENDED <= len(key) <= _LONGEST_MENDED and not key.isdigit()
 
 
-def _closest(key: str, others: Sequence[str]) -> str:
-    """The word that is the key but for a slip; the key if there is none."""
-    lengths = range(len(key) - 2, len(key) + 3)
-    close = get_close_matches(key, [one for one in others if len(one) in lengths][:_MOST_LIKELY], 1, _LEAST_LIKENESS)
-    return close[0] if close else key
-
-
 def _densest(tokens: Sequence[_Token], keys: set[str], length: int) -> int:
-    """Where the ``length`` tokens begin that have most of the keys."""
+    """Return where the ``length`` tokens begin that have most of the keys."""
     here = sum(token.weight for token in tokens[:length] if token.key in keys)
     best, place = here, 0
     for i in range(length, len(tokens)):
