@@ -27,38 +27,30 @@ def test_a_fact_needs_nothing_but_its_content() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "said"),
     [
-        {"content": " \n"},
-        {"confidence": 1.1},
-        {"confidence": -0.1},
-        {"category": " "},
-        {"created_at": datetime(2026, 11, 20)},  # noqa: DTZ001
-        {"confidnce": 0.5},
-        {"id": ""},
+        ({"content": " \n"}, "content"),
+        ({"category": " "}, "category"),
+        ({"id": ""}, "id"),
+        ({"confidence": -0.1}, "confidence"),
+        ({"confidence": 7}, r"confidence must be less than or equal to 1; saw 7\. It is: .* for 1\.0\."),
+        ({"created_at": datetime(2026, 11, 20)}, "created_at"),  # noqa: DTZ001
+        ({"created_at": "my secret"}, r"created_at must be a valid datetime or date.*; saw a str\."),
+        ({"confidnce": 1}, r"no argument 'confidnce'\. Did you mean 'confidence'"),
     ],
 )
-def test_what_no_fact_can_be_is_refused(wrong: dict[str, Any]) -> None:
-    """A datetime without a zone too: nobody could say when it was. In one line, without what pydantic writes."""
-    with pytest.raises(FactError, match=next(iter(wrong))) as refused:
+def test_what_no_fact_can_be_is_refused_with_the_way_out(wrong: dict[str, Any], said: str) -> None:
+    """A datetime without a zone too. In one line, without what pydantic writes and without the words of the fact."""
+    with pytest.raises(FactError, match=said) as refused:
         Fact(**{"content": "Likes tea", **wrong})
-    assert "\n" not in str(refused.value)
-    assert "pydantic" not in str(refused.value)
+    assert not any(word in str(refused.value) for word in ("\n", "pydantic", "my secret"))
     assert refused.value.__cause__ is refused.value.__context__ is None
 
 
-def test_what_is_refused_of_a_fact_is_said_with_the_way_out() -> None:
-    """And never with the words of the fact."""
-    with pytest.raises(FactError, match=r"confidence must be less than or equal to 1; saw 7\. It is: .* for 1\.0\."):
-        Fact(content="Likes tea", confidence=7)
-    with pytest.raises(
-        FactError, match=r'content must be given; saw nothing\. It is: "The fact in one sentence\." Give'
-    ):
+def test_a_fact_without_content_is_told_what_is_missing() -> None:
+    said = r'content must be given; saw nothing\. It is: "The fact in one sentence\." Give'
+    with pytest.raises(FactError, match=said):
         Fact()  # type: ignore[call-arg]
-    with pytest.raises(FactError, match=r"created_at must be a valid datetime or date.*; saw a str\."):
-        Fact(content="Likes tea", created_at="my secret")  # type: ignore[arg-type]
-    with pytest.raises(FactError, match=r"no argument 'confidnce'\. Did you mean 'confidence'"):
-        Fact(content="Likes tea", confidnce=1)  # type: ignore[call-arg]
 
 
 def test_times_come_out_in_utc_and_a_fact_was_updated_when_it_was_created() -> None:
@@ -92,26 +84,25 @@ def test_a_fact_cannot_be_changed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("one", "other", "same"),
     [
-        ("Prefers pytest.", "prefers  pytest"),
-        ("\uff30\uff39test", "pytest"),
-        ("Doesn't eat meat", "Doesn\u2019t eat meat"),
-        ("喜欢茶。", "喜欢茶"),
-        ("Straße", "STRASSE"),
+        ("Prefers pytest.", "prefers  pytest", True),
+        ("\uff30\uff39test", "pytest", True),
+        ("Doesn't eat meat", "Doesn\u2019t eat meat", True),
+        ("喜欢茶。", "喜欢茶", True),
+        ("Straße", "STRASSE", True),
+        ("Likes C#", "Likes C", False),
+        ("Likes C++", "Likes C", False),
+        ("Earns 50%", "Earns 50", False),
+        ("At -5 degrees", "At 5 degrees", False),
+        ("Costs 1.5", "Costs 15", False),
+        ("?", "!", False),
     ],
 )
-def test_how_a_thing_is_written_does_not_make_it_another(one: str, other: str) -> None:
-    assert normalised(one) == normalised(other)
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [("Likes C#", "Likes C"), ("Likes C++", "Likes C"), ("Earns 50%", "Earns 50"), ("At -5 degrees", "At 5 degrees"),
-     ("Costs 1.5", "Costs 15"), ("?", "!")],
-)  # fmt: skip
-def test_a_mark_that_tells_things_apart_stays(one: str, other: str) -> None:
-    assert normalised(one) != normalised(other)
+def test_how_a_thing_is_written_does_not_make_it_another_and_a_mark_that_tells_things_apart_does(
+    one: str, other: str, *, same: bool
+) -> None:
+    assert (normalised(one) == normalised(other)) is same
 
 
 @given(st.text())

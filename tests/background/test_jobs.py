@@ -11,6 +11,7 @@ import pytest
 from llama_index_memory_ext import CondensedMemory, MemoryStore
 from llama_index_memory_ext.background.jobs import (
     LONGEST_PAUSE_SECONDS,
+    BackOff,
     Failure,
     JobKey,
     JobRegistry,
@@ -18,7 +19,7 @@ from llama_index_memory_ext.background.jobs import (
     pause_seconds,
 )
 from tests.conversation import assistant, user
-from tests.openai_server import Message, say
+from tests.openai_server import Message
 from tests.openai_server import fail as failure
 from tests.scripted_models import StartModel
 
@@ -38,25 +39,19 @@ def number_of_failures(jobs: Jobs, key: JobKey) -> int:
     return failure.failures if failure else 0
 
 
-async def test_nobody_waits_for_the_pause_after_a_failure() -> None:
-    """Not even who begins to wait before the job has begun to pause: a synchronous put does that."""
+async def succeed() -> None:
+    """Nothing to do."""
+
+
+async def test_a_caller_does_not_wait_for_the_pause_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    """Not even one that begins to wait before the job has begun to pause: a synchronous put does that."""
     jobs = new_jobs()
     for _ in range(3):
         jobs.start(CHAT, fail, 3600.0)
         await asyncio.wait_for(jobs.wait(CHAT), 5)
     assert number_of_failures(jobs, CHAT) == 1
-
-
-async def test_a_failure_is_one_line_without_words(caplog: pytest.LogCaptureFixture) -> None:
-    jobs = new_jobs()
-    jobs.start(CHAT, fail, 3600.0)
-    await jobs.wait(CHAT)
-    lines = [record.getMessage() for record in caplog.records]
-    assert lines == ["It was not done (session 'chat', ConnectionError); nothing is lost, trying again in 300 s."]
-
-
-async def succeed() -> None:
-    """Nothing to do."""
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == "It was not done (session 'chat', ConnectionError); nothing is lost, trying again in 300 s."
 
 
 async def test_the_last_failure_is_known_until_the_next_success() -> None:
@@ -64,22 +59,21 @@ async def test_the_last_failure_is_known_until_the_next_success() -> None:
     jobs, start = new_jobs(), datetime.now(timezone.utc)
     await jobs.finish(CHAT, fail)
     failure = jobs.failure_of(CHAT)
-    assert failure == Failure(1, "ConnectionError", failure.at if failure else start, None)
     assert failure
+    assert failure == Failure(1, "ConnectionError", failure.at, None)
     assert start <= failure.at <= datetime.now(timezone.utc)
     jobs.start(CHAT, fail, 60.0)
     await jobs.wait(CHAT)
     failure = jobs.failure_of(CHAT)
     assert failure
-    assert failure.failures == 2
-    assert failure.retry_at == failure.at + timedelta(seconds=120)
-    assert jobs.failure_of(JobKey("another")) is None
+    assert (failure.failures, failure.retry_at) == (2, failure.at + timedelta(seconds=120))
+    await jobs.finish(JobKey("another"), succeed)
+    assert number_of_failures(jobs, CHAT) == 2
     await jobs.finish(CHAT, succeed)
     assert jobs.failure_of(CHAT) is None
-    assert number_of_failures(jobs, CHAT) == 0
 
 
-async def test_whoever_waits_does_not_shorten_the_pause_for_the_others() -> None:
+async def test_a_caller_that_waits_does_not_shorten_the_pause_for_the_others() -> None:
     jobs = new_jobs()
     jobs.start(CHAT, fail, 3600.0)
     await jobs.wait(CHAT)
@@ -94,8 +88,19 @@ async def test_whoever_waits_does_not_shorten_the_pause_for_the_others() -> None
     assert number_of_failures(jobs, CHAT) == 2
 
 
-def test_a_model_that_is_gone_for_a_week_is_still_tried_again() -> None:
+def test_each_pause_is_twice_as_long_as_the_one_before_up_to_five_minutes() -> None:
+    back_off = BackOff(10.0)
+    assert not back_off.pausing
+    assert [back_off.failed() for _ in range(7)] == [10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0]
     assert pause_seconds(2.0, 5_000) == LONGEST_PAUSE_SECONDS
+
+
+@pytest.mark.parametrize(("pause", "failures"), [(10.0, 1), (0.0, 0)])
+def test_a_success_ends_no_pause_and_makes_the_next_one_short(pause: float, failures: int) -> None:
+    back_off = BackOff(pause)
+    back_off.failed()
+    back_off.succeeded()
+    assert (back_off.failures, back_off.pausing) == (failures, bool(failures))
 
 
 async def test_memories_that_come_and_go_do_not_ask_a_failing_model_each_for_itself(
@@ -124,65 +129,41 @@ async def test_memories_that_come_and_go_do_not_ask_a_failing_model_each_for_its
     assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
 
 
-async def test_the_work_of_whoever_came_last_is_what_is_tried_again(start_model: StartModel) -> None:
+async def test_the_work_of_the_last_start_is_what_is_tried_again() -> None:
     """A memory whose model fails is gone with its request, and that of the next request has a model that works."""
-    asked, learned = asyncio.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
+    jobs, tried, done = new_jobs(), asyncio.Event(), asyncio.Event()
 
-    def broken(messages: list[Message], tools: list[str]) -> Message:
-        loop.call_soon_threadsafe(asked.set)
-        return failure(503, "Out of order.")
+    async def broken() -> None:
+        tried.set()
+        raise ConnectionError
 
-    def mended(messages: list[Message], tools: list[str]) -> Message:
-        loop.call_soon_threadsafe(learned.set)
-        return say("")
+    async def mended() -> None:
+        done.set()
 
-    store = MemoryStore()
-    for model, done in ((broken, asked), (mended, learned)):
-        memory = CondensedMemory.from_defaults("chat", chat_store=store, llm=start_model(model)[0])
-        memory.facts_block.retry_seconds = 0.05
-        await memory.aput_messages([user("Hello."), assistant("Hello."), user("And?")])
-        await asyncio.wait_for(done.wait(), 30)
-    await memory.facts_block.await_jobs("chat")
-    assert await store.users.count("chat", reader=memory.facts_block.reader_of("chat")) == 1
-    await store.aclose()
+    jobs.start(CHAT, broken, 0.05)
+    await asyncio.wait_for(tried.wait(), 30)
+    jobs.start(CHAT, mended, 3600.0)
+    await asyncio.wait_for(done.wait(), 30)
+    await jobs.wait(CHAT)
+    assert jobs.failure_of(CHAT) is None
 
 
-async def test_closing_a_store_ends_what_its_memories_have_under_way(
-    database_uri: str, start_model: StartModel
-) -> None:
-    """And closing one of the memories neither ends the work of the others nor closes their store."""
-    asked, release = asyncio.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
+async def test_stopping_ends_the_jobs_of_the_sessions_that_are_named() -> None:
+    registry, started = JobRegistry(), asyncio.Event()
+    jobs = registry.jobs("work", "It was not done")
 
-    def model(messages: list[Message], tools: list[str]) -> Message:
-        loop.call_soon_threadsafe(asked.set)
-        asyncio.run_coroutine_threadsafe(release.wait(), loop).result(30)
-        return say("")
+    async def never_end() -> None:
+        started.set()
+        await asyncio.Event().wait()
 
-    llm, _ = start_model(model)
-    store = MemoryStore(database_uri)
-    memory = CondensedMemory.from_defaults("chat", user_id="ann", chat_store=store, llm=llm)
-    await memory.aput_messages([user("one"), assistant("two")])
-    await memory.aput(user("three"))
-    await asked.wait()
-    end = asyncio.ensure_future(memory.facts_block.await_jobs("chat"))
-    other = CondensedMemory.from_defaults("other", user_id="bob", chat_store=store, extract_facts=False)
-    await other.aclose()
-    assert not end.done()
-    await store.aclose()
-    await asyncio.wait_for(end, 5)
-    release.set()
-    assert await store.users.pending(memory.facts_block.reader_of("chat")) == ["chat"]
-    await store.aclose()
-
-
-async def test_jobs_of_a_kind_are_the_same_for_all_on_a_store() -> None:
-    registry = JobRegistry()
-    jobs = registry.jobs("facts", "Not done")
-    assert registry.jobs("facts", "Not done") is jobs
-    assert registry.jobs("summary", "Not done") is not jobs
+    jobs.start(CHAT, never_end, 3600.0)
+    await started.wait()
+    waiting = asyncio.ensure_future(registry.wait_for_session("chat"))
+    await registry.stop({"another"})
+    assert not waiting.done()
     await registry.stop()
+    await asyncio.wait_for(waiting, 5)
+    assert registry.jobs("work", "It was not done") is jobs
 
 
 async def test_failures_of_many_sessions_take_no_more_room_than_those_of_a_thousand() -> None:

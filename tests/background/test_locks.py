@@ -1,13 +1,17 @@
-"""A lock belongs to the tasks of one event loop."""
+"""Locks of the tasks of one event loop, and caches of threads."""
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from llama_index_memory_ext.background.locks import lock_for
+from llama_index_memory_ext.background.locks import Recent, lock_for
 
 
 async def hold() -> None:
@@ -15,7 +19,7 @@ async def hold() -> None:
         await asyncio.Event().wait()
 
 
-async def _pass(order: list[int], number: int) -> None:
+async def note(order: list[int], number: int) -> None:
     async with lock_for("a"):
         order.append(number)
 
@@ -23,7 +27,7 @@ async def _pass(order: list[int], number: int) -> None:
 async def test_tasks_that_name_the_same_lock_come_in_their_order() -> None:
     order: list[int] = []
     async with lock_for("a"):
-        tasks = [asyncio.ensure_future(_pass(order, i)) for i in range(5)]
+        tasks = [asyncio.ensure_future(note(order, i)) for i in range(5)]
         async with lock_for("b"):
             await asyncio.sleep(0)
         assert order == []
@@ -41,7 +45,39 @@ def test_what_a_closed_loop_has_held_is_free() -> None:
         holder = loop.create_task(hold())
         loop.run_until_complete(asyncio.sleep(0))
         loop.close()
-        asyncio.run(asyncio.wait_for(_pass(order, i), 5))
+        asyncio.run(asyncio.wait_for(note(order, i), 5))
         del loop, holder
     gc.collect()
     assert order == list(range(20))
+
+
+def test_the_least_recently_used_entry_is_evicted() -> None:
+    """Reading an entry is a use of it, looking whether it is there is none."""
+    recent: Recent[str, int] = Recent(2)
+    recent.put("a", 1)
+    recent.put("b", 2)
+    assert (recent.get("a"), "b" in recent) == (1, True)
+    recent.put("c", 3)
+    assert (recent.get("b"), recent.values()) == (None, [1, 3])
+    recent.put("a", 4)
+    assert (recent.get("a"), recent.values()) == (4, [3, 4])
+
+
+@pytest.mark.parametrize("twin_of", [copy.copy, copy.deepcopy, lambda recent: pickle.loads(pickle.dumps(recent))])
+def test_a_copy_of_a_cache_begins_empty(twin_of: Any) -> None:
+    recent: Recent[str, int] = Recent(3)
+    recent.put("a", 1)
+    twin = twin_of(recent)
+    assert (twin.values(), twin.size, recent.values()) == ([], 3, [1])
+
+
+def test_threads_can_share_a_cache() -> None:
+    recent: Recent[int, int] = Recent(10)
+
+    def use(number: int) -> bool:
+        recent.put(number, number)
+        return recent.get(number) in (number, None)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(use, range(2_000)))
+    assert len(recent.values()) == 10

@@ -1,26 +1,28 @@
-"""An event loop in a thread, which the main thread waits for."""
+"""Calls without an event loop: each loop is in a thread, and all calls of a process share one."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
 import sys
 import threading
+import time
+from contextvars import ContextVar
 
 import pytest
 
-from llama_index_memory_ext.background.loop import BackgroundLoop
+from llama_index_memory_ext.background.loop import BackgroundLoop, run
 from tests.signals import interruptible
 
+SHOWN: ContextVar[str] = ContextVar("SHOWN", default="nothing")
 
-def test_the_result_or_the_error_of_a_coroutine_comes_back() -> None:
-    async def fail() -> None:
-        raise ValueError("no")
 
-    with BackgroundLoop() as loop:
-        assert loop.run(asyncio.sleep(0, 7)) == 7
-        with pytest.raises(ValueError, match="no"):
-            loop.run(fail())
+async def here() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
+
+
+# ---- a loop in a thread -------------------------------------------------------------------------------
 
 
 def test_a_call_that_was_cancelled_raises_what_a_task_raises() -> None:
@@ -66,3 +68,117 @@ def test_ctrl_c_cancels_the_call_and_nothing_else() -> None:
         assert was_cancelled.is_set()
         assert loop.run(asyncio.sleep(0, "goes on")) == "goes on"
         presser.join()
+
+
+# ---- the loop that all calls share --------------------------------------------------------------------
+
+
+def test_calls_of_all_threads_run_in_the_same_loop() -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+    threads = [threading.Thread(target=lambda: loops.append(run(here()))) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert loops == [run(here())] * 5
+
+
+async def test_a_call_in_a_running_loop_does_not_run_in_that_one() -> None:
+    assert run(here()) is not asyncio.get_running_loop()
+
+
+def test_a_call_sees_the_callers_context() -> None:
+    async def shown() -> str:
+        return SHOWN.get()
+
+    token = SHOWN.set("the caller's")
+    assert run(shown()) == "the caller's"
+    SHOWN.reset(token)
+    assert run(shown()) == "nothing"
+
+
+def test_a_call_within_a_call_does_not_wait_for_itself() -> None:
+    """Neither in the loop's own thread nor in one that the call waits for."""
+
+    async def outer() -> bool:
+        inner = [run(here()), await asyncio.to_thread(lambda: run(here()))]
+        return asyncio.get_running_loop() in inner
+
+    assert run(asyncio.wait_for(outer(), 30)) is False
+
+
+PROGRAM = """
+import asyncio, atexit, contextlib, os, sys, threading
+
+def at_the_end():
+    memory.put(ChatMessage(role="user", content="Goodbye."))
+    print(len(memory.get_all()), flush=True)
+
+atexit.register(at_the_end)
+from llama_index.core.llms import ChatMessage
+from llama_index_memory_ext import CondensedMemory
+from llama_index_memory_ext.background.loop import run, spawn
+
+async def wait():
+    spawn(asyncio.Event().wait())
+    spawn(asyncio.to_thread(print, "in a thread", flush=True))
+
+memory = CondensedMemory.from_defaults("chat", async_database_uri=sys.argv[1] or None, extract_facts=False)
+memory.put(ChatMessage(role="user", content="Hello."))
+run(wait())
+
+def wait_in_a_thread():
+    with contextlib.suppress(asyncio.CancelledError):
+        run(asyncio.Event().wait())
+
+threading.Thread(target=wait_in_a_thread, daemon=True).start()
+child = os.fork()
+if not child:
+    memory.put(ChatMessage(role="assistant", content="From the child."))
+    print([message.content for message in memory.get_all()], flush=True)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="processes do not fork there")
+def test_a_program_ends_with_calls_jobs_and_connections_open_and_so_does_its_child(
+    any_database_uri: str | None,
+) -> None:
+    """Nothing is said of it; what is put at the very end is stored."""
+    # From Python 3.12 on each fork of a program that has threads is warned of.
+    no_warning = "ignore:This process:DeprecationWarning"
+    command = [sys.executable, "-W", no_warning, "-c", PROGRAM, any_database_uri or ""]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.stderr == ""
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert "['Hello.', 'From the child.']" in lines
+    assert lines[-1] == ("2" if any_database_uri is None else "3")
+
+
+STUBBORN = """
+import asyncio, contextlib, threading, time
+from llama_index_memory_ext.background.loop import run, spawn
+
+started = threading.Event()
+
+async def never_end():
+    started.set()
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+async def begin():
+    spawn(never_end())
+
+run(begin())
+started.wait()
+print(time.time())
+"""
+
+
+def test_a_program_ends_within_three_seconds_though_a_job_cannot_be_cancelled() -> None:
+    done = subprocess.run([sys.executable, "-c", STUBBORN], capture_output=True, text=True, timeout=100, check=False)
+    assert time.time() - float(done.stdout) < 3
+    assert (done.returncode, done.stderr) == (0, "")
