@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 import re
 from typing import Any
 
@@ -291,3 +292,55 @@ async def test_five_concurrent_first_reads_work(any_database_uri: str | None) ->
     memory = CondensedMemory.from_defaults("chat", async_database_uri=any_database_uri, extract_facts=False)
     assert await asyncio.gather(*(memory.aget() for _ in range(5))) == [[]] * 5
     await memory.aclose()
+
+
+async def test_none_is_a_session_of_its_own_in_memory() -> None:
+    one, other = (CondensedMemory.from_defaults(extract_facts=False) for _ in range(2))
+    assert one.session_id != other.session_id
+    assert one.facts_block.user_id == one.session_id
+
+
+@pytest.mark.parametrize("key", ["", " ", "chat "])
+async def test_the_keys_of_a_plain_memory_are_its_own(any_database_uri: str | None, key: str) -> None:
+    store = MemoryStore(any_database_uri)
+    memory = Memory.from_defaults(session_id=key or "x", chat_store=store)
+    memory.session_id = key
+    await memory.aput(user("Hello"))
+    assert [message.content for message in await store.get_messages(key)] == ["Hello"]
+    await store.aclose()
+
+
+# ---- long sessions ------------------------------------------------------------------------------------
+
+MESSAGES = [message for i in range(800) for message in (user(f"Question {i}?"), assistant(f"Answer {i}."))]
+
+
+async def test_all_messages_can_be_read_one_after_the_other(any_database_uri: str | None) -> None:
+    """Oldest first, over all pages, with a status or without; the same as in a list, and in an export."""
+    options = {"async_database_uri": any_database_uri, "extract_facts": False}
+    async with CondensedMemory.from_defaults("chat", **options) as memory:  # type: ignore[arg-type]
+        assert [message async for message in memory.aiter_all()] == []
+        await memory.aput_messages(MESSAGES)
+        said = [message.content for message in MESSAGES]
+        assert [message.content async for message in memory.aiter_all()] == said
+        assert [message.content async for message in memory.aiter_all(MessageStatus.ACTIVE)] == said[-2:]
+        assert [message.content for message in await memory.aget_all()] == said
+        exported = [message["blocks"][0]["text"] for message in json.loads(await memory.aexport())]
+        assert exported == said
+        store = memory.sql_store
+        some = await store.get_messages("chat", status=None, limit=1_100, offset=7)
+        assert [message.content for message in some] == said[7:1_107]
+
+
+async def test_what_changes_meanwhile_is_seen_as_it_is_then(database_uri: str) -> None:
+    """No reading is held open: others write in between, and what they delete is not shown any more."""
+    options = {"async_database_uri": database_uri, "extract_facts": False}
+    async with CondensedMemory.from_defaults("chat", **options) as memory:  # type: ignore[arg-type]
+        await memory.aput_messages(MESSAGES)
+        seen: list[str | None] = []
+        async for message in memory.aiter_all():
+            if not seen:
+                await memory.aset(MESSAGES[:1_000])
+                await memory.aput(user("The last one"))
+            seen.append(message.content)
+        assert seen == [*(message.content for message in MESSAGES[:1_000]), "The last one"]

@@ -12,7 +12,6 @@ import pytest
 from llama_index.core.memory import InsertMethod, Memory
 from llama_index.llms.openai import OpenAI
 from sqlalchemy.ext.asyncio import create_async_engine
-from typing_extensions import Unpack
 
 from llama_index_memory_ext import (
     CondensedMemory,
@@ -121,17 +120,10 @@ def test_a_setting_reaches_its_block() -> None:
     assert memory.condensed_block.retry_seconds == memory.facts_block.retry_seconds == 7.5
 
 
-def test_settings_can_be_handed_on() -> None:
-    """With types: a function of a program takes what the memory takes."""
-
-    def open_memory(name: str, **options: Unpack[MemoryOptions]) -> CondensedMemory:
-        return CondensedMemory.from_defaults(name, **options)
-
-    assert open_memory("chat", max_facts=3).facts_block.max_facts == 3
-
-
 # ---- mistakes ------------------------------------------------------------------------------------------
 
+# As of a request whose header was missing, or was read with its white space.
+NO_IDS: list[Any] = ["", " ", "\t\n", "\u3000", " ann", "ann\n", 7, ["ann"]]
 MISTAKES: list[dict[str, Any]] = [
     {"token_limit": "40k"}, {"token_limit": -5}, {"token_limit": True}, {"token_limit": 40_000.5},
     {"condensed_token_limit": "1"}, {"facts_token_limit": -1}, {"context_window": "8k"}, {"context_window": 0},
@@ -143,14 +135,14 @@ MISTAKES: list[dict[str, Any]] = [
     {"categories": "diet"}, {"categories": []}, {"extraction_prompt": " "}, {"extract_every_turns": 0},
     {"insert_method": "nowhere"}, {"chat_history_token_ratio": 2}, {"chat_history_token_ratio": -0.1},
     {"image_token_size_estimate": -1}, {"audio_token_size_estimate": "x"}, {"memory_blocks_template": "{{ x }}"},
-    {"user_id": 5}, {"session_id": 5}, {"tokenizer_fn": 5}, {"tokenizer_fn": len}, {"cache_points": "1h"},
+    {"tokenizer_fn": 5}, {"tokenizer_fn": len}, {"cache_points": "1h"},
     {"memory_blocks": 3}, {"memory_blocks": [3]}, {"memory_blocks": [CondensedMemoryBlock()]},
     {"llm": KEY}, {"embed_model": KEY}, {"chat_store": KEY}, {"async_engine": 3}, {"table_name": 3}, {"db_schema": 3},
     {"async_database_uri": 3}, {"chat_history": 3}, {"chat_history": ["Hello"]}, {"max_message": 3}, {"memory": 3},
     {"token_limit": 10}, {"context_window": 100}, {"condensed_token_limit": 20}, {"async_database_uri": ""},
     {"verify": "yes"}, {"extract_facts": "no"}, {"retire_with_messages": 1}, {"summarize": "yes"}, {"allow_partial": 0},
     {"include_system": 1}, {"cache_points": "yes"}, {"languages": "xx"}, {"languages": ["xx"]},
-    {"user_id": ""}, {"user_id": " ann"}, {"session_id": ""}, {"session_id": "chat\n"}, {"agent_id": "\u3000"},
+    *({name: value} for name in ("session_id", "user_id", "agent_id") for value in NO_IDS),
 ]  # fmt: skip
 
 
