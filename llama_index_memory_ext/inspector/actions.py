@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.inspector.views import NotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from llama_index_memory_ext.store import MemoryStore
 
 _OF_FACTS = {
@@ -21,44 +19,35 @@ _OF_FACTS = {
 }
 
 
-class Question(NamedTuple):
-    """What is asked before something is done: to whom, to what, and what becomes of it. Then ``target`` is shown."""
+async def ask(store: MemoryStore, deed: str, user: str, thing: str) -> dict[str, Any]:
+    """Returns what is to be asked for a deed; a NotFoundError for what there is not. The store is only read.
 
-    deed: str
-    user: str
-    thing: str
-    name: str
-    outcome: str
-    target: tuple[str, dict[str, str]]
-
-
-async def ask(store: MemoryStore, query: Mapping[str, str]) -> Question:
-    """Returns what is to be asked for a deed; a NotFoundError for what there is not. The store is only read."""
-    deed, user, thing = (query.get(name, "") for name in ("deed", "user", "thing"))
+    The ``name`` of the thing, the ``outcome``, and as ``target`` the page that is shown then, with its query.
+    """
+    question = {"deed": deed, "user": user, "thing": thing, "name": thing}
     if deed in _OF_FACTS:
         for fact in (await store.facts.read(user)).facts:
             if fact.id == thing:
                 there = ("facts", {"user": user}) if deed == "forget-fact" else ("fact", {"user": user, "fact": thing})
-                return Question(deed, user, thing, fact.content, _OF_FACTS[deed], there)
+                return question | {"name": fact.content, "outcome": _OF_FACTS[deed], "target": there}
     elif deed == "forget-session":
         for info in await store.sessions(session_ids=[thing]):
             facts = "The facts that were learned from it stay with its user."
             if await store.users.own_users([thing]):
                 facts = "It belongs to no user, so its facts are deleted with it."
             outcome = f"Its {info.messages} messages are deleted for good. {facts}"
-            return Question(deed, user, thing, thing, outcome, ("sessions", {}))
+            return question | {"outcome": outcome, "target": ("sessions", {})}
     elif deed == "forget-user":
         known, infos = (await store.facts.read(user)).facts, await store.sessions(user)
         counts = f"{len(known)} facts, {len(infos)} sessions and their {sum(info.messages for info in infos)} messages"
         outcome = f"All that is stored of this user is deleted for good: {counts}, also what others said in them."
         if known or infos:
-            return Question(deed, user, "", user, outcome, ("users", {}))
+            return question | {"name": user, "outcome": outcome, "target": ("users", {})}
     raise NotFoundError
 
 
-async def do(store: MemoryStore, question: Question) -> None:
+async def do(store: MemoryStore, deed: str, user: str, thing: str) -> None:
     """Does what was asked. What is gone already is no error."""
-    deed, user, thing = question[:3]
     book = FactBook(store, user)
     if deed in _OF_FACTS:
         with suppress(FactError):

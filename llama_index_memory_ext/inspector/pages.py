@@ -9,6 +9,7 @@ import re
 import secrets
 from base64 import b64encode
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -31,11 +32,6 @@ if TYPE_CHECKING:
 _HOST = re.compile(r"(?:127\.0\.0\.1|localhost)(?::[0-9]{1,5})?", re.ASCII | re.IGNORECASE)
 
 
-def new_secret() -> str:
-    """Returns a text that nobody can guess, of 43 characters that need no escape in an address."""
-    return secrets.token_urlsafe(32)
-
-
 @dataclass(frozen=True, slots=True)
 class Access:
     """Who may ask: whoever knows the ``token``, which is the first part of the path of each address.
@@ -44,8 +40,9 @@ class Access:
     """
 
     writes: bool = False
-    token: str = field(default_factory=new_secret, repr=False)
-    _key: str = field(default_factory=new_secret, repr=False)
+    # 43 characters that need no escape in an address.
+    token: str = field(default_factory=partial(secrets.token_urlsafe, 32), repr=False)
+    _key: str = field(default_factory=partial(secrets.token_urlsafe, 32), repr=False)
 
     def allows(self, method: str, token: str, headers: Mapping[str, str]) -> bool:
         """Returns whether a request is answered at all. Reading is all that is done for GET and HEAD."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
 
@@ -16,9 +16,8 @@ from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LAST_ID
 from llama_index_memory_ext.text.messages import as_taken, body_of, question_in
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterator, Mapping
 
-    from llama_index_memory_ext.facts.explanation import Explanation
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 # Rows of the log that the facts look at, whatever has left the record.
@@ -31,41 +30,13 @@ _SECTIONS = {"<relevant_facts>": "facts", "</memory>": "question"}
 _SECTION = re.compile(rf"^(?=(?:{'|'.join(_SECTIONS)})$)", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """A part of a prompt: of the record, the facts, the question, or a further message of the turn."""
 
     kind: str
     role: str
     text: str
     tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """What the model would be shown: the parts of the prompt, and what of the facts.
-
-    Without a question it is the prompt of the last turn. ``limits`` are those used.
-    """
-
-    question: str
-    parts: Sequence[Part]
-    explanation: Explanation
-    summary: str
-    limits: dict[str, int]
-
-    @property
-    def runs(self) -> list[list[Part]]:
-        """The parts in runs that are shown as one: of one kind and role."""
-        return [list(run) for _, run in groupby(self.parts, lambda part: (part.kind, part.role))]
-
-    @property
-    def tokens(self) -> dict[str, int]:
-        """The tokens of the whole prompt by kind, in its order."""
-        found: dict[str, int] = {}
-        for part in self.parts:
-            found[part.kind] = found.get(part.kind, 0) + part.tokens
-        return found
 
 
 def memory_on(store: MemoryStore, session_id: str, user_id: str, limits: Mapping[str, int]) -> CondensedMemory:
@@ -76,8 +47,14 @@ def memory_on(store: MemoryStore, session_id: str, user_id: str, limits: Mapping
     return CondensedMemory.from_defaults(name, user_id=user, chat_store=store, **options)
 
 
-async def show(store: MemoryStore, session_id: str, user_id: str, question: str, limits: Mapping[str, int]) -> Shown:
-    """Returns what the model would be shown if the user asked this question now; "": at the last question."""
+async def show(
+    store: MemoryStore, session_id: str, user_id: str, question: str, limits: Mapping[str, int]
+) -> dict[str, Any]:
+    """Returns what the model would be shown if the user asked this question now; "": at the last question.
+
+    The ``question``, the ``explanation`` of the facts and the ``summary``; the ``runs`` of parts of one kind and role,
+    and the ``tokens`` by kind, in the order of the prompt; and the ``limits`` that are used.
+    """
     async with _copied(store, session_id, user_id, limits) as memory:
         record, facts = memory.condensed_block, memory.facts_block
         said = as_taken(await memory.aget_all())[-_LEAST_ROWS:]
@@ -86,13 +63,22 @@ async def show(store: MemoryStore, session_id: str, user_id: str, question: str,
         if question:
             await memory.aput(ChatMessage(question))
         parts = [part for message in await memory.aget() for part in _parts(message, memory.tokenizer_fn)]
-        used = {
-            "token_limit": memory.token_limit,
-            "condensed_token_limit": record.token_limit,
-            "facts_token_limit": facts.token_limit,
-            "recall_token_limit": record.recall_token_limit,
+        tokens = Counter[str]()
+        for part in parts:
+            tokens[part.kind] += part.tokens
+        return {
+            "question": asked,
+            "explanation": explanation,
+            "summary": await record.asummary(memory.session_id),
+            "runs": [list(run) for _, run in groupby(parts, lambda part: (part.kind, part.role))],
+            "tokens": tokens,
+            "limits": {
+                "token_limit": memory.token_limit,
+                "condensed_token_limit": record.token_limit,
+                "facts_token_limit": facts.token_limit,
+                "recall_token_limit": record.recall_token_limit,
+            },
         }
-        return Shown(asked, parts, explanation, await record.asummary(memory.session_id), used)
 
 
 @asynccontextmanager

@@ -80,27 +80,31 @@ class Inspector:
         if page == "":
             return RedirectResponse(self._pages.url("sessions"), 303)
         if page == "really" and self.access.writes:
-            question = await ask(self.reader, query)
-            return self._html("really", question=question, proof=self.access.proof(*question[:3]))
+            deed = _deed_of(query)
+            question = await ask(self.reader, *deed)
+            return self._html("really", question=question, proof=self.access.proof(*deed))
         if page not in _PAGES:
             raise NotFoundError
         context: dict[str, Any] = await getattr(self._views, page)(query)
         return self._html(page, **context)
 
     async def _do(self, page: str, form: Mapping[str, str]) -> Response:
-        named = [form.get(name, "") for name in ("deed", "user", "thing")]
-        if page != "do" or not self.access.is_proven(form.get("proof", ""), *named):
+        deed = _deed_of(form)
+        if page != "do" or not self.access.is_proven(form.get("proof", ""), *deed):
             return PlainTextResponse("Forbidden\n", 403)
-        question = await ask(self.reader, form)
-        await do(self.writer, question)
-        page, query = question.target
-        return RedirectResponse(self._pages.url(page, query), 303)
+        question = await ask(self.reader, *deed)
+        await do(self.writer, *deed)
+        return RedirectResponse(self._pages.url(*question["target"]), 303)
 
     def _html(self, template: str, status: int = 200, **context: Any) -> HTMLResponse:
         return HTMLResponse(self._pages.render(template, **context), status)
 
     def _error(self, status: int, title: str, text: str) -> HTMLResponse:
         return self._html("error", status, title=title, text=text)
+
+
+def _deed_of(values: Mapping[str, str]) -> tuple[str, str, str]:
+    return values.get("deed", ""), values.get("user", ""), values.get("thing", "")
 
 
 async def _form(request: Request) -> dict[str, str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.errors import MemoryExtError
 from llama_index_memory_ext.fact import utc_now
@@ -32,28 +33,18 @@ class NotFoundError(MemoryExtError):
     """There is nothing of this name in the database."""
 
 
-class Page(NamedTuple):
-    """A page of a list: its number, from 1, how many there are, and how long the whole list is."""
+def page_of(asked: str, total: int, *, otherwise: int = 1) -> dict[str, int]:
+    """Returns the page of a list that is asked for, or else the one ``otherwise``, or the nearest that there is.
 
-    number: int
-    last: int
-    total: int
+    Its number, from 1, how many pages there are, how long the whole list is, and how many rows come before the page.
 
-    @property
-    def skipped(self) -> int:
-        """How many rows come before it."""
-        return (self.number - 1) * PAGE_ROWS
-
-
-def page_of(asked: str, total: int, *, otherwise: int = 1) -> Page:
-    """Returns the page that is asked for, or else the one ``otherwise``, or the nearest that there is.
-
-    >>> page_of("7", 120), page_of("x", 0)
-    (Page(number=3, last=3, total=120), Page(number=1, last=1, total=0))
+    >>> page_of("7", 120)
+    {'number': 3, 'last': 3, 'total': 120, 'skipped': 100}
     """
     last = max(1, -(-total // PAGE_ROWS))
     number = int(asked) if asked.isdecimal() and len(asked) < len(str(_LAST_PAGE)) else otherwise
-    return Page(min(max(number, 1), last), last, total)
+    number = min(max(number, 1), last)
+    return {"number": number, "last": last, "total": total, "skipped": (number - 1) * PAGE_ROWS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +63,7 @@ class Views:
             if any(wanted in name.casefold() for name in (info.session_id, *info.user_ids))
         ]
         page = page_of(query.get("page", ""), len(found))
-        return {"sessions": found[page.skipped :][:PAGE_ROWS], "page": page, "q": query.get("q", ""), "user": user}
+        return {"sessions": found[page["skipped"] :][:PAGE_ROWS], "page": page, "q": query.get("q", ""), "user": user}
 
     async def users(self, query: Mapping[str, str]) -> Context:
         """Returns the users by name: how many sessions and facts each has, and the last message."""
@@ -83,7 +74,7 @@ class Views:
                 sessions.setdefault(name, []).append(info)
         names = sorted(name for name in sessions if query.get("q", "").casefold() in name.casefold())
         page = page_of(query.get("page", ""), len(names))
-        shown = names[page.skipped :][:PAGE_ROWS]
+        shown = names[page["skipped"] :][:PAGE_ROWS]
         rows = [(name, len(sessions[name]), facts.get(name, 0), sessions[name][:1]) for name in shown]
         return {"users": rows, "page": page, "q": query.get("q", "")}
 
@@ -97,7 +88,7 @@ class Views:
         """Returns the messages of a session, oldest first, by default those of the last page."""
         found = await self._session(query)
         page = page_of(query.get("page", ""), found["info"].messages, otherwise=_LAST_PAGE)
-        return {**found, "page": page, "messages": await self.read_messages(found["id"], page.skipped, PAGE_ROWS)}
+        return {**found, "page": page, "messages": await self.read_messages(found["id"], page["skipped"], PAGE_ROWS)}
 
     async def read_messages(self, session_id: str, skipped: int, most: int) -> Sequence[LogRow]:
         """Returns the messages of a session from a place on, oldest first."""
@@ -107,16 +98,17 @@ class Views:
         """Returns the facts of a user, the newest first; with ``state``, only those that are in it."""
         user, state, wanted = (query.get(name, "") for name in ("user", "state", "q"))
         facts = await self.facts_of(user)
-        states: dict[str, int] = {}
-        for _, one in facts:
-            states[one] = states.get(one, 0) + 1
         chosen = [
             (fact, one)
             for fact, one in sorted(facts, key=lambda pair: pair[0].created_at, reverse=True)
             if state in ("", one) and wanted.casefold() in f"{fact.content} {fact.category}".casefold()
         ]
         page, sessions = page_of(query.get("page", ""), len(chosen)), len(await self.store.sessions(user))
-        lists = {"facts": chosen[page.skipped :][:PAGE_ROWS], "states": states, "sessions": sessions}
+        lists = {
+            "facts": chosen[page["skipped"] :][:PAGE_ROWS],
+            "states": Counter(one for _, one in facts),
+            "sessions": sessions,
+        }
         return {**lists, "user": user, "state": state, "page": page, "q": wanted}
 
     async def facts_of(self, user: str) -> list[tuple[Fact, str]]:

@@ -174,14 +174,14 @@ async def test_the_page_shows_what_the_model_is_then_really_sent(filled: Path, l
     await memory.aget()
     await memory.aput(ChatMessage("What do I eat?"))
     sent = await memory.aget()
-    assert "".join(part.text for part in seen.parts) == "".join(
+    parts = [part for run in seen["runs"] for part in run]
+    assert "".join(part.text for part in parts) == "".join(
         block.text for block in sent[0].blocks if hasattr(block, "text")
     )
-    assert [part for run in seen.runs for part in run] == seen.parts
-    assert [run[0].kind for run in seen.runs] == list(seen.tokens) == ["record", "facts", "question"]
-    shown = {one.fact.content for one in seen.explanation.facts if one.injected}
+    assert [run[0].kind for run in seen["runs"]] == list(seen["tokens"]) == ["record", "facts", "question"]
+    shown = {one.fact.content for one in seen["explanation"].facts if one.injected}
     assert "Eats vegetarian food" in shown
-    assert all(content in "".join(part.text for part in seen.parts if part.kind == "facts") for content in shown)
+    assert all(content in "".join(part.text for part in parts if part.kind == "facts") for content in shown)
     await store.aclose()
 
 
