@@ -32,15 +32,17 @@ from llama_index_memory_ext.fact import (
     view_of,
 )
 from llama_index_memory_ext.facts.book import FactBook
-from llama_index_memory_ext.facts.known import FactCache, UserFacts
+from llama_index_memory_ext.facts.known import UserFacts
 from llama_index_memory_ext.facts.prompt import check_categories
 from llama_index_memory_ext.facts.ranking import Weights
 from llama_index_memory_ext.language.stems import checked_languages
 from llama_index_memory_ext.models.prompt_caches import name_of
 from llama_index_memory_ext.models.responses import Usage
 from llama_index_memory_ext.reader_block import DEFAULT_SESSION_ID, LogBlock, Switch
+from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 from llama_index_memory_ext.settings import check_id
+from llama_index_memory_ext.store.facts import KeptVectors
 from llama_index_memory_ext.store.tables import Seen
 from llama_index_memory_ext.text.messages import Utterance, question_in, spoken, turns_of
 from llama_index_memory_ext.text.tokens import CountedText
@@ -207,21 +209,20 @@ class RelevantFactsBlock(LogBlock):
         """
         await self.tokenizer_fn.load()
         session_id, started = session_id or DEFAULT_SESSION_ID, perf_counter()
-        namespace, cache = self.namespace_of(session_id), self._cache
-        said, now = await self._said_before(session_id, namespace, snapshot)
-        known = await cache.read(namespace, now)
+        said, now = await self._said_before(session_id, snapshot)
+        known = await self._known(session_id).read(now)
         turns = turns_of(said)[-self.context_turns :]
         question, context = question_in(messages or [], turns, self.context_turns)
-        showable = await cache.select_known_facts(known, namespace, question)
+        showable = await known.asked(question)
         if not showable.facts:
             return ""
         # Fields may be set at any time.
         weights = (self.similarity_weight, self.confidence_weight, self.recency_weight, self.min_similarity)
         settings = (*weights, self.general_facts, checked_languages(self.languages), self.token_limit)
-        key = (*known.version, *settings, showable.period, namespace, self.view, question, *context)
+        key = (*known.version, *settings, showable.period, known.namespace, self.view, question, *context)
         shown = cached = self._shown.get(key)
         if shown is None:
-            prepared = await cache.prepare(showable, [question, *context])
+            prepared = await showable.prepare([question, *context])
             ranking, room = self._rank(showable, question, context), self._room
             facts = ranking.fit(room, ranking.concern(self.min_similarity, self.general_facts))
             text = "".join(showable.lines[fact.id] for fact in facts)
@@ -237,7 +238,7 @@ class RelevantFactsBlock(LogBlock):
             send(
                 FactsInjectedEvent(
                     session_id=session_id,
-                    user_id=namespace,
+                    user_id=known.namespace,
                     agent_id=self.view.own,
                     fact_ids=[fact.id for fact in facts],
                     known=len(showable.facts),
@@ -321,11 +322,10 @@ class RelevantFactsBlock(LogBlock):
         from llama_index_memory_ext.facts.extraction import Extractor
 
         return Extractor(
-            self.namespace_of(session_id),
+            self._known(session_id),
             session_id,
             self.reader_of(session_id),
             self,
-            self._cache,
             self._rejections,
             self._usage,
             self.max_facts,
@@ -379,11 +379,12 @@ class RelevantFactsBlock(LogBlock):
             return True
         from llama_index_memory_ext.facts.source import retire_deleted  # at first use
 
-        return await retire_deleted(self._cache, self.namespace_of(session_id), session_id)
+        return await retire_deleted(self._known(session_id), session_id)
 
     async def aclose(self) -> None:
         """Close a private store, and cancel what is being embedded; what was not extracted stays unread."""
-        await self._cache.stop()
+        for known in self._users.values():
+            await known.stop()
         await super().aclose()
 
     def _extracts(self) -> bool:
@@ -393,18 +394,32 @@ class RelevantFactsBlock(LogBlock):
             _tell_of_model("" if llm is None else f"{type(llm).__name__} {name_of(llm)}".strip())
         return self.extract_facts and llm is not None
 
-    @property
-    def _cache(self) -> FactCache:
-        make, languages = self.ranker_factory, checked_languages(self.languages)
-        if make is TfidfRanker and languages:
-            # One of the program's own knows the languages itself.
-            make = partial(TfidfRanker, languages=languages)
-        return FactCache(self._store, self._users, make, self.embed_model, self.tokenizer_fn, self._clock, self.view)
+    def _known(self, session_id: str) -> UserFacts:
+        """The facts of a session's user, as far as this process knows them."""
+        key = namespace, view = self.namespace_of(session_id), self.view
+        known = self._users.get(key)
+        if known is None:
+            make = partial(self._make_ranker, namespace)
+            clock = lambda: self._clock()  # noqa: E731, PLW0108 - it may be set later
+            known = UserFacts(self._store, namespace, view, make, self.tokenizer_fn, clock)
+            self._users.put(key, known)
+        return known
+
+    def _make_ranker(self, namespace: str) -> FactRanker:
+        languages = checked_languages(self.languages)
+        # One of the program's own knows the languages itself.
+        is_ours = self.ranker_factory is TfidfRanker
+        ranker: FactRanker = TfidfRanker(languages=languages) if is_ours and languages else self.ranker_factory()
+        if self.embed_model is None:
+            return ranker
+        keeper = KeptVectors(self._store.database, namespace, model_key(self.embed_model))
+        embedding_ranker = EmbeddingRanker(self.embed_model, lexical=ranker, keeper=keeper)
+        self._store.jobs.watch(embedding_ranker)
+        return embedding_ranker
 
     async def _ranked(self, question: str, session_id: str, context: Sequence[str] = ()) -> Ranking:
-        cache, namespace = self._cache, self.namespace_of(session_id)
-        showable = await cache.select_known_facts(await cache.read(namespace), namespace, question)
-        await cache.prepare(showable, [question, *context])
+        showable = await (await self._known(session_id).read()).asked(question)
+        await showable.prepare([question, *context])
         # Of many facts this takes longer than the event loop should be blocked.
         return await asyncio.to_thread(self._rank, showable, question, context)
 
@@ -418,7 +433,7 @@ class RelevantFactsBlock(LogBlock):
         return max(0, self.token_limit - self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n"))
 
     async def _said_before(
-        self, session_id: str, namespace: str, snapshot: Snapshot | None
+        self, session_id: str, snapshot: Snapshot | None
     ) -> tuple[Sequence[Utterance], tuple[int, int] | None]:
         """Return what was said last, and how far the changes of facts have come, if that is known."""
         seen, said = self._talks.get(session_id) or (Seen(), ())
@@ -426,7 +441,8 @@ class RelevantFactsBlock(LogBlock):
         rows = snapshot.log_behind(seen) if snapshot else None
         if now is None or rows is None:
             # No cursor of a reader: what was left behind was said all the same.
-            read = partial(self._store.readers.page, session_id, "", limit=_CONTEXT_ROWS, watch=namespace)
+            watch = self.namespace_of(session_id)
+            read = partial(self._store.readers.page, session_id, "", limit=_CONTEXT_ROWS, watch=watch)
             now = page = await read(seen)
             if not page.fresh:
                 seen, said = Seen(), ()

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatMessage
 
     from llama_index_memory_ext.fact import Fact, RetiredBy
-    from llama_index_memory_ext.facts.known import FactCache, UserFacts
+    from llama_index_memory_ext.facts.known import UserFacts
     from llama_index_memory_ext.facts.prompt import Categories
     from llama_index_memory_ext.facts.reply import ExtractionReply
     from llama_index_memory_ext.reader_block import LogBlock
@@ -204,18 +204,17 @@ class Extracted(NamedTuple):
 
 @dataclass(frozen=True)
 class Extractor:
-    """Extracts the facts of one user (``namespace``) from the log of one session, as this ``reader`` of it.
+    """Extracts the facts of one user (those ``known``) from the log of one session, as this ``reader`` of it.
 
     Its settings are those of the ``block``. ``rejections`` counts the entries of replies that are not stored, by
     reason, and ``usage`` the calls by their kind. ``at_once``: what depends on a turn is tried again without a pause,
     because nothing else would try it.
     """
 
-    namespace: str
+    known: UserFacts
     session_id: str
     reader: str
     block: LogBlock
-    cache: FactCache
     rejections: Counter[str]
     usage: dict[str, Usage]
     max_facts: int | None
@@ -312,22 +311,21 @@ class Extractor:
         ``about`` are the facts that the reply names by their places, from 1, and ``others`` is what tools said.
         """
         for _ in range(_TRIES):
-            known = await self.cache.read(self.namespace)
-            valid = await self._validated(
-                reply, lines, about, known, utc_now(), checks=TOOL_CHECKS, others=others, retired_by=retired_by
-            )
-            changed, valid = self._changes(valid, known)
+            known = await self.known.read()
+            seen, before = known.changes, known.facts
+            rules: Any = {"checks": TOOL_CHECKS, "others": others, "retired_by": retired_by}
+            changed, valid = self._changes(await self._validated(reply, lines, about, utc_now(), **rules))
             if not changed:
                 return valid, ()
-            if await self._store.facts.write(self.namespace, changed, known.changes, view=self.cache.view):
-                await self._tell(Extracted(changed, valid), known.facts)
-                await self.cache.refresh(self.namespace)
+            if await self._store.facts.write(known.namespace, changed, seen, view=known.view):
+                await self._tell(Extracted(changed, valid), before)
+                await self.known.refresh()
                 return valid, changed
         raise StoreError("Facts of this user are being deleted at the same time. Try it again.")
 
     @property
     def _store(self) -> MemoryStore:
-        return self.cache.store
+        return self.known.store
 
     async def _unread(self, *, with_active: bool) -> LogPage:
         """Return the oldest unread rows; the session is registered as the user's before anything is made of them."""
@@ -337,7 +335,7 @@ class Extractor:
             if unread.registered or not unread.rows:
                 return unread
             # The session may be one that a plain Memory has written.
-            opening = Opening(None if self.namespace == self.session_id else self.namespace)
+            opening = Opening(None if self.known.namespace == self.session_id else self.known.namespace)
             await self._store.users.claim(self.session_id, opening, readers=[self.reader], epoch=unread.epoch)
 
     async def _said(self, rows: Sequence[LogRow], room: Room) -> list[Utterance]:
@@ -352,8 +350,8 @@ class Extractor:
         def read() -> list[Utterance]:
             said = []
             for row, message in zip(rows, as_taken(row.message for row in rows), strict=True):
-                is_known = row.user_id == self.namespace or (row.user_id is None and len(owners) == 1)
-                is_others = message.role == MessageRole.USER and self.namespace in owners and not is_known
+                is_known = row.user_id == self.known.namespace or (row.user_id is None and len(owners) == 1)
+                is_others = message.role == MessageRole.USER and self.known.namespace in owners and not is_known
                 text = spoken(message)
                 # No token is shorter than a byte.
                 if len(text.encode()) > limit:
@@ -395,48 +393,48 @@ class Extractor:
         No model is asked where the user has said nothing. Raises what the model raises, a FactReplyError for an answer
         that cannot be read, a TruncatedReplyError for one that is not whole, if there is more than one turn.
         """
-        known = await self.cache.read(self.namespace)
-        before, learned = known.facts, Extracted()
+        known = await self.known.read()
+        seen, before, learned = known.changes, known.facts, Extracted()
         if any(line.is_users for line in batch.lines):
             started = perf_counter()
-            related = await self._related(known, batch)
+            related = await self._related(batch)
             reply = await self._reply(batch, related)
-            valid = await self._validated(reply, batch.lines, related, known, batch.asked_at, context=batch.before)
+            valid = await self._validated(reply, batch.lines, related, batch.asked_at, context=batch.before)
             if self.verify and (valid.accepted or valid.retired):
                 places = range(1, len(related) + 1)
                 quotes = {related[one.number - 1].id: one.quote for one in reply.retired if one.number in places}
-                valid = await self._verified(valid, known, batch, quotes)
-            learned = Extracted(*self._changes(valid, known), perf_counter() - started)
+                valid = await self._verified(valid, batch, quotes)
+            learned = Extracted(*self._changes(valid), perf_counter() - started)
         stored = await self._store.facts.write_extracted(
-            self.namespace,
+            known.namespace,
             learned.changed,
-            known.changes,
+            seen,
             session_id=self.session_id,
             reader=self.reader,
             unread=batch.unread,
             state=progress.state,
-            view=self.cache.view,
+            view=known.view,
         )
         if stored:
             learned = learned._replace(messages=len(batch.unread.rows))
             await self._tell(learned, before, sum(batch.spent, Usage()))
         if learned.changed:
-            await self.cache.refresh(self.namespace)
+            await self.known.refresh()
         return learned if stored else Extracted(seconds=learned.seconds)
 
-    async def _related(self, known: UserFacts, batch: Batch) -> list[Fact]:
+    async def _related(self, batch: Batch) -> list[Fact]:
         """Return the known facts that the model is shown, and no fact that was learned from later words.
 
         An old conversation would seem to correct it.
         """
-        facts = [fact for fact in known.active if fact.created_at <= max(batch.asked_at, batch.ended_at)]
+        facts = [fact for fact in self.known.active if fact.created_at <= max(batch.asked_at, batch.ended_at)]
         # No token is shorter than a byte, and none of the numbers and marks around a fact has more than six.
         if sum(len(fact.content.encode()) + 6 for fact in facts) <= batch.room.known:
             return facts
-        texts = texts_in(batch.lines)
-        await self.cache.prepare(known, texts)
+        texts, present = texts_in(batch.lines), self.known.present
+        await present.prepare(texts)
         counter, room = self.block.tokenizer_fn, batch.room.known
-        return await asyncio.to_thread(offered, facts, texts, known.present, counter, room)
+        return await asyncio.to_thread(offered, facts, texts, present, counter, room)
 
     async def _reply(self, batch: Batch, related: Sequence[Fact]) -> ExtractionReply:
         """Return what the model reports of a batch."""
@@ -477,11 +475,11 @@ class Extractor:
         reply: ExtractionReply,
         lines: Sequence[Utterance],
         related: Sequence[Fact],
-        known: UserFacts,
         then: datetime,
         **rules: Any,
     ) -> ValidatedReply:
         """Return what of a reply is stored, by the rules of ``validate_reply``."""
+        known = self.known
         # A fact that was deleted since must not come back by being retired.
         about = [known.facts.get(fact.id) or retire(fact, "deleted", fact.updated_at) for fact in related]
         rules |= {"session_id": self.session_id, "min_confidence": self.min_confidence}
@@ -493,15 +491,13 @@ class Extractor:
         # Dates and languages of a long text take a while, for which the event loop must not be blocked.
         return await asyncio.to_thread(validated)
 
-    async def _verified(
-        self, valid: ValidatedReply, known: UserFacts, batch: Batch, quotes: dict[str, str]
-    ) -> ValidatedReply:
+    async def _verified(self, valid: ValidatedReply, batch: Batch, quotes: dict[str, str]) -> ValidatedReply:
         """Return what a second call leaves of a validated reply: all of it if that gives no verdict.
 
         Raises what the model raises if nobody has answered: the batch is read again then.
         """
         claims = claims_of(valid, quotes)
-        similar = await asyncio.to_thread(similar_facts, valid, known.active, known.present)
+        similar = await asyncio.to_thread(similar_facts, valid, self.known.active, self.known.present)
         prompt = verification_prompt(claims, batch.lines, similar)
         try:
             with self._counted(VERIFICATION, prompt, batch) as heard:
@@ -522,15 +518,15 @@ class Extractor:
             return valid
         return verified(valid, judgements, similar, now=batch.asked_at)
 
-    def _changes(self, valid: ValidatedReply, known: UserFacts) -> tuple[list[Fact], ValidatedReply]:
+    def _changes(self, valid: ValidatedReply) -> tuple[list[Fact], ValidatedReply]:
         """Return what changes by a validated reply; over ``max_facts`` the least confident own facts are retired."""
         self.rejections.update(valid.rejections)
-        own = self.cache.view.own
+        own = self.known.view.own
         valid = owned(valid, own)
         changed = {fact.id: fact for fact in (*valid.accepted, *valid.confirmed, *valid.retired)}
         if self.max_facts is not None:
             now = utc_now()
-            active = [fact for fact in {**known.facts, **changed}.values() if fact.state(now) == "present"]
+            active = [fact for fact in {**self.known.facts, **changed}.values() if fact.state(now) == "present"]
             active.sort(key=lambda fact: (fact.pinned, fact.confidence, fact.updated_at))
             # The limit of one agent takes no shared facts from the others.
             mine = [fact for fact in active if fact.agent_id == own]
@@ -565,13 +561,13 @@ class Extractor:
         if not is_heard():
             return
         # What another process has stored meanwhile was left out. A new fact over ``max_facts`` is retired, too.
-        facts = (await self.cache.read(self.namespace)).facts
+        facts = (await self.known.read()).facts
         changed = [fact for fact in learned.changed if fact.id in facts]
         send(
             FactsExtractedEvent(
                 session_id=self.session_id,
-                user_id=self.namespace,
-                agent_id=self.cache.view.own,
+                user_id=self.known.namespace,
+                agent_id=self.known.view.own,
                 messages=learned.messages,
                 new=[fact.id for fact in changed if fact.id not in before],
                 confirmed=[fact.id for fact in changed if fact.id in before and not fact.retired],

@@ -216,6 +216,12 @@ class ShowableFacts:
             return found if isinstance(found, Similarities) else {name: float(one) for name, one in found.items()}
         return {}
 
+    async def prepare(self, queries: Sequence[str] = ()) -> bool:
+        """Embed what is not embedded yet, where there is a model; return False if facts are ranked without it now."""
+        if isinstance(self.ranker, EmbeddingRanker):
+            return await self.ranker.aprepare(queries)
+        return self.ranker is not None
+
     def rank(
         self, question: str, context: Sequence[str], weights: Weights, languages: tuple[str, ...] | None = None
     ) -> Ranking:

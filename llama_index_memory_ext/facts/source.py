@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from datetime import date
 
     from llama_index_memory_ext.fact import Fact
-    from llama_index_memory_ext.facts.known import FactCache
+    from llama_index_memory_ext.facts.known import UserFacts
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.tables import LogRow
     from llama_index_memory_ext.text.messages import Utterance
@@ -143,21 +143,21 @@ _REASON = "its message was deleted"
 _PAGE_ROWS = 500
 
 
-async def retire_deleted(cache: FactCache, namespace: str, session_id: str) -> bool:
+async def retire_deleted(known: UserFacts, session_id: str) -> bool:
     """Retire the facts that the user has stated in messages of a session that are gone.
 
     A fact stays if it is pinned, if it was restored after that, or if its quote stands in a message that is left.
     Returns False if facts were deleted at the same time: nothing is stored then.
     """
-    known = await cache.read(namespace)
+    store, changes = known.store, (await known.read()).changes
     facts = [fact for fact in known.facts.values() if fact.session_id == session_id and _may_go(fact)]
-    facts = await _unsaid(cache.store, session_id, await _without_row(cache.store, session_id, facts))
+    facts = await _unsaid(store, session_id, await _without_row(store, session_id, facts))
     if not facts:
         return True
     now = utc_now()
     gone = [retire(fact, _REASON, max(now, fact.updated_at), by="hand") for fact in facts]
-    is_stored = await cache.store.facts.write(namespace, gone, known.changes, view=cache.view)
-    await cache.refresh(namespace)
+    is_stored = await store.facts.write(known.namespace, gone, changes, view=known.view)
+    await known.refresh()
     return is_stored
 
 

@@ -72,8 +72,6 @@ async def test_a_question_about_the_past_is_shown_what_was_true_as_past(question
 async def test_any_other_question_is_shown_what_holds(question: str) -> None:
     block = await block_of(MOVED, BERGEN)
     assert await shown(block, question) == BERGEN_LINE
-    (known,) = block._users.values()
-    assert known.past_ranker is None
     await block.aclose()
 
 
