@@ -53,13 +53,6 @@ def by_tool(picture: bytes = PIXEL, call_id: str = "c") -> ChatMessage:
     return ChatMessage(role="tool", blocks=[ImageBlock(image=picture)], additional_kwargs={"tool_call_id": call_id})
 
 
-def found(content: Any) -> list[tuple[str, str]]:
-    """The kind of each part of a message that is no text, and the line before it."""
-    parts = content if isinstance(content, list) else []
-    pairs = zip([{"text": ""}, *parts], parts, strict=False)
-    return [(part["type"], before.get("text", "")) for before, part in pairs if part["type"] != "text"]
-
-
 def said(content: Any) -> str:
     """The texts of a message that was sent."""
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
@@ -84,31 +77,18 @@ async def told(memory: CondensedMemory, *turns: ChatMessage, answer: str = "I se
     await memory.aput(user("And?"))
 
 
-# ---- which turns ---------------------------------------------------------------------------------------
-
-
 async def test_a_picture_is_sent_for_two_more_turns_and_then_leaves_a_mark(
     open_memory: OpenMemory, start_model: StartModel
 ) -> None:
     """Also behind a restart; it stands in the one message, with a line that says whose it is."""
     llm, server = start_model(lambda messages, tools: say("A dot."))
-    memory = open_memory()
-    await FunctionAgent(llm=llm).run(showing(text="What is it?"), memory=memory)
-    await FunctionAgent(llm=llm).run("What colour has it?", memory=memory)
-    await memory.aclose()
-    for question in ("Is it round?", "Is it large?"):
-        memory = open_memory()
-        await FunctionAgent(llm=llm).run(question, memory=memory)
-        await memory.aclose()
+    for question in (showing(text="What is it?"), "What colour has it?", "Is it round?", "Is it large?"):
+        async with open_memory() as memory:
+            await FunctionAgent(llm=llm).run(question, memory=memory)
     assert server.refusals == []
     contents = [request[-1]["content"] for request in server.requests]
     assert [len(request) for request in server.requests] == [1, 1, 1, 1]
-    assert [found(content) for content in contents] == [
-        [("image_url", "What is it?")],
-        [("image_url", contents[1][-4]["text"])],
-        [("image_url", contents[2][-4]["text"])],
-        [],
-    ]
+    assert [str(content).count("'image_url':") for content in contents] == [1, 1, 1, 0]
     assert [contents[i][-4]["text"] for i in (1, 2)] == [LAST, BEFORE_LAST]
     assert all(contents[i][-3]["image_url"]["url"] == SENT_PIXEL for i in (1, 2))
     assert [part["text"] for part in contents[2][-2:]] == [f"{HINT}\n\n", "Is it round?"]
@@ -117,15 +97,11 @@ async def test_a_picture_is_sent_for_two_more_turns_and_then_leaves_a_mark(
 
 async def test_a_number_of_turns_can_be_chosen(open_memory: OpenMemory) -> None:
     """None is as if there were no media; the current turn, whose media are in its message, is not counted."""
-    memory = open_memory()
-    pictures = [showing(text=f"Picture {i}") for i in range(4)]
-    await told(memory, *pictures)
+    await told(open_memory(), *[showing(text=f"Picture {i}") for i in range(4)])
     for turns in (0, 1, 2, 3, 9):
         shown = await open_memory(media_turns=turns).aget()
         assert len(media(shown)) == len(labels(shown)) == min(turns, 4)
-        if turns == 0:
-            assert sent_text(shown) == sent_text(await open_memory(media_turns=0).aget())
-            assert f"</memory>\n\n{HINT}\n\nAnd?" in sent_text(shown)
+        assert turns or f"</memory>\n\n{HINT}\n\nAnd?" in sent_text(shown)
 
 
 async def test_media_of_every_kind_and_of_every_role_are_sent_in_their_order(open_memory: OpenMemory) -> None:
@@ -186,9 +162,6 @@ async def test_turns_that_are_shown_as_messages_of_their_own_keep_theirs(open_me
     assert (len(media(shown)), labels(shown)) == (1, [])
 
 
-# ---- where they stand ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("cache_points", [True, False])
 async def test_media_change_nothing_of_what_stands_before_them(open_memory: OpenMemory, *, cache_points: bool) -> None:
     """The record and its marks; what is sent besides is the media and their lines."""
@@ -220,9 +193,6 @@ async def test_in_a_system_message_there_are_no_media(open_memory: OpenMemory, s
     assert record(said(system["content"]))[0] == ("user", "Look!\n[image]")
     assert [part["type"] for part in asked["content"]] == ["text", "image_url", "text"]
     assert said(asked["content"]) == f"{LAST}And?"
-
-
-# ---- within the limit ------------------------------------------------------------------------------------
 
 
 def tokens_of(messages: Sequence[ChatMessage]) -> int:
@@ -307,9 +277,6 @@ async def test_no_prompt_exceeds_the_limit_by_what_is_added_to_the_turn(
         assert tokens_of(await memory.aget()) <= max(limit, tokens_of([question]) + 20)
         await memory.aput(assistant("I see."))
     await memory.aclose()
-
-
-# ---- what is read --------------------------------------------------------------------------------------
 
 
 async def test_media_go_with_their_messages(any_database_uri: str | None) -> None:

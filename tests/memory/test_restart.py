@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
-from llama_index_memory_ext.store.tables import Seen
 from tests.conversation import assistant, calling, record, result, sent_text, user
 from tests.forked import run_forked
 from tests.memories import OpenMemory
@@ -76,15 +75,3 @@ async def test_memories_that_take_turns_show_what_one_alone_would_show(speakers:
         assert await one_turn(memories[now], i) == await one_turn(alone, i)
     await alone.aclose()
     await store.aclose()
-
-
-async def test_only_the_rows_that_are_shown_are_read_again(open_memory: OpenMemory) -> None:
-    """However long the history is."""
-    memory = open_memory(**LIMITS)
-    for i in range(40):
-        await memory.aput_messages([user(f"question {i}"), assistant(f"answer {i}")])
-        await memory.aget()
-    again = open_memory(**LIMITS)
-    page = await again.sql_store.readers.page("chat", again.condensed_block.name, Seen(), limit=1_000)
-    assert len(page.rows) == sent_text(await again.aget()).count("<message ") < 40
-    assert page.position > 20

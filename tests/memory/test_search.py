@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from llama_index_memory_ext.facts.book import FactBook
 from tests.conversation import assistant, user
 from tests.memories import OpenMemory
 
@@ -44,29 +43,14 @@ async def test_nothing_is_found_where_nothing_is_known_or_asked(open_memory: Ope
         for question in ("", " \n", "zebra"):
             found = await memory.asearch(question)
             assert (found.facts, found.messages, str(found)) == ((), (), "Nothing found.")
-            assert await memory.facts.asearch(question) == []
         await memory.facts.aadd("Lives in Berlin")
         await memory.aput_messages(BIKE)
 
 
 async def test_a_search_for_nothing_at_all_is_refused(open_memory: OpenMemory) -> None:
     memory = open_memory()
-    for most in (0, -1):
-        with pytest.raises(ValueError, match=f"similarity_top_k is the most .* at least 1; saw {most}"):
-            await memory.asearch("Berlin", similarity_top_k=most)
-        with pytest.raises(ValueError, match=f"similarity_top_k is the most .* at least 1; saw {most}"):
-            await memory.facts.asearch("Berlin", similarity_top_k=most)
+    for search in (memory.asearch, memory.facts.asearch):
+        with pytest.raises(ValueError, match=r"similarity_top_k is the most .* at least 1; saw 0"):
+            await search("Berlin", similarity_top_k=0)
     with pytest.raises(ValueError, match="facts=False and messages=False leave nothing to look for"):
         await memory.asearch("Berlin", facts=False, messages=False)
-
-
-async def test_facts_are_ranked_as_the_memory_ranks_them(open_memory: OpenMemory) -> None:
-    """A book of its own, without a memory, ranks them by their words."""
-    memory = open_memory("chat", user_id="ann")
-    await memory.facts.aadd("Works for Acme")
-    old = await memory.facts.aadd("Lives in Berlin")
-    await memory.facts.aadd("Lives in Oslo")
-    await memory.facts.aretire(old.id, replaced_by="another")
-    assert [entry.fact.content for entry in await memory.facts.asearch("Who lives in Oslo?")] == ["Lives in Oslo"]
-    alone = await FactBook(memory.sql_store, "ann").asearch("Who lives in Oslo or Berlin?")
-    assert [entry.fact.content for entry in alone] == ["Lives in Oslo"]
