@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -30,12 +31,11 @@ from llama_index_memory_ext.text.limits import Limits
 from llama_index_memory_ext.text.tokens import CountedText
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from llama_index.core.base.llms.types import ContentBlock
 
     from llama_index_memory_ext.background.jobs import Jobs
-    from llama_index_memory_ext.record.summary import Summarizer
     from llama_index_memory_ext.store.tables import Snapshot
 
 _MAX_SUMMARY_TOKENS = 1_000
@@ -203,14 +203,14 @@ class CondensedMemoryBlock(LogBlock):
                 "Memory.from_defaults(chat_store=store, memory_blocks=[...])."
             )
         if self.summarize:
-            self.jobs.start(self.job_key(session_id), self._summarizer(session_id).run, self.retry_seconds)
+            self.jobs.start(self.job_key(session_id), self._summarising(session_id), self.retry_seconds)
         if self.recall_token_limit:
             self._parts.search.embed(session_id)
 
     async def aflush(self, session_id: str = DEFAULT_SESSION_ID) -> None:
         """Wait until what has left the record is summarised; after a failure the next start tries again."""
         if self.summarize:
-            await self.jobs.finish(self.job_key(session_id), self._summarizer(session_id).run)
+            await self.jobs.finish(self.job_key(session_id), self._summarising(session_id))
 
     def last_seen(self, session_id: str = DEFAULT_SESSION_ID) -> int:
         """The id of the last row of the log that the record has taken; 0 if this process does not know the session."""
@@ -314,10 +314,11 @@ class CondensedMemoryBlock(LogBlock):
         state["__pydantic_private__"]["_made"] = None
         return state
 
-    def _summarizer(self, session_id: str) -> Summarizer:
-        from llama_index_memory_ext.record.summary import Summarizer  # where a running summary is kept
+    def _summarising(self, session_id: str) -> Callable[[], Awaitable[None]]:
+        from llama_index_memory_ext.record.summary import summarise  # where a running summary is kept
 
-        return Summarizer(self._parts.reader, self.chosen_llm, self.jobs, self.job_key(session_id), self._usage)
+        key = self.job_key(session_id)
+        return partial(summarise, self._parts.reader, self.chosen_llm, self.jobs, key, self._usage)
 
     def _has_room(self, window: Window) -> bool:
         return window.tokens <= self._parts.reader.settings.room - self.recall_token_limit

@@ -76,12 +76,11 @@ _INDEXED_CHARACTERS, _NEIGHBOUR_CHARACTERS = 20_000, 2_000
 
 
 class IndexedMessage(NamedTuple):
-    """A message in the index: its rows, its day, and its tokens when recalled; ``tag_tokens`` are those of its tags."""
+    """A message in the index: its rows, its day, and its tokens when recalled."""
 
     row_ids: tuple[int, ...]
     day: str
     tokens: int
-    tag_tokens: int
 
 
 class MessageIndex:
@@ -157,15 +156,13 @@ class MessageIndex:
         used = 0
         for message, similarity in ranked:
             tokens = min(message.tokens, message_limit) + (0 if message.day in days else self._day_tokens)
-            # The tags and one token for each row are the least that is shown.
-            is_legible = message.tag_tokens + len(message.row_ids) <= message_limit
-            if is_legible and used + tokens <= (most if similarity >= WORTH_MORE else limit):
+            if used + tokens <= (most if similarity >= WORTH_MORE else limit):
                 found.append((message, similarity))
                 days.add(message.day)
                 used += tokens
         return found
 
-    def entries(self, rows: Sequence[LogRow], question: str, limit: int, *, brief: bool = True) -> list[Entry]:
+    def entries(self, rows: Sequence[LogRow], question: str, limit: int) -> list[Entry]:
         """Returns the rows of one message as they are recalled; [] if there is no room for a word of each.
 
         Of more than ``limit`` tokens, the part with the words of the question is shown; without one, the two ends.
@@ -174,14 +171,13 @@ class MessageIndex:
         terms = partial(terms_in, codes=codes)
         wanted = set(terms(question))
         clip = partial(excerpt, counter=self._counter, wanted=wanted, terms=terms) if wanted else None
-        shown = clip_entries(self._whole(rows, brief=brief), limit, self._counter, clip)
+        shown = clip_entries(self._whole(rows), limit, self._counter, clip)
         fits = tokens_of(shown) <= limit
         return shown if fits and all(entry.body.strip() for entry in shown) else []
 
-    def _whole(self, rows: Sequence[LogRow], *, brief: bool = True) -> list[Entry]:
-        found = (
-            entry_of(row.id, row.message, self._counter, self._tags, speaker=row.speaker, brief=brief) for row in rows
-        )
+    def _whole(self, rows: Sequence[LogRow]) -> list[Entry]:
+        counter, tags = self._counter, self._tags
+        found = (entry_of(row.id, row.message, counter, tags, speaker=row.speaker, brief=True) for row in rows)
         return [entry for entry in found if entry is not None]
 
     def _add(self, row: LogRow) -> None:
@@ -210,9 +206,8 @@ class MessageIndex:
             rows = [row for row, _ in unit]
             whole, said_at = self._whole(rows), rows[0].said_at
             if whole:
-                tags = sum(self._counter.count("".join(entry.tags)) for entry in whole)
                 row_ids = tuple(row.id for row in rows)
-                self._messages.append(IndexedMessage(row_ids, days[i], tokens_of(whole), tags))
+                self._messages.append(IndexedMessage(row_ids, days[i], tokens_of(whole)))
                 day = date_words(said_at.date()) if said_at else ""
                 documents.append(tfidf.Document(str(rows[0].id), texts[i], neighbours(i, texts, days), day))
         self.ranker.add(documents)
@@ -340,9 +335,7 @@ class MessageSearch:
             await asyncio.to_thread(index.take, without_open_turn(page.rows))
             await self._prepare(session_id, index, [question])
             limit = min(message_limit, LONGEST_MESSAGE_TOKENS)
-            shown = await self._shown(
-                session_id, index, question, lambda: index.ranked(question)[:most], limit, brief=False
-            )
+            shown = await self._shown(session_id, index, question, lambda: index.ranked(question)[:most], limit)
         if shown is None and index.epoch != _BROKEN:
             # Rows were deleted meanwhile.
             return await self.search(session_id, question, most=most, message_limit=message_limit)
@@ -364,8 +357,6 @@ class MessageSearch:
         question: str,
         choose: Callable[[], list[tuple[IndexedMessage, float]]],
         limit: int,
-        *,
-        brief: bool = True,
     ) -> list[tuple[float, list[LogRow], list[Entry]]] | None:
         """Returns the similarity, the rows and the entries of each chosen message, as far as it can be shown.
 
@@ -385,7 +376,7 @@ class MessageSearch:
             found = []
             for message, similarity in chosen:
                 rows = [by_id[row_id] for row_id in message.row_ids if row_id in by_id]
-                if shown := index.entries(rows, question, limit, brief=brief):
+                if shown := index.entries(rows, question, limit):
                     found.append((similarity, rows, shown))
             return found
 

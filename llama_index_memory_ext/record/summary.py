@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
 
@@ -24,7 +24,7 @@ from llama_index_memory_ext.record.text import clip_entries
 from llama_index_memory_ext.text.messages import clip_entry, entry_of, escape_tags, unescape_tags
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from llama_index.core.llms import LLM
 
@@ -92,8 +92,8 @@ _LABEL = re.compile(
 _MONTH = re.compile(rf"(?i)\b(?:{MONTH_PATTERN})\b")
 _TAG_OR_ADDRESS = re.compile(r"</?[A-Za-z][\w:.-]{0,40}>|(?<!\w)\w{1,20}://[^\s<>\"')]+|[\w.+-]{1,64}@[\w-]+\.\w+")
 _TERMINAL = re.compile("[.!?\u2026\u3002\uff01\uff1f\u0964\u061f][\"'\u201d\u2019)\\]*_`\u300d\u300f\uff09]*\\s*$")
-# Prose of which only the last of so many sentences has no end was cut off. A table or a long line is no sentence.
-_FEWEST_SENTENCES, _LONGEST_SENTENCE = 3, 5_000
+# A table or a long line is no sentence.
+_LONGEST_SENTENCE = 5_000
 # An answer of which less is left, without the sentences that nobody said, is no summary.
 _FEWEST_LEFT = 0.5
 # A summary that fills half of its room is replaced by an answer that has this share of its telling words.
@@ -108,14 +108,13 @@ _END_WORDS = 150
 
 
 def checked_summary(
-    reply: str, previous: str, counter: TokenCounter, *, said: str = "", is_cut: bool = False, token_limit: int = 0
+    reply: str, previous: str, said: str, counter: TokenCounter, *, is_cut: bool = False, token_limit: int = 0
 ) -> str:
     """Returns the summary in a model's answer: the sentences that stand on what was said, or on the summary before.
 
     It replaces ``previous`` if all of its sentences do, and if what it changes or leaves out of that is what a message
-    is about. Otherwise, or if it was cut off (``is_cut``, or in mid-sentence), what is new in it is added. A previous
-    summary that has filled half of ``token_limit`` may be worded anew. ``said`` are the entries that are summarised;
-    without them, sentences are not compared.
+    is about. Otherwise, or if it was cut off (``is_cut``), what is new in it is added. A previous summary that has
+    filled half of ``token_limit`` may be worded anew. ``said`` are the entries that are summarised.
 
     Raises:
         SummaryReplyError: The answer is empty, repeats itself or the prompt, or does not tell what was said, as
@@ -125,30 +124,23 @@ def checked_summary(
     reason = _rejection_reason(text)
     # Our tags are escaped in the prompt from which the model has copied them.
     text = unescape_tags(text, PROMPT_TAGS)
-    if not reason and (said or previous) and not _tells(text, messages, previous):
+    if not reason and not _tells(text, messages, previous):
         reason = "it does not tell what was said"
     if reason:
         raise SummaryReplyError(reply, reason)
     pieces = sentences_in(text)
-    taken = _supported(pieces, messages, previous) if said else pieces
+    taken = _supported(pieces, messages, previous)
     if _share_kept(text, "".join(taken)) < _FEWEST_LEFT:
         raise SummaryReplyError(reply, "it tells what nobody said")
-    is_finished = [_TERMINAL.search(piece) is not None for piece in pieces]
-    is_cut = is_cut or (len(pieces) >= _FEWEST_SENTENCES and all(is_finished[:-1]) and not is_finished[-1])
     if len(taken) == len(pieces) and not is_cut:
         is_full = counter.count(previous) > _FULL * token_limit > 0
         if _share_kept(previous, text) >= _KEPT if is_full else not _changes_unasked(pieces, messages, previous):
             return text
-    heard, known = keywords(messages), keywords(previous)
-    new: list[str] = []
-    for piece in taken[:-1] if is_cut and not is_finished[-1] and taken[-1:] == pieces[-1:] else taken:
-        words = keywords(piece) - _ROLE_WORDS
-        is_new = not said or words & heard - known or 2 * len(words & heard) >= max(len(words), 1)
-        if is_new and piece.strip() not in previous:
-            new.append(piece)
+    is_torn = is_cut and taken[-1:] == pieces[-1:] and not _TERMINAL.search(pieces[-1])
+    new = "".join(_new_sentences(taken[:-1] if is_torn else taken, messages, previous)).strip()
     if not new and not previous:
         raise SummaryReplyError(reply, "no sentence of it is whole")
-    return "\n".join(filter(None, (previous, "".join(new).strip())))
+    return "\n".join(filter(None, (previous, new)))
 
 
 def _unwrapped(reply: str) -> str:
@@ -221,6 +213,16 @@ def _changes_unasked(pieces: Sequence[str], messages: str, previous: str) -> boo
     return any((keywords(piece) - _ROLE_WORDS).isdisjoint(heard) for piece in (*changed, *gone))
 
 
+def _new_sentences(pieces: Sequence[str], messages: str, previous: str) -> Iterator[str]:
+    """Yields the sentences that are not in the summary before and are about something in the messages."""
+    heard, known = keywords(messages), keywords(previous)
+    for piece in pieces:
+        words = keywords(piece) - _ROLE_WORDS
+        is_about = words & heard - known or 2 * len(words & heard) >= max(len(words), 1)
+        if is_about and piece.strip() not in previous:
+            yield piece
+
+
 def _share_kept(before: str, after: str) -> float:
     """Returns how many of the telling words of a text are in another one, 0..1; 1 if there are none."""
     words = keywords(before)
@@ -228,8 +230,9 @@ def _share_kept(before: str, after: str) -> float:
 
 
 _SUMMARISED_ROWS = 400
-# However often it was halved, a message and a call with its results may have so many tokens.
-_LEAST_MESSAGE, _MOST_HALVED = 200, 13
+# Most tokens of the messages of a request and of each of them. However often that was halved, a message and a call with
+# its results may have the last.
+_BATCH, _MESSAGE, _LEAST_MESSAGE, _MOST_HALVED = 8_000, 2_000, 200, 13
 # An answer may be twice as long as a summary, which is then clipped, and have some words around it.
 _ANSWERS, _AROUND = 2, 100
 _INSTRUCTIONS = """\
@@ -248,112 +251,93 @@ Answer with the whole extended summary and nothing else."""
 _WORDS_PER_TOKEN = 0.6
 
 
-class SummaryRoom(NamedTuple):
-    """Most tokens of what a request for a summary has of messages, of the answer, and of a longer ``group``.
+def summary_room(window: int | None, fixed: int, *, token_limit: int, halved: int = 0) -> tuple[int, int]:
+    """Returns the most tokens of the messages and of the answer of a request for a summary of ``token_limit``.
 
-    A ``message`` has at most so many of a ``batch``. A call with all of its results, which must not be parted, is the
-    only one that may be longer than a batch.
-    """
-
-    batch: int = 8_000
-    message: int = 2_000
-    group: int = 16_000
-    answer: int = 2_100
-
-
-USUAL_ROOM = SummaryRoom()
-
-
-def summary_room(window: int | None, fixed: int, *, token_limit: int, halved: int = 0) -> SummaryRoom:
-    """Returns the room in a window beside ``fixed`` tokens of instructions and a summary before of ``token_limit``.
-
-    After so many halvings there is less of it for messages; only a batch of short ones ends up with one message.
+    In the window stand ``fixed`` tokens of instructions, and a summary before. After so many halvings there is less
+    room for messages; only a batch of short ones ends up with one message.
 
     >>> summary_room(8_192, 400, token_limit=1_000)
-    SummaryRoom(batch=3463, message=2000, group=3463, answer=2100)
+    (3463, 2100)
     """
-    room, answer = USUAL_ROOM, _ANSWERS * token_limit + _AROUND
-    most, left = room.group, tokens_left(window, fixed + token_limit)
+    most, answer = _BATCH, _ANSWERS * token_limit + _AROUND
+    left = tokens_left(window, fixed + token_limit)
     if left is not None:
         answer = max(min(answer, left // 2), _AROUND)
-        most = max(left - answer, _LEAST_MESSAGE)
-    batch, group = min(room.batch, most) >> halved, max(min(room.group, most) >> halved, _LEAST_MESSAGE)
-    return SummaryRoom(batch, min(room.message, max(batch, _LEAST_MESSAGE)), group, answer)
+        most = min(most, max(left - answer, _LEAST_MESSAGE))
+    return most >> halved, answer
 
 
-@dataclass(frozen=True)
-class Summarizer:
-    """Summarises what leaves the record of the session of ``key``. ``jobs`` know how often that has failed.
+async def summarise(
+    reader: RecordReader, llm: Callable[[], LLM], jobs: Jobs, key: JobKey, usage: dict[str, Usage]
+) -> None:
+    """Summarise what has no room in the record of a session, a batch at a time.
 
-    ``usage`` counts the calls as "summary".
+    Each is stored and left behind in one step. One that is too much for a model is halved, and grows again with each
+    success: ``jobs`` know how often it has failed. ``usage`` counts the calls as "summary".
     """
-
-    reader: RecordReader
-    llm: Callable[[], LLM]
-    jobs: Jobs
-    key: JobKey
-    usage: dict[str, Usage] = field(default_factory=dict)
-
-    async def run(self) -> None:
-        """Summarise what has no room in the record, a batch at a time; each is stored and left behind in one step.
-
-        A batch that is too much for a model is halved, and grows again with each success.
-        """
-        session_id, halvings = self.key.session_id, self.jobs.halvings
-        window = await self.reader.read(session_id)
-        while window.has_overflow or window.is_over:
-            kept = window.selection.evict(window.kept, window.selection.limits.kept)
-            if not kept or kept[0].row_id <= window.seen.position + 1:
-                return
-            started, spent = perf_counter(), list[Usage]()
-            try:
-                stored = await self._summarise(window, kept[0].row_id - 1, spent)
-            except Exception as error:
-                if isinstance(error, SummaryReplyError) or is_about_request(error):
-                    halvings[self.key] = min(halvings[self.key] + 1, _MOST_HALVED)
-                raise
-            finally:
-                self.usage["summary"] = sum(spent, self.usage.get("summary", Usage()))
-            # Without those of which nothing is left.
-            halvings.subtract([self.key])
-            halvings += Counter()
-            before, window = window, await self.reader.read(session_id)
-            if stored:
-                await self.reader.announce(session_id, before, window, started, sum(spent, Usage()))
-            elif window.place == before.place:
-                raise StoreError("The database was too busy to store a summary; it is made anew.")
-
-    async def _summarise(self, window: Window, position: int, spent: list[Usage]) -> bool:
-        """Extend the summary by the oldest messages up to a row; returns whether it was stored."""
-        settings, session_id, llm = self.reader.settings, self.key.session_id, self.llm()
-        unread = await self.reader.store.readers.unread(session_id, settings.name, limit=_SUMMARISED_ROWS)
-        if (unread.epoch, unread.position) != window.place:
-            return False
-        rows = [row for row in unread.rows if row.id <= position]
-        is_all = len(rows) < _SUMMARISED_ROWS
-        # Of more rows the next ones are unknown: they may be results of a call among the last ones.
-        if not is_all:
-            rows = rows[: max((i for i, row in enumerate(rows) if not row.is_result), default=0)] or rows
-        limit, counter = settings.summary_limit, settings.counter
-        fixed = sum(counter.count(message.content or "") for message in summary_prompt("", (), token_limit=limit))
-        halved = self.jobs.halvings[self.key]
-        room = summary_room(context_window(llm), fixed + _AROUND, token_limit=limit, halved=halved)
-        entries, taken = await asyncio.to_thread(batch_of, rows, counter, (settings.name,), room)
-        # First instructions stay in front.
-        first = {entry.row_id for entry in window.instructions}
-        entries, summary = [entry for entry in entries if entry.row_id not in first], window.summary
-        if entries:
-            summary = await ask_for_summary(
-                llm, summary, entries, token_limit=limit, counter=counter, spent=spent, answer_tokens=room.answer
+    session_id = key.session_id
+    window = await reader.read(session_id)
+    while window.has_overflow or window.is_over:
+        kept = window.selection.evict(window.kept, window.selection.limits.kept)
+        if not kept or kept[0].row_id <= window.seen.position + 1:
+            return
+        started, spent = perf_counter(), list[Usage]()
+        try:
+            summarised = await _with_next_batch(
+                reader, session_id, llm(), window, kept[0].row_id - 1, jobs.halvings[key], spent
             )
-        if taken < len(rows) or not is_all:
-            position = rows[taken - 1].id
-        window = replace(window, summary=summary, summarised=window.summarised + taken)
-        return await self.reader.move(session_id, window, position)
+        except Exception as error:
+            if isinstance(error, SummaryReplyError) or is_about_request(error):
+                jobs.halvings[key] = min(jobs.halvings[key] + 1, _MOST_HALVED)
+            raise
+        finally:
+            usage["summary"] = sum(spent, usage.get("summary", Usage()))
+        # Without those of which nothing is left.
+        jobs.halvings.subtract([key])
+        jobs.halvings += Counter()
+        stored = summarised is not None and await reader.move(session_id, *summarised)
+        before, window = window, await reader.read(session_id)
+        if stored:
+            await reader.announce(session_id, before, window, started, sum(spent, Usage()))
+        elif window.place == before.place:
+            raise StoreError("The database was too busy to store a summary; it is made anew.")
+
+
+async def _with_next_batch(
+    reader: RecordReader, session_id: str, llm: LLM, window: Window, position: int, halved: int, spent: list[Usage]
+) -> tuple[Window, int] | None:
+    """Extend the summary of a window by the oldest messages up to a row; return it, and the last row in it.
+
+    None if another process has cut the record.
+    """
+    settings = reader.settings
+    unread = await reader.store.readers.unread(session_id, settings.name, limit=_SUMMARISED_ROWS)
+    if (unread.epoch, unread.position) != window.place:
+        return None
+    rows = [row for row in unread.rows if row.id <= position]
+    is_all = len(rows) < _SUMMARISED_ROWS
+    # Of more rows the next ones are unknown: they may be results of a call among the last ones.
+    if not is_all:
+        rows = rows[: max((i for i, row in enumerate(rows) if not row.is_result), default=0)] or rows
+    limit, counter = settings.summary_limit, settings.counter
+    fixed = sum(counter.count(message.content or "") for message in summary_prompt("", (), token_limit=limit))
+    batch, answer = summary_room(context_window(llm), fixed + _AROUND, token_limit=limit, halved=halved)
+    entries, taken = await asyncio.to_thread(batch_of, rows, counter, (settings.name,), batch)
+    # First instructions stay in front.
+    first = {entry.row_id for entry in window.instructions}
+    entries, summary = [entry for entry in entries if entry.row_id not in first], window.summary
+    if entries:
+        summary = await ask_for_summary(
+            llm, summary, entries, token_limit=limit, counter=counter, spent=spent, answer_tokens=answer
+        )
+    if taken < len(rows) or not is_all:
+        position = rows[taken - 1].id
+    return replace(window, summary=summary, summarised=window.summarised + taken), position
 
 
 def batch_of(
-    rows: Sequence[LogRow], counter: TokenCounter, tags: tuple[str, ...] = (), room: SummaryRoom = USUAL_ROOM
+    rows: Sequence[LogRow], counter: TokenCounter, tags: tuple[str, ...] = (), limit: int = _BATCH
 ) -> tuple[list[Entry], int]:
     """Returns the entries of the oldest rows for one request, and the number of these rows: at least one of any.
 
@@ -364,13 +348,13 @@ def batch_of(
     for row in rows:
         entry = entry_of(row.id, row.message, counter, (*tags, *PROMPT_TAGS), speaker=row.speaker)
         if entry is not None:
-            entry = clip_entry(entry, room.message, counter)
-            if entries and tokens + entry.tokens > room.batch and not entry.is_result:
+            entry = clip_entry(entry, min(_MESSAGE, max(limit, _LEAST_MESSAGE)), counter)
+            if entries and tokens + entry.tokens > limit and not entry.is_result:
                 break
             tokens += entry.tokens
             entries.append(entry)
         taken += 1
-    return clip_entries(entries, room.group, counter), taken
+    return clip_entries(entries, max(limit, _LEAST_MESSAGE), counter), taken
 
 
 def summary_prompt(previous: str, entries: Sequence[Entry], *, token_limit: int) -> list[ChatMessage]:
@@ -396,7 +380,7 @@ async def ask_for_summary(
     token_limit: int,
     counter: TokenCounter,
     spent: list[Usage] | None = None,
-    answer_tokens: int = USUAL_ROOM.answer,
+    answer_tokens: int = 2_100,
 ) -> str:
     """Returns the summary, extended by the entries, from one request; raises what ``checked_summary`` raises.
 
@@ -416,7 +400,7 @@ async def ask_for_summary(
         before = counter.clip(previous, token_limit)
         said = "".join([*(entry.text for entry in entries), previous if before != previous else ""])
         is_cut = was_truncated(response)
-        text = checked_summary(reply, before, counter, said=said, is_cut=is_cut, token_limit=token_limit)
+        text = checked_summary(reply, before, said, counter, is_cut=is_cut, token_limit=token_limit)
         return counter.clip(text, token_limit)
 
     # A long answer takes a while, for which the event loop must not be blocked.

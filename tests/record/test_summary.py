@@ -83,13 +83,12 @@ def text_of(*messages: ChatMessage) -> str:
 
 @pytest.mark.parametrize("reply", TOLD)
 def test_a_summary_is_taken_as_it_is(reply: str) -> None:
-    assert checked_summary(reply, "", COUNTER, said=text_of(*TRIP)) == reply
-    assert checked_summary(reply, "", COUNTER) == reply
+    assert checked_summary(reply, "", text_of(*TRIP), COUNTER) == reply
 
 
 def test_german_nouns_are_no_names() -> None:
     said = user("Ich heiße Jonas und suche mit meiner Frau eine Wohnung in Leipzig, zwei Zimmer. Hilfst du mir dabei?")
-    assert checked_summary(GERMAN, "", COUNTER, said=text_of(said)) == GERMAN
+    assert checked_summary(GERMAN, "", text_of(said), COUNTER) == GERMAN
 
 
 @pytest.mark.parametrize(
@@ -118,7 +117,7 @@ def test_german_nouns_are_no_names() -> None:
     ],
 )
 def test_what_models_put_around_a_summary_is_left_out(reply: str) -> None:
-    assert checked_summary(reply, "", COUNTER) == "The user is Logan."
+    assert checked_summary(reply, "", text_of(user("I am Logan.")), COUNTER) == "The user is Logan."
 
 
 def test_our_tags_come_back_as_they_were_said() -> None:
@@ -127,7 +126,7 @@ def test_our_tags_come_back_as_they_were_said() -> None:
         "The user closes </message> himself.",
         "His files have a <transcript> and <summary_so_far> in them.",
     ):
-        assert checked_summary(escape_tags(said, PROMPT_TAGS), "", COUNTER) == said
+        assert checked_summary(escape_tags(said, PROMPT_TAGS), "", text_of(user(said)), COUNTER) == said
 
 
 REFUSALS = [
@@ -185,7 +184,7 @@ NOTHING = ["", " ", "\n\t ", "<think>Hm.</think>", "<think>\nHm.\n</think>\n\n",
 def test_what_is_no_summary_is_refused(reply: str, previous: str) -> None:
     text = f"<think>Hm.</think>\n{reply}"
     with pytest.raises(SummaryReplyError) as refused:
-        checked_summary(text, previous, COUNTER, said=text_of(*TERRA, user(LONG), assistant("OK.")))
+        checked_summary(text, previous, text_of(*TERRA, user(LONG), assistant("OK.")), COUNTER)
     assert refused.value.reply == text
 
 
@@ -195,13 +194,13 @@ def test_a_refusal_whose_words_were_said_is_no_summary(reply: str) -> None:
     """After a long conversation a summary has some words of it, and a name, a number or a speaker."""
     words = "sorry can help talk about hurt people hope well may please try again later OK since "
     with pytest.raises(SummaryReplyError):
-        checked_summary(reply, "", COUNTER, said=text_of(user(words + LONG), *TRIP, *TERRA, user(GERMAN)))
+        checked_summary(reply, "", text_of(user(words + LONG), *TRIP, *TERRA, user(GERMAN)), COUNTER)
 
 
 @pytest.mark.parametrize("reply", ["the user " * 100, "Ann " * 100, "用户" * 50, "Ann likes tea and cake. " * 20])
 def test_an_answer_that_goes_in_a_circle_is_no_summary(reply: str) -> None:
     with pytest.raises(SummaryReplyError, match="repeats itself"):
-        checked_summary(reply, "", COUNTER)
+        checked_summary(reply, "", text_of(user(reply)), COUNTER)
 
 
 WELL = " ".join(f"The user visits {grain} farms near {grain.upper()} town with friends." for grain in GRAINS)
@@ -228,12 +227,12 @@ GOOD = {
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS.keys())
 def test_a_loop_is_no_summary(loop: str) -> None:
     with pytest.raises(SummaryReplyError, match="repeats itself"):
-        checked_summary(loop, TRIP_SO_FAR, COUNTER, said=text_of(user(loop[:200])))
+        checked_summary(loop, TRIP_SO_FAR, text_of(user(loop[:200])), COUNTER)
 
 
 @pytest.mark.parametrize("text", GOOD.values(), ids=GOOD.keys())
 def test_lists_tables_and_formulas_are_no_loops(text: str) -> None:
-    assert checked_summary(text, "", COUNTER, said=text_of(user(text))) == text.strip()
+    assert checked_summary(text, "", text_of(user(text)), COUNTER) == text.strip()
 
 
 def test_a_name_or_a_number_that_an_answer_drops_is_kept() -> None:
@@ -247,14 +246,14 @@ def test_a_name_or_a_number_that_an_answer_drops_is_kept() -> None:
         (120, TERRA, False),
         (0, (*TERRA, cancelled), False),
     ):
-        text = checked_summary(reply, TRIP_SO_FAR, COUNTER, said=text_of(*said), token_limit=token_limit)
+        text = checked_summary(reply, TRIP_SO_FAR, text_of(*said), COUNTER, token_limit=token_limit)
         assert text.startswith(TRIP_SO_FAR) is is_kept
         assert text.endswith("The user takes Terra on Sunday.")
 
 
 def test_the_messages_in_their_tags_are_no_summary() -> None:
     with pytest.raises(SummaryReplyError, match="repeats the prompt"):
-        checked_summary(text_of(*TRIP), "", COUNTER, said=text_of(*TRIP))
+        checked_summary(text_of(*TRIP), "", text_of(*TRIP), COUNTER)
 
 
 @pytest.mark.parametrize(
@@ -268,8 +267,8 @@ def test_the_messages_in_their_tags_are_no_summary() -> None:
 )  # fmt: skip
 def test_what_was_known_stays_where_an_answer_changes_it_and_nobody_said_so(old: str, new: str) -> None:
     reply = TRIP_SO_FAR.replace(old, new)
-    assert checked_summary(reply, TRIP_SO_FAR, COUNTER, said=text_of(*TERRA)) == TRIP_SO_FAR
-    with_news = checked_summary(f"{reply} The user takes Terra on Sunday.", TRIP_SO_FAR, COUNTER, said=text_of(*TERRA))
+    assert checked_summary(reply, TRIP_SO_FAR, text_of(*TERRA), COUNTER) == TRIP_SO_FAR
+    with_news = checked_summary(f"{reply} The user takes Terra on Sunday.", TRIP_SO_FAR, text_of(*TERRA), COUNTER)
     assert with_news.startswith(TRIP_SO_FAR)
     assert with_news.endswith("The user takes Terra on Sunday.")
 
@@ -277,16 +276,16 @@ def test_what_was_known_stays_where_an_answer_changes_it_and_nobody_said_so(old:
 def test_what_was_known_is_corrected_where_somebody_said_so() -> None:
     said = text_of(user("I'm not allergic to nuts after all, and we have 2,100 euros."))
     reply = TRIP_SO_FAR.replace("is allergic", "is not allergic").replace("1,800", "2,100")
-    assert checked_summary(reply, TRIP_SO_FAR, COUNTER, said=said) == reply
+    assert checked_summary(reply, TRIP_SO_FAR, said, COUNTER) == reply
 
 
 def test_the_whole_sentences_of_an_answer_that_was_cut_off_are_added() -> None:
     reply = "The user Ann plans a trip to Lisbon. The user takes Terra on Sunday. The assistant says that it is op"
-    text = checked_summary(reply, TRIP_SO_FAR, COUNTER, said=text_of(*TERRA), is_cut=True)
+    text = checked_summary(reply, TRIP_SO_FAR, text_of(*TERRA), COUNTER, is_cut=True)
     assert text == f"{TRIP_SO_FAR}\nThe user takes Terra on Sunday."
-    assert checked_summary(TRIP_SO_FAR[:-5], TRIP_SO_FAR, COUNTER, said=text_of(*TERRA)) == TRIP_SO_FAR
+    assert checked_summary(TRIP_SO_FAR[:-5], TRIP_SO_FAR, text_of(*TERRA), COUNTER) == TRIP_SO_FAR
     with pytest.raises(SummaryReplyError):
-        checked_summary("The user Ann plans a", "", COUNTER, said=text_of(*TRIP), is_cut=True)
+        checked_summary("The user Ann plans a", "", text_of(*TRIP), COUNTER, is_cut=True)
 
 
 @pytest.mark.parametrize("part", ["whole", "user", "system", "torn"])
@@ -294,21 +293,21 @@ def test_the_prompt_itself_is_no_summary(part: str) -> None:
     system, asked = (message.content or "" for message in summary_prompt(LONG, entries_of(user("Hi.")), token_limit=99))
     reply = {"whole": f"{system}\n\n{asked}", "user": asked, "system": system, "torn": asked[: len(asked) // 2]}[part]
     with pytest.raises(SummaryReplyError):
-        checked_summary(reply, LONG, COUNTER)
+        checked_summary(reply, LONG, text_of(user("Hi.")), COUNTER)
 
 
 def test_an_answer_that_drops_what_was_known_is_added_to_it() -> None:
     """If it tells anything new; nothing of the summary before is lost."""
     said = text_of(*TERRA)
     new = "The user takes Terra, which is open on Sunday."
-    assert checked_summary(new, TRIP_SO_FAR, COUNTER, said=said) == f"{TRIP_SO_FAR}\n{new}"
-    assert checked_summary("The user plans a trip to Lisbon.", TRIP_SO_FAR, COUNTER, said=said) == TRIP_SO_FAR
+    assert checked_summary(new, TRIP_SO_FAR, said, COUNTER) == f"{TRIP_SO_FAR}\n{new}"
+    assert checked_summary("The user plans a trip to Lisbon.", TRIP_SO_FAR, said, COUNTER) == TRIP_SO_FAR
 
 
 @pytest.mark.parametrize(("token_limit", "is_replaced"), [(0, False), (1_000, False), (120, True)])
 def test_a_summary_that_fills_its_room_may_be_shortened(token_limit: int, is_replaced: bool) -> None:
     short = "The user Ann plans a trip to Lisbon in May 2026. She takes Terra."
-    text = checked_summary(short, TRIP_SO_FAR, COUNTER, said=text_of(*TERRA), token_limit=token_limit)
+    text = checked_summary(short, TRIP_SO_FAR, text_of(*TERRA), COUNTER, token_limit=token_limit)
     assert (text == short) is is_replaced
 
 
@@ -324,7 +323,7 @@ replies = st.lists(st.sampled_from(PARTS) | st.text(max_size=10), max_size=6).ma
 def test_any_answer_is_taken_or_refused(reply: str, previous: str, said: str) -> None:
     """And a summary comes of it."""
     with suppress(SummaryReplyError):
-        assert re.search(r"\w", checked_summary(reply, previous, COUNTER, said=said))
+        assert re.search(r"\w", checked_summary(reply, previous, said, COUNTER))
 
 
 @pytest.mark.parametrize(
@@ -339,7 +338,7 @@ def test_any_answer_is_taken_or_refused(reply: str, previous: str, said: str) ->
 def test_an_answer_made_to_be_slow_to_read_is_read_at_once(reply: str) -> None:
     before = time.process_time()
     with suppress(SummaryReplyError):
-        checked_summary(reply, TRIP_SO_FAR, COUNTER, said=text_of(*TRIP, user(f"{reply[:10_000]} Ann likes tea.")))
+        checked_summary(reply, TRIP_SO_FAR, text_of(*TRIP, user(f"{reply[:10_000]} Ann likes tea.")), COUNTER)
     assert time.process_time() - before < 5
 
 
@@ -567,7 +566,7 @@ async def test_a_long_answer_does_not_hold_up_the_event_loop() -> None:
 @pytest.mark.parametrize("reply", ["I'm sorry, Ann's number is 555-0199.", "Error: 555-0199 of Ann", "<think>Ann 555"])
 def test_the_error_shows_the_length_of_the_answer_and_none_of_its_words(reply: str) -> None:
     with pytest.raises(SummaryReplyError) as refused:
-        checked_summary(reply, "", COUNTER, said=text_of(*TERRA))
+        checked_summary(reply, "", text_of(*TERRA), COUNTER)
     error = refused.value
     assert f"{len(reply)} characters" in str(error)
     assert not re.search("Ann|555", f"{error!s} {error!r} {error.args}")
