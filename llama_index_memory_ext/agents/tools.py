@@ -22,7 +22,7 @@ from llama_index_memory_ext.language.quotes import Span, find_quote, tokens_in
 from llama_index_memory_ext.language.tokens import keywords, shared
 from llama_index_memory_ext.record.recall import SEARCH_TOOL
 from llama_index_memory_ext.text.messages import Utterance, escape_tags
-from llama_index_memory_ext.text.tokens import fit
+from llama_index_memory_ext.text.tokens import fit_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -179,7 +179,7 @@ class MemoryToolSpec(BaseToolSpec):
         """As ``search_memory``."""
         lines = [line_of(node) for node in await self.retriever.aretrieve(str(query))]
         counter = self.memory.tokenizer_fn
-        found = "".join(lines[i] for i in fit(lines, self.token_limit, counter))
+        found = "".join(lines[i] for i in fit_tokens(map(counter.count, lines), self.token_limit))
         return found or counter.clip(_NOTHING_FOUND, self.token_limit)
 
     async def aremember(self, content: str, quote: str, category: str = DEFAULT_CATEGORY) -> str:

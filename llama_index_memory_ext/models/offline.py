@@ -16,7 +16,7 @@ from llama_index.core.llms.llm import ToolSelection
 from llama_index_memory_ext.text.messages import HINT, body_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from llama_index.core.base.llms.types import ChatResponseGen, CompletionResponseGen
     from llama_index.core.tools import BaseTool
@@ -71,36 +71,31 @@ def reply(messages: Iterable[ChatMessage], tool_names: Collection[str] = ()) -> 
     >>> reply([ChatMessage("My name is Logan.")]).content
     'Noted: your name is Logan.'
     """
-    answer = _answer([entry for message in messages for entry in _entries(message)], tool_names)
+    entries: list[_Entry] = []
+    for message in messages:
+        # What is in its memory, and the message itself with its calls as the record shows them.
+        text = body_of(message)
+        if message.role in ("system", "user"):
+            memory, _, text = text.rpartition("</memory>")
+            text = text.strip().removeprefix(HINT)
+            entries += _elements(memory)
+        entries.append(_Entry(message.role.value, text.strip(), message.additional_kwargs.get("tool_call_id") or ""))
+    asked = max((i for i, entry in enumerate(entries) if entry.role == "user"), default=len(entries))
+    question, past = "".join(entry.text for entry in entries[asked : asked + 1]), entries[:asked]
+    answer: str | ToolCallBlock
+    if "report_facts" in tool_names:
+        answer = ToolCallBlock(tool_call_id="call_1", tool_name="report_facts", tool_kwargs=_facts_in(question))
+    elif so_far := _SUMMARY_SO_FAR.search(question):
+        answer = _summarize(so_far[1].replace("(none)", ""), question)
+    elif "how did you" in question.casefold():
+        answer = _tell_calls(question, past)
+    else:
+        sums = [found[1].strip() for found in map(_SUM.fullmatch, _SENTENCE_END.split(question)) if found]
+        answer = _calculate(max(sums, key=len, default=""), _calls(entries[asked:]), tool_names)
+        answer = answer or _tell_topic(question, past)
     if isinstance(answer, str):
         return ChatMessage(answer, role="assistant")
     return ChatMessage(role="assistant", blocks=[answer])
-
-
-def _answer(entries: Sequence[_Entry], tool_names: Collection[str]) -> str | ToolCallBlock:
-    asked = max((i for i, entry in enumerate(entries) if entry.role == "user"), default=len(entries))
-    question, past = "".join(entry.text for entry in entries[asked : asked + 1]), entries[:asked]
-    if "report_facts" in tool_names:
-        return ToolCallBlock(tool_call_id="call_1", tool_name="report_facts", tool_kwargs=_facts_in(question))
-    if so_far := _SUMMARY_SO_FAR.search(question):
-        return _summarize(so_far[1].replace("(none)", ""), question)
-    if "how did you" in question.casefold():
-        return _tell_calls(question, past)
-    sums = [found[1].strip() for found in map(_SUM.fullmatch, _SENTENCE_END.split(question)) if found]
-    with suppress(SyntaxError, AttributeError):
-        if isinstance(tree := ast.parse(max(sums, key=len, default=""), mode="eval").body, ast.BinOp):
-            return _calculate(max(sums, key=len), tree, _calls(entries[asked:]), tool_names)
-    return _tell_topic(question, past)
-
-
-def _entries(message: ChatMessage) -> Iterator[_Entry]:
-    """Yields what is in the memory of a message, and the message itself with its calls as the record shows them."""
-    text = body_of(message)
-    if message.role in ("system", "user"):
-        memory, _, text = text.rpartition("</memory>")
-        text = text.strip().removeprefix(HINT)
-        yield from _elements(memory)
-    yield _Entry(message.role.value, text.strip(), message.additional_kwargs.get("tool_call_id") or "")
 
 
 def _elements(text: str) -> list[_Entry]:
@@ -149,12 +144,15 @@ def _facts_in(question: str) -> dict[str, Any]:
 
 
 def _calculate(
-    written: str, tree: ast.BinOp, calls: Sequence[tuple[str, dict[str, Any], str]], tools: Collection[str]
+    written: str, calls: Sequence[tuple[str, dict[str, Any], str]], tools: Collection[str]
 ) -> str | ToolCallBlock:
-    """Calls a tool for each operation of a sum, the inner ones first, then tells its value."""
+    """Calls a tool for each operation of a sum, the inner ones first, then tells its value; "" for what is no sum."""
     results = {(name, *arguments.values()): result for name, arguments, result in calls}
     try:
-        return f"{written} = {_shown(_evaluate(tree, results))}"
+        tree = ast.parse(written, mode="eval").body
+        return f"{written} = {_shown(_evaluate(tree, results))}" if isinstance(tree, ast.BinOp) else ""
+    except (SyntaxError, AttributeError):
+        return ""
     except ValueError:
         return f"A tool could not do it: {calls[-1][2]}"
     except KeyError as missing:
