@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent, ReActAgent
-from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.tools import FunctionTool
 
-from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock
 from tests.conversation import BEFORE_QUESTION, assistant, record, user
-from tests.memories import OpenMemory, OpenPlainMemory
+from tests.memories import OpenMemory
 from tests.openai_server import Message, call, say
 from tests.scripted_models import StartModel
 
@@ -118,37 +116,6 @@ async def test_a_workflow_hands_over_between_agents_in_one_turn(
     (prompt,) = server.requests[-1]
     assert prompt["content"].count("handoff(") == prompt["content"].count("multiply(") == 1
     assert server.refusals == []
-
-
-def test_a_chat_engine_works_without_an_event_loop(database_uri: str, start_model: StartModel) -> None:
-    """The synchronous calls of the memory finish what they start."""
-    llm, server = start_model(lambda messages, tools: say("Hello."))
-    memory = CondensedMemory.from_defaults("chat", async_database_uri=database_uri, extract_facts=False)
-    engine = SimpleChatEngine.from_defaults(llm=llm, memory=memory)
-    engine.chat("My name is Logan.")
-    assert "".join(engine.stream_chat("I live in Paris.").response_gen) == "Hello."
-    engine.chat("What is my name?")
-    (question,) = server.requests[-1]
-    assert [body for _, body in record(question["content"])] == [
-        "My name is Logan.",
-        "Hello.",
-        "I live in Paris.",
-        "Hello.",
-    ]
-    memory.close()
-
-
-async def test_the_block_serves_an_agent_in_a_plain_memory(
-    open_plain_memory: OpenPlainMemory, start_model: StartModel
-) -> None:
-    """The block needs neither the preset nor a store."""
-    llm, server = start_model(calculator)
-    memory = open_plain_memory(CondensedMemoryBlock(token_limit=8_000))
-    agent = FunctionAgent(llm=llm, tools=[multiply, divide])
-    await agent.run("What is (3214 * 322) / 2?", memory=memory)
-    await agent.run("How did you go about answering that?", memory=memory)
-    (prompt,) = server.requests[-1]
-    assert prompt["content"].count("multiply(") == prompt["content"].count("divide(") == 1
 
 
 async def test_parallel_calls_with_a_direct_answer_do_not_break_the_session(

@@ -7,9 +7,8 @@ from contextlib import AsyncExitStack
 from itertools import pairwise
 
 import pytest
-from anthropic import BadRequestError
 from llama_index.core.agent.workflow import FunctionAgent
-from llama_index.core.base.llms.types import CacheControl, CachePoint, ChatMessage, TextBlock, ToolCallBlock
+from llama_index.core.base.llms.types import CacheControl, CachePoint, ChatMessage, TextBlock
 from llama_index.llms.anthropic import Anthropic
 
 from tests.anthropic_server import AnthropicServer, marks_of, serve
@@ -36,55 +35,6 @@ async def start_claude() -> AsyncIterator[StartClaude]:
             return llm, server
 
         yield start
-
-
-def test_the_server_finds_what_an_earlier_request_marked(start_claude: StartClaude) -> None:
-    """And says so in the API's own words."""
-    llm, server = start_claude(lambda messages, tools: say("Yes."))
-    asked = [TextBlock(text=LONG), MARK]
-    first = llm.chat([ChatMessage(role="user", blocks=[*asked, TextBlock(text="What jumps?")])])
-    asked += [TextBlock(text=LONG), MARK]
-    second = llm.chat([ChatMessage(role="user", blocks=[*asked, TextBlock(text="And then?")])])
-    one, two = first.raw["usage"], second.raw["usage"]
-    assert (one.cache_read_input_tokens, two.cache_read_input_tokens) == (0, one.cache_creation_input_tokens)
-    assert two.cache_creation_input_tokens == one.cache_creation_input_tokens > 1024
-    assert two.input_tokens < 10
-    assert len(server.requests) == len(server.usages) == 2
-
-
-@pytest.mark.parametrize(
-    ("messages", "complaint"),
-    [
-        ([ChatMessage(role="user", blocks=[TextBlock(text="a"), MARK] * 5)], "A maximum of 4 blocks"),
-        ([ChatMessage(role="user", blocks=[TextBlock(text="a"), MARK, TextBlock(text="\n")])], "non-whitespace text"),
-        ([ChatMessage(role="user", blocks=[TextBlock(text="")])], "non-empty content"),
-        ([ChatMessage(role="assistant", content="a")], 'must use the "user" role'),
-        (
-            [
-                ChatMessage(role="user", content="a"),
-                ChatMessage(
-                    role="assistant", blocks=[ToolCallBlock(tool_call_id="1", tool_name="add", tool_kwargs={})]
-                ),
-                ChatMessage(role="user", content="b"),
-            ],
-            "without `tool_result` blocks immediately after: 1",
-        ),
-        (
-            [
-                ChatMessage(role="user", content="a"),
-                ChatMessage(role="tool", content="b", additional_kwargs={"tool_call_id": "1"}),
-            ],
-            "unexpected `tool_use_id`",
-        ),
-    ],
-)
-def test_the_server_refuses_what_anthropic_refuses(
-    start_claude: StartClaude, messages: list[ChatMessage], complaint: str
-) -> None:
-    llm, server = start_claude(lambda messages, tools: say("Yes."))
-    with pytest.raises(BadRequestError, match=complaint):
-        llm.chat(messages)
-    assert server.requests == []
 
 
 def multiply(a: int, b: int) -> int:
@@ -139,15 +89,6 @@ async def test_each_turn_finds_the_record_of_the_turn_before_in_the_cache(
             assert server.usages[i + 1].found == first.found + first.written
     # What is not in the cache of a turn's beginning: the closing tags, the question, and less than a block.
     assert all(usage.prompt - usage.found - usage.written < 100 for usage in firsts if usage.prompt > 1_100)
-
-
-async def test_without_cache_points_claude_finds_nothing(start_claude: StartClaude, open_memory: OpenMemory) -> None:
-    llm, server = start_claude(talker)
-    memory, agent = open_memory(), FunctionAgent(llm=llm, tools=[multiply])
-    for question in questions(8):
-        await agent.run(question, memory=memory)
-    assert server.usages[-1].prompt > 1_100
-    assert {(usage.found, usage.written) for usage in server.usages} == {(0, 0)}
 
 
 async def test_a_ttl_reaches_the_server(start_claude: StartClaude, open_memory: OpenMemory) -> None:

@@ -151,23 +151,6 @@ async def test_an_engine_sends_all_that_was_said_once_and_one_user_message(
     assert kept == said_before(len(QUESTIONS))
 
 
-@pytest.mark.timeout(60)
-async def test_a_first_question_is_sent_alone_where_nothing_is_known(open_memory: OpenMemory) -> None:
-    with serve(model) as server:
-        await engine_of(ChatMode.CONDENSE_PLUS_CONTEXT, server, open_memory()).achat(QUESTIONS[0])
-        assert [[role for role, _ in texts(request)] for request in server.requests] == [["system", "user"]]
-
-
-@pytest.mark.timeout(60)
-async def test_engines_of_several_kinds_go_on_with_one_conversation(memory: CondensedMemory) -> None:
-    """Also behind a question whose answer has failed."""
-    with serve(model) as server:
-        await engine_of(ChatMode.CONTEXT, server, memory).achat(QUESTIONS[0])
-        await memory.aput(user(QUESTIONS[1]))
-        await engine_of(ChatMode.SIMPLE, server, memory).achat(QUESTIONS[2])
-        assert shown(texts(server.requests[-1])[0][1]) == [*said_before(1), ("user", QUESTIONS[1])]
-
-
 # ---- the calls of the memory by which engines and agents ask ---------------------------------------------
 
 

@@ -13,7 +13,7 @@ from llama_index.core.memory import Memory
 
 from llama_index_memory_ext import CondensedMemory, RelevantFactsBlock, extract_conversation_context
 from llama_index_memory_ext.text.messages import turns_in
-from tests.conversation import BEFORE_QUESTION, assistant, record, sent_text, user
+from tests.conversation import BEFORE_QUESTION, assistant, record, user
 from tests.memories import OpenMemory, OpenPlainMemory
 from tests.openai_server import Message, call, say
 from tests.scripted_models import StartModel
@@ -75,18 +75,6 @@ async def test_a_name_that_a_program_prints_is_not_the_users(
     assert {one.role for one in found.messages if PRINTED in one.text} == {"assistant"}
     assert [one.role.value for one in await memory.aget_all()][:6] == ["user", "assistant"] * 3
     assert (await memory.aget_all())[2].content == PRINTED
-
-
-async def test_the_record_stands_in_front_of_the_question_and_not_of_what_was_printed(
-    open_memory: OpenMemory, any_database_uri: str | None
-) -> None:
-    """The turn that is going on is sent as it was put, and facts and messages are ranked for its question."""
-    memory = open_memory(async_database_uri=any_database_uri, insert_method="user")
-    await memory.aput_messages([user("Hello."), assistant("Hello Ann."), user("Who wrote this?")])
-    await memory.aput_messages([assistant(CODE), user(PRINTED)])
-    question, program, printed = await memory.aget(input="Who wrote this?")
-    assert sent_text([question]).endswith(f"{BEFORE_QUESTION}Who wrote this?")
-    assert (program.content, printed.role.value, printed.content) == (CODE, "user", PRINTED)
 
 
 @pytest.mark.parametrize("at_once", [True, False])

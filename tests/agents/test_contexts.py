@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import MockLLM
-from llama_index.core.workflow import Context, JsonPickleSerializer, JsonSerializer
+from llama_index.core.workflow import Context, JsonPickleSerializer
 
 from llama_index_memory_ext import CondensedMemory, StoreError, restore_context
 from tests.conversation import BEFORE_QUESTION, assistant, record, user
@@ -148,21 +148,6 @@ async def test_a_context_of_a_finished_run_goes_on_with_the_memory(
         assert len(record(server.requests[-1][0]["content"])) == 2 * turn
 
 
-async def test_what_reads_a_restored_context_without_the_memory_finds_none(
-    open_memory: OpenMemory, start_model: StartModel
-) -> None:
-    """So that the host takes the memory that the run is given."""
-    llm, server = start_model(model)
-    agent, memory = FunctionAgent(llm=llm), open_memory()
-    context = Context(agent)
-    await agent.run("Hello.", memory=memory, ctx=context)
-    restored = await restore_context(agent, context.to_dict(), memory)
-    await agent.run("My name is Ann.", ctx=restored)
-    plain = Context.from_dict(agent, restored.to_dict())
-    await agent.run("Who am I?", ctx=plain, memory=memory)
-    assert len(record(server.requests[-1][0]["content"])) == 4
-
-
 async def test_a_memory_without_the_conversation_is_refused(open_memory: OpenMemory, start_model: StartModel) -> None:
     llm, _ = start_model(model)
     agent, context = FunctionAgent(llm=llm), Context(FunctionAgent(llm=llm))
@@ -219,9 +204,3 @@ async def test_a_pickle_names_only_modules_that_stay_where_they_are(open_memory:
         "store",
         "text.tokens",
     }
-
-
-async def test_json_has_no_place_for_a_memory(open_memory: OpenMemory) -> None:
-    """The host leaves it out of a context then, with a warning."""
-    with pytest.raises(ValueError, match="Failed to serialize"):
-        JsonSerializer().serialize(open_memory())
