@@ -37,7 +37,7 @@ facts       backfill > block > extraction > verification > validation > checks >
 ---
 store       __init__ > log > sessions > facts > cursors > runner > address tables         # tables, threads
 search      embeddings > tfidf                                            # how similar two texts are
-formats     __init__ > foreign > openai                                   # messages of other programs, as JSON
+formats     __init__ > layouts                                            # messages of other programs, as JSON
 ---
 .           fact                                                          # a fact; which facts an agent sees
 models      ask > caching_openai offline prompt_caches responses          # how a model is asked, and what it answers
@@ -60,7 +60,6 @@ WITH_ONE_IMPORTER = {
     "agents/mcp.py": "needs the extra mcp",
     "facts/foreign.py": "knows the layouts of other programs",
     "facts/verification.py": "is a request of its own, which is off by default",
-    "formats/foreign.py": "knows the layouts of other programs",
     "inspector/actions.py": "is all of the inspector that changes something",
     "inspector/server.py": "needs the extra inspect",
     "language/secrets.py": "is a list of formats, each with its source",
@@ -164,7 +163,7 @@ LOADED_WITH_THE_PRESET = {
     "": "errors events fact reader_block settings",
     "background": "jobs locks loop",
     "facts": "block book foreign history known prompt ranking reply",
-    "formats": "foreign openai",
+    "formats": "layouts",
     "language": "dates stems tokens",
     "memory": "condensed_memory search settings stats template turns",
     "models": "ask prompt_caches responses",

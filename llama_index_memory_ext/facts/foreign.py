@@ -14,7 +14,7 @@ from llama_index_memory_ext.errors import FactError, MessageError
 from llama_index_memory_ext.fact import CATEGORIES, Fact, utc_now
 from llama_index_memory_ext.facts.reply import read_category
 from llama_index_memory_ext.formats import loaded_json
-from llama_index_memory_ext.formats.openai import described
+from llama_index_memory_ext.formats.layouts import described
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

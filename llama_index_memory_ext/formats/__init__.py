@@ -14,8 +14,7 @@ from llama_index.core.utils import get_tqdm_iterable
 from pydantic import BaseModel, ValidationError
 
 from llama_index_memory_ext.errors import LayoutError, MessageError
-from llama_index_memory_ext.formats.foreign import from_foreign, is_foreign, state_of
-from llama_index_memory_ext.formats.openai import described, from_openai, to_openai
+from llama_index_memory_ext.formats.layouts import described, from_foreign, from_openai, state_of, to_openai
 from llama_index_memory_ext.text.messages import ID_KEY, checked_messages, cleaned, storable, times_in
 
 if TYPE_CHECKING:
@@ -26,7 +25,8 @@ Layout = Literal["llama_index", "openai"]
 _ROLES = [role.value for role in MessageRole]
 # More than any program writes, and far less than Python and databases can handle.
 _MAX_LEVELS = 100
-_SHOWN_ROLE = re.compile(r"\w{1,20}")
+# Of a wrong role, more may be words of a user.
+_LONGEST = 20
 # Between two objects in JSON Lines. Within a JSON text, a comma would stand there.
 _NEXT_LINE = re.compile(r"\}([ \t\r]*\n\s*)\{")
 _HINT = "To read a file, pass its bytes: Path(...).read_bytes()."
@@ -98,7 +98,7 @@ def _values(source: Json) -> list[Json]:
     value = loaded_json(source) if isinstance(source, str | bytes | bytearray) else source
     if isinstance(value, Mapping):
         value = state_of(value)
-        value = value.get("messages", [value] if "role" in value or is_foreign(value) else value)
+        value = value.get("messages", [value])
     if isinstance(value, str | Mapping | BaseModel) or not isinstance(value, Iterable):
         raise MessageError(
             f"Expected a list of messages, or an object with 'messages'; saw {described(value)}. {_HINT}"
@@ -112,8 +112,6 @@ def loaded_json(source: str | bytes | bytearray) -> Json:
         text = source if isinstance(source, str) else source.decode(json.detect_encoding(source))
         listed, count = _NEXT_LINE.subn(r"},\1{", text.removeprefix("\ufeff"))
         return json.loads(f"[{listed}]" if count else listed, object_pairs_hook=_unique)
-    except UnicodeDecodeError as error:
-        problem = f"Expected JSON in UTF-8, UTF-16 or UTF-32; byte {error.start} is none of {error.encoding}."
     except json.JSONDecodeError as error:
         place = f"{error.msg.lower()} at line {error.lineno}, column {error.colno}"
         # A text that is no JSON may be the name of a file.
@@ -149,20 +147,26 @@ def _message(value: Json, place: int) -> ChatMessage:
 def _read(value: Json) -> ChatMessage:
     if isinstance(value, BaseModel):  # A ChatMessage, or what a client of OpenAI's API returns.
         value = value.model_dump(mode="json")
-    is_theirs = is_foreign(value)
-    if not is_theirs and (not isinstance(value, dict) or value.get("role") is None):
+    theirs = None
+    if isinstance(value, dict):
+        _check_values(value, _MAX_LEVELS)
+        value = dict(cleaned(value))
+        theirs = from_foreign(value)
+        value = theirs or value
+    if not isinstance(value, dict) or value.get("role") is None:
         raise MessageError(f"Expected an object with a 'role'; saw {described(value)}.")
-    _check_values(value, _MAX_LEVELS)
-    value = from_foreign(cleaned(value)) if is_theirs else dict(cleaned(value))
-    message_id = {ID_KEY: value.pop(ID_KEY)} if is_theirs and ID_KEY in value else {}
-    role = value.get("role")
+    role = value["role"]
     if role not in _ROLES:
-        seen = repr(role) if isinstance(role, str) and _SHOWN_ROLE.fullmatch(role) else described(role)
+        seen = (
+            repr(role) if isinstance(role, str) and role.isidentifier() and len(role) <= _LONGEST else described(role)
+        )
         raise MessageError(f"Expected a 'role' that is one of {', '.join(_ROLES)}; saw {seen}.")
     message = _own(value) or from_openai(value)
     # A number or a text, which say the same once they are stored.
     told = {key: value[key] for key in times_in(value)}
-    message.additional_kwargs = {**told, **message.additional_kwargs, **message_id}
+    message.additional_kwargs = {**told, **message.additional_kwargs}
+    if theirs and ID_KEY in theirs:
+        message.additional_kwargs[ID_KEY] = theirs[ID_KEY]
     return message
 
 

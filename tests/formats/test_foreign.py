@@ -34,17 +34,11 @@ AI = {**EMPTY, "type": "ai", "content": "It is sunny.", "id": "run-2", "tool_cal
 TURN = [HUMAN, AI_CALL, TOOL, AI]
 
 
-def as_constructor(message: dict[str, Any]) -> dict[str, Any]:
-    """As ``dumpd`` writes a message."""
+def as_constructor(message: dict[str, Any], *left_out: str) -> dict[str, Any]:
+    """As ``dumpd`` writes a message; its JavaScript twin leaves the type out."""
     name = {"human": "HumanMessage", "ai": "AIMessage", "tool": "ToolMessage"}[message["type"]]
-    path = ["langchain", "schema", "messages", name]
-    return {"lc": 1, "type": "constructor", "id": path, "kwargs": {k: v for k, v in message.items() if v is not None}}
-
-
-def of_javascript(message: dict[str, Any]) -> dict[str, Any]:
-    """As the JavaScript twin writes it, without a type among the fields."""
-    written = as_constructor(message)
-    return {**written, "kwargs": {key: value for key, value in written["kwargs"].items() if key != "type"}}
+    fields = {key: value for key, value in message.items() if value is not None and key not in left_out}
+    return {"lc": 1, "type": "constructor", "id": ["langchain", "schema", "messages", name], "kwargs": fields}
 
 
 def one(**fields: Any) -> ChatMessage:
@@ -57,11 +51,15 @@ def one(**fields: Any) -> ChatMessage:
     [
         TURN,
         [{"type": message["type"], "data": message} for message in TURN],
-        list(map(as_constructor, TURN)),
-        list(map(of_javascript, TURN)),
+        [as_constructor(message) for message in TURN],
+        [as_constructor(message, "type") for message in TURN],
         {"messages": TURN},
         {"values": {"messages": TURN}, "next": [], "created_at": "2024-05-01T10:00:00Z"},
-        {"v": 4, "ts": "2024-05-01T10:00:00Z", "channel_values": {"messages": list(map(as_constructor, TURN))}},
+        {
+            "v": 4,
+            "ts": "2024-05-01T10:00:00Z",
+            "channel_values": {"messages": [as_constructor(message) for message in TURN]},
+        },
         "\n".join(map(json.dumps, TURN)),
     ],
 )
@@ -129,16 +127,16 @@ def test_the_parts_of_a_content_become_blocks_and_thoughts_are_left_out() -> Non
             {"type": "video", "file_id": "v1"},
         ]
     )
-    text, *images, audio, file, other = message.blocks
-    assert text == TextBlock(text="Look:")
-    assert [str(image.url) if image.url else image.image for image in images if isinstance(image, ImageBlock)] == [
-        url, PNG.encode(), PNG.encode(), PNG.encode(), url,
-    ]  # fmt: skip
-    assert isinstance(audio, AudioBlock)
-    assert (audio.audio, audio.format) == (b"UklGRg==", "wav")
-    assert isinstance(file, DocumentBlock)
-    assert (file.data, file.title, file.document_mimetype) == (b"JVBERi0=", "a.pdf", "application/pdf")
-    assert other == TextBlock(text='[video: {"file_id": "v1"}]')
+    linked, inline = ImageBlock(url=url), ImageBlock(image=PNG.encode(), image_mimetype="image/png")
+    assert message.blocks == [
+        TextBlock(text="Look:"),
+        linked,
+        *[inline] * 3,
+        linked,
+        AudioBlock(audio=b"UklGRg==", format="wav"),
+        DocumentBlock(data=b"JVBERi0=", title="a.pdf", document_mimetype="application/pdf"),
+        TextBlock(text='[video: {"file_id": "v1"}]'),
+    ]
 
 
 def test_times_and_names_are_kept_as_the_memory_and_openais_api_read_them() -> None:
@@ -172,10 +170,7 @@ async def test_a_conversation_with_ids_is_imported_once_with_its_times(open_memo
     [
         ({**EMPTY, "type": "remove", "content": ""}, "an object with a 'role'"),
         ({"type": "robot", "data": {"content": "the secret word"}}, "an object with a 'role'"),
-        ({**HUMAN, "content": {"a": "the secret word"}}, "null or a list of parts in 'content'; saw an object"),
-        ({**HUMAN, "content": [7]}, "'content'[0] to have a text as 'type'; saw a number"),
         ({**AI, "tool_calls": ["the secret word"]}, "objects that name a function"),
-        ({**AI, "tool_calls": "the secret word"}, "objects that name a function"),
         ({**HUMAN, "additional_kwargs": "the secret word"}, "'additional_kwargs' of LangChain to be an object"),
         ({**EMPTY, "type": "chat", "role": "the secret word", "content": "x"}, "'role' that is one of"),
         ({"role_type": "norole", "role": "x", "content": "the secret word"}, "saw 'norole'"),

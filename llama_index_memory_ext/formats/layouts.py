@@ -1,16 +1,20 @@
-"""Converts a message between OpenAI's Chat Completions and LlamaIndex."""
+"""Converts messages of OpenAI, LangChain, LangGraph and Zep to LlamaIndex's, and LlamaIndex's to OpenAI's."""
 
 from __future__ import annotations
 
 import base64
 import re
+from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms import types
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
 
 from llama_index_memory_ext.errors import MessageError
-from llama_index_memory_ext.text.messages import body_of, cleaned
+from llama_index_memory_ext.text.messages import ID_KEY, body_of, cleaned, times_in
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, Json, calls_of, to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 # LlamaIndex's own converters are not used: from_openai_message_dict ignores calls and raises KeyError for an image
 # without a "detail"; to_openai_message_dict loses names and downloads documents that have an address.
@@ -23,6 +27,20 @@ _INLINE = re.compile(r"data:([^;,]*)[^,]*;base64,(.*)", re.DOTALL)
 # In JSON, a thousand characters without a space or a quote are encoded data.
 _ENCODED = re.compile("[!#-~]{1001,}")
 _SHOWN_KEYS = 10
+
+# The types of LangChain's messages, and the roles that they stand for; that of a "chat" message is its own.
+_ROLES = {"human": "user", "ai": "assistant", "chat": ""}
+_ROLES |= {name: name for name in ("system", "developer", "tool", "function")}
+# "AIMessageChunk" is a type, too, and "AIMessage" the end of a path.
+_CLASS = re.compile(r"Message(?:Chunk)?$")
+# Parts of a content that are calls, which stand in "tool_calls" as well, and what a model thinks.
+_CALL = "tool_use"
+_HIDDEN = frozenset({_CALL, "tool_call", "tool_call_chunk", "invalid_tool_call", "input_json_delta"})
+_HIDDEN |= {"reasoning", "thinking", "redacted_thinking"}
+# What OpenAI's API does not take in a name.
+_NOT_IN_NAMES = re.compile(r"[\s<|\\/>]+")
+_LONGEST_NAME = 64
+_STATES = ("checkpoint", "values", "channel_values")
 
 
 def described(value: Json) -> str:
@@ -40,11 +58,8 @@ def from_openai(message: dict[str, Json]) -> ChatMessage:
     if not any(key in message for key in _CONTENT_KEYS):
         others = ", ".join(_CONTENT_KEYS[1:])
         raise MessageError(f"Expected 'content' or another of {others}; saw {described(message)}.")
-    audio = message["audio"] if isinstance(message.get("audio"), dict) else {}
-    blocks = _content_blocks(message, audio) + _call_blocks(message) or [TextBlock(text="")]
+    blocks = _content_blocks(message) + _call_blocks(message) or [TextBlock(text="")]
     kwargs = {key: _text(message, key) for key in _NAMES if message.get(key) is not None}
-    if audio.get("id"):
-        kwargs["reference_audio_id"] = _text(audio, "id", "'audio'")  # LlamaIndex's own name for it.
     return ChatMessage(role=message["role"], blocks=blocks, additional_kwargs=kwargs)
 
 
@@ -56,20 +71,19 @@ def to_openai(message: ChatMessage) -> dict[str, Json]:
     calls, kwargs = _written_calls(message), message.additional_kwargs
     content = parts[0]["text"] if is_text else parts or (None if calls else "")
     names = {key: str(kwargs[key]) for key in _NAMES if kwargs.get(key) is not None}
-    audio = {"audio": {"id": str(kwargs["reference_audio_id"])}} if kwargs.get("reference_audio_id") else {}
-    return dict(cleaned({"role": role.value, "content": content, **calls, **names, **audio}))
+    return dict(cleaned({"role": role.value, "content": content, **calls, **names}))
 
 
-def _content_blocks(message: dict[str, Json], audio: dict[str, Json]) -> list[types.ContentBlock]:
+def _content_blocks(message: dict[str, Json]) -> list[types.ContentBlock]:
     """Returns the blocks of all that is no call, without empty texts."""
-    content = message.get("content")
+    content, audio = message.get("content"), message.get("audio")
     if not isinstance(content, str | list | None):
         raise MessageError(f"Expected a text, null or a list of parts in 'content'; saw {described(content)}.")
     parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
     blocks = [_block(part, f"'content'[{i}]") for i, part in enumerate(parts)]
     if message.get("refusal"):
         blocks.append(TextBlock(text=_text(message, "refusal")))
-    if audio.get("transcript") and not content:
+    if isinstance(audio, dict) and audio.get("transcript") and not content:
         blocks.append(TextBlock(text=_text(audio, "transcript", "'audio'")))
     return [block for block in blocks if block != TextBlock(text="")]
 
@@ -164,3 +178,101 @@ def _written_calls(message: ChatMessage) -> dict[str, Json]:
     ids = [call.id or f"call_{i}" for i, call in enumerate(calls)]
     found = [{"id": ids[i], "type": "function", "function": function} for i, function in enumerate(functions)]
     return {"tool_calls": found} if found else {}
+
+
+def state_of(value: Mapping[str, Json]) -> Mapping[str, Json]:
+    """Returns what holds the messages of a thread's state or a checkpoint of LangGraph; any other object as it is."""
+    for key in _STATES:
+        inner = value.get(key)
+        value = inner if isinstance(inner, dict) else value
+    return value
+
+
+def from_foreign(value: dict[str, Json]) -> dict[str, Json] | None:
+    """Returns a message of LangChain's or Zep's in OpenAI's format, its times and ``message_id`` beside it.
+
+    None for any other object; a MessageError for ``additional_kwargs`` that are no object.
+    """
+    kind, fields = _langchain(value)
+    if kind:
+        message = _from_langchain(kind, fields)
+    elif value.keys().isdisjoint(("role_type", "uuid", "uuid_")) or "content" not in value:
+        return None
+    else:
+        # The older "role" of Zep is any name, beside a "role_type".
+        role_type, role = value.get("role_type"), value.get("role")
+        message = {
+            "role": role_type or role,
+            "content": value["content"],
+            "name": value.get("name") or (role if role_type and role != role_type else None),
+            # The time that the program has given, before that at which Zep has received it.
+            "created_at": value.get("reference_time") or value.get("created_at"),
+            ID_KEY: value.get("uuid") or value.get("uuid_"),
+        }
+    if isinstance(name := message.get("name"), str):
+        message["name"] = _NOT_IN_NAMES.sub("_", name)[:_LONGEST_NAME]
+    return {key: entry for key, entry in message.items() if entry not in (None, "") or key == "content"}
+
+
+def _langchain(value: dict[str, Json]) -> tuple[str, dict[str, Json]]:
+    """Returns the type of a message and its fields, as ``model_dump``, ``message_to_dict`` or ``dumpd`` gives them."""
+    kind, fields = value.get("type"), value.get("data", value)
+    if value.get("lc") and kind == "constructor":
+        path = value.get("id")
+        kind, fields = path[-1] if isinstance(path, list) and path else "", value.get("kwargs")
+    kind = _CLASS.sub("", kind).lower() if isinstance(kind, str) else ""
+    is_message = kind in _ROLES and isinstance(fields, dict) and "content" in fields
+    return (kind, fields) if is_message else ("", {})
+
+
+def _from_langchain(kind: str, fields: dict[str, Json]) -> dict[str, Json]:
+    kwargs, content = fields.get("additional_kwargs") or {}, fields["content"]
+    if not isinstance(kwargs, dict):
+        raise MessageError(f"Expected 'additional_kwargs' of LangChain to be an object; saw {described(kwargs)}.")
+    told = fields.get("response_metadata")
+    times = {**(told if isinstance(told, dict) else {}), **kwargs, **fields}
+    calls = [*_listed(fields.get("tool_calls")), *_listed(fields.get("invalid_tool_calls"))]
+    function_call = None
+    if not calls:
+        # Older versions have them in ``additional_kwargs``, or in the content alone.
+        calls = kwargs.get("tool_calls") or [part for part in _listed(content) if _kind(part) == _CALL]
+        function_call = kwargs.get("function_call")
+    parts = content if isinstance(content, list) else []
+    return {
+        "role": _ROLES[kind] or fields.get("role"),
+        "content": [_as_openais(part) for part in parts if _kind(part) not in _HIDDEN] if parts else content,
+        "tool_calls": calls,
+        "function_call": function_call,
+        **{key: fields.get(key) for key in ("name", "tool_call_id")},
+        **{key: times[key] for key in times_in(times)},
+        ID_KEY: fields.get("id"),
+    }
+
+
+def _listed(value: Json) -> list[Json]:
+    return value if isinstance(value, list) else [value] if value else []
+
+
+def _kind(part: Json) -> str:
+    return str(part.get("type")) if isinstance(part, dict) else ""
+
+
+def _as_openais(part: Json) -> Json:
+    """Returns a part of a content as OpenAI writes it. What is not known here is left as it is."""
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    kind = _kind(part)
+    if kind not in ("image", "audio", "file"):
+        return part
+    # Anthropic writes the data into an object of their own.
+    source = part["source"] if isinstance(part.get("source"), dict) else part
+    mimetype = str(source.get("mime_type") or source.get("media_type") or "")
+    data, url = source.get("base64") or source.get("data"), source.get("url")
+    encoded = f"data:{mimetype};base64,{data}"
+    if kind == "image" and (data or url):
+        return {"type": "image_url", "image_url": {"url": encoded if data else url}}
+    if kind == "audio" and data:
+        return {"type": "input_audio", "input_audio": {"data": data, "format": mimetype.rpartition("/")[2]}}
+    if kind == "file" and data:
+        return {"type": "file", "file": {"file_data": encoded, "filename": source.get("filename")}}
+    return part
