@@ -82,10 +82,6 @@ class TokenCounter:
             for any other character.
         tokenizer_fn: Turns a text into a list of its tokens, in place of an encoding.
 
-    Attributes:
-        adds_up: Whether the tokens of lines that begin with "<" and end with ">" and a newline add up to those of the
-            whole text: not with a ``tokenizer_fn``.
-
     Examples:
         >>> TokenCounter().count("Hello, world")
         3
@@ -95,7 +91,6 @@ class TokenCounter:
 
     def __init__(self, name: str = "o200k_base", tokenizer_fn: Tokenizer | None = None) -> None:
         self.name = name
-        self.adds_up = tokenizer_fn is None
         self._tokenizer_fn = tokenizer_fn
         self._count_long = lru_cache(_CACHED_TEXTS)(lambda text: len(self(text)))
 
@@ -204,27 +199,10 @@ def as_counter(tokenizer: Tokenizer) -> TokenCounter:
     return TokenCounter("the given tokenizer", tokenizer)
 
 
-def fit(lines: Iterable[str], limit: int, counter: TokenCounter, *, least: int = 1) -> list[int]:
+def fit_tokens(tokens: Iterable[int], limit: int) -> list[int]:
     """Returns the places of the lines that fit into ``limit`` tokens, best line first; other lines are skipped.
 
-    Each line must begin with "<" and end with ">" and a newline, so that their tokens add up. If the counter's do not,
-    the chosen lines are counted as one text. No line is counted once less than ``least`` tokens are left.
-    """
-    if counter.adds_up:
-        return fit_tokens(map(counter.count, lines), limit, least=least)
-    kept, text, used = list[int](), "", 0
-    for i, line in enumerate(lines):
-        if limit - used < least:
-            break
-        tokens = counter.count(text + line)
-        if tokens <= limit:
-            kept.append(i)
-            text, used = text + line, tokens
-    return kept
-
-
-def fit_tokens(tokens: Iterable[int], limit: int, *, least: int = 1) -> list[int]:
-    """As ``fit``, given the tokens of each line.
+    ``tokens`` are those of each line: of lines that begin with "<" and end with ">" and a newline they add up.
 
     >>> fit_tokens([5, 9, 4, 1], 10)
     [0, 2, 3]
@@ -234,8 +212,6 @@ def fit_tokens(tokens: Iterable[int], limit: int, *, least: int = 1) -> list[int
         if cost <= left:
             kept.append(i)
             left -= cost
-        if left < least:
-            break
     return kept
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.text.messages import CLOSING
-from llama_index_memory_ext.text.tokens import as_counter, fit
+from llama_index_memory_ext.text.tokens import as_counter, fit_tokens
 
 COUNTER = TokenCounter()
 MEGABYTE = 1_000_000
@@ -182,35 +182,11 @@ LINES = st.lists(st.text(alphabet=st.sampled_from("ab \t<>/=.1\u00a0日"), max_s
 @given(lines=LINES, limit=st.integers(-5, 120))
 def test_the_whole_text_is_within_the_limit(lines: list[str], limit: int) -> None:
     """And nothing that was skipped would have fitted at its turn."""
-    kept = fit(lines, limit, COUNTER)
+    kept = fit_tokens(map(COUNTER.count, lines), limit)
     assert COUNTER.count("".join(lines[i] for i in kept)) <= max(limit, 0)
     for i in set(range(len(lines))) - set(kept):
         before = sum(COUNTER.count(lines[j]) for j in kept if j < i)
         assert before + COUNTER.count(lines[i]) > limit
-
-
-@given(lines=LINES, limit=st.integers(-5, 120))
-def test_a_tokenizer_whose_counts_do_not_add_up_keeps_to_the_limit_too(lines: list[str], limit: int) -> None:
-    counter = as_counter(lambda text: [0, 0, 0, *text.replace("\n<", "")])
-    kept = fit(lines, limit, counter)
-    assert not kept or counter.count("".join(lines[i] for i in kept)) <= limit
-
-
-def test_what_does_not_fit_is_skipped_and_the_next_is_tried() -> None:
-    lines = ["<f>one</f>\n", "<f>" + "long " * 50 + "</f>\n", "<f>two</f>\n"]
-    assert fit(lines, 20, COUNTER) == [0, 2]
-
-
-def test_nothing_is_counted_once_no_line_can_fit() -> None:
-    counted: list[str] = []
-
-    def tokenizer(text: str) -> list[int]:
-        counted.append(text)
-        return [0] * len(text)
-
-    counter = as_counter(tokenizer)
-    counted.clear()
-    assert (fit(["<aaaaaaa>\n"] * 100, 25, counter, least=6), len(counted)) == ([0, 1], 2)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="There is no fork here.")
