@@ -159,7 +159,6 @@ def without_accents(word: str) -> str:
     return unicodedata.normalize("NFC", re.sub("[\u0300-\u036f]", "", unicodedata.normalize("NFD", word)))
 
 
-@lru_cache(maxsize=100_000)
 @cache
 def _stemmer() -> Any:
     import snowballstemmer  # type: ignore[import-untyped]  # at first use; the package has no type hints
@@ -197,13 +196,14 @@ def comparable(text: str) -> str:
 
 @lru_cache(maxsize=256)
 def keywords(text: str) -> frozenset[str]:
-    """The words that tell one statement from another, without accents, and its numbers.
+    """Return the words that tell one statement from another, without accents, their stems, and its numbers.
 
     Stop words are left out. Scripts without spaces between words give pairs of characters, and Chinese ones each alone.
     """
     folded = comparable(text)
-    found = {word.term if word.term.isascii() else without_accents(word.written) for word in words_of(folded)}
-    found |= {word.written for word in words_of(folded) if not pattern(_CHARACTER).search(word.written)}
+    words = list(words_of(folded))
+    found = {word.term if word.term.isascii() else without_accents(word.written) for word in words}
+    found |= {word.written for word in words if not pattern(_CHARACTER).search(word.written)}
     characters = set(pattern(_CHARACTER).findall(folded)) - STOP_CHARACTERS
     return frozenset({*found, *characters, *pattern(_NUMBER).findall(folded)})
 
