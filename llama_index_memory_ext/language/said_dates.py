@@ -12,7 +12,7 @@ from llama_index_memory_ext.language.numbers import digits_of, quantities
 from llama_index_memory_ext.language.stems import language_of, script_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterable, Iterator
 
 
 _WORD = r"[^\W_]+"
@@ -23,22 +23,25 @@ _YEARS = frozenset(range(1, 121))
 
 
 def missing_dates(statement: str, source: str, said_on: date) -> list[str]:
-    """The dates of a statement that the source does not have, and that do not follow from it on ``said_on``.
+    """Return the dates of a statement that the source does not have, and that do not follow from it on ``said_on``.
 
     >>> missing_dates("Has an exam on 2025-12-11, a Friday", "My exam is in three weeks", date(2025, 11, 20))
     ['Friday']
     """
-    named = _read(statement)
-    said = {day for found in _read(source) for day in found.readings}
-    unsaid = [found for found in named if not _is_any(found, said, said_on)]
+
+    def other_than(said: Iterable[Day], dates: Iterable[Found]) -> list[Found]:
+        """Return the dates that are none of those that were said."""
+        days = set(said)
+        return [one for one in dates if not any(_fits(named, day, said_on) for named in one.readings for day in days)]
+
+    unsaid = other_than((day for found in _read(source) for day in found.readings), _read(statement))
     if unsaid:
-        said = {*_worked_out(statement, source, said_on)}
-        unsaid = [found for found in unsaid if not _is_any(found, said, said_on)]
+        unsaid = other_than(_worked_out(statement, source, said_on), unsaid)
     return [statement[found.start : found.end].strip(" ,.") for found in unsaid]
 
 
 def without_dates(text: str) -> str:
-    """The text with a space for each date, also for a year, a month or a weekday alone.
+    """Return the text with a space for each date, also for a year, a month or a weekday alone.
 
     >>> without_dates("Has 3 exams in May 2026")
     'Has 3 exams in  '
@@ -55,16 +58,8 @@ def _read(text: str) -> tuple[Found, ...]:
 
 
 def _worked_out(statement: str, source: str, said_on: date) -> Iterator[Day]:
-    """The dates that follow from relative ones, "in three weeks", and from numbers of years, "for five years"."""
+    """Yield the dates that follow from relative ones, "in three weeks", and from numbers of years, "for five years"."""
     code = language_of(source) or language_of(f"{statement} {source}") or "en"
-    yield from _years_ago(source, code, said_on)
-    for text in _relative(source):
-        for day, period in _parsed(text, code, said_on):
-            yield from _meant(text, code, day, period)
-
-
-def _years_ago(source: str, code: str, said_on: date) -> Iterator[Day]:
-    """The years, also with a month, that are as long ago as a number of a source says."""
     months = {day.month for found in _read(source) for day in found.readings if day.month}
     for value in {value for one in quantities(source, code, with_more=True) for value in one.values & _YEARS}:
         year = said_on.year - int(value)
@@ -72,10 +67,13 @@ def _years_ago(source: str, code: str, said_on: date) -> Iterator[Day]:
         yield Day(year, said_on.month)
         # Who turns 40 in May was born 40 years before that, which may be next year.
         yield from (Day(year + i, month) for month in months for i in (0, 1))
+    for text in _relative(source):
+        for day, period in _parsed(text, code, said_on):
+            yield from _meant(text, code, day, period)
 
 
 def _meant(text: str, code: str, day: date, period: str) -> list[Day]:
-    """What a relative date names: a year, a month, all of "next week", of "next Friday" the one a week later, too."""
+    """Return what a relative date names: a year, a month, all of "next week", of "next Friday" the one after, too."""
     if period == "year":
         return [Day(day.year)]
     if period == "month":
@@ -90,7 +88,7 @@ def _meant(text: str, code: str, day: date, period: str) -> list[Day]:
 
 
 def _relative(source: str) -> Iterator[str]:
-    """The parts of a source that may be relative dates."""
+    """Yield the parts of a source that may be relative dates."""
     plain = digits_of(source)
     if script_of(source) == "cjk":
         starts = range(min(len(plain), _MOST_READ))
@@ -106,7 +104,7 @@ def _relative(source: str) -> Iterator[str]:
 
 @lru_cache(maxsize=4_096)
 def _parsed(text: str, code: str, said_on: date) -> list[tuple[date, str]]:
-    """The day that a relative date means, if it is one, with its precision: day, week, month or year."""
+    """Return the day that a relative date means, if it is one, with its precision: day, week, month or year."""
     found = (parser.get_date_data(text) for parser in _parsers(code, said_on))
     return [(one.date_obj.date(), one.period) for one in found if one.date_obj is not None]
 
@@ -125,12 +123,8 @@ def _parsers(code: str, said_on: date) -> list[Any]:
     ]
 
 
-def _is_any(found: Found, said: Collection[Day], said_on: date) -> bool:
-    return any(_fits(reading, day, said_on) for reading in found.readings for day in said)
-
-
 def _fits(named: Day, said: Day, said_on: date) -> bool:
-    """Whether a date follows from one that was said; without its year that is in the year before or after."""
+    """Return whether a date follows from one that was said; without its year that is in the year before or after."""
     if said.day and said.weekday is None and (period := period_of(said)):
         said = said._replace(weekday=period.start.weekday())
     if said.year is None and named.year is not None and abs(named.year - said_on.year) <= 1:
@@ -139,6 +133,6 @@ def _fits(named: Day, said: Day, said_on: date) -> bool:
 
 
 def ages_in(source: str, said_on: date) -> set[float]:
-    """How many years ago the years of a source are: who was born in 1990 is 34 or 35 in 2025."""
+    """Return how many years ago the years of a source are: who was born in 1990 is 34 or 35 in 2025."""
     years = {day.year for found in _read(source) for day in found.readings if day.year}
     return {float(said_on.year - year - i) for year in years for i in (0, 1)}

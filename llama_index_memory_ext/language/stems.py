@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections import defaultdict
 from functools import cache, lru_cache
 from itertools import chain
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.language import word_lists
 from llama_index_memory_ext.language.tokens import (
-    LONGEST_STEMMED,
+    LANGUAGES,
     STOP_WORDS,
     Word,
     indexed_words,
@@ -22,27 +21,6 @@ from llama_index_memory_ext.language.tokens import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-
-# The names of Snowball's algorithms by the ISO 639-1 code of the language.
-LANGUAGES = {
-    "da": "danish",
-    "de": "german",
-    "en": "english",
-    "es": "spanish",
-    "fi": "finnish",
-    "fr": "french",
-    "it": "italian",
-    "nl": "dutch",
-    "no": "norwegian",
-    "pt": "portuguese",
-    "ru": "russian",
-    "sv": "swedish",
-}
-# Most Russian texts are written without the first.
-_YO = ("\u0451", "\u0435")
-# Snowball's stemmers store the word that they work on in themselves, so threads must take turns.
-_lock = threading.Lock()
 
 
 def checked_languages(codes: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -61,37 +39,6 @@ def checked_languages(codes: Sequence[str] | None) -> tuple[str, ...] | None:
             " tells the language of each question. Chinese, Japanese and Korean need no code."
         )
     return tuple(dict.fromkeys(named))
-
-
-@lru_cache(maxsize=50_000)
-def stem(word: str, code: str) -> str:
-    """Return the stem of a word in lower case in the language of a code of ``LANGUAGES``, without accents.
-
-    >>> stem("wohne", "de") == stem("wohnt", "de"), stem("люблю", "ru") == stem("любит", "ru")
-    (True, True)
-    """
-    if code == "en" or len(word) > LONGEST_STEMMED:
-        return term_of(word)
-    stemmer, bases, endings = _stemmer(code)
-    plain = word.replace(*_YO)
-    with _lock:
-        found: str = stemmer.stemWord(bases.get(plain, plain))
-    for ending, instead in endings:
-        found = ending.sub(instead, found)
-    return without_accents(found) or word
-
-
-@cache
-def _stemmer(code: str) -> tuple[Any, dict[str, str], list[tuple[re.Pattern[str], str]]]:
-    """Make what stems in a language: the stemmer, the base of each irregular form, and the endings that it leaves."""
-    import snowballstemmer  # type: ignore[import-untyped]  # at first use; the package has no type hints
-
-    groups = [[form.replace(*_YO) for form in forms] for forms in word_lists("irregular_forms").get(code, [])]
-    # A form may be written without its accents, unless that is another form.
-    bases = {without_accents(form): base for base, *forms in groups for form in forms}
-    bases |= {form: base for base, *forms in groups for form in forms}
-    endings = [(re.compile(ending), "".join(instead)) for ending, *instead in word_lists("endings").get(code, [])]
-    return snowballstemmer.stemmer(LANGUAGES[code]), bases, endings
 
 
 # What a text says about its language stands at its beginning and at its end.
@@ -165,7 +112,7 @@ def words_in(text: str, codes: Sequence[str]) -> Iterator[Word]:
         if code == "en" or not word.written.isalpha():
             yield word
         elif not is_function_word(word.written, codes):
-            yield Word(word.written, stem(word.written, code))
+            yield Word(word.written, term_of(word.written, code))
 
 
 def terms_in(text: str, codes: Sequence[str]) -> tuple[str, ...]:
@@ -191,8 +138,8 @@ def _by_word() -> Mapping[str, list[str]]:
 @cache
 def _by_letter() -> Mapping[str, list[str]]:
     found = defaultdict[str, list[str]](list)
-    for code, lines in word_lists("letters").items():
-        for letter in chain.from_iterable(lines):
+    for code, *letters in word_lists("languages")["letters"]:
+        for letter in letters:
             found[letter].append(code)
     return dict(found)
 
@@ -211,11 +158,6 @@ _LEAST_WORDS, _LEAST_CHARACTERS, _NO_JAPANESE = 3, 4, 8
 _MOST_CHARACTERS = 2_000
 # By how much (in nats) each text must be likelier in its own language than in that of the other.
 _MARGIN = 6.0
-# A few words are often likelier in a language that is seldom written, so only these are told.
-_TOLD = str.split(
-    "ar bg bn ca cs da de el en es et fa fi fr he hi hr hu id it ja ko lt lv ms nl no pl pt ro ru sk sl sv ta te th tr "
-    "uk vi zh"
-)
 
 
 def script_of(text: str) -> str:
@@ -244,11 +186,11 @@ def language_of(text: str) -> str | None:
         if _HANGUL.search(text):
             return "ko"
         return "ja" if KANA.search(text) else "zh" if len(HAN.findall(text)) >= _LEAST_CHARACTERS else None
-    return _likeliest(_scores(text)) if len(re.findall(r"[^\W\d_]+", text)) >= _LEAST_WORDS else None
+    return next(iter(_scores(text))) if len(re.findall(r"[^\W\d_]+", text)) >= _LEAST_WORDS else None
 
 
 def is_translation(one: str, other: str) -> bool:
-    """Whether two texts are in different languages; False where that cannot be told.
+    """Return whether two texts are in different languages; False where that cannot be told.
 
     >>> is_translation("Drives a Tesla", "Ich fahre einen Tesla."), is_translation("Likes tea", "I like tea")
     (True, False)
@@ -261,12 +203,12 @@ def is_translation(one: str, other: str) -> bool:
         languages = {language_of(one), language_of(other)} - {None}
         return len(languages) > 1 and ("ko" in languages or min(len(one), len(other)) >= _NO_JAPANESE)
     scores, others = _scores(one), _scores(other)
-    own, foreign = _likeliest(scores), _likeliest(others)
+    own, foreign = next(iter(scores)), next(iter(others))
     return min(scores[own] - scores[foreign], others[foreign] - others[own]) >= _MARGIN
 
 
 def may_be_english(text: str) -> bool:
-    """Whether a text in Latin letters is not clearly in another language.
+    """Return whether a text in Latin letters is not clearly in another language.
 
     >>> may_be_english("Is a vegetarian"), may_be_english("Ich trinke keinen Kaffee"), may_be_english("我喝茶")
     (True, False, False)
@@ -275,13 +217,9 @@ def may_be_english(text: str) -> bool:
     return script_of(text) == "latin" and scores["en"] > max(scores.values()) - _MARGIN
 
 
-def _likeliest(scores: Mapping[str, float]) -> str:
-    return max(scores, key=scores.__getitem__)
-
-
 @lru_cache(maxsize=256)
 def _scores(text: str) -> Mapping[str, float]:
-    """Return how likely a text is in each language, as logarithms."""
+    """Return how likely a text is in each language, as logarithms, the likeliest first."""
     return {language: float(score) for language, score in _detector().rank(text[:_MOST_CHARACTERS])}
 
 
@@ -292,5 +230,5 @@ def _detector() -> Any:
 
     # One of our own, because others in this program may want other languages.
     detector = langid.LanguageIdentifier.from_model_file(Path(langid.__file__).parent / langid.MODEL_FILE)
-    detector.set_languages(_TOLD)
+    detector.set_languages(list(chain(*word_lists("languages")["told"])))
     return detector

@@ -98,10 +98,14 @@ STOP_WORDS, STOP_CHARACTERS, _STOP_PAIRS = (_FUNCTION_WORDS[code] for code in ("
 IRREGULAR = {form: base for base, *forms in word_lists("irregular_forms")["en"] for form in forms}
 # "Uses Docker" and "it uses FastAPI" have nothing in common.
 _ANY_VERB = "use"
-# The stemmer stores the word that it works on in itself, so threads must take turns. Its time grows with the square of
-# the length; no English word is longer than the limit.
+# The names of Snowball's algorithms by the ISO 639-1 code of the language.
+LANGUAGES = dict(word_lists("languages")["snowball"])
+# Most Russian texts are written without the first.
+_YO = ("\u0451", "\u0435")
+# Snowball's stemmers store the word that they work on in themselves, so threads must take turns. Their time grows with
+# the square of the length; no word is longer than the limit.
 _stemmer_lock = threading.Lock()
-LONGEST_STEMMED = 50
+_LONGEST_STEMMED = 50
 
 
 class Word(NamedTuple):
@@ -128,7 +132,7 @@ def words_of(text: str) -> Iterator[Word]:
                 if pair not in _STOP_PAIRS and not STOP_CHARACTERS.issuperset(pair):
                     yield Word(pair, pair)
         elif found not in STOP_WORDS:
-            yield _word(found) if len(found) <= LONGEST_STEMMED else Word(found, found)
+            yield _word(found)
     for day in days:
         yield Word(day, day)
 
@@ -159,19 +163,35 @@ def without_accents(word: str) -> str:
     return unicodedata.normalize("NFC", re.sub("[\u0300-\u036f]", "", unicodedata.normalize("NFD", word)))
 
 
+@lru_cache(maxsize=100_000)
+def term_of(word: str, code: str = "en") -> str:
+    """Return the term of a word in lower case: its stem in the language of a code of ``LANGUAGES``, without accents.
+
+    >>> term_of("wohne", "de") == term_of("wohnt", "de"), term_of("люблю", "ru") == term_of("любит", "ru")
+    (True, True)
+    """
+    if len(word) > _LONGEST_STEMMED:
+        return word
+    stemmer, bases, endings = _stemmer(code)
+    plain = without_accents(word) if code == "en" else word.replace(*_YO)
+    with _stemmer_lock:
+        found: str = stemmer.stemWord(bases.get(plain, plain))
+    for ending, instead in endings:
+        found = ending.sub(instead, found)
+    return without_accents(found) or word
+
+
 @cache
-def _stemmer() -> Any:
+def _stemmer(code: str) -> tuple[Any, dict[str, str], list[tuple[re.Pattern[str], str]]]:
+    """Make what stems in a language: the stemmer, the base of each irregular form, and the endings that it leaves."""
     import snowballstemmer  # type: ignore[import-untyped]  # at first use; the package has no type hints
 
-    return snowballstemmer.stemmer("english")
-
-
-def term_of(word: str) -> str:
-    """Returns the term of a word in lower case: its English stem without accents, whatever language it is of."""
-    word = without_accents(word)
-    with _stemmer_lock:
-        stemmed: str = _stemmer().stemWord(IRREGULAR.get(word, word))
-    return stemmed
+    groups = [[form.replace(*_YO) for form in forms] for forms in word_lists("irregular_forms").get(code, [])]
+    # A form may be written without its accents, unless that is another form.
+    bases = {without_accents(form): base for base, *forms in groups for form in forms}
+    bases |= {form: base for base, *forms in groups for form in forms}
+    endings = [(re.compile(ending), "".join(instead)) for ending, *instead in word_lists("endings").get(code, [])]
+    return snowballstemmer.stemmer(LANGUAGES[code]), bases, endings
 
 
 _STRAIGHT = str.maketrans("\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u300c\u300d\u300e\u300f", '\'\'\'"""""""""')
