@@ -23,10 +23,9 @@ from llama_index_memory_ext.language.stems import (
     is_function_word,
     languages_in,
     languages_of,
-    stem,
     words_in,
 )
-from llama_index_memory_ext.language.tokens import Word, indexed_words
+from llama_index_memory_ext.language.tokens import Word, indexed_words, term_of
 from llama_index_memory_ext.settings import shown
 from llama_index_memory_ext.text.tokens import TokenCounter
 
@@ -334,7 +333,7 @@ class TfidfRanker:
         spaced = [word for word in words if word.written.isalpha() and word.written < "\u2e80"] if codes else []
         for code in codes:
             for word in spaced:
-                self._by_stem[code][stem(word.written, code)].add(word)
+                self._by_stem[code][term_of(word.written, code)].add(word)
 
     def _groups(self, query: str, codes: Sequence[str]) -> Iterator[Group]:
         """Yield for each word of a query the terms of all words that are forms of it in any of these languages."""
@@ -343,7 +342,7 @@ class TfidfRanker:
             if not codes:
                 yield (word.term,)
             elif not is_function_word(word.written, codes):
-                forms = chain.from_iterable(self._by_stem[code].get(stem(word.written, code), ()) for code in codes)
+                forms = chain.from_iterable(self._by_stem[code].get(term_of(word.written, code), ()) for code in codes)
                 yield tuple(sorted({word.term, *(form.term for form in forms if form in self._documents)}))
 
     def _scores(self, weights: Mapping[Group, float]) -> Values:
