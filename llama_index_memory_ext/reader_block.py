@@ -159,13 +159,9 @@ class LogBlock(BaseMemoryBlock[str]):
     def jobs(self) -> Jobs:
         """The jobs of all blocks of this kind on the same store."""
 
-    def reader_of(self, session_id: str) -> str:
-        """The name of this block's cursor in a session."""
-        return self.name
-
     def job_key(self, session_id: str) -> JobKey:
         """The key of this block's jobs of a session."""
-        return JobKey(session_id, self.reader_of(session_id))
+        return JobKey(session_id, self.name)
 
     @property
     def all_jobs(self) -> tuple[Jobs, ...]:

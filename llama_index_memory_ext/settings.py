@@ -45,10 +45,13 @@ def unpacked(options: Any, *models: type[BaseModel], with_defaults: bool = True)
             shown: Any = getattr(hint, "__forward_arg__", hint)
             named.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=shown))
         vars(function)["__signature__"] = signature.replace(parameters=named)
-        if place := _PLACE.search(function.__doc__ or ""):
+
+        def listed(place: re.Match[str]) -> str:
             indents: dict[str, Any] = {"initial_indent": place[1], "subsequent_indent": f"{place[1]}    "}
-            about_each = [wrap(f"{name}: {about(field)}", 120, **indents) for name, field in fields.items()]
-            function.__doc__ = _PLACE.sub(lambda _: "\n".join(chain(*about_each)), function.__doc__ or "")
+            lines = (wrap(f"{name}: {about(field)}", 120, **indents) for name, field in fields.items())
+            return "\n".join(chain(*lines))
+
+        function.__doc__ = _PLACE.sub(listed, function.__doc__ or "")
         return function
 
     return decorate
@@ -73,11 +76,6 @@ T = TypeVar("T")
 # Where a text stands in place of a number or a choice, it is no secret.
 _SHOWN_TEXTS = ("int_", "float_", "bool_", "enum", "literal_")
 _MOST = 20
-_OUR_WORDS = {
-    "a valid dictionary or instance": "an instance",
-    "Input should": "must",
-    "Field required": "must be given",
-}
 
 
 def checked(
@@ -116,10 +114,9 @@ def check_id(name: str, value: object) -> None:
 
 def shown(value: object, *, with_text: bool = False) -> str:
     """Returns what was seen in place of a setting: a number as it is, a text only if that is said, else the type."""
-    # Not by its class: what stands for a model, or for a key in its place, has that of another.
-    if type(value) in {type(None), bool, int, float} or (type(value) is str and with_text and len(value) <= _MOST):
+    if isinstance(value, int | float | None) or (with_text and isinstance(value, str) and len(value) <= _MOST):
         return repr(value)
-    name = value.__class__.__name__
+    name = type(value).__name__
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
@@ -130,23 +127,19 @@ def _unknown(name: str, known: Collection[str], owner: str, raised: type[MemoryE
 
 
 def _refusal(error: ValidationError, kind: type[BaseModel], raised: type[MemoryExtError]) -> MemoryExtError:
-    details = error.errors(include_url=False)
-    first = details[0]
+    first = error.errors(include_url=False)[0]
     cause: Any = first.get("ctx", {}).get("error")
     if isinstance(cause, MemoryExtError):
         return cause
     name, fields = str(next(iter(first["loc"]), "")), kind.model_fields
     if first["type"] == "extra_forbidden":
         return _unknown(name, fields, kind.__name__, raised)
-    about_it = [one for one in details if one["loc"][:1] == first["loc"][:1]]
-    said = ", or ".join(dict.fromkeys(one["msg"].partition(", unable to")[0] for one in about_it))
-    for theirs, ours in _OUR_WORDS.items():
-        said = said.replace(theirs, ours)
+    said = first["msg"].partition(", unable to")[0].replace("a valid dictionary or instance", "an instance")
+    said = said.replace("Input should", "must").replace("Field required", "must be given")
     if name not in fields or isinstance(cause, Exception):
         return raised(f"{name if name in fields else kind.__name__}: {cause or said}")
-    seen = shown(first["input"], with_text=all(one["type"].startswith(_SHOWN_TEXTS) for one in about_it))
-    seen = "nothing" if first["type"] == "missing" else seen
-    return raised(f"{name} {said}; saw {seen}. {_hint(fields[name])}")
+    seen = shown(first["input"], with_text=first["type"].startswith(_SHOWN_TEXTS))
+    return raised(f"{name} {said}; saw {'nothing' if first['type'] == 'missing' else seen}. {_hint(fields[name])}")
 
 
 def _hint(field: FieldInfo) -> str:

@@ -36,7 +36,6 @@ from llama_index_memory_ext.facts.known import UserFacts
 from llama_index_memory_ext.facts.prompt import check_categories
 from llama_index_memory_ext.facts.ranking import Weights
 from llama_index_memory_ext.language.stems import checked_languages
-from llama_index_memory_ext.models.prompt_caches import name_of
 from llama_index_memory_ext.models.responses import Usage
 from llama_index_memory_ext.reader_block import DEFAULT_SESSION_ID, LogBlock, Switch
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
@@ -312,6 +311,10 @@ class RelevantFactsBlock(LogBlock):
         # Quoted, so that no id of a user makes the name of another reader.
         return f"{self.name} of {namespace}" if own is None else f"{self.name} by {own!r} of {namespace}"
 
+    def job_key(self, session_id: str) -> JobKey:
+        """The key of this block's job of a session."""
+        return JobKey(session_id, self.reader_of(session_id))
+
     def readers_of(self, session_id: str) -> tuple[str, ...]:
         """This block's cursor, if it extracts facts."""
         return (self.reader_of(session_id),) if self.extract_facts else ()
@@ -391,7 +394,7 @@ class RelevantFactsBlock(LogBlock):
         """Whether facts are extracted now. Once in a process it is logged by which model, or that there is none."""
         llm = self.known_llm()
         if self.extract_facts:
-            _tell_of_model("" if llm is None else f"{type(llm).__name__} {name_of(llm)}".strip())
+            _tell_of_model("" if llm is None else f"{type(llm).__name__} {getattr(llm, 'model', '')}".strip())
         return self.extract_facts and llm is not None
 
     def _known(self, session_id: str) -> UserFacts:

@@ -80,9 +80,6 @@ def formatted(
             text = contents[name]
             if isinstance(text, RecordText):
                 memory_blocks[i] = name, text.content_blocks(cache_points, others)
-    if type(template) is MemoryBlocksTemplate:
-        # Without a message, which would check each of the blocks.
-        return _tagged(memory_blocks, hint)
     hints: dict[str, Any] = {"hint": hint} if isinstance(template, MemoryBlocksTemplate) else {}
     content = list(template.format_messages(memory_blocks=memory_blocks, **hints)[0].blocks)
     if content and isinstance(content[-1], TextBlock) and not content[-1].text.endswith("\n\n"):
