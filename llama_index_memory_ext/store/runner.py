@@ -65,19 +65,17 @@ _OF_DATABASE = (SQLAlchemyError, sqlite3.Error, OSError)
 
 @dataclass(eq=False)
 class Job:
-    """Work that a caller waits for; ``names`` are what it needs for itself alone.
+    """Work that a caller waits for; ``names`` are what it needs for itself alone; ``answer`` is of its loop."""
 
-    It leaves ``pending`` when it has ended. ``answer`` is of the caller's event loop, and ``timer`` ends the wait.
-    """
-
-    work: Callable[[Job], Any]
+    step: Callable[[Connection], Any]
     name: str
     names: set[Any]
-    pending: set[Job]
     answer: asyncio.Future[Any]
     writes: bool
     in_transaction: bool
-    timer: asyncio.TimerHandle | None = None
+    # What does it in a thread, and the jobs of its store that have not ended.
+    work: Callable[[Job], Any]
+    pending: set[Job]
     context: Context = field(default_factory=copy_context)
 
     def run(self) -> None:
@@ -87,35 +85,28 @@ class Job:
             result = self.context.run(self.work, self)
         except BaseException as raised:  # noqa: BLE001 - whatever it is belongs to the caller
             error = raised
-        self.pending.discard(self)
         # Who is answered may be the last who knows the store.
-        del self.work, self.context
+        del self.work, self.step, self.context
+        self.pending.discard(self)
         try:
             self.answer.get_loop().call_soon_threadsafe(self.deliver, result, error)
         except RuntimeError:
             # The loop was closed.
-            self._tell(error)
+            self.deliver(None, error)
 
     def deliver(self, result: Any, error: BaseException | None) -> None:
         """Give the caller the answer; where it has gone, the log says what has become of its write."""
-        if self.timer is not None:
-            self.timer.cancel()
-        if self.answer.done():
-            self._tell(error)
-        elif error is None:
-            self.answer.set_result(result)
-        else:
-            self.answer.set_exception(error)
-
-    def _tell(self, error: BaseException | None) -> None:
-        if not self.writes:
-            return
-        if error is None:
+        if not self.answer.done() and not self.answer.get_loop().is_closed():
+            if error is None:
+                self.answer.set_result(result)
+            else:
+                self.answer.set_exception(error)
+        elif self.writes and error is None:
             logger.info("%s was completed after its caller had gone: it was stored.", self.name)
-        elif isinstance(error, asyncio.CancelledError):
+        elif self.writes and isinstance(error, asyncio.CancelledError):
             logger.warning("%s did not end after its caller had gone: it is unknown whether it was stored.", self.name)
-        else:
-            kind = type(error.__cause__ or error).__name__
+        elif self.writes:
+            kind = type((error and error.__cause__) or error).__name__
             logger.warning("%s failed after its caller had gone (%s): nothing was stored.", self.name, kind)
 
 
@@ -152,33 +143,31 @@ class Threads:
             threading.Thread(target=self._work, name="memory store", daemon=True).start()
 
     def _work(self) -> None:
-        while (job := self._next()) is not None:
+        while True:
+            with self._changed:
+                self._idle += 1
+                job = self._changed.wait_for(self._next, _IDLE_SECONDS)
+                self._idle -= 1
+                if job is None:
+                    self._running -= 1
+                    return
+                self._waiting.remove(job)
+                self._taken |= job.names
+                if self._next():
+                    self._wake()
             job.run()
             with self._changed:
                 self._taken -= job.names
             del job
 
     def _next(self) -> Job | None:
-        """The next job that may begin; None if there was none for a while."""
-        with self._changed:
-            waited = False
-            while True:
-                before = set(self._taken)
-                for job in self._waiting:
-                    if before.isdisjoint(job.names):
-                        self._waiting.remove(job)
-                        self._taken |= job.names
-                        if any(self._taken.isdisjoint(other.names) for other in self._waiting):
-                            self._wake()
-                        return job
-                    # Those that come later wait for it, too.
-                    before |= job.names
-                if waited:
-                    self._running -= 1
-                    return None
-                self._idle += 1
-                waited = not self._changed.wait(_IDLE_SECONDS)
-                self._idle -= 1
+        """The first job that waits for none before it."""
+        names = set(self._taken)
+        for job in self._waiting:
+            if names.isdisjoint(job.names):
+                return job
+            names |= job.names
+        return None
 
 
 # One for all stores of this process on the same database.
@@ -294,33 +283,25 @@ class Database:
         """As ``MemoryStore.read_schema_version``."""
         if self.engine is None and self._lent is None and address.is_missing(self.url):
             return None
-        was_open = self._engine is not None
-        try:
-            return await self._call(partial(version_of, tables=self.tables), "read_schema_version", set(), writes=False)
-        finally:
-            if not (was_open or self._is_ready):
-                self._close()
+        return await self._call(partial(version_of, tables=self.tables), "read_schema_version", set(), writes=False)
 
     async def aclose(self) -> None:
         """Close the engine, unless it was lent; a later call opens it again. A database in memory is gone for good.
 
         Writes that are under way are waited for, within the time for one call; those of a lent engine in this loop.
+        Reads that wait do not begin.
         """
-        await self.finish()
-        if self._lent is None:
-            self.is_gone = self.in_memory and "mode" not in self.url.query
-            await asyncio.to_thread(self._close)
-
-    async def finish(self) -> None:
-        """Wait until what is under way has ended, within the time for one call. Reads that wait do not begin."""
         for job in list(self._pending):
             if not job.writes:
                 self._threads.withdraw(job)
         here, end = asyncio.get_running_loop(), time.monotonic() + self.seconds
         while any(self._lent is None or job.answer.get_loop() is here for job in list(self._pending)):
             if time.monotonic() > end:
-                return
+                break
             await asyncio.sleep(_LOOK_SECONDS)
+        if self._lent is None:
+            self.is_gone = self.in_memory and "mode" not in self.url.query
+            await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
         with self._guard:
@@ -401,34 +382,30 @@ class Database:
             # SQLite lets one writer in at a time, and not in their order. In memory there is one connection.
             alone = {self.identity[:1]} if writes or self.in_memory else set()
         loop, task = asyncio.get_running_loop(), None
-        job = Job(
-            partial(self._in_thread, step), name, alone, self._pending, loop.create_future(), writes, in_transaction
-        )
+        answer: asyncio.Future[T] = loop.create_future()
+        job = Job(step, name, alone, answer, writes, in_transaction, self._in_thread, self._pending)
         self._pending.add(job)
         if self._lent is None:
             self._threads.enter(job)
         else:
-            task = loop.create_task(self._in_loop(self._lent, step, job))
-
-        def give_up() -> None:
-            if not job.answer.done():
-                job.answer.set_exception(StoreTimeoutError(name, seconds, writes=writes))
-            if task is None:
+            task = loop.create_task(self._in_loop(self._lent, job))
+        is_late = False
+        try:
+            await asyncio.wait([answer], timeout=seconds)
+            is_late = not answer.done()
+        finally:
+            # A caller who was cancelled leaves its write to end by itself.
+            if answer.cancel() and (is_late or not writes):
                 self._threads.withdraw(job)
-            elif self.backend == "postgresql":
+        if is_late:
+            if task is not None and self.backend == "postgresql":
                 # A cancelled statement of SQLite goes on in its thread, and would keep its lock.
                 task.cancel()
+            raise StoreTimeoutError(name, seconds, writes=writes)
+        return answer.result()
 
-        job.timer = loop.call_later(seconds, give_up)
-        try:
-            return cast("T", await job.answer)
-        except asyncio.CancelledError:
-            if not writes:
-                self._threads.withdraw(job)
-            raise
-
-    def _in_thread(self, step: Callable[[Connection], T], job: Job) -> T:
-        """The result of a step on a connection of the pool, in this thread."""
+    def _in_thread(self, job: Job) -> Any:
+        """Do a job on a connection of the pool, in this thread."""
         with self._guard:
             if self._engine is None and self.is_gone:
                 raise StoreError(
@@ -441,56 +418,49 @@ class Database:
         with ExitStack() as stack:
             with self._in_words(job, begun=False):
                 conn = stack.enter_context(engine.connect())
-            stack.enter_context(self._in_words(job, begun=True))
-            if not (job.writes and job.in_transaction):
-                if self.backend == "postgresql":
-                    # Spares BEGIN and ROLLBACK.
-                    conn.execution_options(isolation_level="AUTOCOMMIT")
-                return step(conn)
-            with conn.begin():
-                if self.backend == "sqlite":
-                    raw: Any = conn.connection.driver_connection
-                    # What another thread has left open when the process was forked.
-                    raw.rollback()
-                    raw.execute("BEGIN IMMEDIATE")
-                result = step(conn)
-                job.writes = conn.in_transaction()
-                return result
+            return self._transact(conn, job)
 
-    async def _in_loop(self, lent: AsyncEngine, step: Callable[[Connection], Any], job: Job) -> None:
-        """The same on a lent engine, whose connections belong to the loop of the caller."""
+    async def _in_loop(self, lent: AsyncEngine, job: Job) -> None:
+        """Do a job on a lent engine, whose connections belong to the loop of the caller."""
         result = error = None
         try:
             async with AsyncExitStack() as stack:
                 for name in sorted(job.names):
                     await stack.enter_async_context(lock_for("lent", *name))
-                for is_last in (False, True):
-                    try:
-                        with self._in_words(job, begun=False):
-                            conn = await stack.enter_async_context(lent.connect())
-                        break
-                    except StoreError:
-                        # asyncpg may tell of a lost one by an error that a pool takes for another; the next one is new.
-                        if is_last:
-                            raise
-                stack.enter_context(self._in_words(job, begun=True))
-                # The engine may have any isolation level, set in several ways; a connection's option overrides all.
-                level = _LEVELS[self.backend] if job.in_transaction else "AUTOCOMMIT"
-                await conn.execution_options(isolation_level=level)
-                if job.in_transaction:
-                    await stack.enter_async_context(conn.begin())
-                if job.writes and job.in_transaction and self.backend == "sqlite":
-                    driver: Any = (await conn.get_raw_connection()).driver_connection
-                    if not driver.in_transaction:
-                        await conn.exec_driver_sql("BEGIN IMMEDIATE")
-                result = await conn.run_sync(step)
-                job.writes = job.writes and conn.in_transaction()
+                try:
+                    conn = await stack.enter_async_context(lent.connect())
+                except Exception:  # noqa: BLE001 - of a lost one, asyncpg may tell by an error that a pool takes for another
+                    with self._in_words(job, begun=False):
+                        conn = await stack.enter_async_context(lent.connect())
+                result = await conn.run_sync(self._transact, job)
         except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - whatever it is belongs to the caller
             error = raised
         finally:
             # Also where the loop was closed, and the collector ends this.
             self._pending.discard(job)
         job.deliver(result, error)
+
+    def _transact(self, conn: Connection, job: Job) -> Any:
+        """Do a job on a connection: in a transaction if it is to write, and else without one."""
+        begins, is_lent = job.writes and job.in_transaction, self._lent is not None
+        with self._in_words(job, begun=True), ExitStack() as stack:
+            if self.backend == "postgresql" or is_lent:
+                # A lent engine may have any isolation level, set in several ways; a connection's option overrides all.
+                # Reads are spared BEGIN and ROLLBACK; in SQLite they might end what the host has begun.
+                is_free = not begins and (self.backend == "postgresql" or not job.in_transaction)
+                conn.execution_options(isolation_level="AUTOCOMMIT" if is_free else _LEVELS[self.backend])
+            if begins:
+                stack.enter_context(conn.begin())
+            if begins and self.backend == "sqlite":
+                driver: Any = conn.connection.driver_connection
+                if not is_lent:
+                    # What another thread has left open when the process was forked.
+                    driver.rollback()
+                if not driver.in_transaction:
+                    conn.exec_driver_sql("BEGIN IMMEDIATE")
+            result = job.step(conn)
+            job.writes = begins and conn.in_transaction()
+            return result
 
     @contextmanager
     def _in_words(self, job: Job, *, begun: bool) -> Iterator[None]:

@@ -35,7 +35,7 @@ async def contents(memory: CondensedMemory) -> list[str | None]:
 
 async def settled(store: MemoryStore) -> None:
     """Wait for the writes whose callers have gone."""
-    await store.database.finish()
+    await store.aclose()
 
 
 async def test_a_caller_of_a_frozen_server_leaves_at_once_and_its_write_is_stored_later(
