@@ -343,7 +343,7 @@ class RelevantFactsBlock(LogBlock):
         """Begin with a session: what other sessions of this user have left unread is extracted, too."""
         if self._extracts():
             reader = self.reader_of(session_id)
-            for other in await self._store.users.pending(reader):
+            for other in await self._store.users.read_by(reader, pending=True):
                 if other != session_id:
                     work = partial(self.extractor(other).extract, with_active=True)
                     self.jobs.start(JobKey(other, reader), work, self.retry_seconds)

@@ -385,15 +385,12 @@ def _vacuum_file(conn: Connection, _: Tables) -> bool:
 
 def _vacuum_on_server(conn: Connection, tables: Tables) -> bool:
     """Vacuum the tables; False, and a warning in the log, if something is left."""
-    forbidden = []
+    names = [conn.dialect.identifier_preparer.format_table(table) for table in tables.rows.metadata.sorted_tables]
+    forbidden = [name for name in names if not conn.execute(_MAY_VACUUM, {"name": name}).scalar()]
     conn.exec_driver_sql("SET statement_timeout = 0")
     try:
-        for table in tables.rows.metadata.sorted_tables:
-            name = conn.dialect.identifier_preparer.format_table(table)
-            if conn.execute(_MAY_VACUUM, {"name": name}).scalar():
-                conn.exec_driver_sql(f"VACUUM {name}")
-            else:
-                forbidden.append(name)
+        # The server passes over those that are forbidden.
+        conn.exec_driver_sql(f"VACUUM {', '.join(names)}")
     finally:
         # No other call may get a connection with this setting.
         conn.invalidate()

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI
+from pydantic import ConfigDict, Field, ValidationError, create_model
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DisconnectionError, NoSuchModuleError
@@ -20,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import QueuePool, StaticPool
 
 from llama_index_memory_ext.errors import StoreError
+from llama_index_memory_ext.settings import refusal
 
 DEFAULT_TIMEOUT_SECONDS = 30.0
 DEFAULT_POOL_SIZE = 5
@@ -30,6 +32,8 @@ SERVER_GRACE_SECONDS = 1.0
 _MOST_SECONDS = 1_000_000
 # Of a machine that has gone, an idle connection learns after about this time.
 _IDLE_SECONDS = 10
+# The name of the call that makes tables.
+MAKING = "making the tables"
 # The drivers that are used, whatever driver an address names.
 _DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
 # Options of asyncpg by the names that libpq has for them, and those that have none: of its caches, mostly.
@@ -45,29 +49,28 @@ _OF_SQLITE = frozenset(
 )
 
 
-def check_settings(
-    table_name: object, db_schema: object, lent: object, operation_timeout: float, pool_size: int
-) -> None:
+# What is checked by its type and range; the names are those of ``MemoryStore``.
+_Settings = create_model(
+    "MemoryStore",
+    __config__=ConfigDict(strict=True, arbitrary_types_allowed=True),
+    table_name=(str, ...),
+    db_schema=(str | None, None),
+    async_engine=(AsyncEngine | None, None),
+    operation_timeout=(
+        float,
+        Field(DEFAULT_TIMEOUT_SECONDS, gt=0, le=_MOST_SECONDS, description="Most seconds of a call."),
+    ),
+    pool_size=(int, Field(DEFAULT_POOL_SIZE, ge=1, description="Most connections; a server allows 100 in all.")),
+)
+
+
+def check_settings(**given: object) -> None:
     """Refuse, by a StoreError, names that are no texts, what is no engine, and limits with which no call succeeds."""
-    names = "table_name", "db_schema", "async_engine"
-    for name, value, kind in zip(names, (table_name, db_schema, lent), (str, str, AsyncEngine), strict=True):
-        if not isinstance(value, kind) and (value is not None or name == "table_name"):
-            wanted = "a text" if kind is str else "an AsyncEngine of SQLAlchemy"
-            raise StoreError(
-                f"{name} must be {wanted}; this is a {type(value).__name__}. Leave it out for the default."
-            )
-    # Not a number is no number over 0, either.
-    is_number = isinstance(operation_timeout, (int, float)) and not isinstance(operation_timeout, bool)
-    if not (is_number and 0 < operation_timeout <= _MOST_SECONDS):
-        raise StoreError(
-            f"operation_timeout must be a number of seconds over 0 and up to {_MOST_SECONDS:,}; it is "
-            f"{operation_timeout!r}. It bounds every call of the store."
-        )
-    if isinstance(pool_size, bool) or not isinstance(pool_size, int) or pool_size < 1:
-        raise StoreError(
-            f"pool_size must be a whole number of connections, 1 or more; it is {pool_size!r}. A server allows 100 of "
-            "all its clients together by default."
-        )
+    try:
+        _Settings(**given)
+    except ValidationError as error:
+        refused = refusal(error, _Settings, StoreError)
+        raise refused from None
 
 
 def checked_url(uri: str | None, lent: AsyncEngine | None = None) -> URL:
@@ -136,6 +139,11 @@ def in_words(url: URL, error: Exception, name: str = "") -> StoreError:
         hint = "Nothing was changed. The call can be made again."
         if getattr(error, "connection_invalidated", False):
             hint = "The connection was lost: look whether it was stored before you repeat the call."
+        elif name == MAKING and "full" not in reason:
+            hint = (
+                "Its tables are missing or of an earlier version: open it once as a user who may make and change "
+                "tables; afterwards reading and writing rows is all that is needed."
+            )
         elif "readonly" in reason or "read-only" in reason:
             hint = "Nothing was changed: see who may write to the database, to its file and to the folder of that."
         elif "full" in reason and is_file:
@@ -147,7 +155,10 @@ def in_words(url: URL, error: Exception, name: str = "") -> StoreError:
         return StoreError(f"The database at {without_password(url)} has refused {name}: {reason}. {hint}")
     hint = "See whether it is there, and whether the address, the user and the password are right."
     if is_file:
-        hint = "See whether it is a database of SQLite, and whether you may read it."
+        hint = (
+            "See whether it is a database of SQLite, and whether you may read it and write to its folder; if you may "
+            "not, sqlite:///file:...?immutable=1&uri=true opens a file that no other program writes to."
+        )
     if isinstance(error, ImportError):
         reason, hint = f"it needs {error.name or 'libpq'}", 'pip install "llama-index-memory-ext[postgres]"'
     return StoreError(f"The database at {without_password(url)} cannot be used: {reason}. {hint}")
@@ -212,21 +223,15 @@ def open_engine(url: URL, seconds: float, pool_size: int, set_up: str = "") -> E
 
 
 def _connect_sqlite(set_up: str, _dialect: Any, _record: Any, arguments: Any, options: Any) -> sqlite3.Connection:
-    """A connection that can read. A file with a write-ahead log in a folder that cannot be written to is unchanging."""
     connection: sqlite3.Connection = sqlite3.connect(*arguments, **options)
     try:
-        connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").close()
-    except sqlite3.Error as error:
+        # Transactions begin where the runner says so, and what was acknowledged survives a power cut.
+        connection.isolation_level = None
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(set_up)
+    except sqlite3.Error:
         connection.close()
-        path = Path(str(arguments[0]))
-        is_left = path.is_file() and not path.with_name(f"{path.name}-wal").exists()
-        if not re.match("unable to open|attempt to write", str(error)) or options.get("uri") or not is_left:
-            raise
-        connection = sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", **{**options, "uri": True})
-    # Transactions begin where the runner says so, and what was acknowledged survives a power cut.
-    connection.isolation_level = None
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute(set_up)
+        raise
     return connection
 
 

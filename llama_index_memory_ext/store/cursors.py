@@ -61,22 +61,29 @@ class Readers:
         last_id: Statement = bindparam("last_id")
         of_reader = (cursors.c.key == session, cursors.c.reader == bindparam("reader"))
         of_user = users.c.namespace == bindparam("watch")
+        position = select(cursors.c.position).where(*of_reader).scalar_subquery()
         cursor = (
             select(sessions.c.epoch).where(sessions.c.key == session).scalar_subquery().label("epoch"),
-            select(cursors.c.position).where(*of_reader).scalar_subquery().label("position"),
+            position.label("position"),
             select(users.c.epoch).where(of_user).scalar_subquery().label("facts_epoch"),
             select(users.c.change).where(of_user).scalar_subquery().label("facts_change"),
         )
         self._cursor = select(*cursor, select(cursors.c.state).where(*of_reader).scalar_subquery().label("state"))
         self._put, self._add = upsert(cursors, database.backend, "position", "state"), upsert(cursors, database.backend)
 
+        def beside_cursor(found: Statement, *more: Statement) -> Statement:
+            """A row for each message that was found, with the cursor; or one without a message."""
+            each = found.subquery()
+            one = select(literal(1).label("one")).subquery().outerjoin(each, true())
+            return select(*each.c, *cursor, *more).select_from(one).order_by(each.c.id)
+
         # What is known of a row that was seen last is that it still exists.
         unseen = case((rows.c.id == last_id, null()), else_=rows.c.data).label("data")
         columns = rows.c.id, rows.c.role, unseen, rows.c.timestamp, rows.c.status, rows.c.user_id
         archived = (rows.c.key == session, rows.c.status == ARCHIVED)
-        self._newest = select(*columns).where(*archived, rows.c.id >= last_id).order_by(rows.c.id.desc())
-        self._newest = self._newest.where(rows.c.id > bindparam("after"), rows.c.id <= bindparam("newest"))
-        self._newest = self._newest.limit(bindparam("most"))
+        behind = select(*columns).where(*archived, rows.c.id >= last_id, rows.c.id > func.coalesce(position, 0))
+        behind = behind.where(rows.c.id <= bindparam("newest")).order_by(rows.c.id.desc())
+        self._newest = beside_cursor(behind.limit(bindparam("most")))
         some = select(*rows.c["id", "role", "data", "timestamp", "status", "user_id"]).order_by(rows.c.id)
         some = some.where(rows.c.key == session, rows.c.status.in_(bindparam("statuses", expanding=True)))
         self._rows = some.where(rows.c.id.in_(bindparam("ids", expanding=True)))
@@ -90,11 +97,9 @@ class Readers:
         before = func.coalesce(ids.limit(1).offset(_GLANCE_ROWS).scalar_subquery(), 0)
         active = select(*columns).where(rows.c.key == session, rows.c.status == ACTIVE)
         # Two queries, each along the index: SQLite reads the whole session for one with an "or".
-        found = active.union_all(select(*columns).where(*archived, rows.c.id >= last_id, rows.c.id > before)).subquery()
+        found = active.union_all(select(*columns).where(*archived, rows.c.id >= last_id, rows.c.id > before))
         newest, count = ids.limit(1).scalar_subquery().label("newest"), others.scalar_subquery().label("others")
-        # A row for each message, or one without a message.
-        one = select(literal(1).label("one")).subquery().outerjoin(found, true())
-        self._glance = select(*found.c, newest, count, *cursor).select_from(one).order_by(found.c.id)
+        self._glance = beside_cursor(found, newest, count)
 
     def find_within(
         self,
@@ -121,11 +126,11 @@ class Readers:
         given = {"session": key, "reader": reader, "watch": watch, "last_id": last_id or LAST_ID}
         given |= {"user": opening.user_in(key), "closed": OWN if opening.shared else SHARED}
         found = conn.execute(self._glance, given).all()
-        now = found[0]
+        now, page = found[0], _page_at(found[0])
         rows = [LogRow(*row[:6]) for row in found if row.id is not None]
         active, log = (tuple(row for row in rows if row.is_active is wanted) for wanted in (True, False))
-        facts, flags = (now.facts_epoch or 0, now.facts_change or 0), (now.newest is None, bool(now.others))
-        return Snapshot(now.epoch or 0, now.position or 0, facts, *flags, active, log)
+        flags = now.newest is None, bool(now.others)
+        return Snapshot(page.epoch, page.position, page.facts, *flags, active, log)
 
     @reads
     def page(
@@ -144,15 +149,16 @@ class Readers:
         With ``before`` only rows with a smaller id, to turn the page. ``watch`` is a namespace of facts: the page says
         how far its changes have come, which saves a query.
         """
-        page = self._cursor_of(conn, key, reader, watch)
-        span = {"last_id": seen.last_id, "after": page.position, "newest": LAST_ID if before is None else before - 1}
-        found = [LogRow(*row) for row in conn.execute(self._newest, {"session": key, "most": limit + 1, **span})]
+        newest, last_id = LAST_ID if before is None else before - 1, seen.last_id
+        given = {"session": key, "reader": reader, "watch": watch, "last_id": last_id, "newest": newest}
+        found = conn.execute(self._newest, {**given, "most": limit + 1}).all()
+        page = _page_at(found[0])
         # The row that was seen last comes along as a witness that it still exists, which the plain host does not tell.
-        rows = [row for row in found if row.id != seen.last_id]
-        is_whole = len(rows) > limit or len(rows) < len(found) or seen.last_id <= page.position
-        if seen.last_id and not (is_whole and page.epoch == seen.epoch):
+        rows = [LogRow(*row[:6]) for row in found if row.id not in (None, last_id)]
+        is_whole = len(rows) > limit or last_id in [row.id for row in found] or last_id <= page.position
+        if last_id and not (is_whole and page.epoch == seen.epoch):
             return replace(page, fresh=False)
-        return replace(page, rows=rows[:limit][::-1], more=len(rows) > limit)
+        return replace(page, rows=rows[-limit:], more=len(rows) > limit)
 
     @reads
     def unread(
@@ -233,8 +239,12 @@ class Readers:
         is_same = now.epoch == epoch or (epoch == 0 and bool(self.find_within(conn, key, _LOG_AND_ACTIVE, limit=1)))
         return is_same and now.position == position
 
-    def _cursor_of(self, conn: Connection, key: str, reader: str, watch: str = "") -> LogPage:
-        """A page without rows."""
-        now = conn.execute(self._cursor, {"session": key, "reader": reader, "watch": watch}).one()
-        facts, known = (now.facts_epoch or 0, now.facts_change or 0), now.position is not None
-        return LogPage(now.position or 0, now.epoch or 0, [], registered=known, facts=facts, state=now.state)
+    def _cursor_of(self, conn: Connection, key: str, reader: str) -> LogPage:
+        found = conn.execute(self._cursor, {"session": key, "reader": reader, "watch": ""}).one()
+        return replace(_page_at(found), state=found.state)
+
+
+def _page_at(now: Statement) -> LogPage:
+    """A page without rows."""
+    facts, known = (now.facts_epoch or 0, now.facts_change or 0), now.position is not None
+    return LogPage(now.position or 0, now.epoch or 0, [], registered=known, facts=facts)

@@ -192,10 +192,9 @@ class Facts:
         merged = []
         for fact in facts:
             stored, replaced_by = newer.get(fact.id), same.get(fact.replaced_by or "", fact.replaced_by)
-            if stored is None:
-                merged += [fact.model_copy(update={"replaced_by": replaced_by})] if same[fact.id] == fact.id else []
-            elif fact.retired and not stored.pinned and (not stored.retired or fact.retired_by == "request"):
-                # The user's own words have ended it, whatever was made of it meanwhile.
+            if stored is None and same[fact.id] == fact.id:
+                merged.append(fact.model_copy(update={"replaced_by": replaced_by}))
+            elif stored and _is_ended(stored, fact):
                 merged.append(
                     retire(stored, fact.retired_reason or "", fact.updated_at, replaced_by, by=fact.retired_by)
                 )
@@ -215,6 +214,12 @@ class Facts:
         # Readers of a fact that has moved must read all of them again, as where one was deleted.
         begun_again = {"epoch": time.time_ns()} if moved else {}
         conn.execute(self._set_user, {"ns": namespace, "change": last + len(rows), **begun_again})
+
+
+def _is_ended(stored: Fact, extracted: Fact) -> bool:
+    """Whether the user's own words have ended a fact, whatever was made of it meanwhile."""
+    is_new = not stored.retired or extracted.retired_by == "request"
+    return extracted.retired and not stored.pinned and is_new
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,25 +264,19 @@ class KeptVectors:
         return await self.database.run(self._write, vectors, **whose)
 
     def _write(self, conn: Connection, vectors: Mapping[str, tuple[str, bytes]]) -> bool:
-        tables, backend = self.database.tables, self.database.backend
-        if self.readers and not self.readers.is_current_within(conn, self.session_id or "", self.epoch):
+        tables, kept = self.database.tables, dict(vectors)
+        if self.readers is None:
+            facts = select(tables.facts.c.id).where(tables.facts.c.namespace == self.namespace)
+            known = facts.where(one_of(tables.facts.c.id, self.database.backend))
+            kept = {one: vectors[one] for one in conn.execute(known, {"names": list(vectors)}).scalars()}
+        elif not self.readers.is_current_within(conn, self.session_id or "", self.epoch):
             conn.rollback()
             return False
-        facts, rows = tables.facts, tables.rows
-        if self.readers:
-            query = select(rows.c.id).where(rows.c.key == self.session_id, rows.c.id.in_(map(int, vectors)))
-            found = conn.execute(query)
-        else:
-            query = select(facts.c.id).where(facts.c.namespace == self.namespace, one_of(facts.c.id, backend))
-            found = conn.execute(query, {"names": list(vectors)})
         place = {"namespace": self.namespace, "model": self.model}
-        kept = [(one, *vectors[one]) for one in map(str, found.scalars())]
-        if kept:
+        rows = [{**place, "id": one, "digest": digest, "vector": vector} for one, (digest, vector) in kept.items()]
+        if rows:
             # Two processes that embed the same content store the same; only one knows of a content that changed.
-            put = upsert(tables.embeddings, backend, "digest", "vector")
-            conn.execute(
-                put, [{**place, "id": one, "digest": digest, "vector": vector} for one, digest, vector in kept]
-            )
+            conn.execute(upsert(tables.embeddings, self.database.backend, "digest", "vector"), rows)
         else:
             conn.rollback()
         return True

@@ -33,14 +33,11 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store.runner import Database
     from llama_index_memory_ext.store.sessions import Users
     from llama_index_memory_ext.store.tables import Opening, Row, Statement
-    from llama_index_memory_ext.text.tool_calls import Json
 
     # Says of messages, oldest first, how many of the oldest go into the log; None: none.
     Plan = Callable[[Sequence[ChatMessage]], int] | None
 
 logger = logging.getLogger(__name__)
-
-_PAGE_ROWS = 500
 
 
 class Log:
@@ -53,7 +50,8 @@ class Log:
         self._rows = rows
         last = select(rows.c.id, rows.c.role, rows.c.data).where(rows.c.key == session).order_by(rows.c.id.desc())
         self._last, self._put_ids = last.limit(1), upsert(ids, database.backend, "row_id")
-        self._known = select(ids.c.row_id).where(ids.c.key == session, one_of(ids.c.message_id, database.backend))
+        known = select(ids.c.message_id, rows.c.data).where(ids.c.key == session, rows.c.key == session)
+        self._known = known.where(rows.c.id == ids.c.row_id, one_of(ids.c.message_id, database.backend))
         written: Statement = rows.c.timestamp.between(bindparam("first"), bindparam("last"))
         self._written = select(rows.c.timestamp, rows.c.id).where(rows.c.key == session, written).order_by(rows.c.id)
 
@@ -79,50 +77,37 @@ class Log:
         ``Users.claim_within``, which may refuse it.
         Returns copies of the messages that went into the log, oldest first; those that were there are not among them.
         """
+        speakers = _speakers_in(messages, opening) if opening else set()
         before: list[LogRow] = []
-        if not replace:
-            messages = self.unknown_within(conn, key, messages)
-            before = self._readers.find_within(conn, key, [ACTIVE]) if plan_flush else []
-            if not (messages or before):
-                conn.rollback()
-                return []
-        user_id = None
-        if opening is not None:
-            speakers = _speakers_in(messages, opening)
-            if self._users.claim_within(conn, key, opening, speakers, readers):
-                user_id = opening.user_id
-        kept = [row.message for row in before]
         if replace:
-            before = self._unchanged(conn, key, messages)
-            kept, messages = list(messages[: len(before)]), messages[len(before) :]
+            found = self._readers.find_within(conn, key, [ARCHIVED, ACTIVE], limit=len(messages))
+            pairs = zip(found, messages, strict=False)
+            before = [row for row, _ in takewhile(lambda pair: is_same(pair[0].data, storable(pair[1])), pairs)]
             self._users.delete_within(conn, key, self._rows.c.id > (before[-1].id if before else 0))
-            messages = self.unknown_within(conn, key, messages)
-        count = plan_flush(as_taken([*kept, *messages])) if plan_flush else 0
-        flushed, active = before[:count], before[count:]
-        if any(row.is_active for row in flushed):
+        elif plan_flush:
+            before = self._readers.find_within(conn, key, [ACTIVE])
+        messages = self.unknown_within(conn, key, messages[len(before) :] if replace else messages)
+        if not (replace or messages or before):
+            conn.rollback()
+            return []
+        is_shared = opening is not None and self._users.claim_within(conn, key, opening, speakers, readers)
+        count = plan_flush(as_taken([*(row.message for row in before), *messages])) if plan_flush else 0
+        flushed = [row for row in before[:count] if row.is_active]
+        back = [row for row in before[count:] if not row.is_active]
+        if flushed:
             self.archive_within(conn, key, flushed[-1].id)
-        if any(not row.is_active for row in active):
-            these = (self._rows.c.key == key, self._rows.c.status == ARCHIVED, self._rows.c.id >= active[0].id)
+        if back:
+            these = (self._rows.c.key == key, self._rows.c.status == ARCHIVED, self._rows.c.id >= back[0].id)
             conn.execute(update(self._rows).where(*these).values(status=ACTIVE))
+        user_id = opening.user_id if opening and is_shared else None
         written = self.insert_within(conn, key, messages, user_id, archived=count - len(before))
-        return [*(row.as_put for row in flushed if row.is_active), *written]
+        return [*(row.as_put for row in flushed), *written]
 
     def archive_within(self, conn: Connection, key: str, last_id: int) -> None:
         """Move the active rows up to this one into the log."""
         rows = self._rows
         these = (rows.c.key == key, rows.c.status == ACTIVE, rows.c.id <= last_id)
         conn.execute(update(rows).where(*these).values(status=ARCHIVED))
-
-    def _unchanged(self, conn: Connection, key: str, messages: Sequence[ChatMessage]) -> list[LogRow]:
-        """The oldest rows of a session, as far as they hold these messages."""
-        same: list[LogRow] = []
-        while True:
-            last = same[-1].id if same else 0
-            page = self._readers.find_within(conn, key, [ARCHIVED, ACTIVE], last, limit=_PAGE_ROWS)
-            pairs = zip(page, messages[len(same) : len(same) + len(page)], strict=False)
-            same += [row for row, _ in takewhile(lambda pair: is_same(pair[0].data, storable(pair[1])), pairs)]
-            if not page or same[-1:] != page[-1:]:
-                return same
 
     def insert_within(
         self, conn: Connection, key: str, messages: Sequence[ChatMessage], user_id: str | None = None, *, archived: int
@@ -149,38 +134,33 @@ class Log:
             for i, message in enumerate(messages)
         ]
         conn.execute(insert(self._rows), rows)
+        self._note_ids(conn, key, rows)
+        return [ChatMessage.model_validate(row["data"]) for row in rows[: max(archived, 0)]]
+
+    def _note_ids(self, conn: Connection, key: str, rows: Sequence[Row]) -> None:
+        """Keep the ids that programs have given the messages of these rows, which were just written."""
         named = {row["timestamp"]: message_id_of(row["data"].get("additional_kwargs") or {}) for row in rows}
         if any(named.values()):
             # A clock may give two rows the same time; the newest counts.
-            span = {"session": key, "first": now, "last": now + len(rows) - 1}
+            span = {"session": key, "first": rows[0]["timestamp"], "last": rows[-1]["timestamp"]}
             row_ids = {row.timestamp: row.id for row in conn.execute(self._written, span)}
             put = [{"key": key, "message_id": name, "row_id": row_ids[at]} for at, name in named.items() if name]
             conn.execute(self._put_ids, put)
-        return [ChatMessage.model_validate(row["data"]) for row in rows[: max(archived, 0)]]
 
     def unknown_within(self, conn: Connection, key: str, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
         """The messages without those whose id the session, or one before them, has; a MessageError for a wrong id."""
-        named = [message_id_of({ID_KEY: cleaned(message.additional_kwargs.get(ID_KEY))}) for message in messages]
-        names = [name for name in named if name]
-        if not names:
+        names = [message_id_of({ID_KEY: cleaned(message.additional_kwargs.get(ID_KEY))}) for message in messages]
+        if not any(names):
             return messages
-        known: dict[str, Json] = {}
-        for start in range(0, len(names), _PAGE_ROWS):
-            page = names[start : start + _PAGE_ROWS]
-            ids = conn.execute(self._known, {"session": key, "names": page}).scalars().all()
-            for row in self._readers.rows_within(conn, key, ids) if ids else ():
-                # The plain host may have deleted or replaced it since.
-                kwargs = row.data.get("additional_kwargs") if isinstance(row.data, dict) else None
-                name = message_id_of(kwargs) if isinstance(kwargs, dict) else None
-                if name is not None and name in page:
-                    known[name] = row.data
+        stored = conn.execute(self._known, {"session": key, "names": [*filter(None, names)]})
+        # The plain host may have deleted or replaced it since.
+        known = {row[0]: row[1] for row in stored if message_id_of(row[1].get("additional_kwargs") or {}) == row[0]}
         new: list[ChatMessage] = []
-        for name, message in zip(named, messages, strict=True):
-            first = known.get(name) if name else None
-            if first is None:
+        for name, message in zip(names, messages, strict=True):
+            if name is None or name not in known:
                 new.append(message)
                 known |= {name: storable(message)} if name else {}
-            elif not is_same(first, storable(message)):
+            elif not is_same(known[name], storable(message)):
                 logger.warning(
                     "A message of session %r was not stored: the first one with the same message_id, which has other "
                     "words, stays. Put what is new with an id of its own.",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 from weakref import WeakSet, WeakValueDictionary
 
 from sqlalchemy import func, insert, select
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from llama_index_memory_ext.background.locks import Recent, lock_for
 from llama_index_memory_ext.errors import StoreError, StoreTimeoutError
@@ -55,7 +55,6 @@ _MOST_DONE = 10_000
 _SETUP_SECONDS = 600.0
 # Any number that no other program takes for its own lock.
 _SETUP_LOCK = 7_453_010_323_281_277_817
-_INSUFFICIENT_PRIVILEGE = "42501"
 # In AUTOCOMMIT a failure would leave half of a change; a writer in an old snapshot would fail once it has its lock.
 _LEVELS = {"sqlite": "SERIALIZABLE", "postgresql": "READ COMMITTED"}
 # How long the end of the program waits for writes, and how long a thread without work stays.
@@ -194,7 +193,8 @@ class Database:
         seconds: float,
         pool_size: int,
     ) -> None:
-        address.check_settings(table_name, db_schema, lent, seconds, pool_size)
+        names = {"table_name": table_name, "db_schema": db_schema, "async_engine": lent}
+        address.check_settings(**names, operation_timeout=seconds, pool_size=pool_size)
         self.url = address.checked_url(uri, lent)
         self.backend, self.in_memory = self.url.get_backend_name(), address.is_in_memory(self.url)
         self.shown_uri = address.without_password(address.checked_url(None) if self.in_memory else self.url)
@@ -235,7 +235,7 @@ class Database:
         users: Collection[str] = (),
         writes: bool = True,
         in_transaction: bool = True,
-        seconds: float | None = None,
+        seconds: float = 0,
         **options: Any,
     ) -> T:
         """Call a function with a connection and these arguments, and return its result.
@@ -247,7 +247,7 @@ class Database:
         A caller who is cancelled, or whose loop is closed, leaves at once; a write goes on to its end.
 
         Raises:
-            StoreTimeoutError: It took longer than ``seconds``, by default the time for one call.
+            StoreTimeoutError: It took longer than ``seconds``; 0: the time for one call.
             StoreError: There is no connection, or the database has refused what the function has asked for.
         """
         if not self._is_ready:
@@ -330,7 +330,7 @@ class Database:
             version = await self._call(self._look, "opening", names, writes=False)
             if version != SCHEMA_VERSION or self._rows:
                 seconds = max(self.seconds, _SETUP_SECONDS)
-                await self._call(partial(self._make, version), "making the tables", names, seconds, writes=True)
+                await self._call(self._make, address.MAKING, names, seconds, writes=True)
         except StoreTimeoutError:
             # A connection is still in use.
             raise
@@ -345,24 +345,15 @@ class Database:
             address.use_write_ahead_log(conn, self.seconds)
         return version
 
-    def _make(self, version: int | None, conn: Connection) -> None:
-        try:
-            if self.backend == "postgresql":
-                # An index of a large table takes longer than a statement may; "if not exists" is not safe against
-                # itself, so that one process at a time makes tables.
-                conn.exec_driver_sql("SET LOCAL statement_timeout = 0")
-                conn.execute(select(func.pg_advisory_xact_lock(_SETUP_LOCK)))
-            create_missing(conn, self.tables)
-            if self._rows:
-                conn.execute(insert(self.tables.rows), self._rows)
-        except DBAPIError as error:
-            if getattr(error.orig, "sqlstate", None) != _INSUFFICIENT_PRIVILEGE and "readonly" not in str(error.orig):
-                raise
-            raise StoreError(
-                f"The tables of {self.tables.rows.fullname!r} have schema version {version} (None: there are none) and "
-                f"version {SCHEMA_VERSION} is needed, but this database user may not make or change tables. Open the "
-                "database once as a user who may; afterwards reading and writing rows is all that is needed."
-            ) from None
+    def _make(self, conn: Connection) -> None:
+        if self.backend == "postgresql":
+            # An index of a large table takes longer than a statement may; "if not exists" is not safe against itself,
+            # so that one process at a time makes tables.
+            conn.exec_driver_sql("SET LOCAL statement_timeout = 0")
+            conn.execute(select(func.pg_advisory_xact_lock(_SETUP_LOCK)))
+        create_missing(conn, self.tables)
+        if self._rows:
+            conn.execute(insert(self.tables.rows), self._rows)
         self._rows = None
 
     async def _call(
@@ -370,7 +361,7 @@ class Database:
         step: Callable[[Connection], T],
         name: str,
         names: Collection[tuple[str, ...]],
-        seconds: float | None = None,
+        seconds: float = 0,
         *,
         writes: bool,
         in_transaction: bool = True,
@@ -451,13 +442,8 @@ class Database:
                 conn.execution_options(isolation_level="AUTOCOMMIT" if is_free else _LEVELS[self.backend])
             if begins:
                 stack.enter_context(conn.begin())
-            if begins and self.backend == "sqlite":
-                driver: Any = conn.connection.driver_connection
-                if not is_lent:
-                    # What another thread has left open when the process was forked.
-                    driver.rollback()
-                if not driver.in_transaction:
-                    conn.exec_driver_sql("BEGIN IMMEDIATE")
+                if self.backend == "sqlite":
+                    _begin_to_write(conn, is_lent=is_lent)
             result = job.step(conn)
             job.writes = begins and conn.in_transaction()
             return result
@@ -481,6 +467,16 @@ class Database:
         self._pending.clear()
         if self._engine is not None and not self.in_memory:
             self._engine.dispose(close=False)
+
+
+def _begin_to_write(conn: Connection, *, is_lent: bool) -> None:
+    """Take the lock of a SQLite file."""
+    driver: Any = conn.connection.driver_connection
+    if not is_lent:
+        # What another thread has left open when the process was forked.
+        driver.rollback()
+    if not driver.in_transaction:
+        conn.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def _threads_of(place: str, width: int) -> Threads:

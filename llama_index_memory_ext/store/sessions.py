@@ -70,22 +70,22 @@ class Users:
                 return False
             conn.info[DONE].append(mark)
         owners, user = self._owners_within(conn, key, opening), opening.user_in(key)
-        kind = SHARED if opening.shared else OWN if opening.user_id is not None else owners.get(key, OF_NOBODY)
+        kind = opening.kind or owners.get(key, OF_NOBODY)
         new = [{"key": key, "user_id": one, "kind": kind} for one in {user, *speakers} if owners.get(one) != kind]
         if new:
             conn.execute(self._put_owners, new)
         before = [owner for owner, kind in owners.items() if kind != OF_NOBODY]
         if user != key and owners.get(key) == OF_NOBODY:
             self._take_over(conn, key, user)
-        everyone = {user, *speakers, *before}
-        if len(everyone) > 1 >= len(before):
+        is_of_several = len({user, *speakers, *before}) > 1
+        if is_of_several and len(before) <= 1:
             # Until now no row had to say whose it is; readers begin again, to show it.
             rows, first = self._tables.rows, next(iter(before), user)
             said = (rows.c.key == key, rows.c.role == MessageRole.USER.value, rows.c.user_id.is_(None))
             conn.execute(update(rows).where(*said).values(user_id=first))
             self._renew(conn, key)
         self._readers.register_within(conn, key, readers)
-        return len(everyone) > 1
+        return is_of_several
 
     def _owners_within(self, conn: Connection, key: str, opening: Opening) -> dict[str, str]:
         """How each owner has opened a session; a SessionOwnerError if it is not open to this one."""
@@ -171,18 +171,13 @@ class Users:
         return {row[0]: row[1] for row in found}
 
     @reads
-    def pending(self, conn: Connection, reader: str) -> list[str]:
-        """The sessions with messages, active ones too, that this reader is registered for and has not left behind."""
+    def read_by(self, conn: Connection, reader: str, *, pending: bool = False) -> list[str]:
+        """The sessions that this reader is registered for; ``pending``: those of which it has not read all messages."""
         rows, cursors = self._tables.rows, self._tables.cursors
-        behind = exists().where(rows.c.key == cursors.c.key, rows.c.id > cursors.c.position)
-        query = select(cursors.c.key).where(cursors.c.reader == reader, behind)
+        query = select(cursors.c.key).where(cursors.c.reader == reader)
+        if pending:
+            query = query.where(exists().where(rows.c.key == cursors.c.key, rows.c.id > cursors.c.position))
         return list(conn.execute(query).scalars())
-
-    @reads
-    def read_by(self, conn: Connection, reader: str) -> list[str]:
-        """The sessions that this reader is registered for."""
-        cursors = self._tables.cursors
-        return list(conn.execute(select(cursors.c.key).where(cursors.c.reader == reader)).scalars())
 
     @reads
     def counts(

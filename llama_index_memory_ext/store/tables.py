@@ -146,19 +146,15 @@ def version_of(conn: sa.Connection, tables: Tables) -> int | None:
 def known_version(conn: sa.Connection, tables: Tables) -> int | None:
     """As ``version_of``; raises a StoreError for a version that this package neither uses nor upgrades."""
     version = version_of(conn, tables)
-    if version is not None and version > SCHEMA_VERSION:
-        raise StoreError(
-            f"The tables of {tables.rows.fullname!r} have schema version {version}, and this package knows version "
-            f"{SCHEMA_VERSION}. Use llama-index-memory-ext in a version at least as new as the one that made them. "
-            "Nothing was changed."
-        )
-    if version is not None and version < _OLDEST_VERSION:
-        raise StoreError(
-            f"The tables of {tables.rows.fullname!r} have schema version {version}, of a copy of this package from "
-            f"before its first release, and this one knows version {SCHEMA_VERSION}. Export messages and facts with "
-            "the copy that made them, and import them into a new database. Nothing was changed."
-        )
-    return version
+    if version is None or _OLDEST_VERSION <= version <= SCHEMA_VERSION:
+        return version
+    hint = "Use llama-index-memory-ext in a version at least as new as the one that made them."
+    if version < _OLDEST_VERSION:
+        hint = "Export messages and facts with the copy that made them, and import them into a new database."
+    raise StoreError(
+        f"The tables of {tables.rows.fullname!r} have schema version {version}, and this package knows version "
+        f"{SCHEMA_VERSION}. {hint} Nothing was changed."
+    )
 
 
 def create_missing(conn: sa.Connection, tables: Tables) -> None:
@@ -208,6 +204,8 @@ def _tell_owners(conn: sa.Connection, tables: Tables) -> None:
 logger = logging.getLogger(__name__)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+# In nanoseconds; a datetime can hold it.
+_LATEST = 253_402_300_799 * 10**9
 
 
 class Opening(NamedTuple):
@@ -219,6 +217,12 @@ class Opening(NamedTuple):
     def user_in(self, key: str) -> str:
         """The user: a session that was begun without one is its own."""
         return key if self.user_id is None else self.user_id
+
+    @property
+    def kind(self) -> str | None:
+        """How the session is open to this user from now on; None: as it was."""
+        is_own = None if self.user_id is None else OWN
+        return SHARED if self.shared else is_own
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,8 +249,7 @@ class LogRow:
     @property
     def told_at(self) -> datetime | None:
         """When it was said (UTC), as its ``additional_kwargs`` tell; None if they do not, or tell a later time."""
-        kwargs = self.data.get("additional_kwargs") if isinstance(self.data, dict) else None
-        told = next(iter(times_in(kwargs).values()), None) if kwargs and isinstance(kwargs, dict) else None
+        told = next(iter(times_in(self.data.get("additional_kwargs") or {}).values()), None)
         written = written_at(self.timestamp)
         return told if told and (written is None or told <= written) else None
 
@@ -268,13 +271,12 @@ class LogRow:
     @property
     def is_printed(self) -> bool:
         """Whether it is a tool's result that was put as the user's message, as by ``as_taken``."""
-        return self.is_result and isinstance(self.data, dict) and self.data.get("role") == MessageRole.USER.value
+        return self.is_result and self.data.get("role") == MessageRole.USER.value
 
     @property
     def characters(self) -> int:
         """About how long its text is."""
-        blocks = self.data.get("blocks") if isinstance(self.data, dict) else None
-        return sum(len(block.get("text") or "") for block in blocks or () if isinstance(block, dict))
+        return sum(len(block.get("text") or "") for block in self.data.get("blocks") or ())
 
     @property
     def message(self) -> ChatMessage:
@@ -319,7 +321,7 @@ class LogPage:
     fresh: bool = True
     more: bool = False
     registered: bool = False
-    facts: tuple[int, int] | None = (0, 0)
+    facts: tuple[int, int] = (0, 0)
     state: Json = None
 
 
@@ -353,9 +355,6 @@ def written_at(timestamp: int | None) -> datetime | None:
     >>> written_at(1_700_000_000_000_000_000).isoformat(), written_at(0)
     ('2023-11-14T22:13:20+00:00', None)
     """
-    if not timestamp or timestamp < 0:
+    if timestamp is None or not 0 < timestamp < _LATEST:
         return None
-    try:
-        return _EPOCH + timedelta(microseconds=timestamp // 1_000)
-    except OverflowError:
-        return None
+    return _EPOCH + timedelta(microseconds=timestamp // 1_000)

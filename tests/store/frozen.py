@@ -7,7 +7,7 @@ import signal
 import threading
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,12 +36,17 @@ class OwnServer:
         main = psutil.Process(int((self.folder / "postmaster.pid").read_text(encoding="utf-8").splitlines()[0]))
         processes = [main, *main.children(recursive=True)]
         try:
-            for process in processes:
-                process.send_signal(signal.SIGSTOP)
+            _send(processes, signal.SIGSTOP)
             yield
         finally:
-            for process in processes:
-                process.send_signal(signal.SIGCONT)
+            _send(processes, signal.SIGCONT)
+
+
+def _send(processes: list[psutil.Process], sent: signal.Signals) -> None:
+    for process in processes:
+        # That of a connection that was closed may have ended.
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(sent)
 
 
 @asynccontextmanager

@@ -133,7 +133,7 @@ async def test_a_user_with_many_sessions_is_forgotten_in_all_partitions(
     assert await extract(store, "ann 1", "ann", fact("a", "Likes tea"))
     assert await extract(store, "bob 1", "bob", fact("b", "Likes figs"))
     await KeptVectors(store.database, "ann", "a model").write({"a": ("", b"1")})
-    assert len(await store.users.pending("facts")) == 38
+    assert len(await store.users.read_by("facts", pending=True)) == 38
     assert len(await store.sessions("ann")) == 20
     assert len(set(await ask(partitioned_uri, "SELECT tableoid FROM llama_index_memory"))) == 4
     counts = {"messages": 20, "cursors": 40, "facts": 1, "embeddings": 1}

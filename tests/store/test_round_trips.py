@@ -61,13 +61,13 @@ async def test_whose_a_session_is_stays_known_when_it_was_replaced_or_forgotten(
         await store.log.append("new", said, lambda queue: 1 // 0, **reader)
     await store.log.append("new", said, None, **reader)
     await store.log.append("chat", said, None, replace=True, **reader)
-    assert sorted(await other.users.pending("facts")) == ["chat", "new"]
+    assert sorted(await other.users.read_by("facts", pending=True)) == ["chat", "new"]
     await other.forget_user("ann", vacuum=False)
     await store.log.append("chat", said, None, **reader)
-    assert await other.users.pending("facts") == await other.users.keys("ann") == ["chat"]
+    assert await other.users.read_by("facts", pending=True) == await other.users.keys("ann") == ["chat"]
     await other.set_messages("chat", said)
     await store.log.append("chat", said, None, **reader)
-    assert await other.users.pending("facts") == ["chat"]
+    assert await other.users.read_by("facts", pending=True) == ["chat"]
     for each in (store, other):
         await each.aclose()
 
