@@ -11,10 +11,13 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
 from sqlalchemy import text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
+
+from llama_index_memory_ext import MemoryStore
 
 
 @pytest.fixture
@@ -57,12 +60,47 @@ def any_database_uri(request: pytest.FixtureRequest) -> str | None:
     return uri
 
 
+OpenStore = Callable[..., MemoryStore]
+
+
+@pytest.fixture
+async def open_store() -> AsyncIterator[OpenStore]:
+    """Opens stores, which are closed at the end of the test, and so are the engines that they were lent."""
+    stores: list[MemoryStore] = []
+    engines: list[AsyncEngine] = []
+
+    def open_one(uri: str | None = None, async_engine: AsyncEngine | None = None, **options: Any) -> MemoryStore:
+        engines.extend([async_engine] if async_engine else [])
+        stores.append(MemoryStore(uri, async_engine=async_engine, **options))
+        return stores[-1]
+
+    yield open_one
+    for store in stores:
+        await store.aclose()
+    for engine in engines:
+        await engine.dispose()
+
+
+@pytest.fixture
+def store(any_database_uri: str | None, open_store: OpenStore) -> MemoryStore:
+    return open_store(any_database_uri)
+
+
 # The ways in which an engine is given an isolation level.
 ENGINES_AT: dict[str, Callable[[str, Any], AsyncEngine]] = {
     "argument": lambda uri, level: create_async_engine(uri, isolation_level=level),
     "execution option": lambda uri, level: create_async_engine(uri, execution_options={"isolation_level": level}),
     "beside another": lambda uri, level: create_async_engine(uri).execution_options(isolation_level=level),
 }
+
+
+@asynccontextmanager
+async def host_on(uri: str) -> AsyncIterator[SQLAlchemyChatStore]:
+    """LlamaIndex's own store on the table of ours."""
+    host = SQLAlchemyChatStore(table_name="llama_index_memory", async_database_uri=uri)
+    yield host
+    if host._async_engine is not None:
+        await host._async_engine.dispose()
 
 
 @asynccontextmanager

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
-import subprocess
-import sys
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
-from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
-from sqlalchemy import Connection, func, select, table, text
+from sqlalchemy import Connection, func, select, table
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, RelevantFactsBlock, StoreError
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.store.tables import Opening, Seen
 from tests.conversation import assistant, calling, result, sent_text, user
+from tests.databases import OpenStore
 from tests.facts.test_block import learner, shown
-from tests.memories import OpenMemory, OpenPlainMemory
+from tests.memories import OpenPlainMemory
 from tests.openai_server import Message, say
 from tests.scripted_models import StartModel
 from tests.search.test_embeddings import Awaited, Meanings
@@ -44,13 +40,6 @@ ODD_IDS = [
     "x" * 1_000,
     "<log>",
 ]
-
-
-@pytest.fixture
-async def store(any_database_uri: str | None) -> AsyncIterator[MemoryStore]:
-    store = MemoryStore(any_database_uri)
-    yield store
-    await store.aclose()
 
 
 def on(store: MemoryStore, session_id: str = "chat", user_id: str | None = "ann", **options: Any) -> CondensedMemory:
@@ -83,8 +72,10 @@ async def test_all_sessions_and_facts_of_a_user_are_deleted_and_counted(store: M
         await memory.facts.aadd("Likes tea")
     await one.facts.aretire((await one.facts.alist())[0].id)
     await two.aget()
+    # What was reset is known as theirs.
+    await two.areset()
     # The first message opens a session, so each has a row that says whose it is.
-    assert await one.aforget() == {"messages": 6, "cursors": 2, "facts": 2, "embeddings": 1}
+    assert await one.aforget() == {"messages": 3, "cursors": 2, "facts": 2, "embeddings": 1}
     assert await one.aforget() == NOTHING
     assert [session.session_id for session in await store.sessions()] == ["bobs"]
     assert shown(sent_text(await bobs.aget())) == ["Likes tea"]
@@ -93,40 +84,28 @@ async def test_all_sessions_and_facts_of_a_user_are_deleted_and_counted(store: M
     await two.facts_block.aclose()
 
 
-async def test_a_person_can_be_deleted_without_a_memory(store: MemoryStore) -> None:
-    memory = on(store)
-    await memory.aput(user("Hello."))
-    assert await store.forget_user("nobody") == NOTHING
-    assert await store.forget_user("ann") == {"messages": 1, "cursors": 1, "facts": 0, "embeddings": 0}
-    assert await is_empty(store)
-
-
 async def test_the_memory_can_be_used_on(store: MemoryStore) -> None:
-    """As a new one, which can be deleted again."""
-    memory, other = on(store), on(store)
+    """As a new one, which can be deleted again; another memory that has read all of it shows nothing either."""
+    memory, other = (on(store, condensed_token_limit=300, recall_token_limit=50) for _ in range(2))
     for _ in range(2):
         await memory.facts.aadd("Likes tea")
-        await memory.aput_messages([user("One."), assistant("Two."), user("What do I like?")])
+        for i in range(10):
+            await memory.aput_messages([user(f"Question {i}?"), assistant(f"Answer {i}.")])
+        await memory.aput(user("Which question did I ask, and what do I like?"))
         for each in (memory, other):
-            assert "Likes tea" in sent_text(await each.aget())
-        assert (await memory.aforget())["messages"] == 3
+            prompt = sent_text(await each.aget())
+            assert "Likes tea" in prompt
+            assert "Answer 9." in prompt
+        assert (await memory.aforget())["messages"] == 21
         assert await memory.aget() == await other.aget() == []
         await other.aput_messages([user("Three."), assistant("Four."), user("Five?")])
         for each in (memory, other):
             prompt = sent_text(await each.aget())
             assert "Three." in prompt
-            assert "One." not in prompt
+            assert "Question" not in prompt
             assert "Likes tea" not in prompt
         assert (await store.sessions())[0].user_ids == ("ann",)
         await other.aforget()
-    assert await is_empty(store)
-
-
-async def test_a_session_that_was_reset_is_still_known_as_theirs(store: MemoryStore) -> None:
-    memory = on(store)
-    await memory.aput(user("Hello."))
-    await memory.areset()
-    assert await store.forget_user("ann") == {"messages": 0, "cursors": 1, "facts": 0, "embeddings": 0}
     assert await is_empty(store)
 
 
@@ -170,16 +149,14 @@ async def test_sessions_of_a_plain_memory_are_found_by_their_facts_or_by_name(
     await block.aclose()
 
 
-@pytest.mark.parametrize("arguments", [(None,), (7,), ("ann", "chat")])
-async def test_what_is_no_id_is_refused(arguments: tuple[Any, ...]) -> None:
+async def test_what_is_no_id_is_refused(open_store: OpenStore) -> None:
     """A text would be taken for a list of its letters."""
-    store = MemoryStore()
+    store = open_store()
     await store.add_message("c", user("Hello."))
-    options = {"session_ids": arguments[1]} if len(arguments) > 1 else {}
-    with pytest.raises(StoreError, match="Nothing was deleted"):
-        await store.forget_user(arguments[0], **options)
+    for user_id, sessions in ((None, []), (7, []), ("ann", "chat")):
+        with pytest.raises(StoreError, match="Nothing was deleted"):
+            await store.forget_user(user_id, session_ids=sessions)  # type: ignore[arg-type]
     assert await store.count_messages("c") == 1
-    await store.aclose()
 
 
 async def test_ids_may_be_any_text(store: MemoryStore) -> None:
@@ -268,73 +245,51 @@ async def test_no_word_of_the_person_is_in_the_files(tmp_path: Path, mode: str, 
     assert words_in(tmp_path) == set()
 
 
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("DELETE", "The database was not vacuumed: The database has not answered within"),
+        ("WAL", "another connection is reading"),
+    ],
+)
 async def test_a_database_that_somebody_reads_is_vacuumed_later(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, open_store: OpenStore, mode: str, said: str
 ) -> None:
     """The rows are gone at once, and the log says what is left to do."""
-    uri = f"sqlite+aiosqlite:///{tmp_path}/memory.db"
-    engine = create_async_engine(uri, connect_args={"timeout": 0.05})
-    store = MemoryStore(async_engine=engine)
-    memory = on(store)
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/memory.db", connect_args={"timeout": 0.05})
+    async with engine.connect() as connection:
+        await connection.exec_driver_sql(f"PRAGMA journal_mode = {mode}")
+    memory = on(open_store(async_engine=engine))
     await memory.aput(user("quagmire"))
-    await memory.aput(user("zanzibar"))
     async with engine.connect() as reader:
         await reader.exec_driver_sql("BEGIN")
         await reader.exec_driver_sql("SELECT count(*) FROM llama_index_memory")
-        assert not await store.vacuum()
-    assert "The database was not vacuumed: The database has not answered within" in caplog.text
+        if mode == "WAL":
+            assert (await memory.aforget())["messages"] == 1
+        else:
+            assert not await memory.sql_store.vacuum()
+    assert said in caplog.text
     assert "await store.vacuum()" in caplog.text
     assert "quagmire" not in caplog.text
-    assert (await memory.aforget(vacuum=False))["messages"] == 2
-    assert await store.vacuum()
+    await memory.aforget(vacuum=False)
+    assert await memory.sql_store.vacuum()
     assert words_in(tmp_path) == set()
-    await engine.dispose()
 
 
-async def test_in_a_write_ahead_log_a_reader_keeps_the_words_and_the_log_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_a_server_is_vacuumed_by_who_may(
+    postgres_uri: str, caplog: pytest.LogCaptureFixture, open_store: OpenStore
 ) -> None:
-    uri = f"sqlite+aiosqlite:///{tmp_path}/memory.db"
-    engine = create_async_engine(uri, connect_args={"timeout": 0.05})
-    async with engine.connect() as connection:
-        await connection.exec_driver_sql("PRAGMA journal_mode = WAL")
-    store = MemoryStore(async_engine=engine)
-    memory = on(store)
-    await memory.aput(user("quagmire"))
-    async with engine.connect() as reader:
-        await reader.exec_driver_sql("BEGIN")
-        await reader.exec_driver_sql("SELECT count(*) FROM llama_index_memory")
-        assert (await memory.aforget())["messages"] == 1
-    assert "another connection is reading" in caplog.text
-    assert await store.vacuum()
-    assert words_in(tmp_path) == set()
-    await engine.dispose()
-
-
-async def test_a_server_is_vacuumed_by_who_may(postgres_uri: str, caplog: pytest.LogCaptureFixture) -> None:
-    """For another database user it is a warning."""
-    store = MemoryStore(postgres_uri)
-    memory = on(store)
-    await memory.aput(user("Hello."))
-    with caplog.at_level(logging.WARNING):
-        assert (await memory.aforget())["messages"] == 1
+    """Tables with odd names, too; for another database user it is a warning."""
+    names = {"table_name": 'Odd "Name', "db_schema": "My Schema"}
+    for store in (open_store(postgres_uri), open_store(postgres_uri, **names)):
+        await on(store).aput(user("Hello."))
+        assert (await on(store).aforget())["messages"] == 1
         assert await store.vacuum()
     assert caplog.text == ""
-    await store.aclose()
-    theirs = MemoryStore(await role_of(postgres_uri))
-    memory = on(theirs)
-    await memory.aput(user("Hello."))
-    assert (await memory.aforget())["messages"] == 1
+    theirs = on(open_store(await role_of(postgres_uri)))
+    await theirs.aput(user("Hello."))
+    assert (await theirs.aforget())["messages"] == 1
     assert "may not vacuum llama_index_memory, llama_index_memory_cursors" in caplog.text
-    await theirs.aclose()
-
-
-async def test_a_table_with_an_odd_name_is_vacuumed(postgres_uri: str, caplog: pytest.LogCaptureFixture) -> None:
-    store = MemoryStore(postgres_uri, table_name='Odd "Name', db_schema="My Schema")
-    await store.add_message("chat", user("Hello."))
-    assert await store.vacuum()
-    assert caplog.text == ""
-    await store.aclose()
 
 
 async def test_a_failure_is_rolled_back_after_a_vacuum_too(store: MemoryStore) -> None:
@@ -363,24 +318,42 @@ class Slow:
         return answer
 
 
-@pytest.mark.parametrize("who", ["the same", "another", "the store"])
+@pytest.mark.parametrize("goes_on", [False, True], ids=["it ends", "it goes on"])
 async def test_an_extraction_that_answers_later_stores_nothing(
-    store: MemoryStore, start_model: StartModel, who: str
+    store: MemoryStore, start_model: StartModel, *, goes_on: bool
 ) -> None:
-    """Nor does it make the session known again."""
+    """Nor does it make the session known again; of one that goes on, only what is said then is learned."""
     model = Slow(learner)
     llm, _ = start_model(model)
     memory = on(store, llm=llm)
     await memory.aput_messages([user("I like tea."), assistant("Fine."), user("And?")])
     assert await asyncio.to_thread(model.asked.wait, PATIENCE_SECONDS)
-    if who == "the store":
-        await store.forget_user("ann")
-    else:
-        await (memory if who == "the same" else on(store, "another")).aforget()
+    await on(store, "another").aforget()
+    if goes_on:
+        await memory.aput_messages([user("I like cake."), assistant("Fine."), user("And?")])
     model.may_answer.set()
     await memory.facts_block.await_jobs("chat")
-    assert await is_empty(store)
-    assert await memory.aget() == []
+    assert [fact.content for fact in await memory.facts.alist()] == ["Likes cake"] * goes_on
+    assert await is_empty(store) != goes_on
+    await memory.facts_block.aclose()
+
+
+@pytest.mark.parametrize("forgets", [True, False], ids=["their own", "another's"])
+async def test_a_summary_that_answers_later_is_stored_for_others_only(
+    store: MemoryStore, start_model: StartModel, *, forgets: bool
+) -> None:
+    model = Slow(lambda messages, tools: say("They counted: one, two, three."))
+    llm, server = start_model(model)
+    options: dict[str, Any] = {"summarize": True, "max_messages": 2, "keep_messages": 1}
+    bob = on(store, "bobs", "bob", llm=llm, extract_facts=False, **options)
+    await bob.aput_messages([user("One."), assistant("Two."), user("Three."), assistant("Four."), user("Five?")])
+    assert await asyncio.to_thread(model.asked.wait, PATIENCE_SECONDS)
+    await store.forget_user("bob" if forgets else "ann")
+    model.may_answer.set()
+    await bob.condensed_block.await_jobs("bobs")
+    assert await bob.condensed_block.asummary("bobs") == ("" if forgets else "They counted: one, two, three.")
+    assert await is_empty(store) == forgets
+    assert len(server.requests) == 1
 
 
 async def test_a_fact_that_is_written_later_by_who_has_seen_others_is_not_stored(store: MemoryStore) -> None:
@@ -390,38 +363,6 @@ async def test_a_fact_that_is_written_later_by_who_has_seen_others_is_not_stored
     await store.forget_user("ann")
     assert not await store.facts.write("ann", [Fact(content="Likes cake")], seen)
     assert await is_empty(store)
-
-
-async def test_what_is_under_way_for_others_goes_on(store: MemoryStore, start_model: StartModel) -> None:
-    """Their summary, in the same process and on the same store."""
-    model = Slow(lambda messages, tools: say("They counted: one, two, three."))
-    llm, server = start_model(model)
-    options: dict[str, Any] = {"summarize": True, "max_messages": 2, "keep_messages": 1}
-    bob = on(store, "bobs", "bob", llm=llm, extract_facts=False, **options)
-    await bob.aput_messages([user("One."), assistant("Two."), user("Three."), assistant("Four."), user("Five?")])
-    assert await asyncio.to_thread(model.asked.wait, PATIENCE_SECONDS)
-    await on(store, **options).aforget()
-    model.may_answer.set()
-    await bob.condensed_block.await_jobs("bobs")
-    assert await bob.condensed_block.asummary("bobs") == "They counted: one, two, three."
-    assert len(server.requests) == 1
-
-
-async def test_an_extraction_in_a_new_conversation_is_not_taken_for_the_old_one(
-    store: MemoryStore, start_model: StartModel
-) -> None:
-    """The same session goes on before the model has answered."""
-    model = Slow(learner)
-    llm, _ = start_model(model)
-    memory = on(store, llm=llm)
-    await memory.aput_messages([user("I like tea."), assistant("Fine."), user("And?")])
-    assert await asyncio.to_thread(model.asked.wait, PATIENCE_SECONDS)
-    await store.forget_user("ann")
-    await memory.aput_messages([user("I like cake."), assistant("Fine."), user("And?")])
-    model.may_answer.set()
-    await memory.facts_block.await_jobs("chat")
-    assert [fact.content for fact in await memory.facts.alist()] == ["Likes cake"]
-    await memory.facts_block.aclose()
 
 
 async def test_a_fact_that_is_deleted_while_a_model_confirms_it_stays_deleted(
@@ -442,21 +383,6 @@ async def test_a_fact_that_is_deleted_while_a_model_confirms_it_stays_deleted(
     assert "Uses Docker" in [fact.content for fact in facts]
     assert len(server.requests) == 2
     await memory.facts_block.aclose()
-
-
-async def test_a_summary_that_answers_later_is_not_stored(store: MemoryStore, start_model: StartModel) -> None:
-    model = Slow(lambda messages, tools: say("They talked about many things."))
-    llm, _ = start_model(model)
-    options: dict[str, Any] = {"llm": llm, "extract_facts": False, "summarize": True, "max_messages": 4}
-    memory = on(store, **options)
-    for i in range(5):
-        await memory.aput_messages([user(f"Question {i}?"), assistant(f"Answer {i}.")])
-    assert await asyncio.to_thread(model.asked.wait, PATIENCE_SECONDS)
-    await store.forget_user("ann")
-    model.may_answer.set()
-    await memory.condensed_block.await_jobs("chat")
-    assert await is_empty(store)
-    assert await memory.condensed_block.asummary("chat") == ""
 
 
 class SlowMeanings(Awaited):
@@ -507,56 +433,6 @@ async def test_forgetting_while_others_write_ends_for_all(store: MemoryStore) ->
     assert await is_empty(store)
 
 
-WORKER = """
-import asyncio, json, sys
-from llama_index_memory_ext import CondensedMemory
-from tests.conversation import sent_text, user
-
-async def main(uri):
-    options = {"user_id": "ann", "async_database_uri": uri, "extract_facts": False, "condensed_token_limit": 300}
-    async with CondensedMemory.from_defaults("chat", recall_token_limit=50, **options) as memory:
-        for line in sys.stdin:
-            print(json.dumps(sent_text(await memory.aget(line.strip()))), flush=True)
-
-asyncio.run(main(sys.argv[1]))
-"""
-
-
-async def test_another_process_shows_nothing_of_it_either(open_memory: OpenMemory, database_uri: str) -> None:
-    """Although it has read all of it before."""
-    options: dict[str, Any] = {"condensed_token_limit": 300, "recall_token_limit": 50}
-    memory = open_memory(user_id="ann", **options)
-    await memory.facts.aadd("Likes tea")
-    for i in range(10):
-        await memory.aput_messages([user(f"Question {i}?"), assistant(f"Answer {i}.")])
-    worker = subprocess.Popen(
-        [sys.executable, "-c", WORKER, database_uri], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert worker.stdin is not None
-    assert worker.stdout is not None
-
-    async def ask() -> str:
-        worker.stdin.write("Which question did I ask, and what do I like?\n")  # type: ignore[union-attr]
-        worker.stdin.flush()  # type: ignore[union-attr]
-        text: str = json.loads(await asyncio.to_thread(worker.stdout.readline))  # type: ignore[union-attr]
-        return text
-
-    try:
-        before = await ask()
-        assert "Likes tea" in before
-        assert "Answer 8." in before
-        await memory.aforget()
-        assert await ask() == ""
-        await memory.aput_messages([user("Hello."), assistant("Hello to you.")])
-        await memory.aput(user("Well?"))
-        after = await ask()
-        assert "Hello to you." in after
-        assert "Question" not in after
-        assert "tea" not in after
-    finally:
-        worker.communicate()
-
-
 # ---- which sessions there are --------------------------------------------------------------------------------------
 
 
@@ -598,19 +474,6 @@ async def test_sessions_of_a_user_can_be_listed_alone(store: MemoryStore) -> Non
     ):
         found = await store.sessions(user_id, session_ids=session_ids)
         assert {session.session_id: session.user_ids for session in found} == expected
-
-
-async def test_a_session_without_a_readable_time_is_listed_too(database_uri: str) -> None:
-    store = MemoryStore(database_uri)
-    host = SQLAlchemyChatStore(table_name="llama_index_memory", async_database_uri=database_uri)
-    await host.add_message("chat", user("from the host"))
-    assert host._async_engine is not None
-    async with host._async_engine.begin() as connection:
-        await connection.execute(text("UPDATE llama_index_memory SET timestamp = -5"))
-    await host._async_engine.dispose()
-    session = (await store.sessions())[0]
-    assert (session.first_at, session.last_at, session.messages) == (None, None, 1)
-    await store.aclose()
 
 
 async def test_a_session_named_like_another_user_does_not_take_that_users_facts_along(store: MemoryStore) -> None:

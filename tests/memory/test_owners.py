@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -20,17 +19,10 @@ from llama_index_memory_ext import (
     SessionOwnerError,
     SettingError,
 )
-from tests.conversation import assistant, recalled, record, sent_text, user
+from tests.conversation import assistant, record, sent_text, user
 from tests.facts.test_agents import knowing
 from tests.memories import OpenPlainMemory
 from tests.scripted_models import StartModel
-
-
-@pytest.fixture
-async def store(any_database_uri: str | None) -> AsyncIterator[MemoryStore]:
-    store = MemoryStore(any_database_uri)
-    yield store
-    await store.aclose()
 
 
 def on(store: MemoryStore, user_id: str | None, session_id: str = "chat", **options: Any) -> CondensedMemory:
@@ -134,17 +126,6 @@ async def test_a_session_without_a_user_is_taken_over_with_its_facts(store: Memo
     assert await bob.aget() == []
 
 
-async def test_a_user_with_the_name_of_the_session_is_a_user(store: MemoryStore) -> None:
-    await tell(on(store, "ann", "ann"), "I live in Rome.")
-    with pytest.raises(SessionOwnerError):
-        await on(store, "bob", "ann").aget()
-    ann, bob = on(store, "ann", "ann", shared=True), on(store, "bob", "ann", shared=True)
-    await tell(ann, "I live in Lima.")
-    await tell(bob, "I live in Oslo.")
-    assert (await contents(ann), await contents(bob)) == (["Lives in Lima", "Lives in Rome"], ["Lives in Oslo"])
-    assert 'name="ann">I live in Rome.' in await shown(bob)
-
-
 # ---- a session of several ------------------------------------------------------------------------------------
 
 
@@ -190,22 +171,6 @@ async def test_a_message_says_who_has_said_it(store: MemoryStore) -> None:
     for wrong in ("", " ann", ["ann"]):
         with pytest.raises(MessageError, match="user_id"):
             await ann.aput(ChatMessage("Hi", additional_kwargs={"user_id": wrong}))
-
-
-async def test_recalled_messages_and_summaries_name_their_speakers(store: MemoryStore, start_model: StartModel) -> None:
-    options: dict[str, Any] = {
-        "condensed_token_limit": 400,
-        "recall_token_limit": 200,
-        "extract_facts": False,
-        "shared": True,
-    }
-    ann, bob = on(store, "ann", **options), on(store, "bob", **options)
-    await tell(ann, "My parrot is called Kiwi.")
-    for i in range(20):
-        await tell(bob, f"Number {i} of many messages about the weather in all the places of the world.")
-    text = await shown(ann, "What is my parrot called?")
-    assert ("user", "My parrot is called Kiwi.") in recalled(text)
-    assert '<message user name="ann">My parrot is called Kiwi.' in text
 
 
 async def test_a_team_has_facts_of_what_all_say(store: MemoryStore) -> None:

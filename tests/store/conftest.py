@@ -9,17 +9,28 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from tests.fixtures import database_uri, open_memory, open_plain_memory, postgres_server, postgres_uri, start_model
+from tests.fixtures import (
+    database_uri,
+    open_memory,
+    open_plain_memory,
+    open_store,
+    postgres_server,
+    postgres_uri,
+    start_model,
+    store,
+)
 
 __all__ = [
     "any_database_uri",
     "database_uri",
     "open_memory",
     "open_plain_memory",
+    "open_store",
     "partitioned_uri",
     "postgres_server",
     "postgres_uri",
     "start_model",
+    "store",
 ]
 
 PAGE = Path(__file__).parents[2] / "docs/partitioning.md"

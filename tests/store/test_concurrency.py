@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,7 +13,6 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import BaseMemoryBlock
 
 from llama_index_memory_ext import CondensedMemory, TurnError
-from llama_index_memory_ext.background.locks import lock_for
 from tests.conversation import assistant, record, sent_text, user
 from tests.memories import OpenMemory
 from tests.openai_server import Message, call, say
@@ -68,33 +65,6 @@ async def test_threads_with_loops_of_their_own_lose_nothing(memory: CondensedMem
     await asyncio.gather(*(asyncio.to_thread(work, name) for name in range(4)))
     rows = [message.content for message in await memory.aget_all()]
     assert len(rows) == len(set(rows)) == 40
-    await memory.aflush()
-    assert [text for _, text in record(sent_text(await memory.aget()))] == rows
-
-
-WORKER = """
-import asyncio, sys
-from llama_index.core.llms import ChatMessage
-from llama_index_memory_ext import CondensedMemory
-
-async def main(uri, name):
-    async with CondensedMemory.from_defaults("chat", async_database_uri=uri, extract_facts=False) as memory:
-        for i in range(25):
-            await memory.aput(ChatMessage(role="user", content=f"{name}-{i}"))
-            await memory.aget()
-
-asyncio.run(main(*sys.argv[1:]))
-"""
-
-
-async def test_processes_share_a_session(database_uri: str, open_memory: OpenMemory) -> None:
-    """Four of them, beginning at the same time on a file that does not exist yet."""
-    workers = [subprocess.Popen([sys.executable, "-c", WORKER, database_uri, str(i)]) for i in range(4)]
-    assert [await asyncio.to_thread(worker.wait, 120) for worker in workers] == [0] * 4
-    memory = open_memory(**BIG)
-    rows = [message.content for message in await memory.aget_all()]
-    assert len(rows) == len(set(rows)) == 100
-    # The last one has no answer yet, and is not in the record without this.
     await memory.aflush()
     assert [text for _, text in record(sent_text(await memory.aget()))] == rows
 
@@ -212,26 +182,6 @@ async def test_a_turn_of_a_loop_that_was_closed_is_over(open_memory: OpenMemory)
     entered.clear()
     gc.collect()
     async with memory.turn():
-        pass
-
-
-async def test_a_cancelled_waiter_leaves_the_lock_usable() -> None:
-    """Cancelled while it waits, and in the moment in which the lock is handed to it."""
-    order: list[int] = []
-
-    async def wait(i: int) -> None:
-        async with lock_for("hall"):
-            order.append(i)
-
-    async with lock_for("hall"):
-        tasks = [asyncio.ensure_future(wait(i)) for i in range(3)]
-        await asyncio.sleep(0)
-        tasks[0].cancel()
-    tasks[1].cancel()
-    results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [type(result) for result in results] == [asyncio.CancelledError, asyncio.CancelledError, type(None)]
-    assert order == [2]
-    async with lock_for("hall"):
         pass
 
 

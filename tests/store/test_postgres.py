@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from llama_index.core.embeddings import MockEmbedding
-from llama_index.core.memory import Memory
 from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -23,7 +22,6 @@ from llama_index_memory_ext import CondensedMemory, MemoryStore, StoreError
 from tests.conversation import assistant, record, sent_text, user
 from tests.databases import ENGINES_AT, engine_at
 from tests.facts.test_block import learner
-from tests.memories import close_plain_memory
 from tests.openai_server import Message, serve
 from tests.record.test_running_summary import count_up, summary_in
 from tests.scripted_models import StartModel, client_without_connections
@@ -254,17 +252,6 @@ async def test_a_connection_lost_in_the_middle_of_a_write_leaves_nothing_half_do
     assert [message.content for message in await memory.aget_all()] == ["one", "two", "three"]
 
 
-async def test_nobody_can_log_in_with_what_an_error_says() -> None:
-    """No server, or a wrong password: neither the address nor the message is quoted with it."""
-    uri = "postgresql+asyncpg://me:hunter2@127.0.0.1:1/memory"
-    memory = CondensedMemory.from_defaults("chat", async_database_uri=uri, **NO_FACTS)
-    with pytest.raises(StoreError, match="onnect") as error:
-        await memory.aput(user("my secret"))
-    assert "hunter2" not in f"{error.value!r} {error.getrepr(style='short')}"
-    assert "my secret" not in f"{error.value!r}"
-    await memory.sql_store.aclose()
-
-
 @pytest.mark.parametrize("setting", ["lock_timeout", "statement_timeout"])
 async def test_an_impatient_server_costs_a_call_and_no_row(
     open_engine: OpenEngine, postgres_uri: str, setting: str
@@ -282,27 +269,6 @@ async def test_an_impatient_server_costs_a_call_and_no_row(
     await memory.aput(user("two"))
     await holder.aclose()
     assert [message.content for message in await memory.aget_all()] == ["one", "two"]
-
-
-async def test_a_background_job_outlives_a_lost_connection(open_engine: OpenEngine, start_model: StartModel) -> None:
-    """The cursor stays, and the extraction is made again."""
-    admin, engine = open_engine(), open_engine()
-    loop = asyncio.get_running_loop()
-
-    def slow(messages: list[Message], tools: list[str]) -> Message:
-        if len(server.requests) == 1:
-            asyncio.run_coroutine_threadsafe(end_connections(admin), loop).result(30)
-        return learner(messages, tools)
-
-    llm, server = start_model(slow)
-    memory = CondensedMemory.from_defaults("chat", user_id="ann", async_engine=engine, llm=llm)
-    memory.facts_block.retry_seconds = 0.05
-    await memory.aput_messages([user("I like tea."), assistant("Fine."), user("And now?")])
-    while not (await memory.facts.alist()):
-        await memory.facts_block.await_jobs("chat")
-        await memory.facts_block.anotice("chat")
-    assert [fact.content for fact in await memory.facts.alist()] == ["Likes tea"]
-    await memory.aclose()
 
 
 # ---- other places --------------------------------------------------------------------------------------
@@ -327,26 +293,3 @@ async def test_tables_of_another_schema_and_name_are_apart(postgres_uri: str, st
         ) as memory:
             assert [fact.content for fact in await memory.facts.alist()] == [f"Likes place{i}"]
             assert [said for _, said in record(sent_text(await memory.aget()))] == [f"I like place{i}.", "Fine."]
-
-
-async def test_a_database_that_the_host_has_written_is_taken_over(postgres_uri: str) -> None:
-    """And stays readable for it."""
-    host = Memory.from_defaults("chat", async_database_uri=postgres_uri, token_limit=30, token_flush_size=10)
-    for i in range(6):
-        await host.aput_messages([user(f"question {i}"), assistant(f"answer {i}")])
-    async with CondensedMemory.from_defaults("chat", async_database_uri=postgres_uri, **NO_FACTS) as memory:
-        await memory.aput(user("question 6"))
-        rows = [message.content for message in await memory.aget_all()]
-        assert rows == [text for i in range(6) for text in (f"question {i}", f"answer {i}")] + ["question 6"]
-        assert [said for _, said in record(sent_text(await memory.aget()))] == rows[:-1]
-    assert [message.content for message in await host.aget_all()] == rows
-    await close_plain_memory(host)
-
-
-async def test_who_waits_while_another_opens_the_database_finds_it_open(postgres_uri: str) -> None:
-    """With an address and with an engine of one's own."""
-    engine = create_async_engine(postgres_uri)
-    for store in (MemoryStore(postgres_uri), MemoryStore(async_engine=engine)):
-        assert await asyncio.gather(*(store.get_messages("chat") for _ in range(5))) == [[]] * 5
-        await store.aclose()
-    await engine.dispose()

@@ -149,19 +149,3 @@ async def test_a_full_disk_refuses_a_call_says_what_it_needs_and_loses_nothing(d
     assert [message.content for message in await memory.aget_all()] == ["one", "two", "three"]
     assert (await memory.aforget())["messages"] == 3
     await store.aclose()
-
-
-async def test_another_event_loop_than_that_of_asyncio_will_do(any_database_uri: str | None) -> None:
-    uvloop = pytest.importorskip("uvloop")
-    memory = CondensedMemory.from_defaults("chat", async_database_uri=any_database_uri, extract_facts=False)
-
-    def talk() -> None:
-        for i in range(5):
-            loop = uvloop.new_event_loop()
-            loop.run_until_complete(memory.aput_messages([user(f"{i}"), assistant("yes")]))
-            loop.close()
-
-    await asyncio.to_thread(talk)
-    assert len(await memory.aget_all()) == 10
-    await memory.aclose()
-    await memory.sql_store.aclose()

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from llama_index.core.llms import ChatMessage
 from llama_index.core.storage.chat_store.base_db import MessageStatus
-from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
 
 from llama_index_memory_ext import MemoryStore
 from llama_index_memory_ext.store.facts import KeptVectors
 from llama_index_memory_ext.store.tables import LogRow
 from tests.conversation import assistant, calling, result, user
+from tests.databases import host_on
 
 TALK = [user("one"), assistant("two"), user("three"), assistant("four")]
-
-
-@pytest.fixture
-async def store(any_database_uri: str | None) -> AsyncIterator[MemoryStore]:
-    store = MemoryStore(any_database_uri)
-    yield store
-    await store.aclose()
 
 
 async def rows_of(store: MemoryStore) -> list[LogRow]:
@@ -57,24 +50,17 @@ async def test_the_same_history_keeps_its_rows_and_is_not_unread_again(store: Me
     assert await unread(store) == ["four"]
 
 
-async def test_what_is_written_anew_after_a_turn_was_taken_back_is_unread(store: MemoryStore) -> None:
-    """Although SQLite gives the new rows the ids of the deleted ones, behind which the cursor stood."""
+async def test_what_is_written_anew_is_unread(store: MemoryStore) -> None:
+    """From the first difference on, although SQLite gives new rows the ids of deleted ones, before the cursor."""
     await store.log.append("chat", TALK, len)
     await leave_behind(store, 4)
+    first = (await rows_of(store))[0]
     await store.log.append("chat", TALK[:-2], len, replace=True)
     assert await unread(store) == []
     await store.log.append("chat", [user("five"), assistant("six")], len)
     assert await unread(store) == ["five", "six"]
-
-
-async def test_from_the_first_difference_on_messages_are_written_anew(store: MemoryStore) -> None:
-    await store.log.append("chat", TALK, len)
-    await leave_behind(store, 4)
-    first = (await rows_of(store))[0]
     await store.log.append("chat", [TALK[0], assistant("another"), *TALK[2:]], len, replace=True)
-    rows = await rows_of(store)
-    assert rows[0] == first
-    assert [row.message.content for row in rows] == ["one", "another", "three", "four"]
+    assert (await rows_of(store))[0] == first
     assert await unread(store) == ["another", "three", "four"]
 
 
@@ -155,10 +141,10 @@ async def test_a_batch_that_was_read_before_a_deletion_is_not_left_behind(store:
     assert await unread(store) == ["three"]
 
 
-async def test_what_the_plain_host_has_written_is_kept_too(database_uri: str, postgres_uri: str) -> None:
+@pytest.mark.parametrize("any_database_uri", ["file", "postgres"], indirect=True)
+async def test_what_the_plain_host_has_written_is_kept_too(store: MemoryStore, any_database_uri: str) -> None:
     """Before we have ever written to the session, and between."""
-    for uri in (database_uri, postgres_uri):
-        store, host = MemoryStore(uri), SQLAlchemyChatStore("llama_index_memory", async_database_uri=uri)
+    async with host_on(any_database_uri) as host:
         await host.add_messages("chat", TALK[:3])
         await store.set_messages("chat", TALK[:2])
         await host.add_message("chat", TALK[2])
@@ -167,6 +153,3 @@ async def test_what_the_plain_host_has_written_is_kept_too(database_uri: str, po
         await store.set_messages("chat", TALK)
         assert (await rows_of(store))[:3] == before
         assert await unread(store) == ["four"]
-        await store.aclose()
-        assert host._async_engine is not None
-        await host._async_engine.dispose()

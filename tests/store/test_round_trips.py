@@ -13,6 +13,7 @@ from sqlalchemy.pool import NullPool
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
 from llama_index_memory_ext.store.tables import Opening
 from tests.conversation import assistant, record, sent_text, user
+from tests.databases import OpenStore
 from tests.store.frozen import RoundTrips, counting
 
 NO_FACTS: dict[str, Any] = {"extract_facts": False}
@@ -51,9 +52,11 @@ async def test_a_turn_takes_few_round_trips(postgres_uri: str) -> None:
         await store.aclose()
 
 
-async def test_whose_a_session_is_stays_known_when_it_was_replaced_or_forgotten(postgres_uri: str) -> None:
+async def test_whose_a_session_is_stays_known_when_it_was_replaced_or_forgotten(
+    postgres_uri: str, open_store: OpenStore
+) -> None:
     """It is written again where another process has deleted it, though mostly it is only written once."""
-    store, other = MemoryStore(postgres_uri), MemoryStore(postgres_uri)
+    store, other = open_store(postgres_uri), open_store(postgres_uri)
     reader: dict[str, Any]
     reader, said = {"opening": Opening("ann"), "readers": ["facts"]}, [user("hello")]
     await store.log.append("chat", said, None, **reader)
@@ -68,13 +71,10 @@ async def test_whose_a_session_is_stays_known_when_it_was_replaced_or_forgotten(
     await other.set_messages("chat", said)
     await store.log.append("chat", said, None, **reader)
     assert await other.users.read_by("facts", pending=True) == ["chat"]
-    for each in (store, other):
-        await each.aclose()
 
 
-async def test_what_others_have_changed_is_seen_in_the_next_prompt(any_database_uri: str | None) -> None:
+async def test_what_others_have_changed_is_seen_in_the_next_prompt(store: MemoryStore) -> None:
     """Messages, facts, a cut and a deletion, though one glance tells what has changed."""
-    store = MemoryStore(any_database_uri)
     options: dict[str, Any] = {"user_id": "ann", "chat_store": store, "max_messages": 60, **NO_FACTS}
     one, other = (CondensedMemory.from_defaults("chat", **options) for _ in range(2))
     await one.aput_messages([user("first"), assistant("yes"), user("second")])
@@ -96,7 +96,6 @@ async def test_what_others_have_changed_is_seen_in_the_next_prompt(any_database_
     shown = sent_text(await one.aget())
     assert [said for _, said in record(shown)] == ["begun anew", "yes"]
     assert "Likes tea" not in shown
-    await store.aclose()
 
 
 async def test_many_sessions_share_a_few_connections(postgres_uri: str) -> None:
@@ -115,8 +114,8 @@ async def test_many_sessions_share_a_few_connections(postgres_uri: str) -> None:
         await store.aclose()
 
 
-async def test_a_connection_that_the_server_has_ended_costs_no_call(postgres_uri: str) -> None:
-    store = MemoryStore(postgres_uri)
+async def test_a_connection_that_the_server_has_ended_costs_no_call(postgres_uri: str, open_store: OpenStore) -> None:
+    store = open_store(postgres_uri)
     memory = CondensedMemory.from_defaults("chat", chat_store=store, **NO_FACTS)
     await memory.aput(user("one"))
     engine = create_async_engine(postgres_uri, poolclass=NullPool)
@@ -126,7 +125,6 @@ async def test_a_connection_that_the_server_has_ended_costs_no_call(postgres_uri
     await engine.dispose()
     await memory.aput(user("two"))
     assert [message.content for message in await memory.aget_all()] == ["one", "two"]
-    await store.aclose()
 
 
 @pytest.mark.parametrize("closes_generators", [True, False], ids=["asyncio.run", "a loop that is merely closed"])
@@ -149,25 +147,3 @@ async def test_closed_loops_share_a_connection_and_leave_no_warning(postgres_uri
     assert len(await store.get_messages("chat")) == 3
     await store.aclose()
     assert await connections_to(postgres_uri) == 0
-
-
-async def test_closing_closes_the_connections_of_other_threads_too(postgres_uri: str) -> None:
-    store = MemoryStore(postgres_uri)
-    here, is_done = asyncio.get_running_loop(), asyncio.Event()
-
-    async def work() -> None:
-        there = asyncio.Event()
-        await store.add_message("chat", user("from a thread"))
-        ends.append((asyncio.get_running_loop(), there))
-        here.call_soon_threadsafe(is_done.set)
-        await there.wait()
-
-    ends: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
-    thread = asyncio.ensure_future(asyncio.to_thread(asyncio.run, work()))
-    await is_done.wait()
-    assert len(await store.get_messages("chat")) == 1
-    await store.aclose()
-    assert await connections_to(postgres_uri) == 0
-    loop, event = ends[0]
-    loop.call_soon_threadsafe(event.set)
-    await thread

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sqlite3
 import subprocess
@@ -24,7 +23,6 @@ from sqlalchemy.pool import NullPool
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, SessionOwnerError, StoreError
 from llama_index_memory_ext.store.tables import SCHEMA_VERSION
 from tests.conversation import assistant, record, sent_text, user
-from tests.databases import ENGINES_AT, engine_at
 from tests.memories import close_plain_memory
 
 ENDINGS = ("", "_sessions", "_owners", "_cursors", "_users", "_facts", "_embeddings", "_message_ids", "_schema")
@@ -193,19 +191,6 @@ async def test_a_database_of_version_3_becomes_one_of_this_version(uri: str, eng
     assert await version_in(engine) == [SCHEMA_VERSION]
 
 
-async def test_the_tables_of_version_3_are_changed_once_by_two_processes(
-    uri: str, engine: AsyncEngine, tmp_path: Path
-) -> None:
-    await open_and_close(uri)
-    await make_version_3(uri, engine)
-    done = subprocess.run([sys.executable, "-c", CROWD, uri], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    store = MemoryStore(uri)
-    assert await store.count_messages("crowd") == 8
-    assert [one.session_id for one in await store.sessions("bob")] == ["two"]
-    await store.aclose()
-
-
 async def test_a_newer_database_is_refused_and_left_as_it_is(uri: str, engine: AsyncEngine, tmp_path: Path) -> None:
     """Both versions are named, and what to do."""
     newer = SCHEMA_VERSION + 1
@@ -234,35 +219,6 @@ async def test_asking_for_the_version_of_a_file_that_is_not_there_makes_none(tmp
     ):
         assert await asked(uri) is None  # type: ignore[arg-type]
     assert contents(tmp_path) == {}
-
-
-async def test_an_open_store_can_be_asked_too(any_database_uri: str | None) -> None:
-    store = MemoryStore(any_database_uri)
-    await store.add_message("chat", user("one"))
-    assert await store.read_schema_version() == SCHEMA_VERSION
-    assert await store.get_keys() == ["chat"]
-    await store.aclose()
-
-
-async def test_each_table_name_and_each_schema_has_a_version_of_its_own(postgres_uri: str) -> None:
-    one, two = MemoryStore(postgres_uri), MemoryStore(postgres_uri, table_name="other", db_schema="mine")
-    await one.add_message("chat", user("one"))
-    assert [await store.read_schema_version() for store in (one, two)] == [SCHEMA_VERSION, None]
-    await two.add_message("chat", user("two"))
-    assert [await store.read_schema_version() for store in (one, two)] == [SCHEMA_VERSION] * 2
-    assert await two.count_messages("chat") == 1
-    await one.aclose()
-    await two.aclose()
-
-
-@pytest.mark.parametrize("way", ENGINES_AT)
-@pytest.mark.parametrize("level", ["AUTOCOMMIT", "SERIALIZABLE"])
-async def test_tables_are_made_on_an_engine_with_an_isolation_level_of_its_own(uri: str, way: str, level: str) -> None:
-    async with engine_at(way, uri, level) as engine:
-        store = MemoryStore(async_engine=engine)
-        await store.add_message("chat", user("one"))
-        assert (await store.sessions())[0].messages == 1
-        assert await version_in(engine) == [SCHEMA_VERSION]
 
 
 # ---- interrupted, and at the same time -----------------------------------------------------------------------
@@ -297,17 +253,6 @@ async def test_an_opening_that_was_killed_has_changed_nothing(
     assert await version_in(engine) == [SCHEMA_VERSION]
 
 
-async def test_an_opening_that_fails_is_rolled_back(uri: str, engine: AsyncEngine) -> None:
-    """Something else has the name of a table that is to be made."""
-    await run(engine, "CREATE VIEW llama_index_memory_facts AS SELECT 1 AS one")
-    with pytest.raises(StoreError, match=r"has refused making the tables: .*index"):
-        await open_and_close(uri)
-    assert await tables_of(engine) == set()
-    await run(engine, "DROP VIEW llama_index_memory_facts")
-    await open_and_close(uri)
-    assert await tables_of(engine) == TABLES
-
-
 CROWD = """
 import asyncio, os, sys
 from llama_index.core.llms import ChatMessage
@@ -318,40 +263,34 @@ async def main(uri):
     await store.add_message("crowd", ChatMessage(content="here"))
     await store.aclose()
 
-for uri in sys.argv[1:]:
-    read, write = os.pipe()
-    crowd = []
-    for _ in range(8):
-        crowd.append(os.fork())
-        if crowd[-1] == 0:
-            os.close(write)
-            # Until the last one is there.
-            os.read(read, 1)
-            asyncio.run(main(uri))
-            os._exit(0)
-    os.close(write)
-    assert [os.waitpid(process, 0)[1] for process in crowd] == [0] * 8, uri
+read, write = os.pipe()
+crowd = []
+for _ in range(8):
+    crowd.append(os.fork())
+    if crowd[-1] == 0:
+        os.close(write)
+        # Until the last one is there.
+        os.read(read, 1)
+        asyncio.run(main(sys.argv[1]))
+        os._exit(0)
+os.close(write)
+assert [os.waitpid(process, 0)[1] for process in crowd] == [0] * 8
 """
 
 
-async def test_eight_processes_open_the_same_database_at_once(tmp_path: Path, postgres_uri: str) -> None:
-    """A new one and one of the plain host, in a file and on a server."""
-    server = make_url(postgres_uri)
-    other = f"test_{uuid4().hex}"
-    admin = create_async_engine(server, isolation_level="AUTOCOMMIT", poolclass=NullPool)
-    async with admin.connect() as connection:
-        await connection.execute(text(f"CREATE DATABASE {other}"))
-    await admin.dispose()
-    old = [f"sqlite+aiosqlite:///{tmp_path}/old.db", server.set(database=other).render_as_string(hide_password=False)]
-    for uri in old:
+@pytest.mark.parametrize("before", ["nothing", "the host", "version 3"])
+async def test_eight_processes_open_the_same_database_at_once(uri: str, engine: AsyncEngine, before: str) -> None:
+    if before == "the host":
         await write_as_host(uri)
-    uris = [f"sqlite+aiosqlite:///{tmp_path}/new.db", postgres_uri, *old]
-    done = subprocess.run([sys.executable, "-c", CROWD, *uris], capture_output=True, text=True, check=False)
+    if before == "version 3":
+        await open_and_close(uri)
+        await make_version_3(uri, engine)
+    done = subprocess.run([sys.executable, "-c", CROWD, uri], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for uri in uris:
-        store = MemoryStore(uri)
-        assert await store.count_messages("crowd") == 8
-        await store.aclose()
+    store = MemoryStore(uri)
+    assert await store.count_messages("crowd") == 8
+    assert [one.session_id for one in await store.sessions("bob")] == ["two"] * (before == "version 3")
+    await store.aclose()
 
 
 # ---- users who may not change tables -----------------------------------------------------------------------
@@ -389,24 +328,6 @@ async def test_a_database_user_who_may_not_make_what_is_missing_is_told_so(postg
     engine = create_async_engine(postgres_uri, poolclass=NullPool)
     assert await tables_of(engine) == {"llama_index_memory"}
     await engine.dispose()
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to any file")
-async def test_a_file_that_may_only_be_read_is_read(database_uri: str, tmp_path: Path) -> None:
-    await open_and_close(database_uri)
-    (tmp_path / "memory.db").chmod(0o444)
-    await open_and_close(database_uri)
-    tmp_path.chmod(0o555)  # noqa: ASYNC240 - nobody waits
-    await open_and_close(f"sqlite:///file:{tmp_path}/memory.db?immutable=1&uri=true")
-    tmp_path.chmod(0o755)  # noqa: ASYNC240 - nobody waits
-
-
-async def test_a_file_that_is_opened_for_reading_only_is_read_or_refused(tmp_path: Path) -> None:
-    await open_and_close(f"sqlite+aiosqlite:///{tmp_path}/memory.db")
-    await open_and_close(f"sqlite+aiosqlite:///file:{tmp_path}/memory.db?mode=ro&uri=true")
-    (tmp_path / "empty.db").touch()
-    with pytest.raises(StoreError, match="as a user who may make and change tables"):
-        await open_and_close(f"sqlite+aiosqlite:///file:{tmp_path}/empty.db?mode=ro&uri=true")
 
 
 async def test_an_up_to_date_database_is_opened_without_waiting_for_a_writer(database_uri: str, tmp_path: Path) -> None:

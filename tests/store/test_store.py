@@ -7,28 +7,20 @@ import copy
 import json
 import pickle
 import sqlite3
-from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from llama_index.core.llms import ChatMessage
 from llama_index.core.storage.chat_store.base_db import MessageStatus
-from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
-from sqlalchemy import text
+from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import MemoryStore, StoreError
 from llama_index_memory_ext.store.tables import Seen
 from tests.conversation import assistant, user
-from tests.databases import ENGINES_AT, engine_at
-
-
-@pytest.fixture
-async def store(any_database_uri: str | None) -> AsyncIterator[MemoryStore]:
-    store = MemoryStore(any_database_uri)
-    yield store
-    await store.aclose()
+from tests.databases import ENGINES_AT, OpenStore, engine_at, host_on
 
 
 def said(messages: list[ChatMessage]) -> list[str | None]:
@@ -63,30 +55,6 @@ async def test_it_keeps_messages_as_the_host_store_does(store: MemoryStore) -> N
     assert sorted(await store.get_keys()) == ["other"]
 
 
-async def test_one_message_can_be_deleted_by_its_row(store: MemoryStore) -> None:
-    await store.add_messages("chat", [user("one"), user("two")], MessageStatus.ARCHIVED)
-    page = await store.readers.page("chat", "reader", Seen(), limit=10)
-    deleted = await store.delete_message("chat", page.rows[0].id)
-    assert deleted is not None
-    assert deleted.content == "one"
-    assert await store.delete_message("chat", 999) is None
-    assert await read(store) == ["two"]
-
-
-async def test_the_host_store_reads_what_it_wrote_and_the_other_way_round(database_uri: str) -> None:
-    """Same table, same columns."""
-    ours = MemoryStore(database_uri)
-    host = SQLAlchemyChatStore(table_name="llama_index_memory", async_database_uri=database_uri)
-    await host.add_message("chat", user("from the host"))
-    await ours.add_message("chat", user("from us"))
-    assert said(await host.get_messages("chat")) == said(await ours.get_messages("chat"))
-    assert said(await ours.archive_oldest_messages("chat", 1)) == ["from the host"]
-    assert said(await host.get_messages("chat", MessageStatus.ARCHIVED)) == ["from the host"]
-    await ours.aclose()
-    assert host._async_engine is not None
-    await host._async_engine.dispose()
-
-
 async def test_appending_moves_the_planned_messages_into_the_log(store: MemoryStore) -> None:
     """The old ones, and those of the batch itself; what was moved comes back."""
     await store.add_messages("chat", [user("one"), assistant("two")])
@@ -103,58 +71,30 @@ async def test_appending_moves_the_planned_messages_into_the_log(store: MemorySt
     assert await read(store) == ["one", "two", "three"]
 
 
-async def test_a_failing_plan_writes_nothing(store: MemoryStore) -> None:
-    await store.add_message("chat", user("one"))
-    with pytest.raises(ZeroDivisionError):
-        await store.log.append("chat", [user("two")], lambda queue: 1 // 0)
-    assert said(await store.get_messages("chat", status=None)) == ["one"]
-
-
 async def test_a_reader_is_given_what_it_has_not_seen(store: MemoryStore) -> None:
-    await store.add_messages("chat", [user("one"), user("two")], MessageStatus.ARCHIVED)
-    page = await store.readers.page("chat", "reader", Seen(), limit=10)
-    assert (said([row.message for row in page.rows]), page.fresh, page.more) == (["one", "two"], True, False)
+    """In pages, from the newest row backwards."""
+    await store.add_messages("chat", [user(str(i)) for i in range(5)], MessageStatus.ARCHIVED)
+    page = await store.readers.page("chat", "reader", Seen(), limit=2)
+    assert (said([row.message for row in page.rows]), page.fresh, page.more) == (["3", "4"], True, True)
+    assert await read(store, limit=2, before=page.rows[0].id) == ["1", "2"]
+    before = await store.readers.page("chat", "reader", Seen(page.epoch, 0, page.rows[0].id - 1), limit=2)
+    assert (said([row.message for row in before.rows]), before.more) == (["3", "4"], False)
     seen = Seen(page.epoch, page.position, page.rows[-1].id)
-    assert await read(store, seen) == []
     await store.add_message("chat", user("active"))
     assert await read(store, seen) == []
     await store.archive_oldest_messages("chat", 1)
     assert await read(store, seen) == ["active"]
 
 
-async def test_pages_go_backwards_from_the_newest_row(store: MemoryStore) -> None:
-    await store.add_messages("chat", [user(str(i)) for i in range(5)], MessageStatus.ARCHIVED)
-    page = await store.readers.page("chat", "reader", Seen(), limit=2)
-    assert (said([row.message for row in page.rows]), page.more) == (["3", "4"], True)
-    assert await read(store, limit=2, before=page.rows[0].id) == ["1", "2"]
-    seen = Seen(page.epoch, 0, page.rows[0].id - 1)
-    page = await store.readers.page("chat", "reader", seen, limit=2)
-    assert (said([row.message for row in page.rows]), page.more) == (["3", "4"], False)
-
-
 async def test_a_moved_cursor_hides_what_is_behind_it_from_its_reader_only(store: MemoryStore) -> None:
-    await store.add_messages("chat", [user("one"), user("two")], MessageStatus.ARCHIVED)
+    """Of two workers that move it, one succeeds."""
+    await store.add_messages("chat", [user("one"), user("two"), user("three")], MessageStatus.ARCHIVED)
     page = await store.readers.page("chat", "reader", Seen(), limit=10)
-    first = page.rows[0].id
-    assert await store.readers.move("chat", "reader", epoch=page.epoch, old=0, new=first)
-    assert await read(store) == ["two"]
-    other = await store.readers.page("chat", "another reader", Seen(), limit=10)
-    assert len(other.rows) == 2
-
-
-async def test_a_reader_may_have_any_name(store: MemoryStore) -> None:
-    """The log's own row is none of theirs."""
-    await store.add_messages("chat", [user("one"), user("two")], MessageStatus.ARCHIVED)
-    assert await store.readers.move("chat", "log", epoch=0, old=0, new=1)
-    await store.add_message("chat", user("three"))
-    assert (await store.readers.page("chat", "log", Seen(), limit=10)).position == 1
-
-
-async def test_of_two_workers_only_one_moves_the_cursor(store: MemoryStore) -> None:
-    await store.add_messages("chat", [user("one"), user("two")], MessageStatus.ARCHIVED)
-    epoch = (await store.readers.page("chat", "reader", Seen(), limit=10)).epoch
-    moves = [store.readers.move("chat", "reader", epoch=epoch, old=0, new=new) for new in (1, 2)]
-    assert sorted(await asyncio.gather(*moves)) == [False, True]
+    moves = [store.readers.move("chat", "reader", epoch=page.epoch, old=0, new=row.id) for row in page.rows[:2]]
+    moved = await asyncio.gather(*moves)
+    assert sorted(moved) == [False, True]
+    assert await read(store) == (["two", "three"] if moved[0] else ["three"])
+    assert len((await store.readers.page("chat", "another reader", Seen(), limit=10)).rows) == 3
 
 
 async def test_what_was_made_of_the_rows_behind_a_cursor_moves_with_it(store: MemoryStore) -> None:
@@ -202,47 +142,27 @@ async def test_a_reader_learns_that_rows_it_has_seen_are_gone(store: MemoryStore
     assert (page.fresh, page.position, page.rows) == (False, 0, [])
 
 
-async def test_a_reader_notices_rows_that_the_plain_host_has_deleted(database_uri: str) -> None:
+async def test_a_reader_notices_rows_that_the_plain_host_has_deleted(database_uri: str, open_store: OpenStore) -> None:
     """The host knows nothing of epochs, and SQLite gives the ids of deleted rows away again."""
-    ours = MemoryStore(database_uri)
+    ours = open_store(database_uri)
     await ours.add_messages("chat", [user("one"), user("two")], MessageStatus.ARCHIVED)
     page = await ours.readers.page("chat", "reader", Seen(), limit=10)
-    seen = Seen(page.epoch, 0, page.rows[-1].id)
-    host = SQLAlchemyChatStore(table_name="llama_index_memory", async_database_uri=database_uri)
-    await host.delete_messages("chat")
-    assert not (await ours.readers.page("chat", "reader", seen, limit=10)).fresh
-    await ours.aclose()
-    assert host._async_engine is not None
-    await host._async_engine.dispose()
+    async with host_on(database_uri) as host:
+        await host.delete_messages("chat")
+    assert not (await ours.readers.page("chat", "reader", Seen(page.epoch, 0, page.rows[-1].id), limit=10)).fresh
 
 
 async def test_a_row_that_this_host_cannot_read_does_not_close_the_session(
-    database_uri: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    database_uri: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, open_store: OpenStore
 ) -> None:
     """It may come from a newer version, with kinds of blocks that this one does not know."""
-    store = MemoryStore(database_uri)
+    store = open_store(database_uri)
     await store.add_messages("chat", [user("one"), user("two")], MessageStatus.ARCHIVED)
-    with sqlite3.connect(tmp_path / "memory.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "memory.db", isolation_level=None)) as connection:
         newer = json.dumps({"role": "user", "blocks": [{"block_type": "hologram", "secret": "x"}]})
         connection.execute("UPDATE llama_index_memory SET data = ? WHERE id = 1", (newer,))
-    connection.close()
     assert await read(store) == ["[unreadable message]", "two"]
     assert "hologram" not in caplog.text
-    await store.aclose()
-
-
-async def test_a_cancelled_write_is_finished_and_the_database_stays(store: MemoryStore) -> None:
-    """A connection on which a statement is cancelled is thrown away, in memory with all that it holds."""
-    await store.add_message("chat", user("before"))
-    tasks = [asyncio.ensure_future(store.add_message("chat", user(str(i)))) for i in range(20)]
-    for steps, task in enumerate(tasks):
-        for _ in range(steps):
-            await asyncio.sleep(0)
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    assert said(await store.get_messages("chat"))[0] == "before"
-    await store.add_message("chat", user("after"))
-    assert said(await store.get_messages("chat"))[-1] == "after"
 
 
 async def test_a_session_can_be_forgotten(store: MemoryStore) -> None:
@@ -293,33 +213,24 @@ def test_no_password_leaves_the_store() -> None:
     assert str(store.database.url.password) == "hunter2"
 
 
-async def test_a_store_can_be_copied_and_pickled(database_uri: str) -> None:
-    """A copy is itself; what travels opens its own connections."""
-    store = MemoryStore(database_uri, table_name="t")
-    await store.add_message("chat", user("one"))
+async def test_a_store_can_be_copied_and_pickled(database_uri: str, open_store: OpenStore) -> None:
+    """A copy is itself; what travels opens its own connections. One in memory dumps its rows as the host does."""
+    store, in_memory = open_store(database_uri, table_name="t"), open_store()
     assert copy.deepcopy(store) is store
-    twin = pickle.loads(pickle.dumps(store))
-    assert said(await twin.get_messages("chat")) == ["one"]
-    await twin.aclose()
-    await store.aclose()
-
-
-async def test_a_store_in_memory_dumps_its_rows_as_the_host_does() -> None:
-    store = MemoryStore()
-    await store.add_message("chat", user("one"))
-    twin = MemoryStore(**store.model_dump())
-    assert said(await twin.get_messages("chat")) == ["one"]
-    await store.aclose()
-    await twin.aclose()
+    for one in (store, in_memory):
+        await one.add_message("chat", user("one"))
+        twin = pickle.loads(pickle.dumps(store)) if one is store else MemoryStore(**one.model_dump())
+        assert said(await twin.get_messages("chat")) == ["one"]
+        await twin.aclose()
 
 
 @pytest.mark.parametrize("lends", [False, True], ids=["an address", "an engine"])
 async def test_a_write_that_changes_nothing_leaves_no_trace_and_arguments_may_be_named(
-    any_database_uri: str | None, *, lends: bool
+    any_database_uri: str | None, open_store: OpenStore, *, lends: bool
 ) -> None:
     """A session that was forgotten would be known again, or its row be locked for ever."""
     engine = create_async_engine(any_database_uri or "sqlite+aiosqlite:///:memory:")
-    store = MemoryStore(async_engine=engine) if lends else MemoryStore(any_database_uri)
+    store = open_store(async_engine=engine) if lends else open_store(any_database_uri)
     assert await store.delete_message(key="chat", idx=7) is None
     assert await store.facts.change("chat", "no such fact", lambda fact: fact) is None
     await store.add_messages(key="chat", messages=[])
@@ -329,19 +240,19 @@ async def test_a_write_that_changes_nothing_leaves_no_trace_and_arguments_may_be
     await store.add_messages(key="chat", messages=[user("one")])
     await store.delete_messages(key="chat", status=None)
     assert await store.users.knows("chat")
-    await store.aclose()
-    await engine.dispose()
 
 
-async def test_an_engine_that_was_lent_is_not_closed(database_uri: str) -> None:
+@pytest.mark.parametrize("lends", [False, True], ids=["an address", "an engine"])
+async def test_a_closed_store_opens_again_and_what_was_lent_is_not_closed(
+    database_uri: str, open_store: OpenStore, *, lends: bool
+) -> None:
     engine = create_async_engine(database_uri)
-    store = MemoryStore(async_engine=engine)
+    pool, store = engine.pool, open_store(async_engine=engine) if lends else open_store(database_uri)
     await store.add_message("chat", user("one"))
-    pool = engine.pool
+    await store.aclose()
     await store.aclose()
     assert engine.pool is pool
     assert said(await store.get_messages("chat")) == ["one"]
-    await engine.dispose()
 
 
 @pytest.mark.parametrize("way", ENGINES_AT)
@@ -362,15 +273,6 @@ async def test_a_lent_engine_without_transactions_leaves_nothing_half_done(
             assert (driver.isolation_level is None) == (level == "AUTOCOMMIT")
 
 
-async def test_a_closed_store_opens_again(database_uri: str) -> None:
-    store = MemoryStore(database_uri)
-    await store.add_message("chat", user("one"))
-    await store.aclose()
-    await store.aclose()
-    assert said(await store.get_messages("chat")) == ["one"]
-    await store.aclose()
-
-
 async def test_a_store_that_is_dropped_open_says_how_to_close_it(database_uri: str) -> None:
     store = MemoryStore(database_uri)
     await store.add_message("chat", user("one"))
@@ -387,14 +289,11 @@ async def test_a_store_that_is_dropped_open_says_how_to_close_it(database_uri: s
     ],
 )
 async def test_the_log_of_a_session_and_the_sessions_of_a_user_are_found_by_an_index(
-    database_uri: str, query: str, index: str
+    query: str, index: str, open_store: OpenStore
 ) -> None:
     """However long the session is, and however many there are; the host's own query reads all rows of a session."""
-    store = MemoryStore(database_uri)
-    await store.add_message("chat", user("one"))
-    engine = create_async_engine(database_uri)
-    async with engine.connect() as connection:
-        plan = str((await connection.execute(text(f"EXPLAIN QUERY PLAN SELECT key FROM {query}"))).all())  # noqa: S608
-    assert f"INDEX {index}" in plan
-    await engine.dispose()
-    await store.aclose()
+
+    def explain(conn: Connection) -> str:
+        return str(conn.exec_driver_sql(f"EXPLAIN QUERY PLAN SELECT key FROM {query}").all())  # noqa: S608
+
+    assert f"INDEX {index}" in await open_store().database.run(explain, writes=False)

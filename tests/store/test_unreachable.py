@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy.engine import make_url
@@ -13,8 +14,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import CondensedMemory, MemoryExtError, MemoryStore, StoreError
 from llama_index_memory_ext.errors import is_no_answer
-from tests.cli.terminal import run
 from tests.conversation import user
+from tests.databases import OpenStore
 
 PASSWORD = "hunter2"  # noqa: S105 - of nobody
 
@@ -47,45 +48,29 @@ async def test_a_server_that_is_not_there_is_named_without_the_password(uri: str
     await memory.sql_store.aclose()
 
 
-async def test_what_the_server_refuses_is_told(postgres_uri: str) -> None:
-    url = make_url(postgres_uri)
-    for wrong, said in (
-        (url.set(database="no_such_memory"), 'database "no_such_memory" does not exist'),
-        (url.set(username="nobody_here"), "nobody_here"),
-    ):
-        store = MemoryStore(wrong.render_as_string(hide_password=False))
-        with pytest.raises(StoreError, match=f"cannot be used: .*{said}") as error:
-            await store.get_messages("chat")
-        assert isinstance(error.value.__cause__, OperationalError)
-        await store.aclose()
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"database": "no_such"}, 'database "no_such" does not exist'), ({"username": "nobody_here"}, "nobody_here")],
+    ids=["database", "user"],
+)
+@pytest.mark.parametrize("lends", [False, True], ids=["an address", "an engine"])
+async def test_what_the_server_refuses_is_told(
+    postgres_uri: str, wrong: dict[str, Any], said: str, open_store: OpenStore, *, lends: bool
+) -> None:
+    uri = make_url(postgres_uri).set(**wrong).render_as_string(hide_password=False)
+    store = open_store(async_engine=create_async_engine(uri)) if lends else open_store(uri)
+    with pytest.raises(StoreError, match=f"cannot be used: .*{said}"):
+        await store.get_messages("chat")
 
 
-async def test_an_engine_that_was_lent_says_it_too() -> None:
-    engine = create_async_engine(f"postgresql+asyncpg://ann:{PASSWORD}@127.0.0.1:1/memory")
-    with pytest.raises(StoreError, match=r"ann:\*\*\*@127\.0\.0\.1:1/memory cannot be used"):
-        await MemoryStore(async_engine=engine).get_messages("chat")
-    await engine.dispose()
-
-
-async def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+async def test_a_file_that_cannot_be_opened_is_named_and_used_once_it_can(tmp_path: Path) -> None:
     folder = tmp_path / "folder.db"
     folder.mkdir()
-    store = MemoryStore(f"sqlite+aiosqlite:///{folder}")
+    uri = f"sqlite+aiosqlite:///{folder}"
+    memory = CondensedMemory.from_defaults("chat", async_database_uri=uri, extract_facts=False)
     with pytest.raises(StoreError, match=r"folder\.db cannot be used: unable to open database file\. See") as error:
-        await store.get_messages("chat")
-    assert "sqlalche.me" not in str(error.value)
-    await store.aclose()
-
-
-async def test_a_server_that_comes_back_is_used(tmp_path: Path) -> None:
-    """Nothing is kept of the failure."""
-    folder = tmp_path / "memory.db"
-    folder.mkdir()
-    memory = CondensedMemory.from_defaults(
-        "chat", async_database_uri=f"sqlite+aiosqlite:///{folder}", extract_facts=False
-    )
-    with pytest.raises(StoreError):
         await memory.aput(user("one"))
+    assert "sqlalche.me" not in str(error.value)
     folder.rmdir()
     await memory.aput(user("two"))
     assert [message.content for message in await memory.aget_all()] == ["two"]
@@ -104,17 +89,3 @@ def test_a_driver_that_is_not_installed_is_named_with_what_installs_it(monkeypat
         assert PASSWORD not in str(error.value)
         assert isinstance(error.value, MemoryExtError)
         assert isinstance(error.value.__cause__, ModuleNotFoundError)
-
-
-def test_the_command_line_says_it_once(tmp_path: Path) -> None:
-    (tmp_path / "psycopg.py").write_text("raise ModuleNotFoundError('No', name='psycopg')")
-    uri = f"postgresql+asyncpg://ann:{PASSWORD}@127.0.0.1:1/memory"
-    done = run("sessions", "list", "--db", uri, PYTHONPATH=str(tmp_path))
-    assert done.returncode == 1
-    assert done.stderr.count("cannot be used") == 1
-    assert 'it needs psycopg. pip install "llama-index-memory-ext[postgres]"' in done.stderr
-    done = run("sessions", "list", "--db", uri)
-    assert done.returncode == 1
-    assert done.stderr.count("cannot be used") == 1
-    assert "Connection refused" in done.stderr
-    assert PASSWORD not in done.stderr
