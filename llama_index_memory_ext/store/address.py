@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI
-from pydantic import ConfigDict, Field, ValidationError, create_model
+from pydantic import ConfigDict, Field, create_model
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DisconnectionError, NoSuchModuleError
@@ -21,7 +21,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import QueuePool, StaticPool
 
 from llama_index_memory_ext.errors import StoreError
-from llama_index_memory_ext.settings import refusal
 
 DEFAULT_TIMEOUT_SECONDS = 30.0
 DEFAULT_POOL_SIZE = 5
@@ -49,8 +48,8 @@ _OF_SQLITE = frozenset(
 )
 
 
-# What is checked by its type and range; the names are those of ``MemoryStore``.
-_Settings = create_model(
+# What is checked of the arguments of a store by type and range.
+SETTINGS = create_model(
     "MemoryStore",
     __config__=ConfigDict(strict=True, arbitrary_types_allowed=True),
     table_name=(str, ...),
@@ -62,15 +61,6 @@ _Settings = create_model(
     ),
     pool_size=(int, Field(DEFAULT_POOL_SIZE, ge=1, description="Most connections; a server allows 100 in all.")),
 )
-
-
-def check_settings(**given: object) -> None:
-    """Refuse, by a StoreError, names that are no texts, what is no engine, and limits with which no call succeeds."""
-    try:
-        _Settings(**given)
-    except ValidationError as error:
-        refused = refusal(error, _Settings, StoreError)
-        raise refused from None
 
 
 def checked_url(uri: str | None, lent: AsyncEngine | None = None) -> URL:

@@ -23,7 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from llama_index_memory_ext.background.locks import Recent, lock_for
 from llama_index_memory_ext.errors import StoreError, StoreTimeoutError
-from llama_index_memory_ext.settings import without_second
+from llama_index_memory_ext.settings import checked, without_second
 from llama_index_memory_ext.store import address
 from llama_index_memory_ext.store.tables import (
     DONE,
@@ -194,7 +194,7 @@ class Database:
         pool_size: int,
     ) -> None:
         names = {"table_name": table_name, "db_schema": db_schema, "async_engine": lent}
-        address.check_settings(**names, operation_timeout=seconds, pool_size=pool_size)
+        checked(address.SETTINGS, address.SETTINGS, StoreError, **names, operation_timeout=seconds, pool_size=pool_size)
         self.url = address.checked_url(uri, lent)
         self.backend, self.in_memory = self.url.get_backend_name(), address.is_in_memory(self.url)
         self.shown_uri = address.without_password(address.checked_url(None) if self.in_memory else self.url)

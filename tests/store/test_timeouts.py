@@ -57,7 +57,8 @@ async def test_a_caller_of_a_frozen_server_leaves_at_once_and_its_write_is_store
 
 async def test_every_call_of_a_frozen_server_is_bounded_and_the_next_one_works(own_server: OwnServer) -> None:
     """Also the first call of a store, which has to connect; the error says what to do."""
-    store, late = (MemoryStore(own_server.uri, operation_timeout=1) for _ in range(2))
+    store, late, idle = (MemoryStore(own_server.uri, operation_timeout=1) for _ in range(3))
+    await idle.get_messages("chat")
     memory, first = memory_on(store), memory_on(late)
     await memory.aput(user("one"))
     engine = create_async_engine(own_server.url, poolclass=NullPool)
@@ -70,7 +71,7 @@ async def test_every_call_of_a_frozen_server_is_bounded_and_the_next_one_works(o
             assert "lost" not in str(error.value)
         assert error.value.operation == "Users.count"
         # Closing does not wait for ever, either.
-        await asyncio.wait_for(store.aclose(), 20)
+        await asyncio.wait_for(idle.aclose(), 20)
     await memory.aput(user("two"))
     await first.aput(user("three"))
     assert [text for text in await contents(memory) if text != "lost"] == ["one", "two", "three"]
