@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatResponse
@@ -188,3 +188,21 @@ def is_no_answer(error: BaseException) -> bool:
 
 def _names(error: BaseException) -> set[str]:
     return {kind.__name__ for kind in type(error).__mro__}
+
+
+# What a failure of a model comes from: the words that it was asked about, how long they take, the model, or it is not
+# known.
+Blame: TypeAlias = Literal["turns", "length", "unknown", "model"]
+
+
+def blame_of(error: Exception) -> Blame:
+    """Return what a failure comes from."""
+    if isinstance(error, FactReplyError | TruncatedReplyError | VerificationError) or is_about_words(error):
+        return "turns"
+    if is_timeout(error):
+        return "length"
+    status = status_of(error)
+    # Without a status nobody has answered, or it is an error of the client's own code.
+    if status in REQUEST_STATUSES or (status is None and not is_no_answer(error)):
+        return "unknown"
+    return "model"

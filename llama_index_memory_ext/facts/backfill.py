@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.background.jobs import log_failure
 from llama_index_memory_ext.background.locks import lock_for
-from llama_index_memory_ext.errors import StoreError
-from llama_index_memory_ext.facts.extraction import blame_of
+from llama_index_memory_ext.errors import StoreError, blame_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -62,11 +61,14 @@ async def backfill(
     """
     namespace = block.namespace_of(session_id)
     if session_ids is None:
-        chosen = await _sessions_of(store, namespace, session_id)
+        infos = await store.sessions(namespace, session_ids=[session_id])
+        never = datetime.min.replace(tzinfo=timezone.utc)
+        began = {session_id: never, **{info.session_id: info.first_at or never for info in infos}}
         if block.view.own is not None:
             # What the user has told another agent is not for this one.
             talks = {session_id, *await store.users.read_by(block.reader_of(session_id))}
-            chosen = [one for one in chosen if one in talks]
+            began = {one: first_at for one, first_at in began.items() if one in talks}
+        chosen = sorted(began, key=lambda one: (began[one], one))
     else:
         chosen = await _checked(store, session_ids)
     # Two backfills at once would ask for everything twice, and store only one of the results.
@@ -96,9 +98,12 @@ async def _backfill(
             extractor = block.extractor(session_id, at_once=True)
             async for batch in _batches(extractor, again=again):
                 step(batch.messages)
-                reply = batch.reply
-                new, confirmed, retired = len(reply.accepted), len(reply.confirmed), len(reply.retired)
-                done.update(messages=batch.messages, new=new, confirmed=confirmed, retired=retired)
+                kinds = {
+                    "new": batch.reply.accepted,
+                    "confirmed": batch.reply.confirmed,
+                    "retired": batch.reply.retired,
+                }
+                done.update(messages=batch.messages, **{kind: len(facts) for kind, facts in kinds.items()})
                 failures_in_a_row = failures_in_a_row if batch.seconds is None else 0
             done.update(sessions=1, set_aside=len(await extractor.set_aside()))
         except Exception as error:  # noqa: BLE001 - a model may fail in any way, and the other sessions go on
@@ -124,14 +129,6 @@ async def _batches(extractor: Extractor, *, again: bool) -> AsyncIterator[Extrac
             yield batch
     while (unread := await extractor.extract_next()) is not None:
         yield unread
-
-
-async def _sessions_of(store: MemoryStore, namespace: str, session_id: str) -> list[str]:
-    """This session, and all that are known as the user's; the one that began first comes first."""
-    never = datetime.min.replace(tzinfo=timezone.utc)
-    infos = await store.sessions(namespace, session_ids=[session_id])
-    began = {session_id: never, **{info.session_id: info.first_at or never for info in infos}}
-    return sorted(began, key=lambda one: (began[one], one))
 
 
 async def _checked(store: MemoryStore, session_ids: Sequence[str]) -> list[str]:

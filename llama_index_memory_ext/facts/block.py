@@ -354,13 +354,13 @@ class RelevantFactsBlock(LogBlock):
             if answered and not self._store.database.in_memory:
                 self._store.jobs.unread.add(session_id)
             work = partial(self.extractor(session_id).extract, least_turns=self.extract_every_turns, answered=True)
-            self.jobs.start(self.job_key(session_id), work, self.retry_seconds)
+            self.jobs.start(JobKey(session_id, self.reader_of(session_id)), work, self.retry_seconds)
 
     async def aflush(self, session_id: str = DEFAULT_SESSION_ID) -> None:
         """Extract what is left of the session, also of a turn that goes on; a failure is logged, and tried again."""
         if self._extracts():
             work = partial(self.extractor(session_id, at_once=True).extract, with_active=True)
-            await self.jobs.finish(self.job_key(session_id), work)
+            await self.jobs.finish(JobKey(session_id, self.reader_of(session_id)), work)
             # What has failed was told.
             self._store.jobs.unread.discard(session_id)
 

@@ -244,19 +244,13 @@ def _expiry(ttl: timedelta, now: datetime, fields: dict[str, Any]) -> datetime:
 
 def _parse(lines: str, namespace: str, categories: Sequence[str] | None, view: AgentView) -> list[Fact]:
     is_own = _SCHEMA in lines.partition("\n")[0]
-    theirs = None if is_own else foreign_facts(lines, namespace, categories)
-    read = _own(lines) if theirs is None else theirs
-    return [fact.model_copy(update={"agent_id": view.owner(fact.agent_id)}) for fact in read]
-
-
-def _own(lines: str) -> list[Fact]:
-    facts = []
-    for number, line in enumerate(filter(str.strip, lines.splitlines()), start=1):
+    facts = None if is_own else foreign_facts(lines, namespace, categories)
+    for number, line in enumerate(filter(str.strip, lines.splitlines() if facts is None else ()), start=1):
+        facts = facts or []
         try:
             values = json.loads(line)
             is_head = number == 1 and isinstance(values, dict) and "version" in values
-            if not is_head:
-                facts.append(Fact.model_validate(values))
+            facts += [] if is_head else [Fact.model_validate(values)]
         except ValueError as error:
             raise FactError(
                 f"Line {number} is no fact ({type(error).__name__}); expected {EXPORTS}. Nothing was imported."
@@ -266,4 +260,4 @@ def _own(lines: str) -> list[Fact]:
                 f"These facts have schema version {values['version']!r}, and this package knows version "
                 f"{_SCHEMA_VERSION}. Import them with the package that wrote them, or a newer one."
             )
-    return facts
+    return [fact.model_copy(update={"agent_id": view.owner(fact.agent_id)}) for fact in facts or []]

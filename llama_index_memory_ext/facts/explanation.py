@@ -82,26 +82,17 @@ def explain(ranking: Ranking, limit: int, concern: Concern) -> Explanation:
             why = "left out: no room" if fact.id in concerning else "left out: too little in common"
         elif entry.past:
             why = "was true before"
+        elif not entry.similarity:
+            why = comes_first(fact) or "nothing in common, but room"
         else:
-            similar = _why_similar(matches.values()) if entry.similarity else "nothing in common, but room"
-            why = comes_first(fact) or similar
+            why = comes_first(fact) or _why_similar(matches.values())
         words = [
             f"{place}: " * bool(place) + ", ".join([word for word in matches if matches[word] == place][:_MOST_WORDS])
             for place in sorted(dict.fromkeys(matches.values()), key=bool)
         ]
+        line, numbers = ranking.showable.lines[fact.id], (entry.similarity, entry.confidence, entry.score)
         facts.append(
-            ExplainedFact(
-                fact,
-                entry.similarity,
-                entry.confidence,
-                entry.score,
-                matched=tuple(matches),
-                tokens=ranking.showable.lines[fact.id].tokens,
-                injected=is_shown,
-                why=why,
-                recency=entry.recency,
-                words="; ".join(words),
-            )
+            ExplainedFact(fact, *numbers, tuple(matches), line.tokens, is_shown, why, entry.recency, "; ".join(words))
         )
     return Explanation(tuple(facts), sum(fact.tokens for fact in facts if fact.injected), limit, ranking.weights)
 

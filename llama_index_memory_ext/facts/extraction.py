@@ -11,44 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from llama_index.core.base.llms.types import ChatResponse, MessageRole
 
-from llama_index_memory_ext.errors import (
-    REQUEST_STATUSES,
-    FactReplyError,
-    StoreError,
-    TruncatedReplyError,
-    VerificationError,
-    is_about_words,
-    is_no_answer,
-    is_timeout,
-    status_of,
-)
+from llama_index_memory_ext.errors import Blame, StoreError, TruncatedReplyError, blame_of
 from llama_index_memory_ext.events import FactsExtractedEvent, is_heard, send
 from llama_index_memory_ext.fact import CATEGORIES, Fact, SetAside, retire, utc_now
+from llama_index_memory_ext.facts import prompt as asking
 from llama_index_memory_ext.facts.checks import TOOL_CHECKS
-from llama_index_memory_ext.facts.prompt import (
-    ANSWER,
-    Room,
-    answered_end,
-    ask,
-    ask_for_facts,
-    batch_end,
-    extraction_prompt,
-    form_texts,
-    offered,
-    room_in,
-    texts_in,
-)
+from llama_index_memory_ext.facts.prompt import ANSWER, Room
 from llama_index_memory_ext.facts.source import question_before
 from llama_index_memory_ext.facts.validation import ValidatedReply, owned, validate_reply, without_repeats
-from llama_index_memory_ext.facts.verification import (
-    VERDICT_FORM,
-    VERDICT_TOOL,
-    claims_of,
-    parse_verdict,
-    similar_facts,
-    verification_prompt,
-    verified,
-)
 from llama_index_memory_ext.models.ask import context_window
 from llama_index_memory_ext.models.responses import Usage, usage_of, was_truncated
 from llama_index_memory_ext.store.cursors import ROWS
@@ -91,8 +61,6 @@ _MOST_RESULT = 20_000
 _CONTEXT_ROWS, _CONTEXT_CHARACTERS = 10, 1_000
 
 
-# What a failure comes from: the words of the turns, how long they take, the model, or it is not known.
-Blame: TypeAlias = Literal["turns", "length", "unknown", "model"]
 # What is done after a failure: ask again at once, or after a pause, also where nothing pauses otherwise ("stop"), or
 # leave the turn behind.
 Action: TypeAlias = Literal["again", "pause", "stop", "set aside"]
@@ -158,19 +126,6 @@ def after_failure(progress: Progress, blame: Blame, turns: int) -> tuple[Action,
     if tries >= _TURN_TRIES * (_DOUBT if is_doubtful else 1):
         return "set aside", progress
     return ("stop" if is_doubtful else "pause"), shorter._replace(most_turns=1, tries=tries)
-
-
-def blame_of(error: Exception) -> Blame:
-    """Return what a failure comes from."""
-    if isinstance(error, FactReplyError | TruncatedReplyError | VerificationError) or is_about_words(error):
-        return "turns"
-    if is_timeout(error):
-        return "length"
-    status = status_of(error)
-    # Without a status nobody has answered, or it is an error of the client's own code.
-    if status in REQUEST_STATUSES or (status is None and not is_no_answer(error)):
-        return "unknown"
-    return "model"
 
 
 class Batch(NamedTuple):
@@ -245,7 +200,7 @@ class Extractor:
         said = await self._said(rows, room)
         end, is_full = len(rows), len(rows) >= _BATCH_ROWS
         if answered:
-            end = answered_end(said, [row.is_active for row in rows]) or is_full * end
+            end = asking.answered_end(said, [row.is_active for row in rows]) or is_full * end
         turns = sum(one.is_users for one in said[:end])
         # A full batch is extracted in any case: a turn of very many tool calls must not stand in the way for ever.
         if not end or (turns < least_turns and not is_full):
@@ -256,7 +211,7 @@ class Extractor:
         tokens = await asyncio.to_thread(lambda: [count(text) for text in texts])
         days = [row.said_at and row.said_at.date() for row in rows[:end]]
         starts = [one.is_users for one in said[:end]]
-        end = batch_end(starts, tokens, days, token_limit=room.batch, most_turns=progress.most_turns)
+        end = asking.batch_end(starts, tokens, days, token_limit=room.batch, most_turns=progress.most_turns)
         batch = await self._batch(replace(unread, rows=rows[:end]), said[:end], room)
         try:
             return await self._learn(batch, progress.succeeded())
@@ -367,12 +322,12 @@ class Extractor:
         try:
             llm = self.block.chosen_llm()
         except Exception:  # noqa: BLE001 - that there is no model is told when it is asked
-            return room_in(None, 0, halved=halved)
+            return asking.room_in(None, 0, halved=halved)
         window, answer = context_window(llm), getattr(llm, "max_tokens", None)
         prompt = self._prompt(())
-        texts = [*(message.content or "" for message in prompt), *form_texts(self.categories)]
+        texts = [*(message.content or "" for message in prompt), *asking.form_texts(self.categories)]
         fixed = sum(map(self.block.tokenizer_fn.count, texts)) if window else 0
-        return room_in(window, fixed, halved=halved, answer=answer if isinstance(answer, int) else None)
+        return asking.room_in(window, fixed, halved=halved, answer=answer if isinstance(answer, int) else None)
 
     async def _batch(self, unread: LogPage, said: Sequence[Utterance], room: Room) -> Batch:
         """Return rows and what they say as a batch; a short answer may need what was asked right before it."""
@@ -431,10 +386,10 @@ class Extractor:
         # No token is shorter than a byte, and none of the numbers and marks around a fact has more than six.
         if sum(len(fact.content.encode()) + 6 for fact in facts) <= batch.room.known:
             return facts
-        texts, present = texts_in(batch.lines), self.known.present
+        texts, present = asking.texts_in(batch.lines), self.known.present
         await present.prepare(texts)
         counter, room = self.block.tokenizer_fn, batch.room.known
-        return await asyncio.to_thread(offered, facts, texts, present, counter, room)
+        return await asyncio.to_thread(asking.offered, facts, texts, present, counter, room)
 
     async def _reply(self, batch: Batch, related: Sequence[Fact]) -> ExtractionReply:
         """Return what the model reports of a batch."""
@@ -446,7 +401,7 @@ class Extractor:
         prompt = self._prompt(batch.lines, related, said_on=batch.asked_at.date(), before=before)
         tokens = min(batch.room.answer, ANSWER + sum(counter.count(line.text) for line in batch.lines))
         with self._counted(EXTRACTION, prompt, batch) as heard:
-            reply, response = await ask_for_facts(
+            reply, response = await asking.ask_for_facts(
                 self.block.chosen_llm(), prompt, categories=self.categories, answer_tokens=tokens, heard=heard
             )
         if was_truncated(response) and batch.turns > 1:
@@ -457,7 +412,7 @@ class Extractor:
 
     def _prompt(self, lines: Sequence[Utterance], known: Sequence[Fact] = (), **told: Any) -> list[ChatMessage]:
         told |= {"categories": self.categories, "instructions": self.instructions}
-        return extraction_prompt(lines, known, today=utc_now().date(), **told)
+        return asking.extraction_prompt(lines, known, today=utc_now().date(), **told)
 
     @contextmanager
     def _counted(self, kind: str, prompt: Sequence[ChatMessage], batch: Batch) -> Iterator[list[ChatResponse]]:
@@ -496,17 +451,19 @@ class Extractor:
 
         Raises what the model raises if nobody has answered: the batch is read again then.
         """
-        claims = claims_of(valid, quotes)
-        similar = await asyncio.to_thread(similar_facts, valid, self.known.active, self.known.present)
-        prompt = verification_prompt(claims, batch.lines, similar)
+        from llama_index_memory_ext.facts import verification  # where it is switched on
+
+        claims = verification.claims_of(valid, quotes)
+        similar = await asyncio.to_thread(verification.similar_facts, valid, self.known.active, self.known.present)
+        prompt = verification.verification_prompt(claims, batch.lines, similar)
         try:
             with self._counted(VERIFICATION, prompt, batch) as heard:
-                judgements, _ = await ask(
+                judgements, _ = await asking.ask(
                     self.block.chosen_llm(),
                     prompt,
-                    VERDICT_TOOL,
-                    VERDICT_FORM,
-                    lambda texts, _: parse_verdict(texts, len(claims)),
+                    verification.VERDICT_TOOL,
+                    verification.VERDICT_FORM,
+                    lambda texts, _: verification.parse_verdict(texts, len(claims)),
                     answer_tokens=min(batch.room.answer, ANSWER + _VERDICT * len(claims)),
                     heard=heard,
                 )
@@ -516,7 +473,7 @@ class Extractor:
             outcome = "they are stored without it"
             logger.warning("%d facts were not verified (%s); %s.", len(claims), type(error).__name__, outcome)
             return valid
-        return verified(valid, judgements, similar, now=batch.asked_at)
+        return verification.verified(valid, judgements, similar, now=batch.asked_at)
 
     def _changes(self, valid: ValidatedReply) -> tuple[list[Fact], ValidatedReply]:
         """Return what changes by a validated reply; over ``max_facts`` the least confident own facts are retired."""

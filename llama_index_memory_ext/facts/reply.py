@@ -84,24 +84,17 @@ def json_values(text: str) -> tuple[list[Json], str, bool]:
     problems: list[str] = []
     position = 0
     while len(problems) < _MOST_PROBLEMS and (start := _OPENING.search(answer, position)):
-        value, position, problem = _value_at(answer, start.start())
-        if not problem:
+        try:
+            value, position = _DECODER.raw_decode(answer, start.start())
             values.append(value)
-        elif _ends_within_value(rest := answer[start.start() :]):
-            whole = rest[: rest.rfind("}") + 1]
-            values += [from_json(whole, allow_partial=True)] if whole else []
-            return values, "".join(problems[:1]), True
-        else:
-            problems.append(problem)
+        except (ValueError, RecursionError) as error:  # noqa: PERF203 - few of an answer's brackets are none
+            rest, position = answer[start.start() :], start.start() + 1
+            problems.append(str(error))
+            if _ends_within_value(rest):
+                whole = rest[: rest.rfind("}") + 1]
+                values += [from_json(whole, allow_partial=True)] if whole else []
+                return values, "".join(problems[:-1][:1]), True
     return values, "".join(problems[:1]), False
-
-
-def _value_at(text: str, place: int) -> tuple[Json, int, str]:
-    """Return the value that begins at a place, where the rest begins, and why it is none."""
-    try:
-        return *_DECODER.raw_decode(text, place), ""
-    except (ValueError, RecursionError) as error:
-        return None, place + 1, str(error)
 
 
 def _ends_within_value(text: str) -> bool:

@@ -10,15 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_index_memory_ext.errors import FactReplyError, StoreError, VerificationError
+from llama_index_memory_ext.errors import Blame, FactReplyError, StoreError, VerificationError, blame_of
 from llama_index_memory_ext.fact import SetAside
-from llama_index_memory_ext.facts.extraction import (
-    Blame,
-    Progress,
-    after_failure,
-    blame_of,
-    progress_of,
-)
+from llama_index_memory_ext.facts.extraction import Progress, after_failure, progress_of
 from tests.facts.test_backfill import likes, talk
 from tests.facts.test_block import contents, learner
 from tests.memories import OpenMemory
