@@ -9,7 +9,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.cli import TIMEOUT, UsageError, describe_error, needs_extra, plain
+from llama_index_memory_ext.cli import UsageError, describe_error, needs_extra, plain
 from llama_index_memory_ext.errors import SettingError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _run(arguments: list[str]) -> int:
         # Imported here: LlamaIndex takes seconds to start, and a wrong option is reported without it.
         from llama_index_memory_ext.cli.demo import run
 
-        return run(None, float(os.environ.get("OPENAI_TIMEOUT") or TIMEOUT))
+        return run()
     return app(arguments, standalone_mode="--json" not in arguments) or 0
 
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PICTURE = """\
 .           __main__                                                      # the command, also without the extra
 ---
-cli         chat serve sessions > facts forget > app > demo > __init__                                   # words
+cli         chat serve > facts forget sessions > app > demo > __init__                                   # words
 ---
 inspector   server > actions pages > views > prompt                       # pages about a database, for a browser
 .           __init__                                                      # the public names

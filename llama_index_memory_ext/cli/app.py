@@ -21,7 +21,6 @@ from rich.text import Text
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import (
     PACKAGE,
-    TIMEOUT,
     TerminalError,
     UsageError,
     describe_error,
@@ -45,15 +44,13 @@ def option(name: str, metavar: str, help_: str, **more: Any) -> Any:
     return typer.Option(name, metavar=metavar, help=help_, show_default=False, **more)
 
 
-_DB_HELP = "The database: a SQLite file, or a SQLAlchemy address. Default: a file in "
+_DB_HELP = "The database: a SQLite file, or a SQLAlchemy address. Default: a file in your own folder."
 _TABLE_HELP = "The chat table; the names of the other tables begin with its name. Default: llama_index_memory."
 _SCHEMA_HELP = "The schema of the tables, on PostgreSQL."
 _AGENT_HELP = "What this agent of the user sees. Default: all agents' facts."
 _TIMEOUT_HELP = "Seconds that the model has for an answer. Default: 30; a local model may need some hundred."
 _SECONDS: Any = {"min": 0.001, "max": 86_400, "envvar": "OPENAI_TIMEOUT"}
-Db = Annotated[str | None, option("--db", "DB", f"{_DB_HELP}your own folder.", envvar="LLAMA_INDEX_MEMORY_DB")]
-# The demo leaves the user's own database alone, so it does not read the variable.
-_DemoDb = Annotated[str | None, option("--db", "DB", f"{_DB_HELP}a new temporary folder.")]
+Db = Annotated[str | None, option("--db", "DB", _DB_HELP, envvar="LLAMA_INDEX_MEMORY_DB")]
 User = Annotated[
     str | None, option("--user", "ID", "The user. What is known about them applies in all their sessions.")
 ]
@@ -88,17 +85,17 @@ def _set_tables(
 
 
 @app.command()
-def demo(*, db: _DemoDb = None, timeout: Timeout = TIMEOUT) -> None:
+def demo() -> None:
     """Show a conversation, and what the model is shown in each turn.
 
-    The conversation begins in one process and goes on in a second one. With OPENAI_API_KEY set a model of OpenAI's
-    answers (OPENAI_MODEL, default gpt-4o-mini; OPENAI_API_BASE for another server, with a model of any name), without
-    it a small offline model.
+    The conversation begins in one process and goes on in a second one, in a new file. With OPENAI_API_KEY set a model
+    of OpenAI's answers (OPENAI_MODEL, default gpt-4o-mini; OPENAI_API_BASE for another server, with a model of any
+    name), without it a small offline model.
     """
     # Imported here: LlamaIndex takes seconds to start, and the help does not need it.
     from llama_index_memory_ext.cli.demo import run
 
-    raise typer.Exit(run(db, timeout))
+    raise typer.Exit(run())
 
 
 def default_file() -> Path:
@@ -127,16 +124,11 @@ async def check_store(store: ext.MemoryStore, *, create: bool = False) -> None:
         if file == default_file():
             # Only the user may read it.
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    elif version is None and file is not None and not file.exists():
-        raise TerminalError(
-            f"There is no database at {file}. Name another one with --db or LLAMA_INDEX_MEMORY_DB; "
-            "`chat`, `facts add` and `import` create one."
-        )
     elif version is None:
         raise TerminalError(
-            f"The database at {file or store.address} holds no memory of this package in the table "
-            f"{store.table_name!r}; --table before the command names another one. A table that LlamaIndex's own Memory "
-            "has written is taken over when it is first written to: `chat --session ID`."
+            f"There is no memory of this package at {file or store.address} in the table {store.table_name!r}. --db or "
+            "LLAMA_INDEX_MEMORY_DB names another database, --table before the command another table; `chat`, `facts "
+            "add` and `import` create one. What LlamaIndex's own Memory has written is taken over by `chat --session`."
         )
 
 
@@ -176,7 +168,7 @@ def show(output: Output, *, as_json: bool) -> Any:
     return result
 
 
-# What was checked, the verdict (ok, warning or wrong), and what was found.
+# What was checked, the verdict (ok or wrong), and what was found.
 _Check: TypeAlias = tuple[str, str, str]
 
 
@@ -187,7 +179,7 @@ def doctor(*, db: Db = None, as_json: Json = False) -> None:
     `pip check` tells whether the libraries have the versions that are needed.
     """
     here = f"{ext.__version__}, on Python {platform.python_version()}"
-    checks = [(PACKAGE, "ok", here), asyncio.run(_check_database(db)), *_check_model()]
+    checks = [(PACKAGE, "ok", here), asyncio.run(_check_database(db)), _check_model()]
     is_ok = all(verdict != "wrong" for _, verdict, _ in checks)
     listed = [dict(zip(("name", "verdict", "found"), check, strict=True)) for check in checks]
     show(({"ok": is_ok, "checks": listed}, table(["checked", "result", "found"], checks)), as_json=as_json)
@@ -213,20 +205,14 @@ async def _check_database(db: str | None) -> _Check:
         return "database", "wrong", describe_error(error)
 
 
-def _check_model() -> list[_Check]:
-    # Imported here: they import LlamaIndex.
+def _check_model() -> _Check:
+    # Imported here: it imports LlamaIndex.
     from llama_index_memory_ext.cli.demo import choose_model, describe_model
-    from llama_index_memory_ext.models.prompt_caches import how_to_mark, needs_cache_points
 
     try:
-        model = choose_model()
+        return "model", "ok", describe_model(choose_model())
     except ValueError as error:
-        return [("model", "wrong", describe_error(error))]
-    checks = [("model", "ok", describe_model(model))]
-    if family := needs_cache_points(model.metadata.model_name):
-        found = f"{family} find a conversation in their cache only at cache points. In a program say"
-        checks.append(("prompt cache", "warning", f"{found} {how_to_mark(family)}."))
-    return checks
+        return "model", "wrong", describe_error(error)
 
 
 def memory_on(

@@ -38,7 +38,7 @@ _FIRST_QUESTIONS = (
     "I live in Paris.",
 )
 _LAST_QUESTIONS = ("What is my name?", "How did you work out (3214 * 322) / 2?")
-# Holds the database, whose address may have a password: others can see the arguments of a process.
+# Names the file to the second process.
 _SECOND_PROCESS = "LLAMA_INDEX_MEMORY_EXT_DEMO_SECOND"
 _CLOSING = """
 
@@ -90,12 +90,12 @@ class AnyOpenAI(CachingOpenAI):
 
 
 def choose_model(
-    name: str | None = None, http: AsyncClient | None = None, timeout: float = TIMEOUT
+    name: str | None = None, http: AsyncClient | None = None, timeout: float | None = None
 ) -> FunctionCallingLLM:
     """Returns the model of this name (default: ``OPENAI_MODEL``); without a key the offline model.
 
     With an ``OPENAI_API_BASE`` of others it may have any name; ``OPENAI_CONTEXT_WINDOW`` says its window in tokens.
-    ``timeout`` is in seconds.
+    ``timeout`` is in seconds (default: ``OPENAI_TIMEOUT``).
     """
     if not os.environ.get("OPENAI_API_KEY"):
         return OfflineModel()
@@ -103,9 +103,10 @@ def choose_model(
         "api_base": os.environ.get("OPENAI_API_BASE"),
         "OPENAI_CONTEXT_WINDOW": os.environ.get("OPENAI_CONTEXT_WINDOW") or None,
         "async_http_client": http,
+        "timeout": timeout or float(os.environ.get("OPENAI_TIMEOUT") or TIMEOUT),
     }
     model = name or os.environ.get("OPENAI_MODEL") or "gpt-4o-mini"
-    return AnyOpenAI(model=model, timeout=timeout, max_retries=1, **options)
+    return AnyOpenAI(model=model, max_retries=1, **options)
 
 
 def describe_model(model: FunctionCallingLLM) -> str:
@@ -121,28 +122,23 @@ def describe_call(call: ToolCallResult) -> str:
     return f"{call.tool_name}({arguments}) -> {call.tool_output.content}"
 
 
-def run(db: str | None, timeout: float = TIMEOUT) -> int:
-    """Holds the conversation, the second part of it in another process; returns the exit code.
-
-    ``db`` is a SQLite file or a SQLAlchemy address; None: a file in a new folder.
-    """
-    model, began_in = choose_model(timeout=timeout), os.environ.get(_SECOND_PROCESS)
+def run() -> int:
+    """Holds the conversation in a new file, the second part of it in another process; returns the exit code."""
+    model, began_in = choose_model(), os.environ.get(_SECOND_PROCESS)
     if began_in is not None:
         print(f"\n\nSECOND PROCESS (id {os.getpid()}), with the same database and session")
         sessions = {"demo": _LAST_QUESTIONS, "demo-2": ("Where do I live?",)}
         asyncio.run(_converse(model, open_store(began_in), sessions))
         print(_CLOSING.format(limit=ext.CondensedMemoryBlock().token_limit))
         return 0
-    db = db or str(Path(tempfile.mkdtemp(prefix="llama-index-memory-")) / "memory.db")
-    store = open_store(db)
+    file = str(Path(tempfile.mkdtemp(prefix="llama-index-memory-")) / "memory.db")
     print("A conversation over two processes, and what the model is shown in each turn\n")
-    print(f"  model     {describe_model(model)}\n  database  {store.address}")
+    print(f"  model     {describe_model(model)}\n  database  {file}")
     print(f"\nFIRST PROCESS (id {os.getpid()})", flush=True)
-    asyncio.run(_converse(model, store, {"demo": _FIRST_QUESTIONS}))
+    asyncio.run(_converse(model, open_store(file), {"demo": _FIRST_QUESTIONS}))
     sys.stdout.flush()
     command = [sys.executable, "-m", "llama_index_memory_ext", "demo"]
-    environment = {**os.environ, _SECOND_PROCESS: db, "OPENAI_TIMEOUT": str(timeout)}
-    return subprocess.run(command, env=environment, check=False).returncode  # noqa: S603 - our own command
+    return subprocess.run(command, env={**os.environ, _SECOND_PROCESS: file}, check=False).returncode  # noqa: S603 - our own command
 
 
 async def _converse(model: FunctionCallingLLM, store: ext.MemoryStore, sessions: Mapping[str, Iterable[str]]) -> None:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 # Begins with the memory whose facts are meant; the other parameters are the arguments and options of the command.
 _Work: TypeAlias = Callable[..., Awaitable[Output]]
 
-# Most ids in an error.
-_MOST_SHOWN = 5
 # What is to be known of each fact that is deleted.
 WORDS_STAY = "The messages in which it was said stay in their session: `forget --session ID` deletes a session."
 _CATEGORY_HELP = "preference, knowledge, context, behavior, goal or correction."
@@ -34,7 +32,6 @@ _Retired = Annotated[bool, typer.Option("--retired", help="Also retired facts.")
 _Expired = Annotated[bool, typer.Option("--expired", help="Also facts whose time is up.")]
 _Ttl = Annotated[float | None, typer.Option("--ttl", metavar="DAYS", help="After how many days it is shown no more.")]
 _Category = Annotated[str, typer.Option(metavar="CATEGORY", help=_CATEGORY_HELP)]
-_Confidence = Annotated[float, typer.Option(metavar="NUMBER", min=0.0, max=1.0, help="How certain the fact is.")]
 _Pin = Annotated[bool, typer.Option("--pin", help="Show it before facts that match better.")]
 _Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why it is no longer true.")]
 _All = Annotated[bool, typer.Option("--all", help="All facts of the user.")]
@@ -106,17 +103,11 @@ async def _explain(memory: "CondensedMemory", question: _Question) -> Output:
 
 @_command("add", create=True)
 async def _add(
-    memory: "CondensedMemory",
-    text: _Text,
-    *,
-    category: _Category = "knowledge",
-    confidence: _Confidence = 1.0,
-    pin: _Pin = False,
-    ttl: _Ttl = None,
+    memory: "CondensedMemory", text: _Text, *, category: _Category = "knowledge", pin: _Pin = False, ttl: _Ttl = None
 ) -> Output:
     """Add a fact, with --agent as this agent's own; a database that does not exist is created."""
     lasting = None if ttl is None else timedelta(days=ttl)
-    fact = await memory.facts.aadd(text, ttl=lasting, category=category, confidence=confidence, pinned=pin)
+    fact = await memory.facts.aadd(text, ttl=lasting, category=category, pinned=pin)
     return _changed("Added", fact)
 
 
@@ -170,8 +161,7 @@ async def _find(memory: "CondensedMemory", text: str) -> "Fact":
         hint = "`facts list --retired --expired` shows all."
         raise TerminalError(f"There is no fact {text!r} among {len(facts)}. {hint}")
     if len(found) > 1:
-        shown = ", ".join(sorted(short_ids(fact.id for fact in found).values())[:_MOST_SHOWN])
-        raise TerminalError(f"{len(found)} ids begin with {text!r}: {shown}. Give more of the one you mean.")
+        raise TerminalError(f"{len(found)} ids begin with {text!r}. Give more of the one you mean.")
     return found[0]
 
 

@@ -16,7 +16,6 @@ import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import TerminalError, UsageError, one_line, plain, pluralize
 from llama_index_memory_ext.cli import app as cli
 from llama_index_memory_ext.cli.app import Agent, Db, Json, Output, Session, User
-from llama_index_memory_ext.cli.facts import facts_table
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -48,39 +47,29 @@ def list_(*, user: User = None, db: Db = None, json: Json = False) -> None:
 
 @app.command("show")
 def show(session: _Id, *, last: _Last = 50, db: Db = None, json: Json = False) -> None:
-    """Show one session: its users, messages and facts.
+    """Show one session: its users, and its newest messages with their times.
 
-    Of the messages the newest ones, with their times, and the facts that came from it. Long messages are cut here:
-    --json and `export --session` have all of their text.
+    Long messages are cut here: --json and `export --session` have all of their text.
     """
-    cli.run(db, lambda store: _show(store, session, last), as_json=json)
 
+    async def read(store: ext.MemoryStore) -> Output:
+        # Imported here: they import LlamaIndex.
+        from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED
+        from llama_index_memory_ext.text.messages import body_of
 
-async def _show(store: ext.MemoryStore, session: str, last: int) -> Output:
-    # Imported here: it imports LlamaIndex.
-    from llama_index_memory_ext.facts.book import FactBook
-    from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED
-    from llama_index_memory_ext.text.messages import body_of
+        info = next(iter(await store.sessions(session_ids=[session])), None)
+        if info is None:
+            raise TerminalError(f"There is no session {session!r}. `sessions list` shows those that there are.")
+        rows = await store.readers.find(session, (ACTIVE, ARCHIVED), limit=last, offset=max(0, info.messages - last))
+        log = [{"at": row.said_at, "role": row.role, "text": body_of(row.message)} for row in rows]
+        users = ", ".join(info.user_ids) or "unknown: only LlamaIndex's own Memory has written to it"
+        shown = Text(f"users     {one_line(users)}\nmessages  {info.messages}, the newest {len(rows)} are shown\n")
+        table = cli.table(
+            ["time", "role", "message"], [(_time(row.said_at), row.role, body_of(row.message)) for row in rows]
+        )
+        return {**asdict(info), "log": log}, Group(shown, table)
 
-    info = next(iter(await store.sessions(session_ids=[session])), None)
-    if info is None:
-        raise TerminalError(f"There is no session {session!r}. `sessions list` shows those that there are.")
-    rows = await store.readers.find(session, (ACTIVE, ARCHIVED), limit=last, offset=max(0, info.messages - last))
-    facts = [
-        fact
-        for user in info.user_ids or (session,)
-        for fact in await FactBook(store, user).alist(with_retired=True, with_expired=True)
-        if fact.session_id == session
-    ]
-    log = [{"at": row.said_at, "role": row.role, "text": body_of(row.message)} for row in rows]
-    users = ", ".join(info.user_ids) or "unknown: only LlamaIndex's own Memory has written to it"
-    shown = [
-        Text(f"session   {one_line(info.session_id)}\nusers     {one_line(users)}"),
-        Text(f"messages  {info.messages}, of which the newest {len(rows)} are shown\n"),
-        cli.table(["time", "role", "message"], [(_time(row.said_at), row.role, body_of(row.message)) for row in rows]),
-        facts_table(facts, "this session"),
-    ]
-    return {**asdict(info), "log": log, "facts": facts}, Group(*shown)
+    cli.run(db, read, as_json=json)
 
 
 @cli.app.command()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import Memory
+from rich.cells import cell_len
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
 from llama_index_memory_ext.__main__ import load_app
@@ -65,9 +67,6 @@ def add(cli: Here, text: str, *options: str) -> str:
     """The id of a new fact."""
     fact_id: str = json.loads(cli("facts", "add", text, *ANN, "--json", *options).stdout)["id"]
     return fact_id
-
-
-# ---- starting -----------------------------------------------------------------------------------------
 
 
 def test_help_and_wrong_usage_do_not_wait_for_llamaindex() -> None:
@@ -118,19 +117,16 @@ def test_the_help_of_each_command_says_what_is_meant(command: Here, names: tuple
     done = command(*names, "--help")
     assert done.returncode == 0
     assert "--database" not in done.stdout
-    assert "--db DB" in done.stdout
+    assert ("--db DB" in done.stdout) == (names != ("demo",))
     assert "--dance" in command(*names, "--dance").stderr
 
 
-# ---- facts --------------------------------------------------------------------------------------------
-
-
 def test_a_fact_is_added_found_retired_restored_and_forgotten(cli: Here) -> None:
-    pytest_id = add(cli, "Prefers pytest for testing", "--category", "preference", "--confidence", "0.9")
+    pytest_id = add(cli, "Prefers pytest for testing", "--category", "preference")
     docker_id = add(cli, "Deploys with Docker", "--pin")
     assert [fact["id"] for fact in json.loads(cli("facts", "list", *ANN, "--json").stdout)] == [docker_id, pytest_id]
     (found,) = json.loads(cli("facts", "search", "How should I do testing?", *ANN, "--json").stdout)
-    assert (found["id"], found["confidence"], found["category"]) == (pytest_id, 0.9, "preference")
+    assert (found["id"], found["category"]) == (pytest_id, "preference")
     explained = json.loads(cli("facts", "explain", "How should I do testing?", *ANN, "--json").stdout)
     assert {fact["id"]: fact["why"] for fact in explained["facts"]} == {
         pytest_id: "matches in its own words",
@@ -170,18 +166,12 @@ def test_past_and_expired_facts_are_told_in_words(cli: Here) -> None:
     assert "yes: was true before" in explained
 
 
-def test_a_session_without_a_user_has_facts_of_its_own(cli: Here) -> None:
-    cli("facts", "add", "Likes tea", "--session", "s")
-    assert "Likes tea" in cli("facts", "list", "--session", "s").stdout
-    assert cli("facts", "list", *ANN).stdout == "No facts of ann.\n"
-
-
 def test_the_beginning_of_an_id_must_be_that_of_one_fact(cli: Here) -> None:
     lines = "".join(json.dumps({"id": f"same{i}", "content": f"Fact number {i}"}) + "\n" for i in range(2))
     cli("import", "-", *ANN, stdin=lines)
     done = cli("facts", "retire", "same", *ANN)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "Error: 2 ids begin with 'same': same0, same1. Give more of the one you mean.\n"
+    assert done.stderr == "Error: 2 ids begin with 'same'. Give more of the one you mean.\n"
     assert cli("facts", "retire", "same1", *ANN).returncode == 0
 
 
@@ -205,20 +195,13 @@ def test_what_is_printed_holds_no_control_characters_but_line_ends_and_tabs(text
 
 
 def test_long_and_wide_facts_keep_to_the_width_of_the_screen(cli: Here) -> None:
-    from rich.cells import cell_len  # noqa: PLC0415 - only here
-
     add(cli, "長い話" * 4_000)
-    add(cli, "Likes tea")
     since = json.loads(cli("facts", "list", *ANN, "--json").stdout)[0]["updated_at"][:10]
     for columns in (60, 100):
-        assert since in cli("facts", "list", *ANN, COLUMNS=str(columns)).stdout
-        for shown in (cli("facts", "list", *ANN, COLUMNS=str(columns)), cli("facts", "explain", "tea", *ANN)):
-            assert shown.returncode == 0
-            assert max(cell_len(line) for line in shown.stdout.splitlines()) <= 100
-    assert len(json.loads(cli("facts", "list", *ANN, "--json").stdout)[1]["content"]) == 12_000
-
-
-# ---- sessions, export and import ------------------------------------------------------------------------
+        shown = cli("facts", "list", *ANN, COLUMNS=str(columns)).stdout
+        assert since in shown
+        assert max(cell_len(line) for line in shown.splitlines()) <= columns
+    assert len(json.loads(cli("facts", "list", *ANN, "--json").stdout)[0]["content"]) == 12_000
 
 
 def test_sessions_are_listed_with_their_users(cli: Here, database: Path) -> None:
@@ -235,21 +218,16 @@ def test_sessions_are_listed_with_their_users(cli: Here, database: Path) -> None
     assert cli("sessions", "list", "--user", "bob").stdout == "No sessions of bob.\n"
 
 
-def test_a_session_is_shown_with_its_messages_and_what_came_from_it(cli: Here, database: Path) -> None:
-    """Messages with times and roles, how many the record holds, and facts of this session only."""
+def test_a_session_is_shown_with_its_newest_messages(cli: Here) -> None:
     cli("chat", "--session", "a", *ANN, stdin="I live in Rome.\nWhat is 12 + 30?\n")
-    cli("chat", "--session", "b", *ANN, stdin="I like tea.\n")
     shown = cli("sessions", "show", "a", COLUMNS="120")
     assert (shown.returncode, shown.stderr) == (0, "")
-    assert "users     ann" in shown.stdout
-    assert "messages  6, of which the newest 6 are shown" in shown.stdout
+    assert shown.stdout.startswith("users     ann\nmessages  6, the newest 6 are shown\n")
     assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d  user +I live in Rome\.", shown.stdout)
     assert re.search(r"  tool +42", shown.stdout)
-    assert "Lives in Rome" in shown.stdout
-    assert "Likes tea" not in shown.stdout
     told = json.loads(cli("sessions", "show", "a", "--last", "2", "--json").stdout)
     assert [(one["role"], one["text"]) for one in told["log"]] == [("tool", "42"), ("assistant", "12 + 30 = 42")]
-    assert (told["messages"], [fact["content"] for fact in told["facts"]]) == (6, ["Lives in Rome"])
+    assert (told["messages"], told["user_ids"]) == (6, ["ann"])
     missing = cli("sessions", "show", "c", "--json")
     assert (missing.returncode, missing.stdout) == (1, "")
     assert "There is no session 'c'" in json.loads(missing.stderr)["error"]
@@ -313,9 +291,6 @@ def test_messages_in_the_encoding_of_another_shell_are_imported(cli: Here) -> No
     assert "Köln" in cli("export", "--session", "s").stdout
 
 
-# ---- facts of one agent ---------------------------------------------------------------------------------
-
-
 def test_the_facts_of_all_agents_are_listed_and_those_that_one_of_them_sees(cli: Here) -> None:
     """With whose they are; what a question shows is what one agent sees."""
     add(cli, "Has a cat")
@@ -355,9 +330,6 @@ def test_facts_of_all_agents_are_exported_imported_and_forgotten(cli: Here, data
     done = cli("forget", *ANN, "--yes", "--json")
     assert json.loads(done.stdout)["deleted"]["facts"] == 3
     assert b"island" not in database.read_bytes()
-
-
-# ---- forgetting -----------------------------------------------------------------------------------------
 
 
 def test_a_person_is_deleted_and_the_file_proves_it(cli: Here, database: Path) -> None:
@@ -411,6 +383,8 @@ def test_one_session_is_deleted_and_what_is_known_stays(cli: Here, database: Pat
 def test_a_session_that_is_its_own_user_is_deleted_with_its_facts(cli: Here, database: Path) -> None:
     talk(database, "s", None, "My cat is called Semiramis.")
     cli("facts", "add", "Has a cat called Semiramis", "--session", "s")
+    assert "Semiramis" in cli("facts", "list", "--session", "s").stdout
+    assert cli("facts", "list", *ANN).stdout == "No facts of ann.\n"
     assert cli("forget", "--session", "s", "--yes").returncode == 0
     assert b"Semiramis" not in database.read_bytes()
 
@@ -451,15 +425,10 @@ def test_the_search_finds_what_a_deletion_alone_leaves(tmp_path: Path) -> None:
 
 @given(st.integers(0, 99), st.binary(min_size=8, max_size=48))
 def test_a_piece_is_found_wherever_it_stands(before: int, piece: bytes) -> None:
-    from tempfile import TemporaryDirectory  # noqa: PLC0415 - a property has no fixtures of its own
-
     with TemporaryDirectory() as folder:
         path = Path(folder) / "file"
         path.write_bytes(b"\xfe" * before + piece + b"\xfe" * 7)
         assert find_pieces(path, [piece, b"is not there"]) == {piece}
-
-
-# ---- the doctor -----------------------------------------------------------------------------------------
 
 
 def checks(done: subprocess.CompletedProcess[str]) -> dict[str, tuple[str, str]]:
@@ -507,22 +476,12 @@ def test_the_doctor_names_a_database_that_cannot_be_used(cli: Here, db: str, say
     assert "secret" not in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("name", "window", "verdict", "says"),
-    [
-        ("gpt-5.6-sol", "", "warning", "GPT-5.6 and later find a conversation in their cache only at cache points."),
-        ("gpt-5.5", "8k", "wrong", "OPENAI_CONTEXT_WINDOW: Input should be a valid integer"),
-        ("gpt-5.5", "8_192", "ok", "gpt-5.5 at api.openai.com"),
-    ],
-)
-def test_the_doctor_tells_what_there_is_to_know_of_a_model(
-    cli: Here, name: str, window: str, verdict: str, says: str
-) -> None:
-    openai = {"OPENAI_API_KEY": "sk-secret", "OPENAI_MODEL": name, "OPENAI_CONTEXT_WINDOW": window}
-    done = cli("doctor", "--json", **openai)
-    assert done.returncode == (verdict == "wrong")
-    last, found = [*checks(done).values()][-1]
-    assert (last, says in found) == (verdict, True)
+def test_the_doctor_names_the_model_or_what_is_wrong_with_it(cli: Here) -> None:
+    openai = {"OPENAI_API_KEY": "sk-secret", "OPENAI_MODEL": "gpt-5.5"}
+    done = cli("doctor", "--json", **openai, OPENAI_CONTEXT_WINDOW="8k")
+    assert done.returncode == 1
+    assert checks(done)["model"][1].startswith("OPENAI_CONTEXT_WINDOW: Input should be a valid integer")
+    assert checks(cli("doctor", "--json", **openai))["model"] == ("ok", "gpt-5.5 at api.openai.com")
 
 
 def test_a_database_of_the_plain_host_is_told_how_it_is_taken_over(cli: Here, database: Path) -> None:
@@ -548,38 +507,33 @@ def test_a_file_that_is_no_database_is_told(cli: Here, database: Path) -> None:
     assert f"{database} cannot be used: file is not a database. See whether it is a database of SQLite" in done.stderr
 
 
-# ---- mistakes -------------------------------------------------------------------------------------------
-
-READING = [
-    ("facts", "list", *ANN),
-    ("facts", "search", "x", *ANN),
-    ("facts", "explain", "x", *ANN),
-    ("facts", "retire", "x", *ANN),
-    ("facts", "forget", "--all", *ANN, "--yes"),
-    ("sessions", "list"),
-    ("sessions", "show", "s"),
-    ("export", "--session", "s"),
-    ("export", *ANN),
-    ("forget", *ANN, "--yes"),
-]
-
-
-@pytest.mark.parametrize("options", READING)
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("facts", "list", *ANN),
+        ("facts", "retire", "x", *ANN),
+        ("facts", "forget", "--all", *ANN, "--yes"),
+        ("sessions", "list"),
+        ("sessions", "show", "s"),
+        ("export", "--session", "s"),
+        ("export", *ANN),
+        ("forget", *ANN, "--yes"),
+    ],
+)
 def test_what_only_reads_creates_no_database(cli: Here, database: Path, options: tuple[str, ...]) -> None:
     done = cli(*options)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert f"There is no database at {database}" in done.stderr
+    assert f"There is no memory of this package at {database}" in done.stderr
     assert not database.exists()
 
 
-@pytest.mark.parametrize("options", [("sessions", "list"), ("export", *ANN)])
-def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path, options: tuple[str, ...]) -> None:
+def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path) -> None:
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("CREATE TABLE others (x)")
     before = database.read_bytes()
-    done = cli(*options)
+    done = cli("export", *ANN)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "holds no memory" in done.stderr
+    assert "There is no memory of this package" in done.stderr
     assert database.read_bytes() == before
 
 
@@ -588,7 +542,6 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path, o
     [
         (("facts", "list"), 2, "say whose facts"),
         (("facts", "list", "--user", " ann"), 2, "must have no blanks around it; saw ' ann'"),
-        (("facts", "add", "x", *ANN, "--agent", "travel "), 2, "must have no blanks around it; saw 'travel '"),
         (("export", "--session", ""), 1, "There is no session ''"),
         (("export", "--user", ""), 2, "must not be empty"),
         (("facts", "list", "--user", "", "--session", "s"), 2, "must not be empty"),
@@ -601,20 +554,15 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path, o
         (("facts", "forget", "--all", *ANN), 2, "nobody can be asked here, so nothing was done. Say --yes"),
         (("forget", *ANN), 2, "nobody can be asked here, so nothing was done. Say --yes"),
         (("--table", "", "sessions", "list"), 2, "must not be empty"),
-        (("facts", "add", "x", *ANN, "--confidence", "2"), 2, "--confidence"),
         (("facts", "add", " ", *ANN), 1, "Error: content: a fact needs words"),
         (("facts", "add", "x", *ANN, "--category", "opinion"), 1, "Expected one of the categories"),
-        (("facts", "add", "x", *ANN, "--ttl", "0"), 1, "Expected a ttl of more than 0"),
         (("facts", "retire", "x", *ANN), 1, "There is no fact 'x' among 1"),
-        (("facts", "retire", "", *ANN), 1, "There is no fact '' among 1"),
         (("export",), 2, "say either --user ID or --session ID"),
-        (("export", "--session", "nobody"), 1, "There is no session 'nobody'"),
         (("export", *ANN, "-o", "/no/such/file"), 1, "Could not open file '/no/such/file'"),
         (("export", *ANN, "-o", "/"), 1, "Could not open file '/': Is a directory"),
         (("export", "--session", "s", "--format", "xml"), 2, "xml"),
         (("import", "/no/such/file", *ANN), 1, "/no/such/file cannot be read"),
         (("import", "-"), 2, "say --session ID for messages"),
-        (("forget", "--user", "nobody", "--yes"), 1, "Nothing is stored about 'nobody'"),
         (("sessions", "list", "--db", "what?"), 2, "without a question mark"),
         (("sessions", "list", "--db", "oracle://a:secret@b/c"), 1, "SQLite or PostgreSQL"),
         (("sessions", "list", "--db", "nonsense://"), 1, "SQLAlchemy address"),
@@ -635,11 +583,8 @@ def test_mistakes_get_a_clear_sentence(cli: Here, options: tuple[str, ...], code
     ("options", "code", "says"),
     [
         (("facts", "list"), 2, "say whose facts"),
-        (("facts", "add", "x", *ANN, "--confidence", "2"), 2, "--confidence"),
-        (("facts", "dance"), 2, "dance"),
         (("forget", *ANN), 2, "Say --yes"),
-        (("sessions", "list", "--dance"), 2, "--dance"),
-        (("sessions", "list", "--db", "/no/such/file"), 1, "There is no database at /no/such/file"),
+        (("sessions", "list", "--db", "/no/such/file"), 1, "There is no memory of this package at /no/such/file"),
     ],
 )
 def test_with_json_an_error_is_json_too(cli: Here, options: tuple[str, ...], code: int, says: str) -> None:
@@ -651,7 +596,7 @@ def test_with_json_an_error_is_json_too(cli: Here, options: tuple[str, ...], cod
 
 def test_a_server_is_used_as_a_file_is(cli: Here, postgres_uri: str) -> None:
     server = ("--db", postgres_uri)
-    assert "holds no memory" in cli("sessions", "list", *server).stderr
+    assert "There is no memory of this package" in cli("sessions", "list", *server).stderr
     add(cli, "Likes tea", *server)
     assert "Likes tea" in cli("facts", "list", *ANN, *server).stdout
     assert "rows can be written" in checks(cli("doctor", "--json", *server))["database"][1]
@@ -660,31 +605,28 @@ def test_a_server_is_used_as_a_file_is(cli: Here, postgres_uri: str) -> None:
     assert "The files of a server cannot be searched" in done.stdout
 
 
-@pytest.mark.parametrize("by", ["option", "variable"])
-def test_tables_of_any_name_are_used(cli: Here, by: str) -> None:
+def test_tables_of_any_name_are_used(cli: Here) -> None:
     """By all commands, and those with the usual name are left alone."""
-    options, environment = (
-        (("--table", "agents"), {}) if by == "option" else ((), {"LLAMA_INDEX_MEMORY_TABLE": "agents"})
-    )
 
     def on_agents(*command: str, stdin: str = "") -> str:
-        done = cli(*options, *command, stdin=stdin, **environment)
+        done = cli(*command, stdin=stdin, LLAMA_INDEX_MEMORY_TABLE="agents")
         assert (done.returncode, done.stderr if command[0] != "chat" else "") == (0, "")
         return done.stdout
 
     add(cli, "Likes tea")
-    on_agents("facts", "add", "Likes chess", *ANN)
+    assert cli("--table", "agents", "facts", "add", "Likes chess", *ANN).returncode == 0
     on_agents("chat", "--session", "s", *ANN, stdin="I use Docker.\n")
     messages = on_agents("export", "--session", "s")
     assert on_agents("import", "-", "--session", "t", *ANN, "--json", stdin=messages) == '{\n  "messages": 2\n}\n'
     assert {session["session_id"] for session in json.loads(on_agents("sessions", "list", "--json"))} == {"s", "t"}
-    assert "Likes tea" not in on_agents("facts", "list", *ANN)
+    facts = on_agents("facts", "list", *ANN)
+    assert ("Likes tea" in facts, "Likes chess" in facts) == (False, True)
     assert '"ok": true' in on_agents("doctor", "--json")
     on_agents("forget", *ANN, "--yes", "--json")
     assert "Likes tea" in cli("facts", "list", *ANN).stdout
     done = cli("--table", "others", "sessions", "list")
     assert (done.returncode, done.stdout) == (1, "")
-    assert "no memory of this package in the table 'others'; --table" in done.stderr
+    assert "in the table 'others'" in done.stderr
 
 
 def test_tables_in_a_schema_are_used(cli: Here, postgres_uri: str) -> None:
@@ -692,7 +634,10 @@ def test_tables_in_a_schema_are_used(cli: Here, postgres_uri: str) -> None:
     done = cli(*place, "facts", "add", "Likes tea", *ANN, "--db", postgres_uri)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Likes tea" in cli(*place, "facts", "list", *ANN, "--db", postgres_uri).stdout
-    assert "holds no memory" in cli("--table", "agents", "facts", "list", *ANN, "--db", postgres_uri).stderr
+    assert (
+        "There is no memory of this package"
+        in cli("--table", "agents", "facts", "list", *ANN, "--db", postgres_uri).stderr
+    )
 
 
 @pytest.mark.parametrize("user_id", ["", " ann"])

@@ -281,7 +281,7 @@ async def test_a_database_that_breaks_is_told_and_not_taken_for_an_empty_one(
         (("--user", ""), "say whose facts"),
         (("--user", "ann", "--session", ""), "must not be empty"),
         (("--user", "ann "), "must have no blanks around it"),
-        (("--user", "ann", "--read-only"), "There is no database at"),
+        (("--user", "ann", "--read-only"), "There is no memory of this package at"),
     ],
 )
 def test_what_cannot_be_served_is_told_before_a_client_is_answered(

@@ -100,7 +100,7 @@ def test_wrong_options_are_told_with_what_to_do(command: Here, filled: Path, tmp
         assert done.returncode in (1, 2)
         assert text in done.stderr.splitlines()[-1]
     missing = command("inspect", "--db", str(tmp_path / "none.db"))
-    assert "There is no database" in missing.stderr
+    assert "There is no memory" in missing.stderr
     assert not (tmp_path / "none.db").exists()
 
 
