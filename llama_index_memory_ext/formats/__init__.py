@@ -112,6 +112,8 @@ def loaded_json(source: str | bytes | bytearray) -> Json:
         text = source if isinstance(source, str) else source.decode(json.detect_encoding(source))
         listed, count = _NEXT_LINE.subn(r"},\1{", text.removeprefix("\ufeff"))
         return json.loads(f"[{listed}]" if count else listed, object_pairs_hook=_unique)
+    except UnicodeDecodeError as error:
+        problem = f"Expected JSON in UTF-8, UTF-16 or UTF-32; byte {error.start} is none of {error.encoding}."
     except json.JSONDecodeError as error:
         place = f"{error.msg.lower()} at line {error.lineno}, column {error.colno}"
         # A text that is no JSON may be the name of a file.

@@ -654,7 +654,7 @@ def test_what_an_older_version_has_stored_under_no_id_can_be_seen_and_deleted(
         await store.aclose()
 
     asyncio.run(fill())
-    assert "Likes coffee" in cli("sessions", "show", "old").stdout
+    assert "I like coffee." in cli("sessions", "show", "old").stdout
     done = cli("forget", "--user", user_id, "--yes")
     assert (done.returncode, "Likes" in done.stderr) == (0, False)
     assert done.stdout.startswith("Deleted 1 message,")
