@@ -92,7 +92,7 @@ _MOST_FOUND, _MOST_CANDIDATES, _SHOWN_TOKENS = 20, 5, 150
 _HOW_TO_QUOTE = "Copy the user's own words from one of their messages; what the user did not say cannot be remembered."
 _HOW_TO_FORGET = "the user's last words must ask you to forget it, and name it. Ask the user what to forget."
 _HOW_TO_CONFIRM = "show the user all that would go, and ask. Call this again when their next message says yes."
-_QUOTES = frozenset({"echo", "no_quote", "not_the_users_words", "quote_not_found"})
+_QUOTES = frozenset({"no_quote", "not_the_users_words", "quote_not_found"})
 _FULL = "there are as many facts as there may be, and all of them are surer."
 _NOTHING_FOUND = "Nothing found: nothing that is known or was said has these words. Other words may find it."
 # How an answer begins if nothing was done.

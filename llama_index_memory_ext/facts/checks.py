@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 # In characters.
 MAX_FACT = 500
 _MAX_QUOTE, _MAX_WORD = 2_000, 50
-# The share of the keywords of one statement that another one has which repeats it.
-_SIMILAR_SHARE = 0.6
 # The least share of a fact's keywords that must be the user's; and where tools and pages have said something, too.
 _USERS_SHARE, _USERS_SHARE_BESIDE_OTHERS = 0.4, 0.6
 _NOTHING = r"(?i)[\W_]*(?:null|none|nil|nan|n/a|undefined|unknown)?[\W_]*"
@@ -153,10 +151,6 @@ def is_the_users(candidate: Candidate, source: Source) -> Rejection | None:
         return None
     if not any(find_quote(new.quote, line.text) for line in source.lines if not line.is_users):
         return Rejection("quote_not_found", "Its quote is not in the conversation.")
-    words = keywords(new.content)
-    for known in (keywords(fact.content) for fact in source.known):
-        if len(shared(words, known)) >= _SIMILAR_SHARE * min(len(words), len(known)) > 0:
-            return Rejection("echo", "Only the assistant said it, repeating what it was shown.")
     return Rejection("not_the_users_words", "Only the assistant said it.")
 
 

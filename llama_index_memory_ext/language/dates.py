@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from calendar import monthrange
 from datetime import date, timedelta
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.language import phrases, word_lists
@@ -173,14 +173,9 @@ def relative_periods(text: str, today: date) -> Iterator[Period]:
         }[_line_of(unit.removesuffix("_before"), "units")]
 
 
-@cache
-def _lines(section: str) -> dict[str, int]:
-    return {word: i for i, words in enumerate(word_lists("calendar")[section], 1) for word in words}
-
-
 def _line_of(word: str, section: str) -> int:
     """Return the number of the line in which a word stands; 0 for none."""
-    return _lines(section).get(word, 0)
+    return next((i for i, words in enumerate(word_lists("calendar")[section], 1) if word in words), 0)
 
 
 # How much of a text before a "may" is looked at.

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.language import word_lists
 from llama_index_memory_ext.language.tokens import (
+    FUNCTION_WORDS,
     LANGUAGES,
-    STOP_WORDS,
     Word,
     indexed_words,
     term_of,
@@ -93,13 +93,13 @@ def languages_in(frequency: Callable[[str], int], total: int) -> tuple[str, ...]
     return tuple(
         code
         for code in LANGUAGES
-        if sum(frequency(term) >= least for term in _telling_terms(code)) >= 2  # noqa: PLR2004
+        if code != "en" and sum(frequency(term) >= least for term in _telling_terms(code)) >= 2  # noqa: PLR2004
     )
 
 
 def is_function_word(word: str, codes: Iterable[str]) -> bool:
     """Whether a word in lower case has no meaning of its own in one of these languages."""
-    return any(word in _function_words(code) for code in codes)
+    return any(word in FUNCTION_WORDS[code] for code in codes)
 
 
 def words_in(text: str, codes: Sequence[str]) -> Iterator[Word]:
@@ -121,16 +121,11 @@ def terms_in(text: str, codes: Sequence[str]) -> tuple[str, ...]:
 
 
 @cache
-def _function_words(code: str) -> frozenset[str]:
-    return STOP_WORDS if code == "en" else frozenset(chain.from_iterable(word_lists("function_words")[code]))
-
-
-@cache
 def _by_word() -> Mapping[str, list[str]]:
     """Return the languages of each function word, which may be written without its accents."""
     found = defaultdict[str, list[str]](list)
     for code in LANGUAGES:
-        for word in _function_words(code) | set(map(without_accents, _function_words(code))):
+        for word in FUNCTION_WORDS[code] | set(map(without_accents, FUNCTION_WORDS[code])):
             found[word].append(code)
     return dict(found)
 
@@ -146,8 +141,7 @@ def _by_letter() -> Mapping[str, list[str]]:
 
 @cache
 def _telling_terms(code: str) -> frozenset[str]:
-    words = () if code == "en" else _function_words(code)
-    return frozenset(term_of(word) for word in words if len(_by_word()[word]) <= 2)  # noqa: PLR2004 - see languages_in
+    return frozenset(term_of(word) for word in FUNCTION_WORDS[code] if len(_by_word()[word]) <= 2)  # noqa: PLR2004 - see languages_in
 
 
 HAN, KANA = re.compile("[\u3400-\u9fff\uf900-\ufaff]"), re.compile("[\u3041-\u3096\u30a1-\u30fa]")

@@ -92,8 +92,8 @@ _WORD = (
     rf"|[a-z](?:\+\+|#)(?!\w)"
     rf"|(?:[^\W_{_KATAKANA}{_UNSPACED}]|[{_SIGNS}]){{2,}}"
 )
-_FUNCTION_WORDS = {code: frozenset(chain(*lines)) for code, lines in word_lists("function_words").items()}
-STOP_WORDS, STOP_CHARACTERS, _STOP_PAIRS = (_FUNCTION_WORDS[code] for code in ("en", "zh", "ja"))
+FUNCTION_WORDS = {code: frozenset(chain(*lines)) for code, lines in word_lists("function_words").items()}
+STOP_WORDS, STOP_CHARACTERS, _STOP_PAIRS = (FUNCTION_WORDS[code] for code in ("en", "zh", "ja"))
 # Each irregular form of an English word with its base form.
 IRREGULAR = {form: base for base, *forms in word_lists("irregular_forms")["en"] for form in forms}
 # "Uses Docker" and "it uses FastAPI" have nothing in common.

@@ -95,7 +95,7 @@ def test_chinese_facts_are_kept() -> None:
         (new("Likes unit tests", quote=""), "no_quote"),
         (new("Likes unit tests", quote="I love unit tests"), "quote_not_found"),
         (new("Likes unit tests", quote="Oslo has"), "not_the_users_words"),
-        (new("Likes to drink tea", quote="you like tea"), "echo"),
+        (new("Likes to drink tea", quote="you like tea"), "not_the_users_words"),
         (new("Has 3 sisters", quote="My sister Ann"), "number_not_said"),
         (new("Has a sister named Eve", quote="My sister Ann"), "name_not_said"),
         (new("Has a sister who is 31", quote="My sister Ann turned 30"), "number_not_said"),
@@ -193,7 +193,9 @@ def test_a_fact_or_its_quote_may_be_translated_and_the_users_words_are_stored(
 def test_the_echo_of_an_injected_fact_is_named_so() -> None:
     lines = [Utterance(1, "user", "Where do I live?"), Utterance(2, "assistant", "You live in a small house in Rome.")]
     candidate = new("Lives in a house in Rome", quote="You live in a small house in Rome")
-    assert gated(candidate, lines=lines, active=[Fact(content="Lives in Rome")]).rejections == {"echo": 1}
+    assert gated(candidate, lines=lines, active=[Fact(content="Lives in Rome")]).rejections == {
+        "not_the_users_words": 1
+    }
     assert gated(candidate, lines=lines).rejections == {"not_the_users_words": 1}
 
 
