@@ -97,10 +97,9 @@ ENGINES_AT: dict[str, Callable[[str, Any], AsyncEngine]] = {
 @asynccontextmanager
 async def host_on(uri: str) -> AsyncIterator[SQLAlchemyChatStore]:
     """LlamaIndex's own store on the table of ours."""
-    host = SQLAlchemyChatStore(table_name="llama_index_memory", async_database_uri=uri)
-    yield host
-    if host._async_engine is not None:
-        await host._async_engine.dispose()
+    engine = create_async_engine(uri)
+    yield SQLAlchemyChatStore("llama_index_memory", async_engine=engine)
+    await engine.dispose()
 
 
 @asynccontextmanager

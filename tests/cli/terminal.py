@@ -66,25 +66,25 @@ class Here:
     """Runs commands in this process, which saves starting LlamaIndex each time, with variables of the environment."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
-        self._capsys, self._monkeypatch, self._variables = capsys, monkeypatch, variables
+        self.capsys, self.monkeypatch, self.variables = capsys, monkeypatch, variables
 
     def on(self, database: Path) -> Here:
         """The same with this database."""
-        return Here(self._capsys, self._monkeypatch, LLAMA_INDEX_MEMORY_DB=str(database))
+        return Here(self.capsys, self.monkeypatch, LLAMA_INDEX_MEMORY_DB=str(database))
 
     def __call__(self, *options: str, stdin: str | bytes = "", **environment: str) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; what came before is not among its output."""
-        self._capsys.readouterr()
+        self.capsys.readouterr()
         stream = Keyboard if isinstance(stdin, Typed) else io.TextIOWrapper
         given = io.BytesIO(stdin if isinstance(stdin, bytes) else stdin.encode())
-        with self._monkeypatch.context() as patch:
+        with self.monkeypatch.context() as patch:
             for name in set(os.environ) - set(clean_environment()):
                 patch.delenv(name)
-            for name, value in (self._variables | environment).items():
+            for name, value in (self.variables | environment).items():
                 patch.setenv(name, value)
             patch.setattr(sys, "stdin", stream(given, encoding="utf-8"))
             code = main(options)
-        out, err = self._capsys.readouterr()
+        out, err = self.capsys.readouterr()
         return subprocess.CompletedProcess(options, code, out, err)
 
 
@@ -92,42 +92,42 @@ class Terminal:
     """A program at a terminal: what it has printed, and a keyboard."""
 
     def __init__(self, process: subprocess.Popen[bytes], screen: int) -> None:
-        self.process, self._screen = process, screen
+        self.process, self.screen = process, screen
         self.printed = ""
 
     def wait_for(self, text: str) -> str:
         """All that is printed up to and with a text; what comes behind it is kept for the next call."""
         while text not in self.printed:
-            if not self._read():
+            if not self.read():
                 raise AssertionError(f"waited for {text!r} and saw {self.printed!r}")
         before, self.printed = self.printed.split(text, 1)
         return before + text
 
     def type(self, line: str) -> None:
         """Type a line and press Enter."""
-        os.write(self._screen, f"{line}\n".encode())
+        os.write(self.screen, f"{line}\n".encode())
 
     def press_ctrl_d(self) -> None:
-        os.write(self._screen, b"\x04")
+        os.write(self.screen, b"\x04")
 
     def press_ctrl_c(self) -> None:
         """Press it, and again where nothing happens: Python loses one between a prompt and waiting for a line."""
         self.process.send_signal(signal.SIGINT)
-        while not select.select([self._screen], [], [], PRESS_AGAIN_SECONDS)[0] and self.process.poll() is None:
+        while not select.select([self.screen], [], [], PRESS_AGAIN_SECONDS)[0] and self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
 
     def end(self) -> int:
         """Read on until the program has ended; its exit code."""
-        while self._read():
+        while self.read():
             pass
         return self.process.wait(PATIENCE_SECONDS)
 
-    def _read(self) -> bool:
+    def read(self) -> bool:
         """Take what is printed next; False if the program has ended."""
-        if not select.select([self._screen], [], [], PATIENCE_SECONDS)[0]:
+        if not select.select([self.screen], [], [], PATIENCE_SECONDS)[0]:
             raise AssertionError(f"nothing more came, and the program goes on, behind {self.printed!r}")
         try:
-            some = os.read(self._screen, 65536)
+            some = os.read(self.screen, 65536)
         except OSError:  # what Linux says when the other side is closed
             return False
         self.printed += some.decode(errors="replace")

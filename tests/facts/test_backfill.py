@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.llms import ChatMessage, ChatResponse, MockLLM
 
 from llama_index_memory_ext import Backfilled, CondensedMemory, MemoryStore, RelevantFactsBlock, StoreError
@@ -70,11 +69,11 @@ def set_day(database_uri: str, session_id: str, first_id: int, day: date) -> Non
 class OfflineModel(MockLLM):
     """Says that the user likes tea, and works in any event loop; on request two callers are answered together."""
 
-    _together: threading.Barrier | None = PrivateAttr(default=None)
+    together: Any = None
 
     async def achat(self, messages: Any, **kwargs: Any) -> Any:
-        if self._together is not None:
-            await asyncio.to_thread(self._together.wait)
+        if self.together is not None:
+            await asyncio.to_thread(self.together.wait)
         fact = {"content": "Likes tea", "confidence": 0.9, "quote": "I like tea"}
         return ChatResponse(message=assistant(json.dumps({"new_facts": [fact]})))
 
@@ -353,7 +352,7 @@ async def test_two_workers_store_nothing_twice(open_memory: OpenMemory, any_data
     memory = open_memory("chat", user_id="ann", async_database_uri=any_database_uri)
     await tell(memory.sql_store, "chat", "tea")
     llm = OfflineModel(max_tokens=None)
-    llm._together = threading.Barrier(2, timeout=20)
+    llm.together = threading.Barrier(2, timeout=20)
 
     async def work() -> Backfilled:
         async with CondensedMemory.from_defaults(

@@ -351,12 +351,12 @@ async def test_without_a_model_of_its_own_the_settings_one_is_asked(
 
 async def test_text_only_models_are_asked_for_json(open_memory: OpenMemory) -> None:
     class TextModel(MockLLM):
-        def _text(self) -> str:
+        def text(self) -> str:
             fact = {"content": "Likes tea", "confidence": 0.9, "quote": "I like tea"}
             return f"Sure!\n```json\n{json.dumps({'new_facts': [fact, {'content': 3}]})}\n```"
 
         async def achat(self, messages: Any, **kwargs: Any) -> Any:
-            return ChatResponse(message=ChatMessage(role="assistant", content=self._text()))
+            return ChatResponse(message=ChatMessage(role="assistant", content=self.text()))
 
     memory = open_memory("chat", user_id="ann", llm=TextModel(max_tokens=None))
     await memory.aput_messages([user("I like tea."), assistant("Fine.")])

@@ -28,21 +28,21 @@ class Failing(TfidfRanker):
 
     fails: dict[str, int]
 
-    def _may_fail(self, what: str) -> None:
+    def may_fail(self, what: str) -> None:
         if self.fails.get(what, 0):
             self.fails[what] -= 1
             raise ZeroDivisionError("a secret text")
 
     def add(self, documents: Iterable[Document]) -> None:
-        self._may_fail("add")
+        self.may_fail("add")
         super().add(documents)
 
     def remove(self, ids: Iterable[str]) -> None:
-        self._may_fail("remove")
+        self.may_fail("remove")
         super().remove(ids)
 
     def similarities(self, query: str) -> Any:
-        self._may_fail("similarities")
+        self.may_fail("similarities")
         return super().similarities(query)
 
 

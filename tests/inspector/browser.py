@@ -21,23 +21,23 @@ class Browser:
     """One tab. ``requested`` are the addresses that it has asked for, ``complaints`` what its console says."""
 
     def __init__(self, commands: int, answers: int) -> None:
-        self._commands, self._answers = os.fdopen(commands, "wb", 0), os.fdopen(answers, "rb")
-        self._number, self._session = 0, ""
+        self.commands, self.answers = os.fdopen(commands, "wb", 0), os.fdopen(answers, "rb")
+        self.number, self.session = 0, ""
         self.requested: list[str] = []
         self.complaints: list[str] = []
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Network", "Log", "Runtime"):
             self.ask(f"{domain}.enable")
 
     def ask(self, method: str, **params: Any) -> Any:
         """The result of a command; what the browser tells meanwhile is noted."""
-        self._number += 1
-        command = {"id": self._number, "method": method, "params": params}
-        self._commands.write(
-            json.dumps(command | ({"sessionId": self._session} if self._session else {})).encode() + b"\0"
+        self.number += 1
+        command = {"id": self.number, "method": method, "params": params}
+        self.commands.write(
+            json.dumps(command | ({"sessionId": self.session} if self.session else {})).encode() + b"\0"
         )
-        while (answer := self._read()).get("id") != self._number:
+        while (answer := self.read()).get("id") != self.number:
             pass
         assert "error" not in answer, answer
         return answer["result"]
@@ -51,7 +51,7 @@ class Browser:
 
     def wait_for_load(self) -> None:
         """Wait until a page is loaded."""
-        while self._read().get("method") != "Page.loadEventFired":
+        while self.read().get("method") != "Page.loadEventFired":
             pass
 
     def evaluate(self, expression: str) -> Any:
@@ -72,13 +72,13 @@ class Browser:
 
     def close(self) -> None:
         """Close both pipes, with which the browser ends."""
-        self._commands.close()
-        self._answers.close()
+        self.commands.close()
+        self.answers.close()
 
-    def _read(self) -> Any:
+    def read(self) -> Any:
         told = b""
         while not told.endswith(b"\0"):
-            byte = self._answers.read(1)
+            byte = self.answers.read(1)
             assert byte, "the browser has ended"
             told += byte
         message = json.loads(told[:-1])

@@ -14,7 +14,6 @@ import pytest
 from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import Memory
 from llama_index.core.storage.chat_store.base_db import MessageStatus
-from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, MemoryStore, TokenCounter
 from llama_index_memory_ext.record.recall import MessageSearch
@@ -22,6 +21,7 @@ from llama_index_memory_ext.record.text import EARLIER_CLOSING, EARLIER_OPENING
 from llama_index_memory_ext.record.window import RecordReader, RecordSettings
 from llama_index_memory_ext.text.limits import Limits
 from tests.conversation import assistant, calling, recalled, record, result, sent_text, user
+from tests.databases import host_on
 from tests.memories import OpenMemory, OpenPlainMemory
 
 COUNTER = TokenCounter()
@@ -319,16 +319,15 @@ async def test_a_message_that_was_deleted_does_not_come_back(open_memory: OpenMe
 
 async def test_what_the_plain_host_has_deleted_is_not_found(database_uri: str) -> None:
     """Of a session that only the host has written; nobody tells us of its deletions."""
-    store, host = MemoryStore(database_uri), SQLAlchemyChatStore("llama_index_memory", async_database_uri=database_uri)
+    store = MemoryStore(database_uri)
     block = CondensedMemoryBlock(store=store)
-    for message in (user("Caroline breeds alpacas."), assistant("How nice.")):
-        await host.add_message("chat", message, MessageStatus.ARCHIVED)
-    assert "alpacas" in (await block.asearch("alpacas?", session_id="chat"))[0].text
-    await host.delete_messages("chat")
-    assert await block.asearch("alpacas?", session_id="chat") == []
-    await store.aclose()
-    assert host._async_engine is not None
-    await host._async_engine.dispose()
+    async with host_on(database_uri) as host:
+        for message in (user("Caroline breeds alpacas."), assistant("How nice.")):
+            await host.add_message("chat", message, MessageStatus.ARCHIVED)
+        assert "alpacas" in (await block.asearch("alpacas?", session_id="chat"))[0].text
+        await host.delete_messages("chat")
+        assert await block.asearch("alpacas?", session_id="chat") == []
+        await store.aclose()
 
 
 # ---- an index that is broken ---------------------------------------------------------------------------

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import MemoryStore
 from llama_index_memory_ext.store.address import driver_url
 from tests.conversation import user
+from tests.databases import host_on
 
 
 @pytest.mark.parametrize("driver", ["sqlite", "sqlite+pysqlite", "sqlite+aiosqlite"])
@@ -22,10 +22,8 @@ async def test_each_spelling_of_a_file_opens_the_same_file(tmp_path: Path, drive
         store = MemoryStore(f"{driver}://{address}")
         await store.add_message("chat", user("one"))
         await store.aclose()
-    host = SQLAlchemyChatStore(table_name="llama_index_memory", async_database_uri=f"sqlite+aiosqlite:///{file}")
-    assert len(await host.get_messages("chat")) == 3
-    assert host._async_engine is not None
-    await host._async_engine.dispose()
+    async with host_on(f"sqlite+aiosqlite:///{file}") as host:
+        assert len(await host.get_messages("chat")) == 3
 
 
 @pytest.mark.parametrize(
