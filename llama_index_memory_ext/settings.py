@@ -127,18 +127,21 @@ def _unknown(name: str, known: Collection[str], owner: str, raised: type[MemoryE
 
 
 def _refusal(error: ValidationError, kind: type[BaseModel], raised: type[MemoryExtError]) -> MemoryExtError:
-    first = error.errors(include_url=False)[0]
+    first, *others = error.errors(include_url=False)
     cause: Any = first.get("ctx", {}).get("error")
     if isinstance(cause, MemoryExtError):
         return cause
     name, fields = str(next(iter(first["loc"]), "")), kind.model_fields
     if first["type"] == "extra_forbidden":
         return _unknown(name, fields, kind.__name__, raised)
-    said = first["msg"].partition(", unable to")[0].replace("a valid dictionary or instance", "an instance")
+    # A union refuses a value once for each of its types.
+    about_it = [first, *(one for one in others if one["loc"][:1] == first["loc"][:1])]
+    said = ", or ".join(dict.fromkeys(one["msg"].partition(", unable to")[0] for one in about_it))
+    said = said.replace("a valid dictionary or instance", "an instance")
     said = said.replace("Input should", "must").replace("Field required", "must be given")
     if name not in fields or isinstance(cause, Exception):
         return raised(f"{name if name in fields else kind.__name__}: {cause or said}")
-    seen = shown(first["input"], with_text=first["type"].startswith(_SHOWN_TEXTS))
+    seen = shown(first["input"], with_text=all(one["type"].startswith(_SHOWN_TEXTS) for one in about_it))
     return raised(f"{name} {said}; saw {'nothing' if first['type'] == 'missing' else seen}. {_hint(fields[name])}")
 
 
