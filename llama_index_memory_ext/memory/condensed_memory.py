@@ -599,7 +599,9 @@ class CondensedMemory(Memory):
 
     def _plan_flush(self, messages: Sequence[ChatMessage]) -> int:
         """Returns how many of the oldest messages leave short-term memory."""
-        return turns.leaving(messages, self.token_limit, self.chat_history_token_ratio, self._tokens)
+        if self.chat_history_token_ratio <= turns.FLUSH_EVERY_TURN:
+            return turns.leaving(messages)
+        return turns.leaving(messages, int(self.token_limit * self.chat_history_token_ratio), self._tokens)
 
     async def _contents(self, asked: list[ChatMessage], snapshot: Snapshot, **block_kwargs: Any) -> dict[str, Any]:
         """Returns what each block shows for the messages, by its name, without empty ones."""

@@ -59,9 +59,17 @@ class MemoryStats(BaseModel):
             ("messages", f"{self.messages}: {shown}; {older}"),
             ("record", f"{self.record_tokens} tokens, {self.summary_tokens} in its summary"),
             ("facts", f"{self.facts} current, {self.retired} retired; {pending}{aside}{rejected}"),
-            *(("tokens", f"{kind}: {_spent(usage)}") for kind, usage in sorted(self.usage.items())),
-            *(("failed", f"{name}: {_line(failure)}") for name, failure in self.failures.items()),
         ]
+        for kind, usage in sorted(self.usage.items()):
+            calls = "1 call" if usage.calls == 1 else f"{usage.calls} calls"
+            counted = f" ({usage.counted} of these did not report theirs: counted here)" if usage.counted else ""
+            spent = f"{usage.prompt_tokens} sent and {usage.completion_tokens} received in {calls}{counted}"
+            lines.append(("tokens", f"{kind}: {spent}"))
+        for name, failure in self.failures.items():
+            times = "once" if failure.failures == 1 else f"{failure.failures} times in a row"
+            again = f"at {failure.retry_at:%H:%M:%S}" if failure.retry_at else "by the next start"
+            when = f"last at {failure.at:%Y-%m-%d %H:%M:%S} UTC; tried again {again}"
+            lines.append(("failed", f"{name}: {failure.error}, {times}, {when}"))
         return "\n".join(f"{name:<9} {line}" for name, line in lines)
 
 
@@ -88,15 +96,3 @@ async def read_stats(
         set_aside=progress_of(counts["state"]).set_aside,
         usage=record.usage | facts.usage,
     )
-
-
-def _spent(usage: Usage) -> str:
-    calls = "1 call" if usage.calls == 1 else f"{usage.calls} calls"
-    counted = f" ({usage.counted} of these did not report theirs: counted here)" if usage.counted else ""
-    return f"{usage.prompt_tokens} sent and {usage.completion_tokens} received in {calls}{counted}"
-
-
-def _line(failure: Failure) -> str:
-    times = "once" if failure.failures == 1 else f"{failure.failures} times in a row"
-    again = f"at {failure.retry_at:%H:%M:%S}" if failure.retry_at else "by the next start"
-    return f"{failure.error}, {times}, last at {failure.at:%Y-%m-%d %H:%M:%S} UTC; tried again {again}"

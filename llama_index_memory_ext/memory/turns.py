@@ -52,17 +52,13 @@ async def open_session(session_id: str, blocks: Sequence[LogBlock]) -> bool:
     return True
 
 
-def leaving(
-    messages: Sequence[ChatMessage], token_limit: int, ratio: float, tokens: Callable[[ChatMessage], int]
-) -> int:
-    """Returns how many of the oldest messages, in whole turns, leave for this share of the token limit.
+def leaving(messages: Sequence[ChatMessage], limit: int = 0, tokens: Callable[[ChatMessage], int] = lambda _: 1) -> int:
+    """Returns how many of the oldest messages, in whole turns, leave so that the others fit into a limit.
 
-    ``tokens`` counts those of a message. The newest turn stays.
+    ``tokens`` counts those of a message. The newest turn stays, and by default it alone.
     """
     starts = [message.role == MessageRole.USER for message in messages]
-    if ratio <= FLUSH_EVERY_TURN:
-        return plan_flush([1] * len(messages), turn_starts=starts, limit=0)
-    return plan_flush([tokens(message) for message in messages], turn_starts=starts, limit=int(token_limit * ratio))
+    return plan_flush([tokens(message) for message in messages], turn_starts=starts, limit=limit)
 
 
 def is_over(turn: Sequence[ChatMessage]) -> bool:
@@ -72,7 +68,7 @@ def is_over(turn: Sequence[ChatMessage]) -> bool:
 
 def leaving_at_end(messages: Sequence[ChatMessage]) -> int:
     """Returns how many of the oldest messages leave when a memory is closed: all, but for a turn that is not over."""
-    return len(messages) if is_over(messages) else leaving(messages, 0, FLUSH_EVERY_TURN, lambda _: 1)
+    return len(messages) if is_over(messages) else leaving(messages)
 
 
 # The tasks that run a turn now, in any event loop of this process.
