@@ -66,22 +66,26 @@ class _Caching(_Parent):
 
     def _split(self, messages: Sequence[ChatMessage]) -> tuple[Sequence[ChatMessage], dict[str, Any]]:
         """Return the messages without cache points, and what the request says in their place; {} if nothing."""
-        plain, items, marked = list[ChatMessage](), list[dict[str, Any]](), list[ChatMessage]()
         if not any(isinstance(block, CachePoint) for message in messages for block in message.blocks):
             return messages, {}
+        plain, items, marked = list[ChatMessage](), list[dict[str, Any]](), list[ChatMessage]()
         for message in messages:
             blocks = [block for block in message.blocks if not isinstance(block, CachePoint)]
             has_points = len(blocks) < len(message.blocks)
             plain.append(message.model_copy(update={"blocks": blocks}) if has_points else message)
             parts = self._parts(message) if has_points and message.role in _MARKED_ROLES else []
-            if not any(_MARK in part for part in parts):
+            if any(_MARK in part for part in parts):
+                (item,) = self._items(message.model_copy(update={"blocks": [TextBlock(text="")]}))
+                items.append({**item, "output" if "output" in item else "content": parts})
+                marked.append(message)
+            else:
                 items += self._items(plain[-1])
-                continue
-            (item,) = self._items(message.model_copy(update={"blocks": [TextBlock(text="")]}))
-            items.append({**item, "output" if "output" in item else "content": parts})
-            marked.append(message)
-        if not marked:
-            return plain, {}
+        return plain, self._fields(messages, items, marked) if marked else {}
+
+    def _fields(
+        self, messages: Sequence[ChatMessage], items: list[dict[str, Any]], marked: Sequence[ChatMessage]
+    ) -> dict[str, Any]:
+        """Return the fields of a request in which messages are ``marked``; ``items`` are all messages."""
         fields: dict[str, Any] = {self._place: items}
         if messages[-1].role != MessageRole.TOOL:
             # Else the end of the prompt, which the next one will not have, would be written to the cache as well.
@@ -90,7 +94,7 @@ class _Caching(_Parent):
         if sessions:
             fields[_KEY] = sha256(str(sessions[0]).encode("utf-8", "replace")).hexdigest()[:_KEY_CHARACTERS]
         own = {name: value for name, value in self.additional_kwargs.items() if name in (_KEY, _OPTIONS)}
-        return plain, {**fields, **own}
+        return {**fields, **own}
 
     def _parts(self, message: ChatMessage) -> list[dict[str, Any]]:
         """Return the parts of a message, each text one of its own, with a mark on those before a cache point."""

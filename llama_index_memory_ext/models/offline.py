@@ -16,7 +16,7 @@ from llama_index.core.llms.llm import ToolSelection
 from llama_index_memory_ext.text.messages import HINT, body_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from llama_index.core.base.llms.types import ChatResponseGen, CompletionResponseGen
     from llama_index.core.tools import BaseTool
@@ -71,15 +71,7 @@ def reply(messages: Iterable[ChatMessage], tool_names: Collection[str] = ()) -> 
     >>> reply([ChatMessage("My name is Logan.")]).content
     'Noted: your name is Logan.'
     """
-    entries: list[_Entry] = []
-    for message in messages:
-        # What is in its memory, and the message itself with its calls as the record shows them.
-        text = body_of(message)
-        if message.role in ("system", "user"):
-            memory, _, text = text.rpartition("</memory>")
-            text = text.strip().removeprefix(HINT)
-            entries += _elements(memory)
-        entries.append(_Entry(message.role.value, text.strip(), message.additional_kwargs.get("tool_call_id") or ""))
+    entries = [entry for message in messages for entry in _entries(message)]
     asked = max((i for i, entry in enumerate(entries) if entry.role == "user"), default=len(entries))
     question, past = "".join(entry.text for entry in entries[asked : asked + 1]), entries[:asked]
     answer: str | ToolCallBlock
@@ -96,6 +88,16 @@ def reply(messages: Iterable[ChatMessage], tool_names: Collection[str] = ()) -> 
     if isinstance(answer, str):
         return ChatMessage(answer, role="assistant")
     return ChatMessage(role="assistant", blocks=[answer])
+
+
+def _entries(message: ChatMessage) -> Iterator[_Entry]:
+    """Yields what is in the memory of a message, and the message itself with its calls as the record shows them."""
+    text = body_of(message)
+    if message.role in ("system", "user"):
+        memory, _, text = text.rpartition("</memory>")
+        text = text.strip().removeprefix(HINT)
+        yield from _elements(memory)
+    yield _Entry(message.role.value, text.strip(), message.additional_kwargs.get("tool_call_id") or "")
 
 
 def _elements(text: str) -> list[_Entry]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from itertools import accumulate, islice, takewhile
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.errors import LimitError
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 
-# A longer sentence is taken in pieces of so many.
-_PIECE_CHARACTERS = 400
 _BEFORE, _AFTER = "[...] ", " [...]"
 
 
@@ -72,7 +72,7 @@ def plan_cut(messages: Sequence[Counted], limits: Limits, *, turn_starts: Collec
     ``turn_starts``, is preferred unless it keeps less than half of what could be kept. Messages are counted from the
     newest one on, until a limit is exceeded.
     """
-    newest = (message.tokens for message in islice(reversed(messages), limits.max_messages))
+    newest = map(attrgetter("tokens"), islice(reversed(messages), limits.max_messages))
     # The tokens of the newest message, of the newest two, and so on.
     sums = list(takewhile(lambda tokens: tokens <= limits.tokens, accumulate(newest)))
     if len(sums) == len(messages):
@@ -119,11 +119,8 @@ def excerpt(
     """
     if counter.count(text) <= limit:
         return text
-    pieces = [
-        sentence[start : start + _PIECE_CHARACTERS]
-        for sentence in sentences_in(text)
-        for start in range(0, len(sentence), _PIECE_CHARACTERS)
-    ]
+    # A longer sentence is taken in pieces of 400 characters.
+    pieces = [piece for sentence in sentences_in(text) for piece in re.findall(r"(?s).{1,400}", sentence)]
     hits = [frozenset(wanted).intersection(terms(piece)) for piece in pieces]
     before, room = list(accumulate(map(counter.count, pieces), initial=0)), limit - counter.count(_BEFORE + _AFTER)
     best, first, last = (0, 0), 0, 0
@@ -134,8 +131,7 @@ def excerpt(
         if score[0] and score > best:
             best, first, last = score, start, end
     while first < last:
-        shown = "".join(pieces[first:last]).strip()
-        shown = f"{_BEFORE if first else ''}{shown}{_AFTER if last < len(pieces) else ''}"
+        shown = _BEFORE * (first > 0) + "".join(pieces[first:last]).strip() + _AFTER * (last < len(pieces))
         if counter.count(shown) <= limit:
             return shown
         # The tokens of pieces need not add up.
