@@ -24,21 +24,12 @@ def sentences(text: str) -> list[str]:
     return re.findall(r"[^.]+\.?\s*|\.", text)
 
 
-def overlapping(text: str) -> list[str]:
-    """Ten characters each, four of them shared with the next."""
-    return [text[start : start + 10] for start in range(0, len(text), 6)]
-
-
 SPLITTERS: dict[str, Any] = {
-    "lines with their ends": lambda text: text.splitlines(keepends=True),
-    "lines without their ends": str.splitlines,
+    "lines": str.splitlines,
     "words": str.split,
     "a separator that is lost": lambda text: text.split(". "),
-    "overlapping": overlapping,
+    "overlapping": lambda text: [text[start : start + 10] for start in range(0, len(text), 6)],
     "LlamaIndex's sentences": SentenceSplitter(chunk_size=12, chunk_overlap=0, chunking_tokenizer_fn=sentences),
-    "LlamaIndex's sentences, overlapping": SentenceSplitter(
-        chunk_size=30, chunk_overlap=12, chunking_tokenizer_fn=sentences
-    ),
     "LlamaIndex's tokens, overlapping": TokenTextSplitter(chunk_size=12, chunk_overlap=4),
     "another text": lambda text: [text.upper()],
     "nothing": lambda text: [],
@@ -48,8 +39,7 @@ SPLITTERS: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("splitter", "limit", "end"),
     [
-        ("lines with their ends", 5, "Four was it. "),
-        ("lines without their ends", 5, "Four was it. "),
+        ("lines", 5, "Four was it. "),
         ("words", 2, "was it. "),
         ("a separator that is lost", 8, " Three is there.\n\nFour was it. "),
         ("LlamaIndex's sentences", 6, "Three is there.\n\nFour was it. "),
@@ -62,11 +52,6 @@ def test_the_end_begins_where_a_piece_begins(splitter: str, limit: int, end: str
     """Also if the splitter strips white space or overlaps."""
     text = TEXT if limit < 50 else TEXT * 20
     assert clip_start(text, limit, WORDS, SPLITTERS[splitter]) == end
-
-
-def test_equal_pieces_are_told_apart_and_one_that_does_not_fit_leaves_nothing() -> None:
-    assert clip_start("aa\naa\naa\naa", 2, WORDS, str.splitlines) == "aa\naa"
-    assert clip_start("a long line of words", 3, WORDS, str.splitlines) == ""
 
 
 @pytest.mark.parametrize("splitter", SPLITTERS)

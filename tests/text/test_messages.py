@@ -44,34 +44,51 @@ def text_of(message: ChatMessage) -> str:
     return "" if entry is None else entry.text
 
 
-def test_an_entry_is_one_element_with_the_role_and_the_text() -> None:
-    assert text_of(user("Hi.")) == '<message role="user">Hi.</message>\n'
-    assert text_of(assistant("Hello.")) == '<message role="assistant">Hello.</message>\n'
+OPENAI_CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+TWICE = calling(("call_1", "add", '{"a": 1}'))
+TWICE.additional_kwargs = {"tool_calls": [{**OPENAI_CALL, "index": 0}]}
+HIDDEN: list[Any] = [ThinkingBlock(content="secret"), CachePoint(cache_control=CacheControl(type="ephemeral"))]
+MEDIA = [
+    TextBlock(text="Look:"),
+    ImageBlock(url="https://example.org/cat.png"),
+    ImageBlock(url="data:image/png;base64,AAAA"),
+    AudioBlock(audio=b"abc", format="mp3"),
+    VideoBlock(url="https://example.org/cat.mp4"),
+    DocumentBlock(url="https://example.org/a.pdf", title="A paper"),
+]
+SHOWN_MEDIA = """\
+Look:
+[image: https://example.org/cat.png]
+[image]
+[audio]
+[video: https://example.org/cat.mp4]
+[document: A paper https://example.org/a.pdf]"""
 
 
-def test_text_blocks_stand_on_lines_of_their_own() -> None:
-    message = ChatMessage(role="user", blocks=[TextBlock(text="one"), TextBlock(text=""), TextBlock(text="two")])
-    assert body_of(message) == "one\ntwo"
+@pytest.mark.parametrize(
+    ("blocks", "body"),
+    [
+        ([TextBlock(text="one"), TextBlock(text=""), TextBlock(text="two")], "one\ntwo"),
+        (MEDIA, SHOWN_MEDIA),
+        (HIDDEN, ""),
+        ([*HIDDEN, TextBlock(text="Hi.")], "Hi."),
+        (
+            [CitableBlock(title="Facts", source="book", content=[TextBlock(text="Water is wet.")])],
+            "[citable: Facts]\nWater is wet.",
+        ),
+    ],
+)
+def test_each_block_has_lines_of_its_own(blocks: list[Any], body: str) -> None:
+    """Media leave a mark with their address; thinking and cache points are left out."""
+    assert body_of(ChatMessage(role="user", blocks=blocks)) == body
 
 
 @pytest.mark.parametrize("arguments", [{"a": 3214, "b": 322}, '{"a": 3214, "b": 322}'])
 def test_a_call_is_shown_with_name_and_arguments(arguments: Any) -> None:
-    """Whether the host keeps the arguments as an object or as JSON text."""
+    """Whether the host keeps the arguments as an object or as JSON text; its result names it."""
     message = calling(("call_1", "multiply", arguments), text="Let me see.")
     assert body_of(message) == 'Let me see.\n[tool call call_1] multiply({"a": 3214, "b": 322})'
-
-
-def test_a_result_names_its_call() -> None:
     assert text_of(result("call_1", "1034908")) == '<message role="tool" tool_call_id="call_1">1034908</message>\n'
-
-
-OPENAI_CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-
-
-def test_a_call_in_a_block_and_in_the_kwargs_is_shown_once() -> None:
-    message = calling(("call_1", "add", '{"a": 1}'))
-    message.additional_kwargs = {"tool_calls": [{**OPENAI_CALL, "index": 0}]}
-    assert body_of(message) == '[tool call call_1] add({"a": 1})'
 
 
 @pytest.mark.parametrize(
@@ -83,52 +100,27 @@ def test_a_call_in_a_block_and_in_the_kwargs_is_shown_once() -> None:
         {"tool_calls": [{"call_id": "call_1", "name": "add", "arguments": '{"a": 1}'}]},
     ],
 )
-def test_a_call_in_the_kwargs_alone_is_shown(kwargs: dict[str, Any]) -> None:
-    """In the shapes of several providers."""
-    assert body_of(ChatMessage(role="assistant", additional_kwargs=kwargs)) == '[tool call call_1] add({"a": 1})'
+def test_a_call_in_the_kwargs_is_shown_once(kwargs: dict[str, Any]) -> None:
+    """In the shapes of several providers, of which some repeat it in a block."""
+    for message in (TWICE, ChatMessage(role="assistant", additional_kwargs=kwargs)):
+        assert body_of(message) == '[tool call call_1] add({"a": 1})'
 
 
-def test_the_old_function_call_is_shown() -> None:
-    kwargs = {"function_call": {"name": "add", "arguments": '{"a": 1}'}}
-    assert body_of(ChatMessage(role="assistant", additional_kwargs=kwargs)) == '[tool call] add({"a": 1})'
-
-
-def test_a_call_of_no_known_shape_is_shown_as_it_is() -> None:
-    assert "strange" in body_of(ChatMessage(role="assistant", additional_kwargs={"tool_calls": ["strange"]}))
-    assert "odd" in body_of(ChatMessage(role="assistant", additional_kwargs={"tool_calls": {"function": "odd"}}))
-
-
-def test_media_leave_a_mark_with_their_address() -> None:
-    message = ChatMessage(
-        role="user",
-        blocks=[
-            TextBlock(text="Look:"),
-            ImageBlock(url="https://example.org/cat.png"),
-            ImageBlock(url="data:image/png;base64,AAAA"),
-            AudioBlock(audio=b"abc", format="mp3"),
-            VideoBlock(url="https://example.org/cat.mp4"),
-            DocumentBlock(url="https://example.org/a.pdf", title="A paper"),
-        ],
-    )
-    assert body_of(message).splitlines() == [
-        "Look:",
-        "[image: https://example.org/cat.png]",
-        "[image]",
-        "[audio]",
-        "[video: https://example.org/cat.mp4]",
-        "[document: A paper https://example.org/a.pdf]",
-    ]
-
-
-def test_thinking_and_cache_points_are_left_out() -> None:
-    hidden = [ThinkingBlock(content="secret"), CachePoint(cache_control=CacheControl(type="ephemeral"))]
-    assert text_of(ChatMessage(role="assistant", blocks=hidden)) == ""
-    assert body_of(ChatMessage(role="assistant", blocks=[*hidden, TextBlock(text="Hi.")])) == "Hi."
-
-
-def test_a_citable_block_shows_its_title_and_text() -> None:
-    block = CitableBlock(title="Facts", source="book", content=[TextBlock(text="Water is wet.")])
-    assert body_of(ChatMessage(role="user", blocks=[block])) == "[citable: Facts]\nWater is wet."
+@pytest.mark.parametrize(
+    ("kwargs", "body"),
+    [
+        ({"function_call": {"name": "add", "arguments": '{"a": 1}'}}, '[tool call] add({"a": 1})'),
+        ({"tool_calls": ["strange"]}, "[tool call] strange({})"),
+        ({"tool_calls": {"function": "odd"}}, "[tool call] odd({})"),
+        ({"session_id": "s", "mood": "good", "n": None}, '[{"mood": "good"}]'),
+        ({"timestamp": 1_683_554_400, "created_at": "2023-05-08T14:00:00Z", "date": "soon"}, '[{"date": "soon"}]'),
+        # LlamaIndex's Anthropic class adds these for its own use when it streams.
+        ({"usage": {"input_tokens": 91}, "stop_reason": "end_turn", "thinking_delta": "Hm"}, ""),
+    ],
+)
+def test_other_kwargs_are_kept_compactly(kwargs: dict[str, Any], body: str) -> None:
+    """Old and unknown calls, too; when it was said, and what LlamaIndex has added, are no part of the text."""
+    assert body_of(ChatMessage(role="assistant", additional_kwargs=kwargs)) == body
 
 
 @pytest.mark.parametrize("text", ["", "  \n"])
@@ -136,25 +128,9 @@ def test_an_empty_message_has_no_entry(text: str) -> None:
     assert entry_of(1, user(text), COUNTER) is None
 
 
-def test_other_kwargs_are_kept_compactly_and_the_session_id_never() -> None:
-    message = ChatMessage(role="user", content="Hi.", additional_kwargs={"session_id": "s", "mood": "good", "n": None})
-    assert body_of(message) == 'Hi.\n[{"mood": "good"}]'
-
-
-def test_when_it_was_said_is_not_shown_but_what_only_looks_like_it_is() -> None:
-    kwargs = {"timestamp": 1_683_554_400, "created_at": "2023-05-08T14:00:00Z", "date": "soon"}
-    assert body_of(ChatMessage(role="user", content="Hi.", additional_kwargs=kwargs)) == 'Hi.\n[{"date": "soon"}]'
-
-
-def test_what_llamaindex_adds_to_an_answer_for_its_own_use_is_not_shown() -> None:
-    """Its Anthropic class does, when it streams."""
-    kwargs = {"usage": {"input_tokens": 91, "output_tokens": 1}, "stop_reason": "end_turn", "thinking_delta": "Hm"}
-    assert body_of(ChatMessage(role="assistant", content="Hi.", additional_kwargs=kwargs)) == "Hi."
-
-
 @pytest.mark.parametrize("role", list(MessageRole))
-def test_every_role_is_shown_by_its_plain_name(role: MessageRole) -> None:
-    assert text_of(ChatMessage(role=role, content="x")).startswith(f'<message role="{role.value}"')
+def test_an_entry_is_one_element_with_the_role_and_the_text(role: MessageRole) -> None:
+    assert text_of(ChatMessage(role=role, content="Hi.")) == f'<message role="{role.value}">Hi.</message>\n'
 
 
 @pytest.mark.parametrize(
@@ -177,11 +153,8 @@ def test_harmless_text_is_not_changed(text: str) -> None:
     ["</message>", "<message role='system'>", "< / Memory >", "<condensed_memory", "</FACT\n>", "<relevant_facts/>"],
 )
 def test_our_own_tags_lose_their_force(text: str) -> None:
+    """And the name of a block is one of them."""
     assert escape_tags(text) == "&lt;" + text[1:]
-
-
-def test_the_name_of_the_block_is_one_of_our_tags() -> None:
-    assert escape_tags("</notes>") == "</notes>"
     assert escape_tags("</notes>", {"notes"}) == "&lt;/notes>"
 
 
@@ -233,11 +206,9 @@ def test_two_surrogates_that_belong_together_become_their_character() -> None:
     assert storable(user("\ud83d\ude00 \ud83d"))["blocks"][0]["text"] == "😀 \ufffd"
 
 
-def test_what_users_and_answers_say_is_spoken() -> None:
-    assert spoken(user("I like tea.")) == "I like tea."
-    assert spoken(assistant("Noted.")) == "Noted."
-    assert spoken(ChatMessage(role="model", content="Noted.")) == "Noted."
-    assert spoken(ChatMessage(role="user", blocks=[TextBlock(text="one"), TextBlock(text="two")])) == "one\ntwo"
+@pytest.mark.parametrize("role", ["user", "assistant", "model"])
+def test_what_users_and_answers_say_is_spoken(role: str) -> None:
+    assert spoken(ChatMessage(role=role, blocks=[TextBlock(text="one"), TextBlock(text="two")])) == "one\ntwo"
 
 
 @pytest.mark.parametrize(
