@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import pickle
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -108,15 +107,6 @@ async def test_each_turn_finds_all_that_the_turn_before_has_written(
     (key,) = {body["prompt_cache_key"] for body in server.bodies}
     assert len(key) == 32
     assert server.refusals == []
-
-
-async def test_without_cache_points_nothing_of_a_growing_message_is_found(start_client: StartClient) -> None:
-    llm, server = start_client(OpenAI, answer)
-    server.caches = PromptCaches()
-    for turn in range(3):
-        (message,) = asked(turn)
-        llm.chat([ChatMessage(role="user", content=message.content)])
-    assert [usage.found for usage in server.usages] == [0, 0, 0]
 
 
 async def test_a_mark_stands_on_the_part_before_each_cache_point(start_client: StartClient) -> None:
@@ -273,11 +263,3 @@ async def test_a_request_without_cache_points_is_that_of_the_parent(
         llm.complete("Hello")
         sent.append(server.bodies)
     assert sent[0] == sent[1]
-
-
-@pytest.mark.parametrize("kind", [CachingOpenAI, CachingOpenAIResponses])
-def test_a_model_can_be_pickled_as_its_parent_can(kind: Any) -> None:
-    llm = kind(model="gpt-4o-mini", api_key="sk-test-key", additional_kwargs={"seed": 1})
-    restored = pickle.loads(pickle.dumps(llm))
-    assert (type(restored), restored.additional_kwargs) == (kind, {"seed": 1})
-    assert restored.to_dict() == llm.to_dict()
