@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.bridge.pydantic import Field
@@ -28,9 +28,6 @@ from benchmarks.report import Measure, Promise, publish
 from benchmarks.turn_cost import turn
 from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.models.offline import OfflineModel
-
-if TYPE_CHECKING:
-    from llama_index.core.memory import Memory
 
 FACTS, TURNS, WARM_UP = 1_000, 200, 10
 RUNS = 30
@@ -54,24 +51,21 @@ class SlowExtractor(OfflineModel):
 
 async def turns(folder: Path) -> dict[str, list[float]]:
     """Seconds of each turn: of LlamaIndex's Memory, without facts and with facts."""
-    seconds: dict[str, list[float]] = {"host": [], "without": [], "with": []}
+    uris = {name: f"sqlite+aiosqlite:///{folder / name}.db" for name in ("host", "without", "with")}
+    opened: dict[str, Any] = {"host": host_memory(uris["host"])}
+    for name in ("without", "with"):
+        opened[name] = CondensedMemory.from_defaults(name, extract_facts=False, async_database_uri=uris[name])
+    seconds: dict[str, list[float]] = {name: [] for name in opened}
+    names = [*opened]
     async with AsyncExitStack() as stack:
-        memories: dict[str, Memory] = {}
-        for name in seconds:
-            uri = f"sqlite+aiosqlite:///{folder / name}.db"
-            memory: Any = (
-                host_memory(uri)
-                if name == "host"
-                else CondensedMemory.from_defaults(name, extract_facts=False, async_database_uri=uri)
-            )
-            memories[name] = await stack.enter_async_context(memory)
-            await put_facts(memory, FACTS) if name == "with" else None
+        memories = {name: await stack.enter_async_context(memory) for name, memory in opened.items()}
+        await put_facts(memories["with"], FACTS)
         for number in shown(range(WARM_UP + TURNS), "turns"):
-            for i in range(len(seconds)):
-                name = [*seconds][(number + i) % len(seconds)]
-                taken = await turn(memories[name], number)
-                seconds[name] += [taken] if number >= WARM_UP else []
-    return seconds
+            for name in names:
+                seconds[name].append(await turn(memories[name], number))
+            # Each comes first as often as the others.
+            names.append(names.pop(0))
+    return {name: taken[WARM_UP:] for name, taken in seconds.items()}
 
 
 async def delays(folder: Path, *, extract: bool) -> list[float]:
