@@ -28,10 +28,9 @@ from llama_index_memory_ext.record.window import (
     whose_media,
 )
 from llama_index_memory_ext.text.limits import Limits
-from llama_index_memory_ext.text.tokens import CountedText
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping
 
     from llama_index.core.base.llms.types import ContentBlock
 
@@ -64,14 +63,6 @@ class RecordSize(NamedTuple):
     verbatim: int = 0
     summary_tokens: int = 0
     summarised: int = 0
-
-
-class _Parts(NamedTuple):
-    """What reads and searches the record, and the fields of the block for which they were made."""
-
-    reader: RecordReader
-    search: MessageSearch
-    fields: dict[str, Any]
 
 
 class CondensedMemoryBlock(LogBlock):
@@ -145,7 +136,7 @@ class CondensedMemoryBlock(LogBlock):
         "`memory_blocks_template` of `MemoryBlocksTemplate()` then. In a `CondensedMemory`, set it there.",
     )
 
-    _made: _Parts | None = PrivateAttr(default=None)
+    _made: tuple[dict[str, Any], RecordReader, MessageSearch] | None = PrivateAttr(default=None)
     _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
 
     @field_validator("recall_token_limit")
@@ -175,9 +166,9 @@ class CondensedMemoryBlock(LogBlock):
         It is empty if nothing was said yet. A memory on the same store gives its `snapshot` of the session.
         """
         await self.tokenizer_fn.load()
-        session_id, reader = session_id or DEFAULT_SESSION_ID, self._parts.reader
+        session_id, reader = session_id or DEFAULT_SESSION_ID, self._reader
         window = await reader.shown(session_id, snapshot)
-        earlier = await self._earlier(session_id, window, messages or [])
+        earlier = await self._search.recall(session_id, messages or [], window)
         if not self._has_room(window):
             return ""
         record = reader.text(session_id, window, earlier)
@@ -196,7 +187,7 @@ class CondensedMemoryBlock(LogBlock):
 
     async def anotice(self, session_id: str) -> None:
         """Sum up and embed in the background; a StoreError if the given store has no such session."""
-        if session_id not in self._parts.reader.windows and not await self._store.users.knows(session_id):
+        if session_id not in self._reader.windows and not await self._store.users.knows(session_id):
             raise StoreError(
                 f"{self.class_name()}(store=...) shows the log of its store, but that store holds no message of "
                 f"session {session_id!r}: the memory keeps them elsewhere. Give both the same store: "
@@ -205,7 +196,7 @@ class CondensedMemoryBlock(LogBlock):
         if self.summarize:
             self.jobs.start(self.job_key(session_id), self._summarising(session_id), self.retry_seconds)
         if self.recall_token_limit:
-            self._parts.search.embed(session_id)
+            self._search.embed(session_id)
 
     async def aflush(self, session_id: str = DEFAULT_SESSION_ID) -> None:
         """Wait until what has left the record is summarised; after a failure the next start tries again."""
@@ -214,7 +205,7 @@ class CondensedMemoryBlock(LogBlock):
 
     def last_seen(self, session_id: str = DEFAULT_SESSION_ID) -> int:
         """The id of the last row of the log that the record has taken; 0 if this process does not know the session."""
-        window = self._parts.reader.windows.get(session_id)
+        window = self._reader.windows.get(session_id)
         return window.seen.last_id if window else 0
 
     async def amedia(
@@ -227,7 +218,7 @@ class CondensedMemoryBlock(LogBlock):
         are read, and the next ones; none is kept.
         """
         shown: list[ContentBlock] = []
-        window = self._parts.reader.windows.get(session_id)
+        window = self._reader.windows.get(session_id)
         if window is None or not questions:
             return shown
         for row_id, whose in whose_media(window.kept, self.media_turns - questions + 1).items():
@@ -244,7 +235,7 @@ class CondensedMemoryBlock(LogBlock):
 
     async def asummary(self, session_id: str = DEFAULT_SESSION_ID) -> str:
         """The running summary of what has left the record; "" if there is none."""
-        return (await self._parts.reader.read(session_id)).summary
+        return (await self._reader.read(session_id)).summary
 
     async def asearch(
         self,
@@ -259,11 +250,11 @@ class CondensedMemoryBlock(LogBlock):
         With an ``embed_model`` nearly every message is similar once it is embedded, for which no search waits. All of
         the log is searched, what the record shows too, but not the turn that is going on.
         """
-        return await self._parts.search.search(session_id, question, most=most, message_limit=message_token_limit)
+        return await self._search.search(session_id, question, most=most, message_limit=message_token_limit)
 
     async def ameasure(self, session_id: str = DEFAULT_SESSION_ID) -> RecordSize:
         """How large the record of a session would be now, without what is recalled; nothing is cut for it."""
-        window = await self._parts.reader.read(session_id)
+        window = await self._reader.read(session_id)
         if window.is_over:
             window = window.fitted() if self.summarize else window.evicted()
         if not self._has_room(window):
@@ -284,13 +275,20 @@ class CondensedMemoryBlock(LogBlock):
     @property
     def all_jobs(self) -> tuple[Jobs, ...]:
         """The jobs that sum up sessions, and those that index and embed them."""
-        return self.jobs, self._parts.search.jobs, self._parts.search.embedding_jobs
+        return self.jobs, self._search.jobs, self._search.embedding_jobs
 
     @property
-    def _parts(self) -> _Parts:
-        """The parts, which remember what they have read. A changed field makes them anew."""
+    def _reader(self) -> RecordReader:
+        return self._parts()[0]
+
+    @property
+    def _search(self) -> MessageSearch:
+        return self._parts()[1]
+
+    def _parts(self) -> tuple[RecordReader, MessageSearch]:
+        """What reads and what searches the record, and remembers what it has read. A changed field makes them anew."""
         fields = {**self.__dict__, "llm": None, "embed_model": id(self.embed_model)}
-        if self._made is None or self._made.fields != fields:
+        if self._made is None or self._made[0] != fields:
             tags = self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n")
             settings = RecordSettings(
                 name=self.name,
@@ -305,8 +303,8 @@ class CondensedMemoryBlock(LogBlock):
                 languages=checked_languages(self.languages),
             )
             search = MessageSearch(self._store, settings, self.embed_model)
-            self._made = _Parts(RecordReader(self._store, settings), search, fields)
-        return self._made
+            self._made = fields, RecordReader(self._store, settings), search
+        return self._made[1:]
 
     def __getstate__(self) -> dict[Any, Any]:
         state = super().__getstate__()
@@ -318,19 +316,10 @@ class CondensedMemoryBlock(LogBlock):
         from llama_index_memory_ext.record.summary import summarise  # where a running summary is kept
 
         key = self.job_key(session_id)
-        return partial(summarise, self._parts.reader, self.chosen_llm, self.jobs, key, self._usage)
+        return partial(summarise, self._reader, self.chosen_llm, self.jobs, key, self._usage)
 
     def _has_room(self, window: Window) -> bool:
-        return window.tokens <= self._parts.reader.settings.room - self.recall_token_limit
-
-    async def _earlier(self, session_id: str, window: Window, messages: Sequence[ChatMessage]) -> CountedText:
-        """The messages from before the record that matter for the question."""
-        has_left = window.seen.position or window.has_overflow
-        if not self.recall_token_limit or not has_left:
-            return CountedText("", 0)
-        before = window.kept[0].row_id if window.kept else window.seen.last_id + 1
-        free = self._parts.reader.settings.room - window.tokens
-        return await self._parts.search.recall(session_id, messages, seen=window.seen, before=before, free=free)
+        return window.tokens <= self._reader.settings.room - self.recall_token_limit
 
 
 def _checked_limits(fields: Mapping[str, Any]) -> Limits:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatMessage
 
     from llama_index_memory_ext.background.jobs import Jobs
-    from llama_index_memory_ext.record.window import RecordSettings
+    from llama_index_memory_ext.record.window import RecordSettings, Window
     from llama_index_memory_ext.search.embeddings import VectorKeeper
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.tables import LogRow, Seen
@@ -287,20 +287,21 @@ class MessageSearch:
         if self.embed_model is not None:
             self.embedding_jobs.start(JobKey(session_id, self.settings.name), embed_log, _RETRY_SECONDS)
 
-    async def recall(
-        self, session_id: str, messages: Sequence[ChatMessage], *, seen: Seen, before: int, free: int
-    ) -> CountedText:
-        """Returns the messages from before the row ``before`` that matter for the current question, "" for none.
+    async def recall(self, session_id: str, messages: Sequence[ChatMessage], window: Window) -> CountedText:
+        """Returns the messages from before the window that matter for the current question, "" for none.
 
-        They have at most ``free`` tokens, and beyond the limit for them only those that are similar enough.
-        After a restart a long log is indexed in the background up to what was ``seen``, and a question is answered by
-        what has been indexed by then.
+        They have at most the tokens that it leaves free, and beyond the limit for them only those that are similar
+        enough. After a restart a long log is indexed in the background up to what the window has seen, and a question
+        is answered by what has been indexed by then.
         """
-        counter, limit = self.settings.counter, self.settings.recall_limit
+        counter, limit, seen = self.settings.counter, self.settings.recall_limit, window.seen
         tags = counter.count(EARLIER_OPENING + EARLIER_CLOSING)
-        index = await self._indexed(session_id, seen) if limit > tags else None
+        has_left = bool(seen.position) or window.has_overflow
+        index = await self._indexed(session_id, seen) if has_left and limit > tags else None
         if index is None:
             return NO_TEXT
+        before = window.kept[0].row_id if window.kept else seen.last_id + 1
+        free = self.settings.room - window.tokens
         question, context = question_in(messages, index.turns, CONTEXT_TURNS)
         usual = limit if _ASKS.search(question) else int(limit * _TOLD_SHARE)
         most = min(int(limit * _ASKED_SHARE), max(free, limit)) if usual == limit else usual

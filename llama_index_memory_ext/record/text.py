@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.text.limits import share_out
@@ -25,6 +24,7 @@ _DAY_START = "<message date>"
 _ELEMENT_START = re.compile(
     rf"^(?=<message |{_SUMMARY_OPENING}|{re.escape(EARLIER_OPENING)}|{EARLIER_CLOSING})", re.MULTILINE
 )
+_EMPTY_DAY = re.compile(rf"^{_DAY_START}.*\n(?={_DAY_START}|{EARLIER_CLOSING})", re.MULTILINE)
 NO_TEXT = CountedText("", 0)
 _RESULT_STARTS = ('<message role="tool"', '<message role="function"', "<message tool", "<message function")
 _INSTRUCTION_STARTS = ('<message role="system"', '<message role="developer"')
@@ -94,41 +94,26 @@ def truncated(text: str, tokens_to_truncate: int, counter: TokenCounter) -> str:
     summary, and at last the instructions at the beginning.
     """
     parts, wanted = split_record(text), tokens_to_truncate
-    while True:
-        left = _without(parts, wanted, counter)
-        # By any tokenizer: what is left may have other tokens than within the whole.
-        missing = tokens_to_truncate - counter.count(text) + counter.count(left)
-        if missing <= 0 or not left:
-            return left
-        wanted += missing
-
-
-def _without(parts: Sequence[str], tokens: int, counter: TokenCounter) -> str:
-    """Returns the record without parts of at least so many tokens, if there are as many."""
     heading = parts.index(EARLIER_OPENING) if EARLIER_OPENING in parts else len(parts)
 
     def importance(i: int) -> tuple[bool, bool, bool, int]:
         is_first_instruction = i == 0 and parts[i].startswith(_INSTRUCTION_STARTS)
         return is_first_instruction, parts[i].startswith(_SUMMARY_OPENING), i < heading, i
 
-    gone: set[int] = set()
-    saved = 0
-    for i in sorted(range(len(parts)), key=importance):
-        if not _is_tag(parts[i]) and (saved < tokens or (is_result(parts[i]) and i - 1 in gone)):
-            saved += counter.count(parts[i])
-            gone.add(i)
-    left = _without_empty_days([part for i, part in enumerate(parts) if i not in gone])
-    # The tags go with the last of the earlier messages.
-    return "".join(left).replace(EARLIER_OPENING + EARLIER_CLOSING, "")
-
-
-def _is_tag(part: str) -> bool:
-    return part in (EARLIER_OPENING, EARLIER_CLOSING) or part.startswith(_DAY_START)
-
-
-def _without_empty_days(parts: Sequence[str]) -> list[str]:
-    return [
-        part
-        for part, following in zip_longest(parts, parts[1:], fillvalue=EARLIER_CLOSING)
-        if not (part.startswith(_DAY_START) and _is_tag(following))
+    messages = [
+        i for i, part in enumerate(parts) if not part.startswith((EARLIER_OPENING, EARLIER_CLOSING, _DAY_START))
     ]
+    messages.sort(key=importance)
+    while True:
+        gone, saved = set[int](), 0
+        for i in messages:
+            if saved < wanted or (is_result(parts[i]) and i - 1 in gone):
+                saved += counter.count(parts[i])
+                gone.add(i)
+        left = _EMPTY_DAY.sub("", "".join(part for i, part in enumerate(parts) if i not in gone))
+        # The tags go with the last of the earlier messages.
+        left = left.replace(EARLIER_OPENING + EARLIER_CLOSING, "")
+        missing = 0 if counter.adds_up else tokens_to_truncate - counter.count(text) + counter.count(left)
+        if missing <= 0 or not left:
+            return left
+        wanted += missing

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -340,18 +341,18 @@ async def test_a_broken_index_costs_no_answer_and_is_made_anew(caplog: pytest.Lo
     limits = {"room": 900, "limits": Limits(), "message_ratio": 0.5, "summary_limit": 0, "recall_limit": 400}
     settings = RecordSettings("record", COUNTER, include_system=False, summarize=False, **limits)  # type: ignore[arg-type]
     search = MessageSearch(store, settings)
-    seen = (await RecordReader(store, settings).read("chat")).seen
+    window = replace(await RecordReader(store, settings).read("chat"), kept=(), has_overflow=True)
 
     async def recall(question: str) -> str:
         assert len(await search.search("chat", "alpacas", most=1, message_limit=100)) == 1
-        return await search.recall("chat", [user(question)], seen=seen, before=10**6, free=0)
+        return await search.recall("chat", [user(question)], window)
 
     for number in range(2):
         assert "alpacas" in await recall(f"What does Caroline breed, number {number}?")
         index = search.indexes.get("chat")
         assert index is not None
         index.ranker = None  # type: ignore[assignment]
-        assert await search.recall("chat", [user("And?")], seen=seen, before=10**6, free=0) == ""
+        assert await search.recall("chat", [user("And?")], window) == ""
     (line,) = (one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING)
     assert "Earlier messages were not found" in line
     assert "aroline" not in caplog.text
