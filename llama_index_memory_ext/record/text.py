@@ -113,7 +113,8 @@ def truncated(text: str, tokens_to_truncate: int, counter: TokenCounter) -> str:
         left = _EMPTY_DAY.sub("", "".join(part for i, part in enumerate(parts) if i not in gone))
         # The tags go with the last of the earlier messages.
         left = left.replace(EARLIER_OPENING + EARLIER_CLOSING, "")
-        missing = 0 if counter.adds_up else tokens_to_truncate - counter.count(text) + counter.count(left)
+        # By any tokenizer: what is left may have other tokens than within the whole.
+        missing = tokens_to_truncate - counter.count(text) + counter.count(left)
         if missing <= 0 or not left:
             return left
         wanted += missing
