@@ -230,10 +230,9 @@ class MemoryToolSpec(BaseToolSpec):
         meant = []
         for words in map(str, wanted):
             name, content = words.strip(" []\"'#"), normalised(words)
-            found = [fact for _, fact in known if fact.id == name]
+            found = [fact for text, fact in known if name == fact.id or content == text]
             if not found and len(name) >= SHORT_ID_CHARACTERS:
                 found = [fact for _, fact in known if fact.id.startswith(name)]
-            found = found or [fact for text, fact in known if text == content]
             if not found:
                 ranked = await self.memory.facts_block.asearch(words, session_id=self.memory.session_id)
                 found = [entry.fact for entry in ranked]
