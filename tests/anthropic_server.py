@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.prompt_caches import Blocks, Part, Usage
-from tests.openai_server import Message, Model, _Handler, listening
+from tests.openai_server import Handler, Message, Model, listening
 
 _MOST_MARKS = 4
 
@@ -118,25 +118,25 @@ def _part(role: str, block: Message) -> Part:
     return Part(f"{role}: {text}\n", "cache_control" in block)
 
 
-class _AnthropicHandler(_Handler):
+class _AnthropicHandler(Handler):
     def do_POST(self) -> None:  # noqa: N802 - what the library calls
         state: AnthropicServer = self.server.state  # type: ignore[attr-defined]
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         complaint = why_refused(body)
         if not self.headers["x-api-key"] or not self.headers["anthropic-version"]:
-            self._refuse(401, "authentication_error", "x-api-key and anthropic-version headers are required")
+            self.refuse(401, "authentication_error", "x-api-key and anthropic-version headers are required")
         elif complaint:
             state.refusals.append(complaint)
-            self._refuse(400, "invalid_request_error", complaint)
+            self.refuse(400, "invalid_request_error", complaint)
         else:
             state.requests.append(body)
             state.usages.append(state.cache.serve([_part(role, block) for _, role, block in _blocks(body)]))
             answer = state.model(body["messages"], [tool["name"] for tool in body.get("tools") or []])
-            self._answer(body, answer, state.usages[-1])
+            self.answer(body, answer, state.usages[-1])
 
-    def _answer(self, body: Message, answer: Message, usage: Usage) -> None:
+    def answer(self, body: Message, answer: Message, usage: Usage) -> None:
         if "error" in answer:
-            self._refuse(answer["status"], "api_error", answer["error"]["message"])
+            self.refuse(answer["status"], "api_error", answer["error"]["message"])
         elif body.get("stream"):
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
@@ -146,10 +146,10 @@ class _AnthropicHandler(_Handler):
                 self.wfile.write(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode())
             self.close_connection = True
         else:
-            self._send(200, _message(body["model"], answer, usage))
+            self.send(200, _message(body["model"], answer, usage))
 
-    def _refuse(self, status: int, kind: str, message: str) -> None:
-        self._send(status, {"type": "error", "error": {"type": kind, "message": message}})
+    def refuse(self, status: int, kind: str, message: str) -> None:
+        self.send(status, {"type": "error", "error": {"type": kind, "message": message}})
 
 
 def _message(model: str, answer: Message, usage: Usage) -> dict[str, Any]:

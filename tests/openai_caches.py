@@ -17,17 +17,17 @@ class PromptCaches:
     """A cache for each ``prompt_cache_key``, and one for the requests without a key."""
 
     def __init__(self) -> None:
-        self._marks: defaultdict[str | None, Marks] = defaultdict(partial(Marks, managed=True))
-        self._prefixes: defaultdict[str | None, TokenPrefix] = defaultdict(TokenPrefix)
-        self._lock = threading.Lock()
+        self.marks: defaultdict[str | None, Marks] = defaultdict(partial(Marks, managed=True))
+        self.prefixes: defaultdict[str | None, TokenPrefix] = defaultdict(TokenPrefix)
+        self.lock = threading.Lock()
 
     def serve(self, body: dict[str, Any], *, older: bool) -> Usage:
         """What of the prompt of a request is found and written; models before GPT-5.6 find any common beginning."""
         parts, key = list(parts_of(body)), body.get("prompt_cache_key")
-        with self._lock:
+        with self.lock:
             if older:
-                return self._prefixes[key].serve(parts)._replace(written=0)
-            cache = self._marks[key]
+                return self.prefixes[key].serve(parts)._replace(written=0)
+            cache = self.marks[key]
             cache.managed = body.get("prompt_cache_options", {}).get("mode") != "explicit"
             return cache.serve(parts)
 

@@ -64,7 +64,7 @@ class OpenAIServer:
 @contextmanager
 def serve(model: Model) -> Iterator[OpenAIServer]:
     """Serve until the end of the block, on a free port of this machine."""
-    with listening(_Handler, lambda address: OpenAIServer(f"{address}/v1", model)) as server:
+    with listening(Handler, lambda address: OpenAIServer(f"{address}/v1", model)) as server:
         yield server
 
 
@@ -156,7 +156,7 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     # Head and body are two packets, and the second must not wait until the first is acknowledged.
     disable_nagle_algorithm = True
@@ -174,27 +174,27 @@ class _Handler(BaseHTTPRequestHandler):
             complaint = "Invalid parameter: 'response_format' of type 'json_schema' is not supported with this model."
         if complaint:
             state.refusals.append(complaint)
-            self._send(400, {"error": {"message": complaint, "type": "invalid_request_error"}})
+            self.send(400, {"error": {"message": complaint, "type": "invalid_request_error"}})
             return
         too_long = state.context_window and why_too_long(body, messages, state.context_window)
         if too_long:
             state.refusals.append(too_long["message"])
-            self._send(400, {"error": too_long})
+            self.send(400, {"error": too_long})
             return
         state.requests.append(messages)
         state.bodies.append(body)
         state.on_request()
         message = state.model(messages, tool_names(body.get("tools") or []))
         if "error" in message:
-            self._send(message["status"], {"error": message["error"]})
+            self.send(message["status"], {"error": message["error"]})
             return
         usage = state.usage(body)
         if body.get("stream"):
-            self._send_events(events(body["model"], message, usage) if responses else _chunks(body, message, usage))
+            self.send_events(events(body["model"], message, usage) if responses else _chunks(body, message, usage))
         else:
-            self._send(200, (response if responses else _completion)(body["model"], message, usage))
+            self.send(200, (response if responses else _completion)(body["model"], message, usage))
 
-    def _send(self, status: int, body: dict[str, Any]) -> None:
+    def send(self, status: int, body: dict[str, Any]) -> None:
         payload = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -202,7 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(payload)
 
-    def _send_events(self, stream: Iterator[dict[str, Any]]) -> None:
+    def send_events(self, stream: Iterator[dict[str, Any]]) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")

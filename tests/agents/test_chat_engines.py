@@ -61,10 +61,9 @@ async def memory(open_memory: OpenMemory) -> AsyncIterator[CondensedMemory]:
 
 def engine_of(mode: ChatMode, server: OpenAIServer, memory: CondensedMemory, **options: Any) -> BaseChatEngine:
     """The engine as an index makes it."""
-    index = VectorStoreIndex.from_documents([Document(text="Oslo has rain.")], embed_model=MockEmbedding(embed_dim=4))
-    return index.as_chat_engine(
-        chat_mode=mode, llm=client_without_connections(server), memory=memory, embed_model=index._embed_model, **options
-    )
+    meanings, llm = MockEmbedding(embed_dim=4), client_without_connections(server)
+    index = VectorStoreIndex.from_documents([Document(text="Oslo has rain.")], embed_model=meanings)
+    return index.as_chat_engine(chat_mode=mode, llm=llm, memory=memory, embed_model=meanings, **options)
 
 
 def texts(request: list[Message]) -> list[tuple[str, str]]:
