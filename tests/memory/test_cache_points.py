@@ -65,9 +65,6 @@ async def prompts_of(memory: Memory, turns: int, start: int = 0) -> list[list[Ch
     return prompts
 
 
-# ---- blocks ----------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=30)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60)), min_size=1, max_size=40),
@@ -131,9 +128,6 @@ async def test_the_text_is_the_same_with_cache_points_as_without(open_memory: Op
     assert not any(isinstance(block, CachePoint) for message in plain for block in message.blocks)
     assert sent_text(plain).count("<relevant_facts>") == 1
     assert "<relevant_facts>" in texts(plain)[-2]
-
-
-# ---- cache points ----------------------------------------------------------------------------------------
 
 
 async def test_each_prompt_marks_where_the_one_before_has_ended(open_memory: OpenMemory) -> None:
@@ -220,9 +214,6 @@ async def test_what_is_empty_has_nothing_to_mark(open_memory: OpenMemory) -> Non
     block = CondensedMemoryBlock(cache_points=True)
     assert await block.aget([], session_id="chat") == ""
     await block.aclose()
-
-
-# ---- the block in a memory of one's own ------------------------------------------------------------------
 
 
 async def test_a_block_in_the_hosts_memory_marks_the_record_too(open_plain_memory: OpenPlainMemory) -> None:

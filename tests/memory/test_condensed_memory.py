@@ -300,16 +300,6 @@ async def test_none_is_a_session_of_its_own_in_memory() -> None:
     assert one.facts_block.user_id == one.session_id
 
 
-@pytest.mark.parametrize("key", ["", " ", "chat "])
-async def test_the_keys_of_a_plain_memory_are_its_own(any_database_uri: str | None, key: str) -> None:
-    store = MemoryStore(any_database_uri)
-    memory = Memory.from_defaults(session_id=key or "x", chat_store=store)
-    memory.session_id = key
-    await memory.aput(user("Hello"))
-    assert [message.content for message in await store.get_messages(key)] == ["Hello"]
-    await store.aclose()
-
-
 # ---- long sessions ------------------------------------------------------------------------------------
 
 MESSAGES = [message for i in range(800) for message in (user(f"Question {i}?"), assistant(f"Answer {i}."))]

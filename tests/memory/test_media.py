@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -230,24 +229,6 @@ async def test_a_picture_of_the_question_is_counted_by_its_bytes(open_memory: Op
     assert COUNTER.count(sent_text(shown)) <= 100
 
 
-async def test_bytes_that_are_nothing_are_counted_as_the_setting_says(open_memory: OpenMemory) -> None:
-    """Or more, and nothing is raised."""
-    nothing: list[ContentBlock] = [
-        ImageBlock(image=b"no picture"),
-        ImageBlock(url="data:"),
-        AudioBlock(audio=b"fLaC" + bytes(40), format="flac"),
-        VideoBlock(video=b"\0\0\0\x18ftypmp42\xff\xff", video_mimetype="video/mp4"),
-        DocumentBlock(data=b""),
-        DocumentBlock(url="https://127.0.0.1:1/paper.pdf"),
-    ]
-    for number, medium in enumerate(nothing):
-        memory = open_memory(str(number), token_limit=3_000, condensed_token_limit=2_000, facts_token_limit=0)
-        await memory.aput_messages([user("word " * 900), assistant("Fine."), showing(medium)])
-        assert COUNTER.count(sent_text(await memory.aget())) <= 3_000 - 256
-        await memory.aput_messages([assistant("I see."), user("And?")])
-        assert COUNTER.count(sent_text(await memory.aget())) <= 3_000
-
-
 pictures = st.sampled_from([ImageBlock(image=PIXEL), ImageBlock(url="https://127.0.0.1:1/cat.png")])
 turns = st.lists(st.tuples(st.integers(1, 400), st.lists(pictures, max_size=3)), min_size=1, max_size=6)
 
@@ -319,13 +300,3 @@ async def test_what_has_no_room_is_not_read(database_uri: str) -> None:
     assert len({given for call in asked[1:] for given in call if isinstance(given, int)} - {0}) <= shown + 4
     await store.aclose()
     await engine.dispose()
-
-
-async def test_what_is_shown_is_in_no_log(open_memory: OpenMemory, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, logger="llama_index_memory_ext")
-    secret = base64.b64encode(b"%PDF-1.7 the secret paper").decode()
-    memory = open_memory()
-    await told(memory, showing(DocumentBlock(data=b"%PDF-1.7 the secret paper", title="A paper")))
-    assert [block.block_type for block in media(await memory.aget())] == ["document"]
-    assert secret not in caplog.text
-    assert "secret" not in caplog.text

@@ -176,16 +176,9 @@ async def test_a_plain_memorys_database_is_taken_over(tmp_path: Path, open_plain
     assert printed == f"Backfilled({counts})\n"
 
 
-def test_json_of_openais_comes_and_goes(tmp_path: Path) -> None:
+def test_json_of_openai_facts_of_mem0_and_messages_of_langgraph_arrive(tmp_path: Path) -> None:
     count, _, exported = output_of("aimport", tmp_path).partition("\n")
-    assert count == "2"
-    assert json.loads(exported) == json.loads((tmp_path / "chat.json").read_text())
-
-
-def test_facts_of_mem0_and_messages_of_langgraph_arrive(tmp_path: Path) -> None:
+    assert (count, json.loads(exported)) == ("2", json.loads((tmp_path / "chat.json").read_text()))
     assert output_of("imported_from", tmp_path) == "mem0\n"
     assert "I live in Köln." in output_of("messages_from_json(", tmp_path)
-
-
-def test_every_block_of_the_guide_is_tested_here() -> None:
     assert len(BLOCKS) == 6

@@ -9,6 +9,7 @@ import logging
 import pickle
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,10 @@ def failing_model(messages: list[Message], tools: list[str]) -> Message:
     return fail(500, quoted) if "report_facts" in tools else say(f"Error 500: {quoted}")
 
 
+def answered(answer: Message, messages: list[Message], tools: list[str]) -> Message:
+    return answer
+
+
 async def talk(memory: CondensedMemory) -> None:
     for i in range(6):
         await memory.aput(user(f"my secret {i}: I live in Paris, and I like tea more than anything else."))
@@ -266,31 +271,26 @@ async def test_logs_hold_no_message_text(
     assert "Paris" not in caplog.text
 
 
-async def test_no_log_holds_a_key(
+async def test_no_log_and_no_event_holds_a_key(
     open_memory: OpenMemory, start_model: StartModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     """At any level, of any library but the databases', which are never told one."""
     caplog.set_level(logging.DEBUG)
-    llm, _ = start_model(lambda messages, tools: fail(500, "Try again."))
-    memory = open_memory(llm=llm, embed_model=EmbeddingWithKey(embed_dim=3))
-    await memory.facts.aadd("Likes tea")
-    await talk(memory)
-    assert "sk-test-key" not in caplog.text
-    assert KEY not in caplog.text
-
-
-async def test_no_event_holds_a_key(open_memory: OpenMemory, start_model: StartModel) -> None:
     events: list[str] = []
 
     class Recorder(BaseEventHandler):
         def handle(self, event: Any, **kwargs: Any) -> None:
             events.append(f"{event!r} {event.model_dump()}")
 
-    llm, _ = start_model(lambda messages, tools: say("Fine."))
-    memory = open_memory(llm=llm, embed_model=EmbeddingWithKey(embed_dim=3), summarize=True, max_messages=2)
-    with attached(Recorder(), "root"):
-        await memory.facts.aadd("Likes tea")
-        await FunctionAgent(llm=llm).run("What do I drink?", memory=memory)
-        await talk(memory)
+    for name, answer in {"refused": fail(500, "No."), "fine": say("Fine.")}.items():
+        llm, _ = start_model(partial(answered, answer))
+        options: dict[str, Any] = {"embed_model": EmbeddingWithKey(embed_dim=3), "summarize": True, "max_messages": 2}
+        memory = open_memory(name, llm=llm, **options)
+        with attached(Recorder(), "root"):
+            await memory.facts.aadd("Likes tea")
+            await talk(memory)
+    await FunctionAgent(llm=llm).run("What do I drink?", memory=memory)
     assert any("LLMChatStartEvent" in event for event in events)
-    assert not any("sk-test-key" in event or KEY in event for event in events)
+    told = "".join(events) + caplog.text
+    assert "sk-test-key" not in told
+    assert KEY not in told

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import inspect
 import threading
+import types
 from collections.abc import Coroutine, Generator
 from functools import partial
 from itertools import count
@@ -146,7 +147,7 @@ class Stepped:
         self.loop.set_task_factory(lambda loop, coro, **options: asyncio.Task(self.counted(coro), loop=loop, **options))
 
     async def counted(self, coro: Any) -> Any:
-        return await Awaited(self, coro)
+        return await counting(self, coro)
 
     def run(self, call: Coroutine[Any, Any, Any]) -> bool:
         """Runs so many steps of a call, closes the loop, and returns whether the call has ended."""
@@ -157,30 +158,23 @@ class Stepped:
         return task.done()
 
 
-class Awaited:
-    def __init__(self, owner: Stepped, coro: Any) -> None:
-        self.owner, self.coro = owner, coro
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        steps = self.coro.__await__()
-        resume, value = steps.send, None
-        while True:
-            try:
-                yielded = resume(value)
-            except StopIteration as end:
-                return end.value
-            self.owner.left -= 1
-            if self.owner.left == 0:
-                self.owner.loop.stop()
-            try:
-                value, resume = (yield yielded), steps.send
-            except BaseException as error:  # noqa: BLE001 - whatever it is goes on to the coroutine
-                value, resume = error, steps.throw
-
-
-async def put_and_ask(memory: CondensedMemory, message: ChatMessage) -> str:
-    await memory.aput(message)
-    return sent_text(await memory.aget())
+@types.coroutine
+def counting(owner: Stepped, coro: Any) -> Generator[Any, Any, Any]:
+    """Goes through the steps of a coroutine, and stops the loop of the owner behind the last one that it has left."""
+    steps = coro.__await__()
+    resume, value = steps.send, None
+    while True:
+        try:
+            yielded = resume(value)
+        except StopIteration as end:
+            return end.value
+        owner.left -= 1
+        if owner.left == 0:
+            owner.loop.stop()
+        try:
+            value, resume = (yield yielded), steps.send
+        except BaseException as error:  # noqa: BLE001 - whatever it is goes on to the coroutine
+            value, resume = error, steps.throw
 
 
 # Of tasks that never end, and threads of aiosqlite whose loop is gone.
@@ -203,8 +197,8 @@ def test_the_next_loop_goes_on_wherever_one_was_closed(any_database_uri: str | N
             memory, confirmed = open_one(f"chat {steps}"), []
         call = memory.aget() if kind == "aget" else memory.aput(user(f"open {steps}"))
         has_ended = Stepped(steps).run(call)
-        text = asyncio.run(asyncio.wait_for(put_and_ask(memory, user(f"now {steps}?")), 20))
-        assert f"now {steps}?" in text
+        asyncio.run(asyncio.wait_for(memory.aput(user(f"now {steps}?")), 20))
+        assert f"now {steps}?" in sent_text(asyncio.run(asyncio.wait_for(memory.aget(), 20)))
         confirmed.append(f"now {steps}?")
         if has_ended:
             break
