@@ -21,7 +21,6 @@ per_turn = import_module("benchmarks.per_turn")
 command = import_module("benchmarks.command")
 report = import_module("benchmarks.report")
 messages = import_module("benchmarks.messages")
-real_engine = import_module("benchmarks.real_engine")
 honesty = import_module("benchmarks.honesty")
 secrets_stored = import_module("benchmarks.secrets_stored")
 altered_quotes = import_module("benchmarks.altered_quotes")
@@ -136,19 +135,6 @@ async def test_many_sessions_have_all_their_turns(tmp_path: Path, monkeypatch: p
         assert await store.count_messages("round 4", None) == 4
 
 
-@pytest.mark.skipif(not real_engine.has_engine(), reason="needs the extra bench")
-@pytest.mark.parametrize("side", [real_engine.OURS, real_engine.HOST])
-async def test_what_is_counted_of_a_prompt_is_what_the_engine_says(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(real_engine, "FIRST", 2)
-    said = [{"speaker": "AB"[i % 2], "text": f"<b>{i}</b> \U0001f600 said\n\n<message> {'so ' * i}"} for i in range(12)]
-    counted = real_engine.Counted()
-    with real_engine.running_engine() as engine:
-        conversation = {"speakers": ["A", "B"], "pools": {"turns": said}}
-        await real_engine.count(engine, real_engine.SIDES[side], conversation, counted, 3)
-    assert (len(counted.counts), len(counted.answers), counted.differing) == (4, 3, 0)
-    assert all(answer.reused and answer.processed and answer.cpu_seconds for answer in counted.answers)
-
-
 @pytest.mark.parametrize("kind", ["asked", *told.OTHERS])
 def test_a_task_is_the_same_each_time_and_is_sent_as_a_list_and_as_one_message(kind: str) -> None:
     ending = told.OTHERS.get(kind, told.asked)
@@ -160,24 +146,6 @@ def test_a_task_is_the_same_each_time_and_is_sent_as_a_list_and_as_one_message(k
         assert hinted["content"].replace(f"{one_message.HINT}\n\n", "") == bare["content"] != hinted["content"]
         told_of = any(task.answer.split()[-1] in str(one.content) for one in task.said if one.role == "user")
         assert told_of != (kind == "unrelated")
-
-
-def test_a_gain_has_the_mean_of_the_differences_within_its_interval() -> None:
-    gain = one_message.gain_of([1.0, 2.0, 3.0, -1.0])
-    assert (gain.mean, gain.better) == (1.25, 0.75)
-    assert -1.0 <= gain.low < gain.mean < gain.high <= 3.0
-    assert one_message.gain_of([0.5] * 9) == one_message.Gain(0.5, 0.5, 0.5, 1.0)
-
-
-@pytest.mark.skipif(not real_engine.has_engine(), reason="needs the extra bench")
-def test_the_likelihood_of_an_answer_is_the_product_of_those_of_its_tokens() -> None:
-    prompt = [{"role": "user", "content": "What is the capital of France?"}]
-    with real_engine.running_engine(512) as engine:
-        first, both = (engine.log_likelihood(prompt, answer) for answer in ("The", "The capital"))
-        assert both < first < 0
-        assert engine.log_likelihood(prompt, "The") == pytest.approx(first, abs=0.02)
-        assert engine.log_likelihood(prompt, "The zebra") < both - 3
-        assert engine.log_likelihood(prompt, "") == 0
 
 
 def test_a_command_names_files_without_their_folders(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,22 +145,6 @@ async def test_what_is_no_message_is_refused_and_nothing_is_written(open_memory:
     assert await memory.aget_all() == []
 
 
-async def test_the_question_is_taken_from_a_message_too(open_memory: OpenMemory) -> None:
-    """The host ignores ``input`` if it is a ChatMessage, and doubles the question that an agent repeats."""
-    asked: list[list[str | None]] = []
-
-    class Listener(Silent):
-        async def _aget(self, messages: list[ChatMessage] | None = None, **block_kwargs: Any) -> str:
-            asked.append([message.content for message in messages or []])
-            return ""
-
-    memory = open_memory(memory_blocks=[Listener(name="listener")])
-    await memory.aput(user("Q"))
-    for question in (None, "Q", user("Q"), "other", user("other")):
-        await memory.aget(input=question)
-    assert asked == [["Q"], ["Q"], ["Q"], ["Q", "other"], ["Q", "other"]]
-
-
 async def test_neither_the_messages_of_the_caller_nor_those_that_come_back_are_shared(open_memory: OpenMemory) -> None:
     """Agents write their state into the last message."""
     memory = open_memory()
@@ -300,37 +284,25 @@ async def test_none_is_a_session_of_its_own_in_memory() -> None:
     assert one.facts_block.user_id == one.session_id
 
 
-# ---- long sessions ------------------------------------------------------------------------------------
-
-MESSAGES = [message for i in range(800) for message in (user(f"Question {i}?"), assistant(f"Answer {i}."))]
-
-
-async def test_all_messages_can_be_read_one_after_the_other(any_database_uri: str | None) -> None:
-    """Oldest first, over all pages, with a status or without; the same as in a list, and in an export."""
-    options = {"async_database_uri": any_database_uri, "extract_facts": False}
-    async with CondensedMemory.from_defaults("chat", **options) as memory:  # type: ignore[arg-type]
+async def test_all_messages_of_a_long_session_can_be_read_one_after_the_other(any_database_uri: str | None) -> None:
+    """Oldest first, over all pages. No reading is held open: what others change meanwhile is seen as it is then."""
+    talk = [message for i in range(800) for message in (user(f"Question {i}?"), assistant(f"Answer {i}."))]
+    said = [message.content for message in talk]
+    async with CondensedMemory.from_defaults(
+        "chat", async_database_uri=any_database_uri, extract_facts=False
+    ) as memory:
         assert [message async for message in memory.aiter_all()] == []
-        await memory.aput_messages(MESSAGES)
-        said = [message.content for message in MESSAGES]
+        await memory.aput_messages(talk)
         assert [message.content async for message in memory.aiter_all()] == said
         assert [message.content async for message in memory.aiter_all(MessageStatus.ACTIVE)] == said[-2:]
-        assert [message.content for message in await memory.aget_all()] == said
         exported = [message["blocks"][0]["text"] for message in json.loads(await memory.aexport())]
-        assert exported == said
-        store = memory.sql_store
-        some = await store.get_messages("chat", status=None, limit=1_100, offset=7)
+        assert exported == [message.content for message in await memory.aget_all()] == said
+        some = await memory.sql_store.get_messages("chat", status=None, limit=1_100, offset=7)
         assert [message.content for message in some] == said[7:1_107]
-
-
-async def test_what_changes_meanwhile_is_seen_as_it_is_then(database_uri: str) -> None:
-    """No reading is held open: others write in between, and what they delete is not shown any more."""
-    options = {"async_database_uri": database_uri, "extract_facts": False}
-    async with CondensedMemory.from_defaults("chat", **options) as memory:  # type: ignore[arg-type]
-        await memory.aput_messages(MESSAGES)
         seen: list[str | None] = []
         async for message in memory.aiter_all():
             if not seen:
-                await memory.aset(MESSAGES[:1_000])
+                await memory.aset(talk[:1_000])
                 await memory.aput(user("The last one"))
             seen.append(message.content)
-        assert seen == [*(message.content for message in MESSAGES[:1_000]), "The last one"]
+        assert seen == [*said[:1_000], "The last one"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import pydoc
 import traceback
-import warnings
 from typing import Any
 
 import pytest
@@ -31,9 +30,6 @@ from tests.conversation import user
 PARAMETERS = inspect.signature(CondensedMemory.from_defaults).parameters
 RECORD_SETTINGS, FACTS_SETTINGS = CondensedOptions.__annotations__, FactsOptions.__annotations__
 KEY = "sk-secret-key"
-
-
-# ---- in the place of the host's ------------------------------------------------------------------------
 
 
 def test_the_host_has_no_argument_that_is_not_taken_in_the_same_place() -> None:
@@ -62,17 +58,10 @@ async def test_a_call_of_the_host_works_as_it_is() -> None:
         await memory.aclose()
 
 
-def test_an_argument_without_a_meaning_here_is_told_once() -> None:
-    """It says what is done instead, and where it was given."""
+def test_an_argument_without_a_meaning_here_is_told_once_and_where_it_was_given() -> None:
     with pytest.warns(UserWarning, match=r"token_flush_size=300 .* chat_history_token_ratio") as warned:
         CondensedMemory.from_defaults(token_flush_size=300)
     assert [warning.filename for warning in warned] == [__file__]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert CondensedMemory.from_defaults(token_limit=40_000).condensed_block.token_limit == 30_000
-
-
-# ---- what is shown of it -------------------------------------------------------------------------------
 
 
 def test_each_setting_of_the_blocks_is_shown_with_its_default() -> None:
@@ -102,25 +91,13 @@ def test_every_setting_of_a_block_can_be_given_to_a_memory() -> None:
 
 def test_a_setting_reaches_its_block() -> None:
     record: CondensedOptions = {"keep_ratio": 0.7, "max_messages": 9, "include_system": True, "summary_token_limit": 99}
-    facts: FactsOptions = {
-        "max_facts": 50,
-        "min_confidence": 0.1,
-        "similarity_weight": 0.2,
-        "confidence_weight": 0.3,
-        "recency_weight": 0.0,
-        "context_turns": 5,
-        "min_similarity": 0.5,
-        "general_facts": 1,
-        "ranker_factory": TfidfRanker,
-        "categories": ("diet",),
-    }
+    facts: FactsOptions = {"max_facts": 50, "min_confidence": 0.1, "recency_weight": 0.0, "context_turns": 5}
+    facts |= {"min_similarity": 0.5, "general_facts": 1, "ranker_factory": TfidfRanker, "categories": ("diet",)}
     memory = CondensedMemory.from_defaults(**record, **facts, retry_seconds=7.5)
     assert {name: getattr(memory.condensed_block, name) for name in record} == record
     assert {name: getattr(memory.facts_block, name) for name in facts} == facts
     assert memory.condensed_block.retry_seconds == memory.facts_block.retry_seconds == 7.5
 
-
-# ---- mistakes ------------------------------------------------------------------------------------------
 
 # As of a request whose header was missing, or was read with its white space.
 NO_IDS: list[Any] = ["", " ", "\t\n", "\u3000", " ann", "ann\n", 7, ["ann"]]
