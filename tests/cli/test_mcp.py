@@ -24,7 +24,11 @@ from llama_index_memory_ext.agents.mcp import memory_server
 from tests.cli.terminal import COMMAND, PATIENCE_SECONDS, Here, clean_environment
 from tests.conversation import assistant, user
 
-GREEN_TEA = {"content": "Loves green tea", "quote": "Please remember that I love green tea.", "category": "preference"}
+GREEN_TEA: dict[str, Any] = {
+    "content": "Loves green tea",
+    "quote": "Please remember that I love green tea.",
+    "category": "preference",
+}
 
 
 @pytest.fixture
@@ -51,24 +55,17 @@ async def client(
         yield connected
 
 
-async def call(session: Client | ClientSession, name: str, **arguments: Any) -> str:
-    """The text of a call that went well."""
+async def call(session: Client | ClientSession, name: str, *, refused: bool = False, **arguments: Any) -> str:
+    """The text of a call that went well, or of one that was refused."""
     result = await session.call_tool(name, arguments)
     assert isinstance(result, CallToolResult)
-    assert not result.is_error, text_of(result)
-    return text_of(result)
+    text = "".join(part.text for part in result.content if isinstance(part, TextContent))
+    assert bool(result.is_error) == refused, text
+    return text
 
 
 async def refusal(session: Client | ClientSession, name: str, **arguments: Any) -> str:
-    """What a call is told that was refused."""
-    result = await session.call_tool(name, arguments)
-    assert isinstance(result, CallToolResult)
-    assert result.is_error, text_of(result)
-    return text_of(result)
-
-
-def text_of(result: CallToolResult) -> str:
-    return "".join(part.text for part in result.content if isinstance(part, TextContent))
+    return await call(session, name, refused=True, **arguments)
 
 
 def contents_in(text: str) -> list[str]:
@@ -128,18 +125,11 @@ async def remember_list_search_and_forget(session: ClientSession) -> None:
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("remember", {"content": "Likes Bolivia", "quote": "I like tea"}, "Nobody said Bolivia"),
-    ("remember", {"content": "Password is swordfish", "quote": "my password is swordfish"}, "It holds a password"),
-    ("remember", {"content": "Likes tea", "quote": "Do I like tea?"}, "The user only asked it."),
-    ("remember", {"content": "Likes tea", "quote": "I hate tea"}, "Not remembered: "),
-    ("remember", {"content": "Likes tea", "quote": " "}, "It names no words of the user's that say it."),
     ("remember", {"content": "Likes tea"}, "quote"),
     ("remember", {"content": "x" * 5_000, "quote": "I like tea"}, "at most 2000 characters"),
     ("remember", {"content": 7, "quote": "I like tea"}, "valid string"),
     ("forget", {"facts": ["rain"], "quote": "I like rain."}, "Not forgotten: "),
-    ("forget", {"facts": ["rain"], "quote": "Don't forget that I like rain."}, "Not forgotten: "),
-    ("forget", {"facts": ["rain"], "quote": ""}, "it needs a quote"),
     ("forget", {"facts": ["a zebra"], "quote": "Forget the zebra."}, "what is not known"),
-    ("forget", {"facts": [], "quote": "Forget everything."}, "at least 1 item"),
     ("list_memories", {"limit": 0}, "greater than or equal to 1"),
     ("list_memories", {"offset": "all"}, "valid integer"),
     ("search_memory", {"query": "x" * 5_000}, "at most 2000 characters"),
@@ -162,32 +152,20 @@ async def test_no_argument_reaches_another_user(database: Path) -> None:
         await call(hers, "remember", **GREEN_TEA)
         fact_id = (await facts_of(database, "ann"))["Loves green tea"].id
         assert await call(his, "list_memories") == "0 facts in all."
-        assert (await call(his, "search_memory", query="tea")).startswith("Nothing found")
         assert "what is not known" in await refusal(his, "forget", facts=[fact_id], quote="Forget everything.")
         for extra in ("user", "user_id", "namespace", "session_id"):
-            found = await his.call_tool("search_memory", {"query": "tea", extra: "ann"})
-            assert isinstance(found, CallToolResult)
-            assert "green" not in text_of(found)
+            assert "green" not in str(await his.call_tool("search_memory", {"query": "tea", extra: "ann"}))
         assert contents_in(await call(hers, "list_memories")) == ["Loves green tea"]
 
 
 async def test_two_clients_of_one_user_see_what_the_other_does(database: Path) -> None:
     """Two servers on one file, also in the same moment and in any script."""
-    said = {
-        "Wohnt in Köln": "Ich wohne in Köln.",
-        "喜欢绿茶": "我喜欢绿茶",
-        "Owns 3 hats": "I own 3 hats.",
-        "Likes 🚀 rockets": "I like 🚀 rockets.",
-    }
+    said = {"Wohnt in Köln": "Ich wohne in Köln.", "喜欢绿茶": "我喜欢绿茶", "Likes 🚀 rockets": "I like 🚀 rockets."}
     async with client(database) as one, client(database) as two:
-        calls = [
-            call(session, "remember", content=content, quote=quote)
-            for session in (one, two)
-            for content, quote in said.items()
-        ]
-        await asyncio.gather(*calls)
-        for session in (one, two):
-            assert sorted(contents_in(await call(session, "list_memories"))) == sorted(said)
+        await asyncio.gather(
+            *(call(each, "remember", content=content, quote=said[content]) for each in (one, two) for content in said)
+        )
+        assert sorted(contents_in(await call(one, "list_memories"))) == sorted(said)
         assert contents_in(await call(two, "search_memory", query="Köln")) == ["Wohnt in Köln"]
         await call(one, "forget", facts=["Wohnt in Köln"], quote="Vergiss, dass ich in Köln wohne.")
         assert (await call(two, "search_memory", query="Köln")).startswith("Nothing found")
@@ -211,16 +189,13 @@ async def test_everything_goes_only_where_the_session_shows_that_the_user_has_sa
     await add_rain(database)
     everything = {"facts": ["Likes rain"], "quote": "Forget everything about me."}
     async with client(database) as session:
-        for _ in range(2):
-            assert "so they must name it" in await refusal(session, "forget", **everything)
-    async with opened(database) as memory:
+        assert "so they must name it" in await refusal(session, "forget", **everything)
+    async with opened(database) as memory, client(database, session="s") as session:
         await memory.aput(user("Forget everything about me."))
-        async with client(database, session="s") as session:
-            for _ in range(2):
-                assert "Likes rain: show the user all" in await refusal(session, "forget", **everything)
-            await memory.aput_messages([assistant("That you like rain, too?"), user("Yes, please.")])
-            gone = await call(session, "forget", facts=["Likes rain"], quote="Yes, please.")
-            assert re.fullmatch(r"Forgotten: \[\w{8}\] Likes rain \(it can be restored\)", gone)
+        assert "Likes rain: show the user all" in await refusal(session, "forget", **everything)
+        await memory.aput_messages([assistant("That you like rain, too?"), user("Yes, please.")])
+        gone = await call(session, "forget", facts=["Likes rain"], quote="Yes, please.")
+        assert re.fullmatch(r"Forgotten: \[\w{8}\] Likes rain \(it can be restored\)", gone)
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
@@ -256,18 +231,14 @@ async def test_a_server_that_only_reads_has_no_tools_that_write(database: Path) 
         assert contents_in(await call(session, "list_memories")) == ["Likes rain"]
 
 
-def spoil(database: Path) -> None:
-    with closing(sqlite3.connect(database)) as connection:
-        for ending in ("_users", "_facts", "_sessions"):
-            connection.execute(f"ALTER TABLE llama_index_memory{ending} RENAME TO lost{ending}")
-
-
 async def test_a_database_that_breaks_is_told_and_not_taken_for_an_empty_one(
     database: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with client(database) as session:
         await call(session, "remember", **GREEN_TEA)
-        spoil(database)
+        with closing(sqlite3.connect(database)) as connection:
+            for ending in ("_users", "_facts", "_sessions"):
+                connection.execute(f"ALTER TABLE llama_index_memory{ending} RENAME TO lost{ending}")
         for name, arguments in (("list_memories", {}), ("search_memory", {"query": "tea"}), ("remember", GREEN_TEA)):
             assert "That does not mean that nothing is known" in await refusal(session, name, **arguments)
     assert "green" not in caplog.text

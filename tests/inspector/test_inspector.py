@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from hashlib import sha256
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,8 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, StoreError
-from llama_index_memory_ext.errors import LimitError
 from llama_index_memory_ext.inspector.pages import Access
-from llama_index_memory_ext.inspector.prompt import memory_on, show
+from llama_index_memory_ext.inspector.prompt import show
 from llama_index_memory_ext.store import read_only
 from llama_index_memory_ext.store.tables import Seen
 from tests.inspector.conftest import Inspected
@@ -30,12 +31,10 @@ Inspect = Callable[..., Awaitable[Inspected]]
 STRANGE = ["<script>alert(1)</script>", 'a/b?c=d&e#f"', "Müller & 山田", "%2e%2e/", " ", ""]
 WORDS = "<script>alert('x')</script></pre><img src=x onerror=alert(2)> “{{ 7777 * 3 }}”"
 OTHER_HOSTS = """
-: :8000 @ evil.example evil.example:8000 evil.example:127.0.0.1 127.0.0.1:8000@evil.com 127.0.0.1@evil.com
-localhost:x@evil.com:80 evil.com@127.0.0.1:8000 127.0.0.1: 127.0.0.1:x 127.0.0.1:-1 127.0.0.1:8000:80
-127.0.0.1:\u0661 127.0.0.1:800000 localhost. localhost.:80 127.0.0.1. 127.0.0.1.evil.com localhost.evil.com
-xlocalhost [::1] [::1]:8000 ::1 [127.0.0.1]:8000 [localhost] 0.0.0.0 127.1 2130706433 127.0.0.2 localhost/
-localhost:80/x localhost,evil.com //localhost http://localhost localhost?x localhost#x localhost\\evil
-loc\u0430lhost localho\u017ft
+: @ evil.example:8000 evil.example:127.0.0.1 127.0.0.1:8000@evil.com localhost:x@evil.com:80 evil.com@127.0.0.1:8000
+127.0.0.1: 127.0.0.1:x 127.0.0.1:-1 127.0.0.1:8000:80 127.0.0.1:\u0661 127.0.0.1:800000 localhost. 127.0.0.1.
+127.0.0.1.evil.com xlocalhost [::1]:8000 [127.0.0.1]:8000 0.0.0.0 127.1 2130706433 127.0.0.2 localhost/ localhost:80/x
+localhost,evil.com //localhost http://localhost localhost?x localhost#x localhost\\evil loc\u0430lhost localho\u017ft
 """
 
 
@@ -81,28 +80,24 @@ async def test_whoever_does_not_know_the_address_learns_nothing(filled: Path, in
     assert token not in repr(client.inspector)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8000", "localhost:65535", "LocalHost:80"])
-def test_the_names_of_this_machine_are_answered(host: str) -> None:
-    access = Access()
-    assert access.allows("GET", access.token, {"host": host})
-
-
-@pytest.mark.parametrize(
-    "host", ["", " localhost", "localhost ", "localhost\n", "localhost\t:80", *OTHER_HOSTS.split()]
-)
-def test_no_other_host_is_answered(host: str) -> None:
+def test_only_the_names_of_this_machine_are_answered() -> None:
     """A web page can lead a browser here by a name of its own, whatever that looks like."""
     access = Access()
-    assert not access.allows("GET", access.token, {"host": host})
+    for host in ("127.0.0.1", "127.0.0.1:8000", "localhost:65535", "LocalHost:80"):
+        assert access.allows("GET", access.token, {"host": host}), host
+    for host in ("", " localhost", "localhost ", "localhost\n", "localhost\t:80", *OTHER_HOSTS.split()):
+        assert not access.allows("GET", access.token, {"host": host}), host
 
 
-async def test_a_page_may_load_nothing_and_is_kept_nowhere(filled: Path, inspect: Inspect) -> None:
-    headers = (await (await inspect(filled)).get("sessions")).headers
-    policy = headers["content-security-policy"]
-    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+async def test_a_page_may_load_nothing_but_its_style_and_is_kept_nowhere(filled: Path, inspect: Inspect) -> None:
+    page = await (await inspect(filled)).get("sessions")
+    (style,) = re.findall("<style>(.*?)</style>", page.text, re.DOTALL)
+    digest = b64encode(sha256(style.encode()).digest()).decode()
+    policy = page.headers["content-security-policy"]
+    assert policy.startswith(f"default-src 'none'; style-src 'sha256-{digest}';")
     assert "unsafe" not in policy
     assert "frame-ancestors 'none'" in policy
-    assert (headers["referrer-policy"], headers["cache-control"]) == ("no-referrer", "no-store")
+    assert (page.headers["referrer-policy"], page.headers["cache-control"]) == ("no-referrer", "no-store")
 
 
 @pytest.mark.parametrize("writes", [False, True])
@@ -133,10 +128,7 @@ async def rows_of(uri: str) -> dict[str, list[str]]:
 async def test_on_a_server_nothing_can_be_written_either(postgres_uri: str, inspect: Inspect) -> None:
     await fill(postgres_uri, turns=8, others=3)
     client, before = await inspect(postgres_uri), await rows_of(postgres_uri)
-    pages = await crawl(client)
-    assert "Starts the journey from Manchester" in "".join(pages.values())
-    asked = await client.get("session", params={"id": SESSION, "q": "What do I eat?"})
-    assert "Eats vegetarian food" in asked.text
+    assert "Starts the journey from Manchester" in "".join((await crawl(client)).values())
     with pytest.raises(StoreError, match="read-only transaction"):
         await client.inspector.reader.add_message(SESSION, ChatMessage("No."))
     assert await rows_of(postgres_uri) == before
@@ -185,28 +177,19 @@ async def test_the_page_shows_what_the_model_is_then_really_sent(filled: Path, l
     await store.aclose()
 
 
-async def test_limits_that_do_not_fit_are_refused_before_anything_is_shown() -> None:
-    with pytest.raises(LimitError, match="must be at least 50"):
-        memory_on(MemoryStore(), "s", "ann", {"token_limit": 100, "condensed_token_limit": 200})
+def numbers_in(page: str) -> set[tuple[str, str]]:
+    return {*re.findall(r"<b>(\d[\d,]*)</b><span>([^<]+)</span>", page)}
 
 
-async def test_a_session_tells_what_is_unread_and_whose_it_is(filled: Path, inspect: Inspect) -> None:
-    client = await inspect(filled)
-    page = (await client.get("session", params={"id": SESSION, "q": "What do I eat?"})).text
-    numbers = re.findall(r"<b>(\d[\d,]*)</b><span>([^<]+)</span>", page)
-    assert ("46", "messages") in [(number, label) for number, label in numbers]
-    assert ("46", "messages not read for facts yet") in numbers
-    assert ("197", "current facts") in numbers
-    assert "shown: pinned" in page
-
-
-async def test_a_session_shows_the_tokens_of_the_prompt_for_a_question_or_of_the_last_turn(
-    filled: Path, inspect: Inspect
-) -> None:
+async def test_a_session_tells_what_is_unread_and_the_tokens_of_the_prompt(filled: Path, inspect: Inspect) -> None:
+    """For a question, or of the last turn."""
     client = await inspect(filled)
     asked, last = [
         (await client.get("session", params={"id": SESSION, "q": question})).text for question in ("Why?", "")
     ]
+    unread = ("46", "messages not read for facts yet")
+    assert numbers_in(asked) >= {("46", "messages"), unread, ("197", "current facts")}
+    assert "shown: pinned" in asked
     kinds = {"the conversation", "facts", "question"}
     for page, heading, named in (
         (asked, r"<h2>([\d,]+) tokens</h2>", kinds),
@@ -228,28 +211,21 @@ async def test_a_session_tells_its_summary_and_the_turns_that_were_set_aside(fil
     }
     for reader, state in states.items():
         page = await store.readers.page(SESSION, reader, Seen(), limit=1)
-        assert await store.readers.move(
-            SESSION, reader, epoch=page.epoch, old=page.position, new=rows[-1].id, state=state
-        )
+        places: Any = {"epoch": page.epoch, "old": page.position, "new": rows[-1].id}
+        assert await store.readers.move(SESSION, reader, **places, state=state)
     shown = (await client.get("session", params={"id": SESSION, "q": "And then?"})).text
     assert shown.count("They plan a journey to Japan.") == 2
     assert "small museums. (1)" not in shown.split("</form>")[1].split("Facts of")[0]
     assert "FactReplyError" in shown
-    numbers = re.findall(r"<b>(\d[\d,]*)</b><span>([^<]+)</span>", shown)
-    assert {("6", "have left the record"), ("1", "turns set aside"), ("40", "messages not read for facts yet")} <= {
-        *numbers
-    }
+    unread = ("40", "messages not read for facts yet")
+    assert numbers_in(shown) >= {("6", "have left the record"), ("1", "turns set aside"), unread}
 
 
 async def test_a_session_of_two_users_is_shown_for_each_of_them(filled: Path, inspect: Inspect) -> None:
     client = await inspect(filled)
-    mia, other = (
-        CondensedMemory.from_defaults(
-            SESSION, user_id=user, shared=True, chat_store=client.inspector.writer, extract_facts=False
-        )
-        for user in ("mia", "sister")
-    )
-    await mia.aput(ChatMessage("Come along."))
+    shared: Any = {"shared": True, "chat_store": client.inspector.writer, "extract_facts": False}
+    await CondensedMemory.from_defaults(SESSION, user_id="mia", **shared).aput(ChatMessage("Come along."))
+    other = CondensedMemory.from_defaults(SESSION, user_id="sister", **shared)
     await other.facts.aadd("Lives in Leeds")
     await other.aput(ChatMessage("I come, too."))
     pages = {
@@ -264,20 +240,18 @@ async def test_a_session_of_two_users_is_shown_for_each_of_them(filled: Path, in
 
 async def test_lists_are_searched_and_paged(filled: Path, inspect: Inspect) -> None:
     client = await inspect(filled)
-    first, second = [(await client.get("sessions", params={"page": page})).text for page in ("1", "2")]
-    assert first.count('class="row"') == 50
-    assert second.count('class="row"') == 11
-    found = (await client.get("sessions", params={"q": "SUPPORT/007"})).text
-    assert found.count('class="row"') == 1
-    of_user = (await client.get("sessions", params={"user": "mia"})).text
-    assert of_user.count('class="row"') == 1
-    words = (await client.get("facts", params={"user": "mia", "q": "museum"})).text
-    assert words.count('class="fact') == 1
-    past = (await client.get("facts", params={"user": "mia", "state": "past"})).text
-    assert "London" in past
-    assert "Manchester" not in past
-    for page in ("0", "-1", "9" * 40, "x"):
-        assert (await client.get("messages", params={"id": SESSION, "page": page})).status_code == 200
+    for page, query, marked, count in (
+        ("sessions", {"page": "1"}, 'class="row"', 50),
+        ("sessions", {"page": "2"}, 'class="row"', 11),
+        ("sessions", {"q": "SUPPORT/007"}, 'class="row"', 1),
+        ("sessions", {"user": "mia"}, 'class="row"', 1),
+        ("facts", {"user": "mia", "q": "museum"}, 'class="fact', 1),
+        ("facts", {"user": "mia", "state": "past"}, "London", 1),
+        ("facts", {"user": "mia", "state": "past"}, "from Manchester", 0),
+    ):
+        assert (await client.get(page, params=query)).text.count(marked) == count, (page, query)
+    for number in ("0", "-1", "9" * 40, "x"):
+        assert (await client.get("messages", params={"id": SESSION, "page": number})).status_code == 200
 
 
 async def test_a_fact_tells_its_quote_its_history_and_where_it_was_said(filled: Path, inspect: Inspect) -> None:
