@@ -17,7 +17,6 @@ from llama_index_instrumentation.event_handlers import BaseEventHandler, NullEve
 from llama_index_instrumentation.span_handlers import BaseSpanHandler, SimpleSpanHandler
 from pydantic import Field
 
-from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.events import (
     ExtractionFailedEvent,
     FactsExtractedEvent,
@@ -80,16 +79,25 @@ def add(a: float, b: float) -> float:
     return a + b
 
 
-def learner(messages: list[Message], tools: list[str]) -> Message:
-    """Adds in two rounds if it is asked to, reports what is liked and used, and sums up in a few words."""
-    if tools == ["report_facts"]:
-        return report(messages[-1]["content"])
-    if "running summary" in str(messages[0]["content"]):
-        return say(f"The user talked: {record(messages[-1]['content'])[0][1]}")
-    rounds = sum(message["role"] == "tool" for message in messages)
-    if rounds < 2 and "Add" in str([m["content"] for m in messages if m["role"] == "user"][-1]).rpartition("\n")[2]:
-        return call((f"call_{rounds}", "add", {"a": 1, "b": rounds}))
-    return say("Fine.")
+class Learner:
+    """Adds in two rounds if it is asked to, reports what is liked and used, and sums up in a few words.
+
+    Its ``answers`` come first where facts are asked for.
+    """
+
+    def __init__(self, *answers: Message) -> None:
+        self.answers = [*answers]
+
+    def __call__(self, messages: list[Message], tools: list[str]) -> Message:
+        if tools == ["report_facts"]:
+            return self.answers.pop() if self.answers else report(messages[-1]["content"])
+        if "running summary" in str(messages[0]["content"]):
+            return say(f"The user talked: {record(messages[-1]['content'])[0][1]}")
+        rounds = sum(message["role"] == "tool" for message in messages)
+        asked = str([message["content"] for message in messages if message["role"] == "user"][-1])
+        if rounds < 2 and "Add" in asked.rpartition("\n")[2]:
+            return call((f"call_{rounds}", "add", {"a": 1, "b": rounds}))
+        return say("Fine.")
 
 
 def report(prompt: str) -> Message:
@@ -116,7 +124,7 @@ async def test_the_facts_of_the_event_are_those_of_the_prompt(
     open_memory: OpenMemory, start_model: StartModel, heard: Listener
 ) -> None:
     """In their order; a turn with two rounds of tools asks for them four times, and ranks them once."""
-    llm, server = start_model(learner)
+    llm, server = start_model(Learner())
     memory = open_memory(user_id="ann", extract_facts=False)
     for content in ("Likes tea", "Adds numbers all day", "Lives in Paris"):
         await memory.facts.aadd(content, confidence=0.9)
@@ -147,7 +155,7 @@ async def test_nothing_is_told_where_no_fact_is_shown(open_memory: OpenMemory, h
 async def test_an_extraction_tells_what_became_of_which_fact(
     open_memory: OpenMemory, start_model: StartModel, heard: Listener
 ) -> None:
-    llm, _ = start_model(learner)
+    llm, _ = start_model(Learner())
     async with open_memory(user_id="ann", llm=llm) as memory:
         await memory.aput_messages([user("I like tea. I use Docker."), assistant("Fine.")])
         await memory.aflush()
@@ -167,48 +175,34 @@ async def test_an_extraction_tells_what_became_of_which_fact(
     assert [(event.prompt_tokens, event.completion_tokens) for event in events] == [(1, 1)] * 3
 
 
-async def ask_five(memory: CondensedMemory) -> None:
+@pytest.mark.parametrize("summarize", [False, True])
+async def test_a_cut_tells_how_much_has_left_and_a_summary_what_it_is_of(
+    open_memory: OpenMemory, start_model: StartModel, heard: Listener, summarize: bool
+) -> None:
+    llm, _ = start_model(Learner())
+    memory = open_memory(llm=llm, extract_facts=False, max_messages=6, keep_messages=2, summarize=summarize)
     for i in range(5):
         await memory.aput_messages([user(f"question {i}"), assistant(f"answer {i}")])
         await memory.aget()
-
-
-async def test_a_cut_tells_how_much_has_left(open_memory: OpenMemory, heard: Listener) -> None:
-    memory = open_memory(max_messages=6, keep_messages=2)
-    await ask_five(memory)
-    (event,) = heard.of(HistoryCondensedEvent)
-    shown = record(await memory.condensed_block.aget(session_id="chat"))
-    assert (event.messages, event.summarised, event.summary_tokens) == (6, False, 0)
-    assert [said for _, said in shown] == ["question 3", "answer 3"]
-    assert event.tokens_before == 4 * event.tokens_after
-    assert event.tokens_after == (await memory.condensed_block.ameasure("chat")).record_tokens
-    assert (event.position, event.session_id) == (6, "chat")
-    assert event.seconds >= 0
-
-
-async def test_a_summary_tells_what_it_is_of(open_memory: OpenMemory, start_model: StartModel, heard: Listener) -> None:
-    llm, _ = start_model(learner)
-    memory = open_memory(llm=llm, extract_facts=False, max_messages=6, keep_messages=2, summarize=True)
-    await ask_five(memory)
     await memory.condensed_block.aflush("chat")
     (event,) = heard.of(HistoryCondensedEvent)
+    assert (event.session_id, event.messages, event.position, event.summarised) == ("chat", 6, 6, summarize)
+    assert summarize or event.tokens_before == 4 * event.tokens_after
+    assert (event.summary_tokens > 0, event.prompt_tokens, event.completion_tokens) == (
+        summarize,
+        *[int(summarize)] * 2,
+    )
     size = await memory.condensed_block.ameasure("chat")
-    assert (event.messages, event.summarised, event.summary_tokens) == (6, True, size.summary_tokens)
-    assert 0 < event.summary_tokens < event.tokens_after == size.record_tokens
-    assert event.seconds > 0
-    assert (event.prompt_tokens, event.completion_tokens) == (1, 1)
-    assert (await memory.astats()).usage == {"summary": Usage(1, 1, 1)}
+    assert event.summary_tokens == size.summary_tokens < event.tokens_after == size.record_tokens
+    assert event.seconds >= 0
+    assert (await memory.astats()).usage == ({"summary": Usage(1, 1, 1)} if summarize else {})
 
 
 async def test_a_failure_is_told_with_its_number_and_its_pause(
     open_memory: OpenMemory, start_model: StartModel, heard: Listener
 ) -> None:
     """Then what has succeeded: nothing is lost, and counting begins anew."""
-    answers = [fail(500, "I like secrets"), fail(500, "I like secrets")]
-
-    def model(messages: list[Message], tools: list[str]) -> Message:
-        return answers.pop() if answers and tools == ["report_facts"] else learner(messages, tools)
-
+    model = Learner(*[fail(500, "I like secrets")] * 2)
     llm, _ = start_model(model)
     memory = open_memory(user_id="ann", llm=llm)
     memory.facts_block.retry_seconds = 0.01
@@ -222,7 +216,7 @@ async def test_a_failure_is_told_with_its_number_and_its_pause(
         (2, "InternalServerError", 0.02),
     ]
     assert [type(event) for event in heard.events] == [*[ExtractionFailedEvent] * 2, FactsExtractedEvent]
-    answers += [fail(500, "I like secrets")] * 2
+    model.answers += [fail(500, "I like secrets")] * 2
     await memory.aflush()
     again = heard.of(ExtractionFailedEvent)[2:]
     assert [(one.failures, one.retry_seconds) for one in again] == [(1, 0.01), (2, None)]
@@ -246,7 +240,7 @@ async def test_a_handler_that_raises_costs_no_turn_and_no_fact(
     open_memory: OpenMemory, start_model: StartModel, heard: Listener
 ) -> None:
     """Nor do the others hear less."""
-    llm, _ = start_model(learner)
+    llm, _ = start_model(Learner())
     agent = FunctionAgent(llm=llm)
     with attached(Listener(clumsy=True)), attached(Listener(clumsy=True), "root"):
         async with open_memory(user_id="ann", llm=llm, max_messages=1, keep_messages=1) as memory:
@@ -269,12 +263,7 @@ async def test_nothing_that_was_said_is_in_an_event(
 ) -> None:
     """Nor a key, nor what a provider has put into its error. Whatever is told can be written as JSON."""
     words = ["Zwetschge", "Docker", "Podman", "hunter2", "sk-test-key", "Fine", "talked"]
-    answers = [fail(500, "Zwetschge hunter2")]
-
-    def model(messages: list[Message], tools: list[str]) -> Message:
-        return answers.pop() if answers and tools == ["report_facts"] else learner(messages, tools)
-
-    llm, _ = start_model(model)
+    llm, _ = start_model(Learner(fail(500, "Zwetschge hunter2")))
     agent = FunctionAgent(llm=llm, tools=[add])
     options: dict[str, Any] = {"max_messages": 2, "keep_messages": 1, "summarize": True, "recall_token_limit": 200}
     async with open_memory(user_id="ann", llm=llm, **options) as memory:
@@ -298,7 +287,7 @@ async def test_work_beside_the_conversation_is_a_span_of_its_own(
     open_memory: OpenMemory, start_model: StartModel, heard: Listener
 ) -> None:
     """The turn's own may have ended by then, and handlers attach events and calls only to spans that are open."""
-    llm, _ = start_model(learner)
+    llm, _ = start_model(Learner())
     spans = SimpleSpanHandler()
     with attached(spans, "root"), instrument_tags({"request": "r-1"}):
         async with open_memory(llm=llm) as memory:
