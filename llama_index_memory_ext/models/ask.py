@@ -150,13 +150,9 @@ async def import_clients() -> None:
     """Imports what is still missing of the clients whose packages the program has imported."""
     names = [name for package in _LATE.keys() & sys.modules.keys() for name in _LATE[package]]
     # A module is known to the interpreter before it is whole, and whoever imports it then waits in the event loop.
-    if not _imported.issuperset(names):
-        await asyncio.to_thread(_import, names)
-
-
-def _import(names: list[str]) -> None:
     for name in names:
-        # Of another version there may be no such module.
-        with suppress(ImportError):
-            import_module(name)
-        _imported.add(name)
+        if name not in _imported:
+            # Of another version there may be no such module.
+            with suppress(ImportError):
+                await asyncio.to_thread(import_module, name)
+            _imported.add(name)

@@ -16,7 +16,7 @@ from llama_index.core.llms.llm import ToolSelection
 from llama_index_memory_ext.text.messages import HINT, body_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from llama_index.core.base.llms.types import ChatResponseGen, CompletionResponseGen
     from llama_index.core.tools import BaseTool
@@ -78,7 +78,10 @@ def reply(messages: Iterable[ChatMessage], tool_names: Collection[str] = ()) -> 
     if "report_facts" in tool_names:
         answer = ToolCallBlock(tool_call_id="call_1", tool_name="report_facts", tool_kwargs=_facts_in(question))
     elif so_far := _SUMMARY_SO_FAR.search(question):
-        answer = _summarize(so_far[1].replace("(none)", ""), question)
+        # The first sentence of each message follows the summary so far.
+        said = [one for one in _elements(question) if one.role in {"user", "assistant"} and not _calls([one])]
+        lines = [f"The {one.role}: {_SENTENCE_END.split(one.text)[0].strip()}" for one in said]
+        answer = "\n".join(filter(None, [so_far[1].replace("(none)", ""), *lines]))
     elif "how did you" in question.casefold():
         answer = _tell_calls(question, past)
     else:
@@ -149,10 +152,20 @@ def _calculate(
     written: str, calls: Sequence[tuple[str, dict[str, Any], str]], tools: Collection[str]
 ) -> str | ToolCallBlock:
     """Calls a tool for each operation of a sum, the inner ones first, then tells its value; "" for what is no sum."""
-    results = {(name, *arguments.values()): result for name, arguments, result in calls}
+    results: dict[tuple[object, ...], str] = {(name, *given.values()): result for name, given, result in calls}
+
+    # The nodes of a syntax tree have no type in common that has their fields.
+    def value_of(node: Any) -> Any:
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.UnaryOp):
+            return -value_of(node.operand)
+        # A KeyError has the first operation without a result, and a ValueError is for the text of an error.
+        return json.loads(results[_OPERATIONS.get(type(node.op), "power"), value_of(node.left), value_of(node.right)])
+
     try:
         tree = ast.parse(written, mode="eval").body
-        return f"{written} = {_shown(_evaluate(tree, results))}" if isinstance(tree, ast.BinOp) else ""
+        return f"{written} = {_shown(value_of(tree))}" if isinstance(tree, ast.BinOp) else ""
     except (SyntaxError, AttributeError):
         return ""
     except ValueError:
@@ -164,31 +177,9 @@ def _calculate(
     return ToolCallBlock(tool_call_id=f"call_{len(calls) + 1}", tool_name=tool, tool_kwargs={"a": a, "b": b})
 
 
-# The nodes of a syntax tree have no type in common that has their fields.
-def _evaluate(node: Any, results: Mapping[tuple[object, ...], str]) -> Any:
-    """Returns the value of a sum; a KeyError has the first operation without a result."""
-    if isinstance(node, ast.Constant):
-        return node.value
-    if isinstance(node, ast.UnaryOp):
-        return -_evaluate(node.operand, results)
-    operation = _OPERATIONS.get(type(node.op), "power"), _evaluate(node.left, results), _evaluate(node.right, results)
-    # A ValueError for the text of an error.
-    return json.loads(results[operation])
-
-
 def _shown(value: object) -> str:
     """Returns a number without a fraction that is zero, and any other value as it is."""
     return re.sub(r"^(-?\d+)\.0$", r"\1", str(value))
-
-
-def _summarize(so_far: str, question: str) -> str:
-    """Adds the first sentence of each message to the summary so far."""
-    lines = [
-        f"The {entry.role}: {_SENTENCE_END.split(entry.text)[0].strip()}"
-        for entry in _elements(question)
-        if entry.role in {"user", "assistant"} and not _calls([entry])
-    ]
-    return "\n".join(filter(None, [so_far, *lines]))
 
 
 def _tell_calls(question: str, past: Sequence[_Entry]) -> str:

@@ -209,8 +209,11 @@ def entry_of(
     body = escape_tags(body_of(message), tags)
     if not body.strip():
         return None
-    opening = _opening(message, speaker, brief=brief)
-    text = f"{opening}{body.rstrip()}\n" if brief else f"{opening}{body}{CLOSING}"
+    kwargs = message.additional_kwargs if message.role in RESULT_ROLES else {"name": speaker}
+    given = {key: " ".join(str(kwargs.get(key) or "").split()) for key in ("tool_call_id", "name")}
+    names = "".join(f' {key}="{escape(value[:200])}"' for key, value in given.items() if value)
+    role = message.role.value
+    text = f"<message {role}{names}>{body.rstrip()}\n" if brief else f'{_ROLE}"{role}"{names}>{body}{CLOSING}'
     return Entry(row_id, text, counter.count(text), any(one.block_type in MEDIA_TOKENS for one in message.blocks))
 
 
@@ -428,14 +431,6 @@ def _tag_pattern(tags: frozenset[str], opening: str = "<") -> re.Pattern[str]:
     names = "|".join(f"{_UNSEEN}*".join(map(re.escape, tag)) for tag in sorted(tags))
     gap = rf"(?:\s|{_UNSEEN})*"
     return re.compile(rf"{opening}(?={gap}(?:/{gap})?(?:{names})(?![\w.:-]))", re.IGNORECASE)
-
-
-def _opening(message: ChatMessage, speaker: str, *, brief: bool = False) -> str:
-    kwargs = message.additional_kwargs if message.role in RESULT_ROLES else {"name": speaker}
-    given = {key: " ".join(str(kwargs.get(key) or "").split()) for key in ("tool_call_id", "name")}
-    names = "".join(f' {key}="{escape(value[:200])}"' for key, value in given.items() if value)
-    role = message.role.value
-    return f"<message {role}{names}>" if brief else f'{_ROLE}"{role}"{names}>'
 
 
 def _block_lines(block: Json) -> Iterator[str]:
