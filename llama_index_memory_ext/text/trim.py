@@ -175,15 +175,18 @@ class _Trimmer:
         return []
 
     def shortened(self, group: Group, limit: int) -> Group:
-        """Returns the group if it has at most ``limit`` tokens, else a shortened one: of results, not of calls."""
+        """Returns the group if it has at most ``limit`` tokens, else a shortened one, with all of its calls."""
         if tokens_of(group) <= limit:
             return group
         if len(group) == 1:
             return self.last_part(group, limit) or self.clip(group[0], limit, self.clipped_blocks)
-        call, *results = group
-        shares = share_out([result.tokens for result in results], limit - call.tokens)
-        kept = [self.clip(one, share, self.clipped_blocks) for one, share in zip(results, shares, strict=True)]
-        return [call, *chain.from_iterable(kept)] if call.tokens <= limit and all(kept) else []
+        caller = group[0]
+        calls = self.tokens(caller.message, [one for one in caller.message.blocks if isinstance(one, ToolCallBlock)])
+        wanted = [max(caller.tokens - calls, 0), *(result.tokens for result in group[1:])]
+        shares = share_out(wanted, limit - calls)
+        shares[0] += min(calls, limit)
+        kept = [self.clip(one, share, self.clipped_blocks) for one, share in zip(group, shares, strict=True)]
+        return list(chain.from_iterable(kept)) if all(kept) else []
 
     def last_part(self, group: Group, limit: int) -> Group:
         """Returns the end of a message, [] if no part may be kept; of a call with its results none may be kept."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent, ReActAgent
-from llama_index.core.tools import FunctionTool
 
 from tests.conversation import BEFORE_QUESTION, assistant, record, user
 from tests.memories import OpenMemory
@@ -115,29 +113,6 @@ async def test_a_workflow_hands_over_between_agents_in_one_turn(
     await workflow.run("Thanks!", memory=memory)
     (prompt,) = server.requests[-1]
     assert prompt["content"].count("handoff(") == prompt["content"].count("multiply(") == 1
-    assert server.refusals == []
-
-
-async def test_parallel_calls_with_a_direct_answer_do_not_break_the_session(
-    open_memory: OpenMemory, start_model: StartModel
-) -> None:
-    """The host leaves a call without an answer in the history; condensed into text it does no harm."""
-
-    def model(messages: list[Message], tools: list[str]) -> Message:
-        if messages[-1]["role"] == "user" and messages[-1]["content"].endswith("Both!"):
-            return call(("call_1", "direct", {}), ("call_2", "multiply", {"a": 2, "b": 3}))
-        return say("Fine.")
-
-    def direct() -> str:
-        """Answer at once."""
-        return "at once"
-
-    llm, server = start_model(model)
-    tools: list[Any] = [FunctionTool.from_defaults(direct, return_direct=True), multiply]
-    memory = open_memory()
-    agent = FunctionAgent(llm=llm, tools=tools)
-    assert str(await agent.run("Both!", memory=memory)) == "at once"
-    assert str(await agent.run("And now?", memory=memory)) == "Fine."
     assert server.refusals == []
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -52,16 +51,3 @@ async def test_cache_points_stand_between_the_texts_of_the_record(
     text = "".join(block.get("text", "") for block in prompt)
     assert text.startswith("<memory>\n<condensed_memory>\n")
     assert text.endswith(f"{BEFORE_QUESTION}What is number 4?")
-
-
-async def test_the_text_before_a_cache_point_is_the_beginning_of_the_next_prompt(open_memory: OpenMemory) -> None:
-    """So Bedrock finds it: the newest point of a turn is one of the next turn, too, with the same blocks before it."""
-    memory = open_memory(cache_points=CacheControl(type="default"), condensed_token_limit=3_000)
-    marked: list[set[str]] = []
-    for number in range(6):
-        await memory.aput_messages(exchange(number)[:1])
-        messages, _ = messages_to_converse_messages(await memory.aget(), "amazon.nova-pro-v1:0")
-        prompt = messages[0]["content"]
-        marked.append({str(prompt[:i]).replace(f", {POINT}", "") for i, block in enumerate(prompt) if block == POINT})
-        await memory.aput_messages(exchange(number)[1:])
-    assert all(max(before, key=len) in now for before, now in pairwise(marked[1:]))

@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 from llama_index.core.agent.workflow import FunctionAgent
-from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.llms import ChatMessage, ChatResponse
 from llama_index.llms.openai import OpenAI
 from openai import BadRequestError
@@ -72,18 +71,6 @@ async def test_an_agent_holds_a_conversation(open_memory: OpenMemory, llm: OpenA
     assert [one.content for one in stored[::2]] == questions
     assert [one.content for one in stored[1::2]] == answers
     assert "My name is Logan." in sent_text(await memory.aget())
-
-
-async def test_a_chat_engine_streams_answers_into_the_record(open_memory: OpenMemory, llm: OpenAI) -> None:
-    memory = open_memory()
-    chat = SimpleChatEngine.from_defaults(llm=llm, memory=memory)
-    said = []
-    for question in ("I have two goats.", "How many goats do I have?"):
-        stream = await chat.astream_chat(question)
-        said.append("".join([token async for token in stream.async_response_gen()]))
-    assert all(said)
-    await memory.aput(user("Thanks!"))
-    assert f">{said[1]}</message>" in sent_text(await memory.aget())
 
 
 async def test_each_prompt_reuses_what_it_shares_with_the_one_before(open_memory: OpenMemory, llm: OpenAI) -> None:
