@@ -21,13 +21,11 @@ from llama_index_memory_ext import (
     RelevantFactsBlock,
     SettingError,
 )
-from llama_index_memory_ext.events import FactsExtractedEvent, FactsInjectedEvent
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.reply import ExtractionReply
 from llama_index_memory_ext.text.messages import Utterance
 from tests.conversation import assistant, sent_text, user
 from tests.facts.test_block import contents, extractions, learner, shown
-from tests.memory.test_events import Listener, attached
 from tests.openai_server import Message, Model, call, say
 from tests.scripted_models import StartModel
 from tests.search.test_embeddings import Meanings
@@ -262,20 +260,6 @@ def test_no_id_makes_the_cursor_of_another_user_or_agent(users: tuple[str, str],
     chosen.append((f"{agents[0]!r} of {users[0]}", None))
     readers = {RelevantFactsBlock(user_id=name, agent_id=agent).reader_of("chat") for name, agent in chosen}
     assert len(readers) == len(set(chosen))
-
-
-async def test_events_say_whose_facts_they_tell_of(store: MemoryStore, start_model: StartModel) -> None:
-    llm, _ = start_model(learner)
-    listener = Listener()
-    with attached(listener):
-        for agent in (BOTH_A, SHARED):
-            memory = on(store, llm=llm, **agent)
-            await tell(memory, "I like tea.")
-            await memory.aput(user("And what?"))
-            await memory.aget()
-    for kind in (FactsExtractedEvent, FactsInjectedEvent):
-        told: list[Any] = listener.of(kind)
-        assert {(event.user_id, event.agent_id) for event in told} == {("ann", "a"), ("ann", None)}
 
 
 # ---- giving, taking, and mistakes ----------------------------------------------------------------------------

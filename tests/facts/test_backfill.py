@@ -20,10 +20,9 @@ from llama_index.core.llms import ChatMessage, ChatResponse, MockLLM
 
 from llama_index_memory_ext import Backfilled, CondensedMemory, MemoryStore, RelevantFactsBlock, StoreError
 from llama_index_memory_ext.facts.prompt import batch_end
-from llama_index_memory_ext.store.tables import written_at
 from tests.conversation import assistant, user
 from tests.facts.test_block import contents, extractions, learner
-from tests.memories import OpenMemory, OpenPlainMemory
+from tests.memories import OpenMemory
 from tests.openai_server import Message, Model, call, fail
 from tests.scripted_models import StartModel
 from tests.signals import interruptible
@@ -99,26 +98,6 @@ async def test_a_plain_memorys_history_is_read_once(
     assert likes(server.requests) == [["tea", "rain"], ["snow"]]
 
 
-async def test_a_database_of_the_plain_host_is_read(
-    open_plain_memory: OpenPlainMemory, open_memory: OpenMemory, start_model: StartModel, database_uri: str
-) -> None:
-    plain = open_plain_memory(session_id="old", async_database_uri=database_uri, chat_history_token_ratio=0.7)
-    await plain.aput_messages(talk("tea", "rain"))
-    llm, _ = start_model(learner)
-    memory = open_memory("old", user_id="ann", llm=llm)
-    assert (await memory.abackfill()).new == 2
-
-
-async def test_what_was_extracted_is_not_asked_for_again(open_memory: OpenMemory, start_model: StartModel) -> None:
-    llm, server = start_model(learner)
-    memory = open_memory("chat", user_id="ann", llm=llm)
-    await memory.aput_messages(talk("tea"))
-    await memory.aflush()
-    await memory.aput(user("I like rain."))
-    assert (await memory.abackfill()).messages == 1
-    assert likes(server.requests) == [["tea"], ["rain"]]
-
-
 async def test_all_sessions_of_the_user_are_read_the_oldest_first(
     open_memory: OpenMemory, start_model: StartModel
 ) -> None:
@@ -146,13 +125,6 @@ async def test_the_sessions_that_are_named_become_the_users_in_their_order(
     assert await memory.abackfill([]) == Backfilled()
 
 
-async def test_a_user_is_not_taken_for_a_session_of_the_same_name(open_memory: OpenMemory) -> None:
-    memory = open_memory("chat", user_id="ann")
-    await memory.facts.aadd("Likes tea")
-    with pytest.raises(StoreError, match="There is no session 'ann'"):
-        await memory.abackfill(["ann"])
-
-
 @pytest.mark.parametrize(
     ("session_ids", "complaint"),
     [
@@ -173,11 +145,6 @@ async def test_a_session_that_does_not_exist_is_named_before_a_model_is_asked(
     assert server.requests == []
 
 
-async def test_there_may_be_nothing_to_read(open_memory: OpenMemory) -> None:
-    """No model is needed then."""
-    assert await open_memory("new", user_id="ann").abackfill() == Backfilled(sessions=1)
-
-
 async def test_messages_without_a_question_are_left_behind_without_a_request(
     open_memory: OpenMemory, start_model: StartModel
 ) -> None:
@@ -187,16 +154,6 @@ async def test_messages_without_a_question_are_left_behind_without_a_request(
     assert await memory.abackfill() == Backfilled(sessions=1, messages=1)
     assert await memory.abackfill() == Backfilled(sessions=1)
     assert server.requests == []
-
-
-def test_synchronous_programs_backfill_too(database_uri: str) -> None:
-    memory = CondensedMemory.from_defaults(
-        "old", user_id="ann", llm=OfflineModel(max_tokens=None), extract_facts=False, async_database_uri=database_uri
-    )
-    memory.put_messages(talk("tea"))
-    assert memory.backfill() == Backfilled(sessions=1, messages=2, new=1)
-    assert [fact.content for fact in memory.facts.list()] == ["Likes tea"]
-    memory.close()
 
 
 # ---- failures ------------------------------------------------------------------------------------------
@@ -244,32 +201,6 @@ async def test_a_model_that_answers_now_and_then_is_asked_on(open_memory: OpenMe
         await tell(memory.sql_store, str(i), word)
     done = await memory.abackfill([str(i) for i in range(6)])
     assert (done.sessions, len(done.failed), done.not_tried) == (2, 4, ())
-
-
-async def test_a_cancelled_backfill_goes_on_where_it_stopped(open_memory: OpenMemory, start_model: StartModel) -> None:
-    """What was stored before stays; the batch that was asked for when it came is asked for again."""
-    asked = asyncio.Event()
-    loop, may_answer = asyncio.get_running_loop(), threading.Event()
-
-    def model(messages: list[Message], tools: list[str]) -> Message:
-        if "I like rain" in messages[-1]["content"] and not may_answer.is_set():
-            loop.call_soon_threadsafe(asked.set)
-            may_answer.wait(20)
-        return learner(messages, tools)
-
-    llm, server = start_model(model)
-    memory = open_memory("new", user_id="ann", llm=llm)
-    for session_id, word in (("a", "tea"), ("b", "rain"), ("c", "snow")):
-        await tell(memory.sql_store, session_id, word)
-    task = asyncio.create_task(memory.abackfill(["a", "b", "c"], show_progress=True))
-    await asked.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert await contents(memory) == ["Likes tea"]
-    may_answer.set()
-    assert await memory.abackfill(["a", "b", "c"]) == Backfilled(sessions=3, messages=4, new=2)
-    assert likes(server.requests) == [["tea"], ["rain"], ["rain"], ["snow"]]
 
 
 async def test_a_person_who_is_forgotten_meanwhile_stays_forgotten(
@@ -391,19 +322,6 @@ async def test_what_was_said_on_another_day_is_read_as_of_that_day(
     assert '<fact date="2024-03-01">Likes snow</fact>' in str((await memory.aget())[0].content)
 
 
-async def test_an_imported_conversation_counts_from_when_it_was_said(
-    open_memory: OpenMemory, start_model: StartModel
-) -> None:
-    llm, server = start_model(learner)
-    memory = open_memory("old", user_id="ann", llm=llm)
-    said = [{"role": one.role.value, "content": one.content, "timestamp": "2024-02-28T12:00:00"} for one in talk("tea")]
-    await memory.aimport(said)
-    await memory.aflush()
-    assert "took place on Wednesday, 2024-02-28" in extractions(server.requests)[0]
-    (fact,) = await memory.facts.alist()
-    assert fact.created_at == datetime(2024, 2, 28, 12, tzinfo=timezone.utc)
-
-
 async def test_an_old_conversation_retires_nothing_that_was_learned_later(
     open_memory: OpenMemory, start_model: StartModel, database_uri: str
 ) -> None:
@@ -444,46 +362,40 @@ async def test_a_correction_retires_what_an_earlier_session_said(
     assert await contents(memory) == ["Likes coffee"]
 
 
-async def test_a_conversation_of_today_is_read_as_of_today(open_memory: OpenMemory, start_model: StartModel) -> None:
-    """A clock that was ahead does not make it one of tomorrow."""
+async def test_no_conversation_is_one_of_tomorrow(
+    open_memory: OpenMemory, start_model: StartModel, database_uri: str
+) -> None:
+    """Where the clock was ahead, today's day counts."""
     llm, server = start_model(learner)
-    memory = open_memory("chat", user_id="ann", llm=llm)
-    before = datetime.now(timezone.utc)
-    await memory.aput_messages(talk("tea"))
-    await memory.aflush()
-    assert "took place" not in extractions(server.requests)[0] or before.date() != datetime.now(timezone.utc).date()
+    memory = open_memory("chat", user_id="ann", llm=llm, extract_facts=False)
+    await tell(memory.sql_store, "chat", "tea")
+    set_day(database_uri, "chat", 1, datetime.now(timezone.utc).date() + timedelta(days=3))
+    await memory.abackfill()
+    assert "took place" not in extractions(server.requests)[0]
     (fact,) = await memory.facts.alist()
-    assert before - timedelta(seconds=1) <= fact.created_at <= datetime.now(timezone.utc)
+    assert fact.created_at <= datetime.now(timezone.utc)
 
 
-def test_a_time_that_no_clock_shows_is_none() -> None:
-    assert written_at(2**63 - 1) is not None
-    assert written_at(10**30) is None
-    assert written_at(-1) is None
+ROWS = st.lists(st.tuples(st.booleans(), st.integers(0, 60), st.integers(1, 3)), max_size=12)
 
 
-@given(
-    st.lists(st.tuples(st.booleans(), st.integers(0, 60), st.integers(1, 3)), max_size=12),
-)
+@given(ROWS)
 def test_batches_hold_whole_turns_of_one_day_and_no_more_than_fits(rows: list[tuple[bool, int, int]]) -> None:
     """But for a turn that is too long by itself; every message is in exactly one."""
-    rows = [
-        (starts, tokens, day) for (starts, tokens, _), day in zip(rows, sorted(row[2] for row in rows), strict=True)
-    ]
-    left = list(rows)
+    days_in_order = sorted(day for _, _, day in rows)
+    left = [(starts, tokens, day) for (starts, tokens, _), day in zip(rows, days_in_order, strict=True)]
+    assert batch_end([], [], [], token_limit=100) == 0
     while left:
         starts, tokens, days = zip(*[(one[0], one[1], date(2024, 1, one[2])) for one in left], strict=True)
         end = batch_end(starts, tokens, days, token_limit=100)
         batch, left = left[:end], left[end:]
         assert batch
         assert len({day for begins, _, day in batch if begins}) <= 1
-        turns = sum(begins for begins, _, _ in batch)
         if sum(one[1] for one in batch) > 100:
             assert len(batch) == 1
         elif left and not left[0][0]:
             # A turn is torn only if it does not fit by itself.
-            assert turns <= 1
-    assert batch_end([], [], [], token_limit=100) == 0
+            assert sum(begins for begins, _, _ in batch) <= 1
 
 
 # ---- the bar -------------------------------------------------------------------------------------------

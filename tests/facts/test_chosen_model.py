@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -98,31 +97,6 @@ async def test_what_was_said_without_a_model_is_read_as_soon_as_there_is_one(
     await memory.facts_block.await_jobs(memory.session_id)
     assert await contents(memory) == ["Likes rain", "Likes tea"]
     assert len(server.requests) == 1
-
-
-async def test_another_memory_reads_what_was_left(
-    open_memory: OpenMemory, start_model: StartModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A memory of the same user that has a model."""
-    monkeypatch.setattr(Settings, "_llm", None)
-    async with open_memory("monday", user_id="ann", extract_facts=True) as monday:
-        await monday.aput_messages([user("I like tea."), assistant("Fine.")])
-    llm, _ = start_model(learner)
-    tuesday = open_memory("tuesday", user_id="ann", llm=llm)
-    await tuesday.aput(user("Hello."))
-    await tuesday.facts_block.jobs.wait_for_session("monday")
-    assert await contents(tuesday) == ["Likes tea"]
-
-
-async def test_a_program_that_ends_without_a_model_is_not_told_of_turns_that_were_not_read(
-    open_memory: OpenMemory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(Settings, "_llm", None)
-    memory = open_memory(user_id="ann", extract_facts=True)
-    await memory.aput_messages([user("I like tea."), assistant("Fine.")])
-    with caplog.at_level(logging.WARNING):
-        assert memory.sql_store.jobs.unread == set()
-    assert not [one for one in caplog.records if "last turns" in one.getMessage()]
 
 
 async def test_a_backfill_asks_for_a_model(open_memory: OpenMemory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ from tests.conversation import sent_text, user
 from tests.facts.test_block import learner, shown
 from tests.memories import OpenMemory
 from tests.scripted_models import StartModel
-from tests.search.test_embeddings import Awaited
 
 # By confidence, and by what a question about dogs asks for.
 BY_CONFIDENCE, RANKED = ["Lives in Rome", "Has a dog"], ["Has a dog", "Lives in Rome"]
@@ -147,25 +146,6 @@ async def test_a_ranker_that_answers_with_nonsense_costs_no_answer(open_memory: 
     assert await ask(memory) == BY_CONFIDENCE
 
 
-async def test_a_broken_index_is_made_anew(open_memory: OpenMemory, caplog: pytest.LogCaptureFixture) -> None:
-    """No ranker of ours is known to break: here the places of its texts are taken away."""
-    made: list[TfidfRanker] = []
-
-    def make() -> TfidfRanker:
-        made.append(TfidfRanker())
-        return made[-1]
-
-    memory = open_memory(user_id="ann")
-    memory.facts_block.ranker_factory = make
-    await remember(memory)
-    assert await ask(memory) == RANKED
-    del made[0]._places
-    assert await ask(memory, "What dogs have I?") == BY_CONFIDENCE
-    assert await ask(memory, "What dogs have I?") == RANKED
-    assert len(made) == 2
-    assert len(warnings(caplog)) == 1
-
-
 async def test_a_question_about_the_past_is_answered_too(open_memory: OpenMemory) -> None:
     fails: dict[str, int] = {}
     memory = open_memory(user_id="ann")
@@ -202,14 +182,6 @@ class Unexpected(MockEmbedding):
         return "unexpected"
 
 
-class Nameless(Unexpected):
-    """Cannot even be told from others."""
-
-    @classmethod
-    def class_name(cls) -> str:
-        raise LookupError
-
-
 @pytest.mark.parametrize("where", ["query", "text"])
 @pytest.mark.parametrize("error", [KeyError("dog"), asyncio.CancelledError(), StopAsyncIteration(), MemoryError()])
 async def test_an_embedding_model_that_fails_in_a_new_way_leaves_the_words(
@@ -218,12 +190,6 @@ async def test_an_embedding_model_that_fails_in_a_new_way_leaves_the_words(
     memory = open_memory(user_id="ann", embed_model=Unexpected(embed_dim=4, error=error, where=where))
     await remember(memory)
     assert await ask(memory) == RANKED
-
-
-async def test_a_model_without_a_name_leaves_the_confidence(open_memory: OpenMemory) -> None:
-    memory = open_memory(user_id="ann", embed_model=Nameless(embed_dim=4))
-    await remember(memory)
-    assert await ask(memory) == BY_CONFIDENCE
 
 
 async def test_facts_are_learned_though_ranking_fails(open_memory: OpenMemory, start_model: StartModel) -> None:
@@ -250,12 +216,3 @@ async def test_searches_and_explanations_are_spared_too(open_memory: OpenMemory)
     assert "Lives in Rome" in str(explained)
     fails["similarities"] = 0
     assert [one.fact.content for one in await memory.facts_block.asearch("Which dogs?")] == ["Has a dog"]
-
-
-async def test_a_call_that_is_cancelled_while_it_waits_for_a_model_is_cancelled(open_memory: OpenMemory) -> None:
-    memory = open_memory(user_id="ann", embed_model=Awaited(gate=(gate := asyncio.Event())))
-    await remember(memory)
-    with pytest.raises(asyncio.TimeoutError):
-        await asyncio.wait_for(memory.aget("Which dogs?"), 0.1)
-    gate.set()
-    assert await ask(memory) == RANKED

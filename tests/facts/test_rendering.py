@@ -41,10 +41,6 @@ def test_no_content_can_open_or_close_one_of_our_tags(content: str) -> None:
     assert "&lt;" in line
 
 
-def test_other_markup_stays_as_it_is() -> None:
-    assert "Writes <div class='a'> & vector<int>" in fact_line(fact("Writes <div class='a'> & vector<int>"))
-
-
 @given(CONTENTS)
 def test_lines_come_apart_as_they_were_put_together(contents: list[str]) -> None:
     lines = [fact_line(fact(content)) for content in contents]

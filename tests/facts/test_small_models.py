@@ -117,26 +117,6 @@ async def test_what_takes_too_long_is_read_in_smaller_parts_and_not_set_aside(
     assert (await memory.astats()).set_aside == ()
 
 
-async def test_a_single_turn_whose_answer_was_cut_keeps_its_whole_facts(
-    open_memory: OpenMemory, start_client: StartClient
-) -> None:
-    """Also where the answer was a call of the tool."""
-    facts = [{"content": f"Likes {what}", "confidence": 0.9, "quote": f"I like {what}"} for what in ("tea", "rain")]
-
-    def model(messages: list[Message], tools: list[str]) -> Message:
-        message = call(("call_1", "report_facts", {"new_facts": facts}))
-        function = message["tool_calls"][0]["function"]
-        function["arguments"] = function["arguments"].removesuffix("]}") + ', {"content": "Likes sn'
-        return {**message, "finish_reason": "length"}
-
-    llm, server = start_client(Small, model)
-    memory = open_memory(user_id="ann", llm=llm)
-    await memory.aput_messages([user("I like tea. I like rain. I like snow."), assistant("Fine.")])
-    await memory.aflush()
-    assert await contents(memory) == ["Likes rain", "Likes tea"]
-    assert len(server.requests) == 1
-
-
 # ---- loops ---------------------------------------------------------------------------------------------
 
 LOOPS = {
@@ -213,13 +193,6 @@ async def test_a_server_that_refuses_tools_is_asked_in_text_from_then_on(
     for _ in range(2):
         assert (await ask_for_facts(llm, PROMPT))[0].confirmed == [1]
     assert ["tools" in body for body in server.bodies] in ([True, False, False], [True, True, False, False])
-
-
-async def test_words_in_which_facts_can_be_read_are_not_asked_for_again(start_client: StartClient) -> None:
-    llm, server = start_client(Small, lambda messages, tools: say(f"Here: {json.dumps(ARGUMENTS)}"))
-    for requests in (1, 2):
-        assert (await ask_for_facts(llm, PROMPT))[0].confirmed == [1]
-        assert len(server.requests) == requests
 
 
 async def test_a_model_that_has_called_the_tool_before_is_not_asked_in_text(start_client: StartClient) -> None:
