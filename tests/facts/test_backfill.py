@@ -192,17 +192,6 @@ async def test_after_three_failures_in_a_row_the_rest_is_not_tried(
     assert (done.sessions, done.messages, len(server.requests)) == (0, 0, 3)
 
 
-async def test_a_model_that_answers_now_and_then_is_asked_on(open_memory: OpenMemory, start_model: StartModel) -> None:
-    """Failures count only while nothing else comes between them."""
-    llm, _ = start_model(failing_for("wine"))
-    memory = open_memory("new", user_id="ann", llm=llm)
-    words = ["wine", "wine", "tea", "wine", "wine", "rain"]
-    for i, word in enumerate(words):
-        await tell(memory.sql_store, str(i), word)
-    done = await memory.abackfill([str(i) for i in range(6)])
-    assert (done.sessions, len(done.failed), done.not_tried) == (2, 4, ())
-
-
 async def test_a_person_who_is_forgotten_meanwhile_stays_forgotten(
     open_memory: OpenMemory, start_model: StartModel
 ) -> None:

@@ -485,28 +485,6 @@ async def test_what_cannot_be_changed_or_imported_is_refused(open_memory: OpenMe
     assert await book.alist() == []
 
 
-async def test_a_deleted_fact_is_gone_for_every_worker(open_memory: OpenMemory) -> None:
-    one, two = open_memory("a", user_id="ann"), open_memory("b", user_id="ann")
-    await one.facts.aadd("Likes tea")
-    await two.aput(user("What do I like?"))
-    assert shown(sent_text(await two.aget())) == ["Likes tea"]
-    await one.facts.aforget()
-    assert shown(sent_text(await two.aget())) == []
-    await one.facts.aadd("Likes cake")
-    assert shown(sent_text(await two.aget())) == ["Likes cake"]
-
-
-async def test_resetting_a_session_keeps_the_facts_of_its_user(open_memory: OpenMemory) -> None:
-    """Also where the session is its own user."""
-    memory = open_memory("chat")
-    await memory.facts.aadd("Likes tea")
-    await memory.aput(user("one"))
-    await memory.areset()
-    await memory.facts.aadd("Likes cake")
-    await memory.aput(user("What do I like?"))
-    assert sorted(shown(sent_text(await memory.aget()))) == ["Likes cake", "Likes tea"]
-
-
 async def test_no_key_leaves_the_block(start_model: StartModel) -> None:
     llm, _ = start_model(learner)
     block = RelevantFactsBlock(llm=llm)

@@ -72,21 +72,6 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
 
 
-@pytest.mark.parametrize("question", ["Wo wohne ich?", "I'm vegan now.", "I'm at Google now."])
-async def test_a_fact_is_deleted_whatever_language_was_asked_in(
-    any_database_uri: str | None, caplog: pytest.LogCaptureFixture, question: str
-) -> None:
-    """Though it has another form of a word that another fact has."""
-    options: dict[str, Any] = {"async_database_uri": any_database_uri or "sqlite+aiosqlite://", "extract_facts": False}
-    async with CondensedMemory.from_defaults("chat", user_id="ann", **options) as memory:
-        await remember(memory, "Has dogs named Pepper and Panda", "Considers a dog in the city")
-        await ask(memory, question)
-        await memory.facts.aforget((await memory.facts.alist())[-1].id)
-        (left,) = await memory.facts.alist()
-        assert await ask(memory) == [left.content]
-        assert warnings(caplog) == []
-
-
 @pytest.mark.parametrize("what", ["make", "add", "remove", "similarities"])
 async def test_a_ranker_that_fails_once_costs_no_answer(
     open_memory: OpenMemory, caplog: pytest.LogCaptureFixture, what: str
@@ -102,20 +87,6 @@ async def test_a_ranker_that_fails_once_costs_no_answer(
     (line,) = warnings(caplog)
     assert "ZeroDivisionError" in line
     assert "secret" not in caplog.text
-
-
-async def test_an_index_that_fails_at_a_change_is_made_anew_before_the_question(open_memory: OpenMemory) -> None:
-    """And what was deleted counts for nothing."""
-    fails: dict[str, int] = {}
-    memory = open_memory(user_id="ann")
-    memory.facts_block.ranker_factory = failing(fails)
-    await remember(memory)
-    assert await ask(memory) == RANKED
-    fails["remove"] = 1
-    (dog,) = [fact for fact in await memory.facts.alist() if "dog" in fact.content]
-    await memory.facts.aforget(dog.id)
-    await memory.facts.aadd("Has two dogs", confidence=0.5)
-    assert await ask(memory) == ["Has two dogs", "Lives in Rome"]
 
 
 async def test_a_ranker_that_always_fails_is_told_once(

@@ -145,27 +145,6 @@ async def test_an_answer_that_was_cut_off_is_asked_for_by_halves(
     assert likes(server.requests) == [["tea", "rain", "snow"], ["tea"], ["rain", "snow"], ["rain"], ["snow"]]
 
 
-async def test_a_turn_that_is_read_late_corrects_nothing_that_was_said_later(
-    open_memory: OpenMemory, start_model: StartModel
-) -> None:
-    """Not even on the same day."""
-    llm, _ = start_model(poisoned(BAD["unreadable"], "wine"))
-    memory = open_memory(user_id="ann", llm=llm)
-    for word in ("tea", "wine", "rain"):
-        await memory.sql_store.log.append("chat", talk(word), len)
-    await memory.facts_block.aflush("chat")
-    prompts: list[str] = []
-
-    def model(messages: list[Message], tools: list[str]) -> Message:
-        prompts.append(messages[-1]["content"])
-        return learner(messages, tools)
-
-    await open_memory(user_id="ann", llm=start_model(model)[0]).abackfill(failed=True)
-    known = prompts[0].partition("<transcript>")[0]
-    assert "Likes tea" in known
-    assert "Likes rain" not in known
-
-
 @given(
     bad=st.sets(st.integers(0, 11), max_size=6),
     turns=st.integers(0, 12),
