@@ -23,7 +23,6 @@ report = import_module("benchmarks.report")
 messages = import_module("benchmarks.messages")
 honesty = import_module("benchmarks.honesty")
 secrets_stored = import_module("benchmarks.secrets_stored")
-altered_quotes = import_module("benchmarks.altered_quotes")
 one_message = import_module("benchmarks.one_message")
 told = import_module("benchmarks.told")
 plots = import_module("benchmarks.plots")
@@ -226,20 +225,16 @@ def test_what_is_lost_and_what_is_kept_wrongly_is_counted_and_no_text_of_it_is_w
     counted = {line["what"]: (line["value"], line["unit"]) for line in json.loads(written)["measures"]}
     expected = {
         "LoCoMo, true facts lost: exact quotes": (1, "of 3"),
-        "LoCoMo, true facts lost: one sentence quoted": (1, "of 3"),
         "LoCoMo, true facts lost: apostrophes dropped": (1, "of 2"),
         "LoCoMo, quotes of another turn found": (0, "of 2"),
         "hard set, true facts lost: names": (1, "of 1"),
-        "hard set, true facts lost: German, fact in German": (0, "of 1"),
         "false replies stored: secret": (1, "of 2"),
         "corrections, old fact retired and new one stored": (1, "of 1"),
         "malformed replies read, some after a second request": (2, "of 3"),
         "malformed replies asked for once more": (2, "of 3"),
         "bad summaries taken: copy": (0, "of 1"),
-        "true facts of other languages remembered": (1, "of 1"),
         "gate secret: false replies caught": (1, ""),
         "gate name_not_said: true facts lost, LoCoMo": (1, ""),
-        "gate name_not_said: true facts lost, hard set": (1, ""),
         "gates that lose more than they catch": (1, ""),
     }
     assert {what: counted[what] for what in expected} == expected
@@ -255,20 +250,4 @@ def test_no_secret_of_the_set_is_stored_and_hardly_a_harmless_fact_is_lost() -> 
     for half in secrets_stored.HALVES:
         assert sorted(entry["secret"] for entry in entries if entry["half"] == half) == [False] * 15 + [True] * 15
     stored, lost = secrets_stored.mistakes()
-    assert [entry["content"] for entry in stored] == []
-    assert [entry["content"] for entry in lost][2:] == []
-
-
-def test_quotes_are_altered_as_models_alter_them() -> None:
-    said = "Well, I'm off - my brother-in-law isn't. He stays!"
-    altered = {kind: alter(said, altered_quotes.Random(1)) for kind, alter in altered_quotes.ALTERATIONS.items()}
-    assert altered["a comma dropped"] == "Well I'm off - my brother-in-law isn't. He stays!"
-    assert altered["apostrophes dropped"] == "Well, Im off - my brother-in-law isnt. He stays!"
-    assert altered["a dash"] == "Well, I'm off \u2014 my brother-in-law isn't. He stays!"
-    assert altered["sentences joined"] == "Well, I'm off - my brother-in-law isn't, he stays!"
-    assert altered["I -> they"] == "Well, They're off - their brother-in-law isn't. He stays!"
-    assert len(altered["a word left out"].split()) == len(said.split()) - 1
-    assert altered_quotes.with_word_mended("The weather is", altered_quotes.Random(1)) in (
-        f"The {word} is" for word in ("waether", "wetaher", "weahter", "weatehr")
-    )
-    assert altered_quotes.with_word_mended("Well, I am off.", altered_quotes.Random(1)) == "Well, I am off."
+    assert (stored, lost[2:]) == ([], [])

@@ -37,14 +37,10 @@ def test_a_token_prefix_is_found_in_steps_of_128_from_1024_tokens_on() -> None:
     assert cache.serve([Part("x" + " a" * 900), Part(" a" * 600)]).found == 1024 + 3 * 128
 
 
-def test_a_record_that_grows_within_one_message_is_not_found_without_marks() -> None:
-    cache = caches.NewestMessage()
-    first, second = growing(mark=False)
-    assert cache.serve(first) == Usage(2500, 0, 2500)
-    assert cache.serve(second) == Usage(2702, 0, 2702)
-
-
 def test_a_list_of_messages_is_found_up_to_the_newest_one_of_the_request_before() -> None:
+    """Not within one message that grows, without marks."""
+    cache, growing_one = caches.NewestMessage(), growing(mark=False)
+    assert [cache.serve(one).found for one in growing_one] == [0, 0]
     cache = caches.NewestMessage()
     asked, answer = [Part(RECORD, ends_message=True), Part(OLD, ends_message=True)], Part(NEW)
     assert cache.serve(asked) == Usage(2500, 0, 2500)
@@ -70,14 +66,7 @@ def test_a_request_writes_at_its_four_latest_marks_and_the_managed_one_is_one_of
         assert cache.serve(parts[: oldest + 1]).found == 1024 * (oldest + 1)
 
 
-def test_a_beginning_of_less_than_1024_tokens_is_not_written() -> None:
-    short = [Part(words("short", 1023), marked=True)]
-    for cache in (caches.Marks(managed=False), caches.Blocks()):
-        assert [cache.serve(short) for _ in range(2)] == [Usage(1023, 0, 0)] * 2
-    assert [caches.Blocks(from_=512).serve(short).written] == [1023]
-
-
-def test_a_block_mark_looks_back_over_twenty_blocks() -> None:
+def test_a_block_mark_looks_back_over_twenty_blocks_and_less_than_1024_tokens_are_not_written() -> None:
     cache = caches.Blocks()
     blocks = [Part(RECORD, marked=True), *[Part(WORD)] * 30]
     cache.serve(blocks)
@@ -87,6 +76,9 @@ def test_a_block_mark_looks_back_over_twenty_blocks() -> None:
         assert cache.serve(prompt).found == found
     with pytest.raises(ValueError, match="Found 5"):
         cache.serve([Part(WORD, marked=True)] * 5)
+    short = [Part(words("short", 1023), marked=True)]
+    for small in (caches.Marks(managed=False), caches.Blocks()):
+        assert [small.serve(short) for _ in range(2)] == [Usage(1023, 0, 0)] * 2
 
 
 def test_a_unit_is_found_whole_and_a_common_beginning_from_the_third_request_on() -> None:
