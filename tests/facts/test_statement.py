@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from llama_index_memory_ext.facts.checks import denies, unsaid_reason
 from llama_index_memory_ext.language.quotes import Span, find_quote
-from tests.language.texts import LONG, check_time
 
 
 def reason(statement: str, text: str, quote: str = "") -> str:
@@ -104,17 +101,3 @@ def test_a_question_about_what_one_has_ends_nothing() -> None:
 )
 def test_a_denial_is_a_word_a_form_or_a_character(text: str, expected: bool) -> None:
     assert denies(text) is expected
-
-
-@given(st.text(), st.text(min_size=1), st.integers(0, 20), st.integers(1, 20))
-def test_no_text_is_too_strange(statement: str, text: str, start: int, length: int) -> None:
-    start = min(start, len(text) - 1)
-    span = Span(start, min(start + length, len(text)), 1.0)
-    reasons = {"", "question", "hypothesis", "quoted", "negated", "past", "other_subject"}
-    assert unsaid_reason(statement, text, span) in reasons
-
-
-@pytest.mark.parametrize("kind", LONG)
-def test_a_long_text_takes_no_longer(kind: str) -> None:
-    check_time(lambda text: unsaid_reason("Has 3 cats in Oslo", text, Span(0, min(len(text), 50), 1.0)), kind)
-    check_time(lambda text: unsaid_reason(text, "I live in Oslo", Span(0, 14, 1.0)), kind)

@@ -1,0 +1,11 @@
+"""The texts that these tests read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def cases(name: str) -> dict[str, list[str]]:
+    """Read a file of this folder: the lines of each section, of which the first line is its name in brackets."""
+    sections = Path(__file__).with_name(name).read_text("utf-8").split("\n[")[1:]
+    return {name: lines.splitlines() for name, lines in (section.split("]\n", 1) for section in sections)}

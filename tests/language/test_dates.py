@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_memory_ext.language.said_dates import ages_in, missing_dates, without_dates
-from tests.language.texts import LONG, check_time
 
 # A Thursday.
 DAY = date(2025, 11, 20)
@@ -73,16 +72,3 @@ def test_a_year_tells_an_age() -> None:
 def test_every_way_to_write_a_date_means_that_day(day: date, form: str) -> None:
     assert missing_dates(f"Came on {day:%Y-%m-%d}", f"I came on {day.strftime(form)} by train", DAY) == []
     assert not any(map(str.isdigit, without_dates(f"Came on {day.strftime(form)} by train")))
-
-
-@given(st.text(), st.text(), st.dates(date(1900, 1, 1), date(2100, 1, 1)))
-def test_no_text_is_too_strange(statement: str, source: str, day: date) -> None:
-    assert missing_dates(statement, statement, day) == []
-    assert isinstance(missing_dates(statement, source, day), list)
-
-
-@pytest.mark.parametrize("kind", LONG)
-def test_a_long_text_takes_no_longer(kind: str) -> None:
-    check_time(lambda text: missing_dates("Has an exam on 2025-12-11", text, DAY), kind)
-    check_time(lambda text: missing_dates(text, "x", DAY), kind)
-    check_time(without_dates, kind)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from llama_index_memory_ext.language.dates import MONTHS, date_words, with_english_days
 from llama_index_memory_ext.language.tokens import terms_of
 from llama_index_memory_ext.search.tfidf import Document, TfidfRanker
+from tests.language import cases
 
 FORMS = (
     "{0:%Y-%m-%d}",
@@ -74,27 +75,7 @@ def test_other_numbers_are_no_days(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "What did I buy in May?",
-        "IN MAY",
-        "8 may 2023",
-        "the 8th of May",
-        "May 8",
-        "may, 2023",
-        "It was 14 May, 2026",
-        "2026-05",
-        "last may I moved",
-        "since May",
-        "this May",
-        "What did I buy this May for Ann?",
-        "april or may",
-        "May and June",
-        "mid-May",
-        "And May?",
-        "May was cold",
-        "May's weather",
-        "5月",
-    ],
+    cases("may.txt")["month"],
 )
 def test_may_as_a_month_is_found(text: str) -> None:
     assert "may" in terms_of(text)
@@ -102,22 +83,7 @@ def test_may_as_a_month_is_found(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "What may help the user sleep?",
-        "May I ask something?",
-        "It may be late",
-        "You may.",
-        "The user may need a visa",
-        "May be allergic to nuts",
-        "May prefer tea",
-        "May discuss a visa",
-        "Where may the user park?",
-        "This may help",
-        "Windows 11 may be slow",
-        "He may or may not come on 8 June",
-        "They may march in June",
-        "Where do I come in? May I sit?",
-    ],
+    cases("may.txt")["verb"],
 )
 @pytest.mark.parametrize("case", [str, str.lower, str.upper, str.title])
 def test_the_verb_may_is_no_month(text: str, case: type[str]) -> None:

@@ -5,11 +5,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from llama_index_memory_ext.language.stems import is_translation, language_of, script_of
-from tests.language.texts import LONG, check_time
 
 
 @pytest.mark.parametrize(
@@ -65,16 +62,3 @@ def test_a_sentence_tells_its_language_and_a_word_does_not(text: str, code: str 
 def test_a_translation_is_told_where_it_is_sure(one: str, other: str, expected: bool) -> None:
     assert is_translation(one, other) is expected
     assert is_translation(other, one) is expected
-
-
-@given(st.text(), st.text())
-def test_no_text_is_too_strange(one: str, other: str) -> None:
-    assert script_of(one) in {"latin", "cjk", "other", ""}
-    assert is_translation(one, one) is False
-    assert is_translation(one, other) in {True, False}
-
-
-@pytest.mark.parametrize("kind", LONG)
-def test_a_long_text_takes_no_longer(kind: str) -> None:
-    check_time(language_of, kind)
-    check_time(lambda text: is_translation(text, "Ich wohne in Köln"), kind)

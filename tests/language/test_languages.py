@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -13,23 +12,16 @@ from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts.ranking import rank
 from llama_index_memory_ext.language.stems import languages_of
 from llama_index_memory_ext.search.tfidf import Document
+from tests.language import cases
 
 
-def known() -> dict[str, tuple[list[str], dict[str, int]]]:
-    """Read the facts of each language, and the questions with the number of the fact that each is about."""
-    found: dict[str, tuple[list[str], dict[str, int]]] = {}
-    for line in Path(__file__).with_name("questions.txt").read_text("utf-8").splitlines()[1:]:
-        number, _, question = line.partition(" ")
-        if line.startswith("["):
-            facts, questions = found.setdefault(line.strip("[]"), ([], {}))
-        elif number.isdigit():
-            questions[question] = int(number)
-        else:
-            facts.append(line)
-    return found
+def known(lines: list[str]) -> tuple[list[str], dict[str, int]]:
+    """Return the facts of a language, and the questions with the number of the fact that each is about."""
+    facts = [line for line in lines if not line[0].isdigit()]
+    return facts, {line[2:]: int(line[0]) for line in lines if line[0].isdigit()}
 
 
-KNOWN = known()
+KNOWN = {code: known(lines) for code, lines in cases("questions.txt").items()}
 QUESTIONS = [(code, question) for code, (_, questions) in KNOWN.items() for question in questions]
 
 

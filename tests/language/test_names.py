@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from llama_index_memory_ext.language.names import missing_names, shares_name
-from tests.language.texts import LONG, check_time
 
 SAID = (
     "I live in new york with Anna, our three kids and a fish. At work I use Next.js, k8s, postgres and R&D budgets, "
@@ -85,16 +82,3 @@ def test_a_name_may_be_known_from_before() -> None:
 def test_a_name_is_shared_in_any_form() -> None:
     assert shares_name("Moved to Geneva", "Ich bin nach Genf gezogen")
     assert not shares_name("Moved to Geneva", "Ich bin nach Rom gezogen")
-
-
-@given(st.text(), st.text())
-def test_no_text_is_too_strange(statement: str, source: str) -> None:
-    assert isinstance(missing_names(statement, source), list)
-    assert shares_name(statement, source) in {True, False}
-
-
-@pytest.mark.parametrize("kind", LONG)
-def test_a_long_text_takes_no_longer(kind: str) -> None:
-    check_time(lambda text: missing_names("Lives in Paris with Roberta", text), kind)
-    check_time(lambda text: missing_names(text, "I live"), kind)
-    check_time(lambda text: shares_name("Lives in Paris", text), kind)

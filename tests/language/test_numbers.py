@@ -15,7 +15,6 @@ from llama_index_memory_ext.language.numbers import (
     quantities,
     readings,
 )
-from tests.language.texts import LONG, check_time
 
 
 @pytest.mark.parametrize(
@@ -101,14 +100,3 @@ def test_chinese_numbers_have_their_values() -> None:
         10,
     ]
     assert digits_of("三周后") == "3周后"
-
-
-@given(st.text(), st.text())
-def test_no_text_is_too_strange(statement: str, source: str) -> None:
-    assert isinstance(missing_numbers(statement, source), list)
-
-
-@pytest.mark.parametrize("kind", LONG)
-def test_a_long_text_takes_no_longer(kind: str) -> None:
-    check_time(lambda text: missing_numbers("Has 17 cats", text), kind)
-    check_time(lambda text: missing_numbers(text, "I have a cat"), kind)

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_memory_ext.language.quotes import TOKEN, find_quote
-from tests.language.texts import LONG, check_time
 
 SAID = (
     "I live in new york with Anna, our three kids and twenty-five fish. My German is rusty - I don't speak it. "
@@ -83,17 +82,3 @@ def test_whatever_is_cut_out_between_words_is_found_at_its_place(
         if "&" not in said:
             assert span is not None
             assert span.of(said) == quote
-
-
-@given(st.text(), st.text())
-def test_what_is_found_lies_in_the_text(quote: str, text: str) -> None:
-    span = find_quote(quote, text)
-    assert span is None or 0 <= span.start < span.end <= len(text)
-
-
-@pytest.mark.parametrize("kind", LONG)
-def test_a_long_text_or_quote_takes_no_longer(kind: str) -> None:
-    check_time(lambda text: find_quote("I lived in Oslo with bobby and three kittens today", text), kind)
-    check_time(lambda text: find_quote(text, "I lived in Oslo"), kind)
-    check_time(lambda text: find_quote(text[:2_000] + " x", text), kind)
-    check_time(lambda text: find_quote(" ".join(f"w{i}x" for i in range(390)), text), kind)

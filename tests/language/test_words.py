@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from llama_index_memory_ext.language.tokens import are_forms, comparable, keywords, shared
-from tests.language.texts import LONG, check_time
+from llama_index_memory_ext.language.tokens import are_forms, keywords, shared
 
 
 def share_keywords(one: str, other: str) -> bool:
@@ -46,15 +43,3 @@ def test_words_of_any_script_with_any_ending_are_shared(said: str, same: str, ot
 )
 def test_forms_share_a_beginning_a_part_or_all_but_a_slip(one: str, other: str, expected: bool) -> None:
     assert are_forms(one, other) is expected
-
-
-@given(st.text())
-def test_what_is_comparable_stays_as_it_is(text: str) -> None:
-    # An entity may stand for the "&" of another one.
-    assert "&" in text or comparable(comparable(text)) == comparable(text)
-    assert keywords(text) == shared(keywords(text), keywords(text))
-
-
-@pytest.mark.parametrize("kind", LONG)
-def test_a_long_text_takes_no_longer(kind: str) -> None:
-    check_time(lambda text: share_keywords("Likes 3 Katzenallergien in Bergen", text), kind)
