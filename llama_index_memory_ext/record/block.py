@@ -17,7 +17,7 @@ from llama_index_memory_ext.language.stems import checked_languages
 from llama_index_memory_ext.models.responses import Usage
 from llama_index_memory_ext.reader_block import DEFAULT_SESSION_ID, LogBlock, Switch
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS, FoundMessage, MessageSearch
-from llama_index_memory_ext.record.text import truncated
+from llama_index_memory_ext.record.text import NO_TEXT, truncated
 from llama_index_memory_ext.record.window import (
     CachePoints,
     RecordReader,
@@ -168,7 +168,8 @@ class CondensedMemoryBlock(LogBlock):
         await self.tokenizer_fn.load()
         session_id, reader = session_id or DEFAULT_SESSION_ID, self._reader
         window = await reader.shown(session_id, snapshot)
-        earlier = await self._search.recall(session_id, messages or [], window)
+        recalls = self.recall_token_limit > 0
+        earlier = await self._search.recall(session_id, messages or [], window) if recalls else NO_TEXT
         if not self._has_room(window):
             return ""
         record = reader.text(session_id, window, earlier)
