@@ -32,6 +32,11 @@ COUNTER = TokenCounter()
 BIKE = [user("I bought a red bike in Berlin."), assistant("Enjoy the ride!")]
 
 
+@pytest.fixture
+def memory(open_memory: OpenMemory) -> CondensedMemory:
+    return open_memory("chat", user_id="ann")
+
+
 def texts(nodes: list[NodeWithScore]) -> list[str]:
     return [node.node.get_content() for node in nodes]
 
@@ -43,9 +48,8 @@ async def ask(memory: CondensedMemory, question: str, **options: Any) -> list[st
 # ---- what is found -------------------------------------------------------------------------------------
 
 
-async def test_facts_and_messages_come_as_nodes_best_first(open_memory: OpenMemory) -> None:
+async def test_facts_and_messages_come_as_nodes_best_first(memory: CondensedMemory) -> None:
     """With the score of the ranking, and all that is known of them beside the text."""
-    memory = open_memory("chat", user_id="ann")
     fact = await memory.facts.aadd("Lives in Berlin", confidence=0.9, category="context", session_id="monday")
     await memory.facts.aadd("Likes tea")
     await memory.aput_messages([*BIKE, user("Where did I buy it?")])
@@ -71,8 +75,7 @@ async def test_facts_and_messages_come_as_nodes_best_first(open_memory: OpenMemo
     assert (said.metadata["session_id"], len(said.metadata["message_ids"])) == ("chat", 1)
 
 
-async def test_nothing_is_found_without_a_word_in_common(open_memory: OpenMemory) -> None:
-    memory = open_memory("chat", user_id="ann")
+async def test_nothing_is_found_without_a_word_in_common(memory: CondensedMemory) -> None:
     assert await ask(memory, "anything") == []
     await memory.facts.aadd("Likes tea", confidence=1.0)
     await memory.aput_messages(BIKE)
@@ -97,8 +100,7 @@ async def test_a_question_does_not_find_itself_but_everything_before_it(open_mem
     assert sorted(await ask(memory, "umbrella")) == sorted([question, looked, answer])
 
 
-async def test_what_holds_no_longer_or_was_deleted_is_not_found(open_memory: OpenMemory) -> None:
-    memory = open_memory("chat", user_id="ann")
+async def test_what_holds_no_longer_or_was_deleted_is_not_found(memory: CondensedMemory) -> None:
     fact = await memory.facts.aadd("Lives in Berlin")
     await memory.aput_messages([*BIKE, user("Well.")])
     assert len(await ask(memory, "Berlin", similarity_top_k=2)) == 2
@@ -183,10 +185,9 @@ def test_a_search_for_nothing_is_refused(options: dict[str, Any]) -> None:
 # ---- in LlamaIndex -------------------------------------------------------------------------------------
 
 
-async def test_a_query_engine_answers_from_the_memory(open_memory: OpenMemory, start_model: StartModel) -> None:
+async def test_a_query_engine_answers_from_the_memory(memory: CondensedMemory, start_model: StartModel) -> None:
     """And so does a retriever tool."""
     llm, server = start_model(lambda messages, tools: say("In Berlin."))
-    memory = open_memory("chat", user_id="ann")
     await memory.facts.aadd("Rides a bike to work")
     await memory.aput_messages([*BIKE, user("Thanks.")])
     engine = RetrieverQueryEngine.from_args(MemoryRetriever(memory), llm=llm)
@@ -226,9 +227,8 @@ async def test_it_can_be_copied_and_names_no_secret() -> None:
 # ---- the database fails ----------------------------------------------------------------------------------
 
 
-async def test_a_file_that_is_damaged_is_an_error_and_not_nothing(open_memory: OpenMemory, tmp_path: Path) -> None:
+async def test_a_file_that_is_damaged_is_an_error_and_not_nothing(memory: CondensedMemory, tmp_path: Path) -> None:
     """The same question finds nothing where there is nothing."""
-    memory = open_memory("chat", user_id="ann")
     await memory.aput_messages([*BIKE, user("Well.")])
     await memory.sql_store.aclose()
     file = tmp_path / "memory.db"
@@ -241,9 +241,8 @@ async def test_a_file_that_is_damaged_is_an_error_and_not_nothing(open_memory: O
     assert await ask(memory, "bike") == []
 
 
-async def test_rows_that_nobody_can_read_are_an_error(open_memory: OpenMemory, tmp_path: Path) -> None:
+async def test_rows_that_nobody_can_read_are_an_error(memory: CondensedMemory, tmp_path: Path) -> None:
     """Which does not quote them."""
-    memory = open_memory("chat", user_id="ann")
     await memory.facts.aadd("Has a secret bike")
     await memory.sql_store.aclose()
     for broken in ('{"content": 7, "id": "secret"}', "no secret json"):
@@ -269,12 +268,3 @@ async def test_a_server_that_was_stopped_is_an_error() -> None:
         with pytest.raises(StoreError, match="could not be searched"):
             await ask(memory, "bike")
         await memory.sql_store.aclose()
-
-
-def test_an_error_that_is_none_of_the_database_stays_what_it_is() -> None:
-    memory = CondensedMemory.from_defaults(extract_facts=False)
-    memory.facts.add("Likes tea")
-    memory.facts_block.similarity_weight = memory.facts_block.confidence_weight = 0
-    with pytest.raises(ValueError, match="not both 0"):
-        MemoryRetriever(memory).retrieve("tea")
-    memory.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -50,53 +49,32 @@ def answer(messages: list[Message], tools: list[str]) -> Message:
     return call(("call_1", tools[0], {"name": "Bath"})) if "Town" in tools else say('{"name": "Bath"}')
 
 
-async def astreamed(llm: Any, messages: list[ChatMessage]) -> str:
-    return "".join([response.delta or "" async for response in await llm.astream_chat(messages)])
+async def said(llm: Any, way: str, messages: list[ChatMessage]) -> str:
+    """What a model answers when it is asked by one of the ``WAYS``."""
+    structured, _, name = way.rpartition(" ")
+    asked = getattr(llm.as_structured_llm(Town) if structured else llm, name)(messages)
+    answered = await asked if name.startswith("a") else asked
+    if name == "astream_chat":
+        answered = [part async for part in answered]
+    last = list(answered)[-1] if "stream" in name else answered
+    return str(last.message.content)
 
 
-async def achatted(llm: Any, messages: list[ChatMessage]) -> str:
-    return str((await llm.achat(messages)).message.content)
-
-
-async def streamed(llm: Any, messages: list[ChatMessage]) -> str:
-    return "".join(response.delta or "" for response in llm.stream_chat(messages))
-
-
-async def chatted(llm: Any, messages: list[ChatMessage]) -> str:
-    return str(llm.chat(messages).message.content)
-
-
-async def structured(llm: Any, messages: list[ChatMessage]) -> str:
-    return str(llm.as_structured_llm(Town).chat(messages).message.content)
-
-
-async def astructured(llm: Any, messages: list[ChatMessage]) -> str:
-    return str((await llm.as_structured_llm(Town).achat(messages)).message.content)
-
-
-async def structured_stream(llm: Any, messages: list[ChatMessage]) -> str:
-    return str(list(llm.as_structured_llm(Town).stream_chat(messages))[-1].message.content)
-
-
-async def astructured_stream(llm: Any, messages: list[ChatMessage]) -> str:
-    responses = [response async for response in await llm.as_structured_llm(Town).astream_chat(messages)]
-    return str(responses[-1].message.content)
-
-
-ASK = [chatted, achatted, streamed, astreamed, structured, astructured, structured_stream, astructured_stream]
-WAYS = pytest.mark.parametrize("ask", ASK)
+PLAIN_WAYS = ["chat", "achat", "stream_chat", "astream_chat"]
+WAYS = [*PLAIN_WAYS, *(f"structured {name}" for name in PLAIN_WAYS)]
+EACH_WAY = pytest.mark.parametrize("way", WAYS)
 
 
 @BOTH
-@WAYS
+@EACH_WAY
 async def test_each_turn_finds_all_that_the_turn_before_has_written(
-    start_client: StartClient, kind: type[Any], ask: Callable[..., Any]
+    start_client: StartClient, kind: type[Any], way: str
 ) -> None:
     llm, server = start_client(kind, answer)
     server.caches = PromptCaches()
     for turn in range(4):
         # The parent's stream of structured answers of Responses is empty objects.
-        assert "name" in await ask(llm, asked(turn))
+        assert "name" in await said(llm, way, asked(turn))
     first, *others = server.usages
     assert first.found == 0
     assert first.written > 1024
@@ -222,14 +200,14 @@ async def test_the_key_is_a_digest_of_the_session_unless_the_user_has_set_one(
 
 
 @BOTH
-@WAYS
+@EACH_WAY
 async def test_a_server_that_refuses_marks_is_an_error_that_says_how_to_leave_them_out(
-    start_client: StartClient, kind: type[Any], ask: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    start_client: StartClient, kind: type[Any], way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     llm, server = start_client(kind, answer)
     server.older = True
     with pytest.raises(SettingError, match=r"the one of gpt-4o-mini refuses them\..* say cache_points=False") as raised:
-        await ask(llm, asked(0))
+        await said(llm, way, asked(0))
     assert server.refusals == ["Unknown parameter: 'prompt_cache_options'."]
     assert "towns" not in str(raised.value)
     assert not [record for record in caplog.records if record.name.startswith("llama_index_memory_ext")]
@@ -239,9 +217,9 @@ async def test_a_server_that_refuses_marks_is_an_error_that_says_how_to_leave_th
 async def test_other_errors_are_raised_as_they_are(start_client: StartClient, kind: type[Any]) -> None:
     for problem in ("This model's maximum context length is 8 tokens.", "Unknown parameter: 'sed'."):
         llm, server = start_client(kind, lambda *_, problem=problem: fail(400, problem))
-        for ask in (chatted, achatted, streamed, astreamed):
+        for way in PLAIN_WAYS:
             with pytest.raises(BadRequestError, match=problem):
-                await ask(llm, asked(0))
+                await said(llm, way, asked(0))
         assert len(server.bodies) == 4
 
 
@@ -258,8 +236,8 @@ async def test_a_request_without_cache_points_is_that_of_the_parent(
     sent = []
     for client in (kind, parent):
         llm, server = start_client(client, answer, additional_kwargs={"prompt_cache_key": "mine"})
-        for ask in ASK:
-            await ask(llm, messages)
+        for way in WAYS:
+            await said(llm, way, messages)
         llm.complete("Hello")
         sent.append(server.bodies)
     assert sent[0] == sent[1]
