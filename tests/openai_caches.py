@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.prompt_caches import Marks, Part, TokenPrefix, Usage
-from tests.openai_fields import BREAKPOINT
+from tests.openai_complaints import BREAKPOINT
 
 
 class PromptCaches:

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tests.openai_fields import why_fields_refused
+from tests.openai_complaints import why_fields_refused, why_too_long
 from tests.openai_responses import events, messages_of, response, tool_names
-from tests.openai_windows import why_too_long
 
 if TYPE_CHECKING:
     from benchmarks.prompt_caches import Usage

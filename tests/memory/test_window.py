@@ -19,8 +19,8 @@ from workflows.errors import WorkflowRuntimeError
 from llama_index_memory_ext import CondensedMemory
 from tests.conversation import assistant, calling, result, user
 from tests.memories import OpenMemory
+from tests.openai_complaints import tokens_in
 from tests.openai_server import Message, OpenAIServer, call, say
-from tests.openai_windows import tokens_in
 from tests.scripted_models import StartClient
 
 WINDOW = 8_192
