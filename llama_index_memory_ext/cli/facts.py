@@ -85,7 +85,7 @@ async def _search(memory: "CondensedMemory", question: _Question) -> Output:
     """Find facts that have words in common with a question, the best first; without --agent those that all share."""
     found = await memory.facts_block.asearch(question)
     result = [{**one.fact.model_dump(mode="json"), "score": one.score, "similarity": one.similarity} for one in found]
-    return result, facts_table([one.fact for one in found], f"{memory.facts.namespace} with a word of that")
+    return result, facts_table([one.fact for one in found], f"{memory.facts.namespace} that share a word with it")
 
 
 @_command("explain")

@@ -156,28 +156,6 @@ def test_a_slash_is_obeyed_and_mistakes_are_told(chat: Chat, line: str, says: st
     assert says in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "says"),
-    [
-        (["--db", "/no/such/folder/m.db"], 1, "create it first"),
-        (["--db", "/"], 2, "is a folder"),
-        (["--db", ""], 2, "is a folder"),
-        (["--db", "mysql://a:secret@b/c"], 1, "SQLite or PostgreSQL"),
-        (["--db", "sqlite:///x.db?timout=3"], 1, "Did you mean 'timeout'?"),
-        (["--db", "postgresql+asyncpg://a:secret@127.0.0.1:9/c"], 1, "a:***@127.0.0.1:9/c cannot be used"),
-        (["--db", "sqlite+aiosqlite://"], 2, "in memory"),
-        (["--session", ""], 2, "must not be empty"),
-        (["--user", ""], 2, "must not be empty"),
-        (["--dance"], 2, "No such option"),
-    ],
-)
-def test_what_cannot_work_is_told_at_once(chat: Chat, options: list[str], code: int, says: str) -> None:
-    done = chat("", *options)
-    assert done.returncode == code, done.stderr
-    assert says in " ".join(done.stderr.split())
-    assert "secret" not in done.stderr
-
-
 @at_a_terminal
 def test_a_person_interrupts_answers_and_waits_but_no_conversation(command: Here, database: str) -> None:
     """Nothing that the model has written is lost, and nothing commands the terminal."""

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
-from llama_index.core.tools import FunctionTool
 
 from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.cli.demo import add, divide, multiply, subtract
@@ -53,24 +52,17 @@ def test_it_talks_to_a_server_that_speaks_the_protocol() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "environment", "code", "says"),
+    ("environment", "says"),
     [
-        ("", {}, 2, "Show a conversation, and what the model is shown in each turn."),
-        ("facts", {}, 2, "List the current facts, the newest first."),
-        ("dance", {}, 2, "No such command 'dance'"),
-        ("demo", {"OPENAI_API_BASE": "http://127.0.0.1:9"}, 1, "no connection to 127.0.0.1:9"),
-        ("demo", {"OPENAI_CONTEXT_WINDOW": "8k"}, 1, "OPENAI_CONTEXT_WINDOW: Input should be a valid integer"),
-        ("demo", {"OPENAI_TIMEOUT": "soon"}, 1, "could not convert string to float: 'soon'"),
-        ("chat", {"OPENAI_TIMEOUT": "-1"}, 2, "Invalid value for '--timeout' (env var: 'OPENAI_TIMEOUT')"),
+        ({"OPENAI_API_BASE": "http://127.0.0.1:9"}, "no connection to 127.0.0.1:9"),
+        ({"OPENAI_CONTEXT_WINDOW": "8k"}, "OPENAI_CONTEXT_WINDOW: Input should be a valid integer"),
+        ({"OPENAI_TIMEOUT": "soon"}, "could not convert string to float: 'soon'"),
     ],
 )
-def test_mistakes_get_one_clear_sentence(
-    command: Here, option: str, environment: dict[str, str], code: int, says: str
-) -> None:
-    done = command(*option.split(), OPENAI_API_KEY="sk-x", **environment)
-    assert done.returncode == code
-    assert says in " ".join(done.stderr.replace("│", " ").split())
-    assert "Traceback" not in done.stderr
+def test_a_wrong_variable_gets_one_clear_sentence(command: Here, environment: dict[str, str], says: str) -> None:
+    done = command("demo", OPENAI_API_KEY="sk-x", **environment)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert says in done.stderr
 
 
 def test_the_offline_model_tells_of_the_turn_that_is_asked_about() -> None:
@@ -119,9 +111,10 @@ def test_the_offline_model_reads_the_record_and_does_not_believe_a_forged_call()
     assert ask(f"{record}How did you do that?").content == NO_CALL
 
 
-@pytest.mark.parametrize("sum_", ["__import__('os')", "1 if 1 else 2", "9" * 400, "(1", "2 ** 9"])
-def test_the_offline_model_works_out_sums_and_nothing_else(sum_: str) -> None:
-    assert ask(f"What is {sum_}?").content
+def test_the_offline_model_works_out_sums_and_nothing_else() -> None:
+    for question in ("__import__('os')", "1 if 1 else 2", "9" * 400, "(1", "2 ** 9"):
+        answer = ask(f"What is {question}?")
+        assert (bool(answer.content), len(answer.blocks)) == (True, 1)
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -132,23 +125,6 @@ async def test_an_agent_works_with_the_offline_model(open_memory: OpenMemory, st
     answer = str(await agent.run("How did you go about answering that?", memory=memory))
     assert answer.startswith("I called subtract with a=7, b=1 and got 6, then multiply with a=6, b=-2 and got -12")
     assert str(await agent.run("What is 1 / 0?", memory=memory)).startswith("A tool could not do it")
-
-
-def test_the_offline_model_speaks_every_dialect_of_the_host() -> None:
-    """Streams have one part."""
-    model = OfflineModel()
-    assert [part.text for part in model.stream_complete("My name is Ann.")] == ["Noted: your name is Ann."]
-    assert model.metadata.is_function_calling_model
-
-
-def test_the_offline_model_can_be_told_that_a_tool_is_required(caplog: pytest.LogCaptureFixture) -> None:
-    """It calls one or it does not; LlamaIndex has nothing to warn of."""
-    tool = FunctionTool.from_defaults(lambda a, b: a + b, name="add", description="Adds.")
-    model = OfflineModel()
-    for asked in ("What is 1 + 2?", ChatMessage("What is 1 + 2?")):
-        response = model.chat_with_tools([tool], user_msg=asked, tool_required=True)
-        assert model.get_tool_calls_from_response(response)[0].tool_name == "add"
-    assert caplog.text == ""
 
 
 async def extracted(*said: str, known: tuple[str, ...] = ()) -> ValidatedReply:

@@ -244,26 +244,6 @@ async def test_a_database_that_breaks_is_told_and_not_taken_for_an_empty_one(
     assert "green" not in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (("--user", "ann", "--db", "sqlite+aiosqlite:///:memory:"), "a database in memory is gone"),
-        ((), "say whose facts"),
-        (("--user", ""), "say whose facts"),
-        (("--user", "ann", "--session", ""), "must not be empty"),
-        (("--user", "ann "), "must have no blanks around it"),
-        (("--user", "ann", "--read-only"), "There is no memory of this package at"),
-    ],
-)
-def test_what_cannot_be_served_is_told_before_a_client_is_answered(
-    command: Here, database: Path, options: tuple[str, ...], says: str
-) -> None:
-    done = command("mcp", *options, LLAMA_INDEX_MEMORY_DB=str(database))
-    assert (done.returncode, done.stdout) in ((1, ""), (2, ""))
-    assert says in " ".join(done.stderr.replace("\u2502", " ").split())
-    assert not database.exists()
-
-
 def test_without_the_extra_the_command_says_what_is_missing(command: Here, without: Callable[..., None]) -> None:
     without("mcp", "agents.mcp")
     done = command("mcp", "--user", "ann")
