@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from tests.facts.test_block import learner, shown
 from tests.memories import OpenPlainMemory
 from tests.openai_server import Message, say
 from tests.scripted_models import StartModel
-from tests.search.test_embeddings import Awaited, Meanings
+from tests.search.test_embeddings import Meanings
 from tests.store.test_schema import role_of
 
 # Only a test that fails waits so long: how fast the machine is decides nothing.
@@ -107,26 +109,6 @@ async def test_the_memory_can_be_used_on(store: MemoryStore) -> None:
         assert (await store.sessions())[0].user_ids == ("ann",)
         await other.aforget()
     assert await is_empty(store)
-
-
-async def test_what_a_session_knew_before_it_had_a_user_goes_too(store: MemoryStore) -> None:
-    """Such a session is its own user."""
-    before = on(store, user_id=None)
-    await before.aput(user("Hello."))
-    await before.facts.aadd("Likes tea")
-    await on(store).aput(user("Hello again."))
-    assert await store.forget_user("ann") == {"messages": 2, "cursors": 1, "facts": 1, "embeddings": 0}
-    assert await is_empty(store)
-
-
-async def test_one_session_can_be_deleted_alone(store: MemoryStore) -> None:
-    """The facts of its user stay, even if it is its own user."""
-    memory = on(store, user_id=None)
-    await memory.aput(user("Hello."))
-    await memory.facts.aadd("Likes tea")
-    assert await store.forget("chat") == {"messages": 1, "cursors": 1}
-    assert [fact.content for fact in await memory.facts.alist()] == ["Likes tea"]
-    assert await store.forget_user("chat") == {**NOTHING, "facts": 1}
 
 
 async def test_sessions_of_a_plain_memory_are_found_by_their_facts_or_by_name(
@@ -219,25 +201,21 @@ def words_in(folder: Path, words: Sequence[str] = WORDS) -> set[tuple[str, str]]
 
 @pytest.mark.parametrize("mode", ["DELETE", "WAL"])
 @pytest.mark.parametrize("closed", [False, True])
-async def test_no_word_of_the_person_is_in_the_files(tmp_path: Path, mode: str, closed: bool) -> None:
+async def test_no_word_of_the_person_is_in_the_files(
+    tmp_path: Path, mode: str, closed: bool, open_store: OpenStore
+) -> None:
     """Not even while the database is open, and those of others still are."""
-    uri = f"sqlite+aiosqlite:///{tmp_path}/memory.db"
-    engine = create_async_engine(uri)
-    async with engine.connect() as connection:
-        assert (await connection.exec_driver_sql(f"PRAGMA journal_mode = {mode}")).scalar() == mode.lower()
-    await engine.dispose()
-    store = MemoryStore(uri)
-    other = on(store, "bobs", "bob")
-    await other.aput(user("I keep a platypus. " * 100))
+    with closing(sqlite3.connect(tmp_path / "memory.db")) as connection:
+        assert connection.execute(f"PRAGMA journal_mode = {mode}").fetchone() == (mode.lower(),)
+    store = open_store(f"sqlite+aiosqlite:///{tmp_path}/memory.db")
+    await on(store, "bobs", "bob").aput(user("I keep a platypus. " * 100))
     memory = on(store, user_id="annabel-q", embed_model=Meanings())
     await fill(memory, on(store, "annabel-q-old", "annabel-q"))
     assert {word for _, word in words_in(tmp_path)} >= {"quagmire", "obelisk", "marzipan", "turmeric", "annabel-q"}
-    if not closed:
-        assert (await memory.aforget())["embeddings"] == 1
-    else:
+    if closed:
         await memory.facts_block.aclose()
         await store.aclose()
-        assert (await store.forget_user("annabel-q"))["embeddings"] == 1
+    assert (await store.forget_user("annabel-q"))["embeddings"] == 1
     assert words_in(tmp_path) == set()
     assert words_in(tmp_path, ["platypus"])
     await memory.aclose()
@@ -290,15 +268,6 @@ async def test_a_server_is_vacuumed_by_who_may(
     await theirs.aput(user("Hello."))
     assert (await theirs.aforget())["messages"] == 1
     assert "may not vacuum llama_index_memory, llama_index_memory_cursors" in caplog.text
-
-
-async def test_a_failure_is_rolled_back_after_a_vacuum_too(store: MemoryStore) -> None:
-    """It works outside of transactions, and what comes behind it does not."""
-    await store.add_message("chat", user("one"))
-    assert await store.vacuum()
-    with pytest.raises(ZeroDivisionError):
-        await store.log.append("chat", [user("two")], lambda queue: 1 // 0, replace=True)
-    assert await store.count_messages("chat") == 1
 
 
 # ---- what is under way brings nothing back ------------------------------------------------------------------------
@@ -385,34 +354,6 @@ async def test_a_fact_that_is_deleted_while_a_model_confirms_it_stays_deleted(
     await memory.facts_block.aclose()
 
 
-class SlowMeanings(Awaited):
-    """Embeds facts when it may."""
-
-    def __init__(self, asked: asyncio.Event, may_answer: asyncio.Event) -> None:
-        super().__init__()
-        self._asked, self._may_answer = asked, may_answer
-
-    async def _aget_text_embeddings(self, texts: list[str]) -> list[list[float]]:
-        self._asked.set()
-        await self._may_answer.wait()
-        return [self._get_text_embedding(text) for text in texts]
-
-
-async def test_embeddings_that_come_later_are_not_stored(store: MemoryStore) -> None:
-    asked, may_answer = asyncio.Event(), asyncio.Event()
-    memory = on(store, embed_model=SlowMeanings(asked, may_answer))
-    await memory.facts.aadd("Likes tea")
-    await memory.aput(user("What do I like?"))
-    prompt = asyncio.ensure_future(memory.aget())
-    await asked.wait()
-    await store.forget_user("ann")
-    may_answer.set()
-    await prompt
-    await store.jobs.stop()
-    assert await is_empty(store)
-    await memory.facts_block.aclose()
-
-
 async def test_forgetting_while_others_write_ends_for_all(store: MemoryStore) -> None:
     """Nobody waits for each other, and what is written afterwards can be deleted."""
     memories = [on(store, session, who, shared=True) for session in ("a", "b", "c") for who in ("ann", "bob")]
@@ -437,18 +378,17 @@ async def test_forgetting_while_others_write_ends_for_all(store: MemoryStore) ->
 
 
 async def test_sessions_are_listed_with_whose_they_are_and_when(store: MemoryStore) -> None:
-    """That which was written to last comes first; a session that was reset has none left to list."""
-    assert await store.sessions() == []
+    """That which was written to last comes first; a session that was reset or deleted has none left to list."""
     before = datetime.now(timezone.utc)
     await on(store, "old", shared=True).aput_messages([user("Hello."), assistant("Hello.")])
     await on(store, "own", None).aput(user("Hello."))
-    await store.add_message("nobody's", user("Hello."))
-    reset = on(store, "reset")
-    await reset.aput(user("Hello."))
-    await reset.areset()
+    await on(store, "own", None).facts.aadd("Likes tea")
+    for name in ("nobody's", "reset", "deleted"):
+        await store.add_message(name, user("Hello."))
+    await on(store, "reset").areset()
+    assert await store.forget("deleted") == {"messages": 1, "cursors": 0}
     await on(store, "old", "bob", shared=True).aput(user("Hello."))
     sessions = await store.sessions()
-    after = datetime.now(timezone.utc)
     assert [(session.session_id, session.messages, session.user_ids) for session in sessions] == [
         ("old", 3, ("ann", "bob")),
         ("nobody's", 1, ()),
@@ -457,7 +397,10 @@ async def test_sessions_are_listed_with_whose_they_are_and_when(store: MemorySto
     for session in sessions:
         assert session.first_at is not None
         assert session.last_at is not None
-        assert before <= session.first_at <= session.last_at <= after
+        assert before <= session.first_at <= session.last_at <= datetime.now(timezone.utc)
+    # The facts of a session's user stay, even if it is its own user.
+    assert await store.forget("own") == {"messages": 1, "cursors": 1}
+    assert await store.forget_user("own") == {**NOTHING, "facts": 1}
 
 
 async def test_sessions_of_a_user_can_be_listed_alone(store: MemoryStore) -> None:

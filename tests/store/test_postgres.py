@@ -8,19 +8,19 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from itertools import product
 from typing import Any
 
 import pytest
 from llama_index.core.embeddings import MockEmbedding
 from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.pool import QueuePool
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool, QueuePool
 
-from llama_index_memory_ext import CondensedMemory, MemoryStore, StoreError
+from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, StoreError
 from tests.conversation import assistant, record, sent_text, user
-from tests.databases import ENGINES_AT, engine_at
+from tests.databases import ENGINES_AT, OpenStore, engine_at
 from tests.facts.test_block import learner
 from tests.openai_server import Message, serve
 from tests.record.test_running_summary import count_up, summary_in
@@ -32,31 +32,14 @@ NO_FACTS: dict[str, Any] = {"extract_facts": False, "facts_token_limit": 0}
 KILLED_AT = {"one": "0", "two": "0", "killed": "12"}
 SUMMING_UP: dict[str, Any] = {"max_messages": 6, "keep_messages": 2, "summarize": True}
 
-OpenEngine = Callable[..., AsyncEngine]
 
-
-@pytest.fixture
-async def open_engine(postgres_uri: str) -> AsyncIterator[OpenEngine]:
-    engines: list[AsyncEngine] = []
-
-    def open_one(**options: Any) -> AsyncEngine:
-        engines.append(create_async_engine(postgres_uri, **options))
-        return engines[-1]
-
-    yield open_one
-    for engine in engines:
-        await engine.dispose()
-
-
-async def end_connections(engine: AsyncEngine) -> None:
+async def end_connections(uri: str) -> None:
     """As a restart of the server does."""
+    engine = create_async_engine(uri, poolclass=NullPool)
+    query = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
     async with engine.connect() as connection:
-        await connection.execute(
-            text(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            )
-        )
+        await connection.execute(text(f"{query} AND datname = current_database()"))
+    await engine.dispose()
 
 
 async def run_workers(code: str, *arguments: list[str]) -> list[str]:
@@ -166,12 +149,12 @@ async def test_processes_share_a_session_and_a_user(postgres_uri: str) -> None:
 
 
 async def test_one_connection_is_enough_for_twenty_sessions_at_once(
-    open_engine: OpenEngine, start_model: StartModel
+    postgres_uri: str, open_store: OpenStore, start_model: StartModel
 ) -> None:
     """With facts, embeddings, summaries and recall: nothing holds a connection while it asks for another."""
     llm, server = start_model(model)
-    engine = open_engine(pool_size=1, max_overflow=0, pool_timeout=60)
-    store = MemoryStore(async_engine=engine)
+    engine = create_async_engine(postgres_uri, pool_size=1, max_overflow=0, pool_timeout=60)
+    store = open_store(async_engine=engine)
     options: dict[str, Any] = {**SUMMING_UP, "recall_token_limit": 500, "embed_model": MockEmbedding(embed_dim=8)}
 
     async def talk(name: int) -> str:
@@ -190,39 +173,53 @@ async def test_one_connection_is_enough_for_twenty_sessions_at_once(
         assert all(f"I use number{name}{i}." in prompt for i in range(4))
         others = set(re.findall(r"I use number(\d+)\.", prompt))
         assert others == {f"{name}{i}" for i in range(4)}
-    await store.aclose()
     assert isinstance(engine.pool, QueuePool)
     assert (engine.pool.checkedout(), engine.pool.checkedin()) == (0, 1)
     assert server.refusals == []
 
 
 @pytest.mark.parametrize("way", ENGINES_AT)
-@pytest.mark.parametrize("level", ["AUTOCOMMIT", "REPEATABLE READ", "SERIALIZABLE"])
-async def test_the_isolation_of_an_engine_that_was_lent_does_no_harm(postgres_uri: str, way: str, level: str) -> None:
+@pytest.mark.parametrize(
+    ("any_database_uri", "level"),
+    [
+        *product(["postgres"], ["AUTOCOMMIT", "REPEATABLE READ", "SERIALIZABLE"]),
+        ("file", "AUTOCOMMIT"),
+        ("file", "READ UNCOMMITTED"),
+    ],
+    indirect=["any_database_uri"],
+)
+async def test_the_isolation_of_an_engine_that_was_lent_does_no_harm(
+    any_database_uri: str, way: str, level: str
+) -> None:
     """Without a transaction half of a change would stay, and in a snapshot from before its lock a writer would fail."""
-    async with engine_at(way, postgres_uri, level) as engine:
+    async with engine_at(way, any_database_uri, level) as engine:
         stores = [MemoryStore(async_engine=engine) for _ in range(3)]
         await stores[0].add_message("chat", user("first"))
         for i in range(5):
             writing = (store.log.append("chat", [user(f"{name} {i}")], len) for name, store in enumerate(stores))
             await asyncio.gather(*writing)
-        assert await stores[0].count_messages("chat", None) == 16
         with pytest.raises(ZeroDivisionError):
             await stores[0].log.append("chat", [user("half")], lambda queue: 1 // 0, replace=True)
         assert await stores[0].count_messages("chat", None) == 16
+        assert await stores[0].vacuum()
         async with engine.connect() as connection:
             # Of a connection without transactions SQLAlchemy says what the server would do.
-            assert await connection.get_isolation_level() in (level, "READ COMMITTED")
+            assert await connection.get_isolation_level() in (level, "READ COMMITTED", "SERIALIZABLE")
 
 
-async def test_connections_that_the_server_has_ended_cost_one_call_at_most(open_engine: OpenEngine) -> None:
-    """A restart of the server. With ``pool_pre_ping`` not even one; what was acknowledged stays."""
-    admin = open_engine()
-    for ping, failures in ((True, 0), (False, 1)):
-        engine = open_engine(pool_size=2, pool_pre_ping=ping, hide_parameters=True)
-        memory = CondensedMemory.from_defaults(f"ping {ping}", async_engine=engine, **NO_FACTS)
+async def test_connections_that_the_server_has_ended_cost_one_call_at_most(
+    postgres_uri: str, open_store: OpenStore
+) -> None:
+    """A restart of the server. By an address or with ``pool_pre_ping`` not even one; what was acknowledged stays."""
+
+    def lent(*, ping: bool) -> MemoryStore:
+        engine = create_async_engine(postgres_uri, pool_size=2, pool_pre_ping=ping, hide_parameters=True)
+        return open_store(async_engine=engine)
+
+    for i, (store, failures) in enumerate(((open_store(postgres_uri), 0), (lent(ping=True), 0), (lent(ping=False), 1))):
+        memory = CondensedMemory.from_defaults(f"chat {i}", chat_store=store, **NO_FACTS)
         await memory.aput(user("message 0"))
-        await end_connections(admin)
+        await end_connections(postgres_uri)
         outcomes = [
             (await asyncio.gather(memory.aput(user(f"message {i}")), return_exceptions=True))[0] for i in (1, 2)
         ]
@@ -233,10 +230,12 @@ async def test_connections_that_the_server_has_ended_cost_one_call_at_most(open_
         assert [message.content for message in await memory.aget_all()] == kept
 
 
-async def test_a_connection_lost_in_the_middle_of_a_write_leaves_nothing_half_done(open_engine: OpenEngine) -> None:
+async def test_a_connection_lost_in_the_middle_of_a_write_leaves_nothing_half_done(
+    postgres_uri: str, open_store: OpenStore
+) -> None:
     """The next call works."""
-    engine = open_engine(pool_size=1, max_overflow=0)
-    memory = CondensedMemory.from_defaults("chat", async_engine=engine, **NO_FACTS)
+    engine = create_async_engine(postgres_uri, pool_size=1, max_overflow=0)
+    memory = CondensedMemory.from_defaults("chat", chat_store=open_store(async_engine=engine), **NO_FACTS)
     await memory.aput_messages([user("one"), assistant("two")])
     ended: list[str] = []
 
@@ -254,42 +253,34 @@ async def test_a_connection_lost_in_the_middle_of_a_write_leaves_nothing_half_do
 
 @pytest.mark.parametrize("setting", ["lock_timeout", "statement_timeout"])
 async def test_an_impatient_server_costs_a_call_and_no_row(
-    open_engine: OpenEngine, postgres_uri: str, setting: str
+    postgres_uri: str, setting: str, open_store: OpenStore
 ) -> None:
     """While somebody else holds the lock of the session; the call can be made again."""
     # By another name of the same table: within a process, writers of one store wait for each other without a server.
-    holder = MemoryStore(postgres_uri, db_schema="public")
-    impatient = open_engine(connect_args={"server_settings": {setting: "200"}})
-    memory = CondensedMemory.from_defaults("chat", async_engine=impatient, **NO_FACTS)
+    holder = open_store(postgres_uri, db_schema="public")
+    impatient = create_async_engine(postgres_uri, connect_args={"server_settings": {setting: "200"}})
+    memory = CondensedMemory.from_defaults("chat", chat_store=open_store(async_engine=impatient), **NO_FACTS)
     await memory.aput(user("one"))
     async with holding(holder, "chat"):
         with pytest.raises(StoreError, match=r"has refused Log\.append: .*timeout") as error:
             await memory.aput(user("two"))
     assert isinstance(error.value.__cause__, DBAPIError)
     await memory.aput(user("two"))
-    await holder.aclose()
     assert [message.content for message in await memory.aget_all()] == ["one", "two"]
 
 
 # ---- other places --------------------------------------------------------------------------------------
 
 
-async def test_tables_of_another_schema_and_name_are_apart(postgres_uri: str, start_model: StartModel) -> None:
-    """Two applications in one database; names that need quoting."""
-    llm, _ = start_model(learner)
-    places: list[dict[str, Any]] = [
-        {},
-        {"db_schema": "agents"},
-        {"db_schema": "Other Agents", "table_name": "chat-table"},
-    ]
-    for i, place in enumerate(places):
-        async with CondensedMemory.from_defaults(
-            "chat", user_id="ann", async_database_uri=postgres_uri, llm=llm, **place
-        ) as memory:
-            await memory.aput_messages([user(f"I like place{i}."), assistant("Fine.")])
-    for i, place in enumerate(places):
-        async with CondensedMemory.from_defaults(
-            "chat", user_id="ann", async_database_uri=postgres_uri, **NO_FACTS, **place
-        ) as memory:
-            assert [fact.content for fact in await memory.facts.alist()] == [f"Likes place{i}"]
-            assert [said for _, said in record(sent_text(await memory.aget()))] == [f"I like place{i}.", "Fine."]
+async def test_tables_of_another_schema_and_name_are_apart(postgres_uri: str, open_store: OpenStore) -> None:
+    """Two applications in one database; names that need quoting; each has a version of its own."""
+    places: list[dict[str, Any]]
+    places = [{}, {"db_schema": "agents"}, {"db_schema": "Other Agents", "table_name": "chat-table"}]
+    stores = [open_store(postgres_uri, **place) for place in places]
+    for i, store in enumerate(stores):
+        assert await store.read_schema_version() is None
+        await store.facts.write("ann", [Fact(content=f"Likes place {i}")])
+        await store.add_message("chat", user(f"I like place {i}."))
+    for i, store in enumerate(stores):
+        assert [fact.content for fact in (await store.facts.read("ann")).facts] == [f"Likes place {i}"]
+        assert [message.content for message in await store.get_messages("chat")] == [f"I like place {i}."]

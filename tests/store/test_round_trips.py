@@ -1,4 +1,4 @@
-"""How often a call waits for an answer of the server, counted by a proxy in between."""
+"""How often a call asks the server, and by how many connections."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
@@ -14,7 +14,6 @@ from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
 from llama_index_memory_ext.store.tables import Opening
 from tests.conversation import assistant, record, sent_text, user
 from tests.databases import OpenStore
-from tests.store.frozen import RoundTrips, counting
 
 NO_FACTS: dict[str, Any] = {"extract_facts": False}
 
@@ -28,28 +27,23 @@ async def connections_to(uri: str) -> int:
     return int(count)
 
 
-async def taken(trips: RoundTrips, call: Any) -> int:
-    before = trips.count
-    await call
-    return trips.count - before
-
-
-async def test_a_turn_takes_few_round_trips(postgres_uri: str) -> None:
-    """With facts of the user, and no statement that is prepared for the first time."""
-    async with counting(postgres_uri) as trips:
-        store = MemoryStore(trips.uri, pool_size=1)
-        memory = CondensedMemory.from_defaults("chat", user_id="ann", chat_store=store, **NO_FACTS)
-        await memory.facts.aadd("Likes tea")
-        counts = []
-        for i in range(4):
-            question = await taken(trips, memory.aput(user(f"question {i}")))
-            first, again = [await taken(trips, memory.aget()) for _ in range(2)]
-            answer = await taken(trips, memory.aput(assistant(f"answer {i}")))
-            counts.append((question, first, again, answer))
-        assert counts[-1] == (6, 1, 1, 4)
-        assert record(sent_text(await memory.aget()))[-1] == ("assistant", "answer 2")
-        assert trips.connections == 1
-        await store.aclose()
+async def test_a_turn_takes_few_statements(postgres_uri: str, open_store: OpenStore) -> None:
+    """With facts of the user; a commit is one, and a prompt takes one alone."""
+    store = open_store(postgres_uri, pool_size=1)
+    memory = CondensedMemory.from_defaults("chat", user_id="ann", chat_store=store, **NO_FACTS)
+    await memory.facts.aadd("Likes tea")
+    asked: list[object] = []
+    for kind in ("before_cursor_execute", "commit"):
+        event.listen(store.database.engine, kind, lambda *given: asked.append(given))
+    counts = []
+    for i in range(4):
+        for call in (memory.aput(user(f"question {i}")), memory.aget(), memory.aget(), memory.aput(assistant("Fine."))):
+            asked.clear()
+            await call
+            counts.append(len(asked))
+    assert counts[-4:] == [5, 1, 1, 3]
+    assert record(sent_text(await memory.aget()))[-1] == ("assistant", "Fine.")
+    assert await connections_to(postgres_uri) == 1
 
 
 async def test_whose_a_session_is_stays_known_when_it_was_replaced_or_forgotten(
@@ -96,35 +90,6 @@ async def test_what_others_have_changed_is_seen_in_the_next_prompt(store: Memory
     shown = sent_text(await one.aget())
     assert [said for _, said in record(shown)] == ["begun anew", "yes"]
     assert "Likes tea" not in shown
-
-
-async def test_many_sessions_share_a_few_connections(postgres_uri: str) -> None:
-    """150 at once, of which each would have had a connection of its own."""
-    async with counting(postgres_uri) as trips:
-        store = MemoryStore(trips.uri, pool_size=5)
-
-        async def talk(name: int) -> None:
-            memory = CondensedMemory.from_defaults(f"s{name}", chat_store=store, **NO_FACTS)
-            await memory.aput(user(f"question {name}"))
-            assert f"question {name}" in sent_text(await memory.aget())
-            await memory.aput(assistant("Fine."))
-
-        await asyncio.gather(*map(talk, range(150)))
-        assert trips.connections <= 5
-        await store.aclose()
-
-
-async def test_a_connection_that_the_server_has_ended_costs_no_call(postgres_uri: str, open_store: OpenStore) -> None:
-    store = open_store(postgres_uri)
-    memory = CondensedMemory.from_defaults("chat", chat_store=store, **NO_FACTS)
-    await memory.aput(user("one"))
-    engine = create_async_engine(postgres_uri, poolclass=NullPool)
-    query = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
-    async with engine.connect() as connection:
-        await connection.execute(text(f"{query} AND datname = current_database()"))
-    await engine.dispose()
-    await memory.aput(user("two"))
-    assert [message.content for message in await memory.aget_all()] == ["one", "two"]
 
 
 @pytest.mark.parametrize("closes_generators", [True, False], ids=["asyncio.run", "a loop that is merely closed"])

@@ -25,7 +25,6 @@ PASSWORD = "hunter2"  # noqa: S105 - of nobody
     [
         f"postgresql+asyncpg://ann:{PASSWORD}@127.0.0.1:1/memory",
         f"postgresql+asyncpg://ann:{PASSWORD}@no-host.invalid/memory",
-        f"postgresql+asyncpg://ann:{PASSWORD}@/memory?host=/no/such/folder",
         f"postgresql+asyncpg://ann@127.0.0.1:1/memory?password={PASSWORD}",
         f"postgresql+asyncpg://ann:{PASSWORD}@127.0.0.1:1/memory?ssl=require",
     ],
