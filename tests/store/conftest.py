@@ -9,29 +9,7 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from tests.fixtures import (
-    database_uri,
-    open_memory,
-    open_plain_memory,
-    open_store,
-    postgres_server,
-    postgres_uri,
-    start_model,
-    store,
-)
-
-__all__ = [
-    "any_database_uri",
-    "database_uri",
-    "open_memory",
-    "open_plain_memory",
-    "open_store",
-    "partitioned_uri",
-    "postgres_server",
-    "postgres_uri",
-    "start_model",
-    "store",
-]
+from tests.fixtures import *
 
 PAGE = Path(__file__).parents[2] / "docs/partitioning.md"
 CREATE_TABLES, CREATE_PARTITIONS, WIDEN_IDS = re.findall(
@@ -56,7 +34,7 @@ async def partitioned_uri(postgres_uri: str) -> str:
     return postgres_uri
 
 
-@pytest.fixture(params=["memory", "file", "postgres", "partitioned"])
+@pytest.fixture(params=["memory", "file", "postgres", "partitioned"])  # type: ignore[no-redef]  # here it has one more
 def any_database_uri(request: pytest.FixtureRequest) -> str | None:
     """No address, for a database in memory; then a file; then a server, with whole and with partitioned tables."""
     if request.param == "memory":
