@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import (
+    CondensedMemory,
     CondensedMemoryBlock,
     LimitError,
     MemoryStore,
@@ -18,59 +20,52 @@ from llama_index_memory_ext import (
     StoreError,
     TokenCounter,
 )
-from llama_index_memory_ext.text.tokens import as_counter
 from tests.conversation import assistant, calling, record, result, sent_text, user
 from tests.memories import OpenPlainMemory
+from tests.record.conftest import OpenBlock
 
 COUNTER = TokenCounter()
 
 
-async def shown(block: CondensedMemoryBlock, session_id: str = "chat") -> list[tuple[str, str]]:
-    return record(await block.aget([], session_id=session_id))
+LONG = " ".join(f"w{i}" for i in range(3_000))
 
 
-async def test_an_empty_block_shows_nothing() -> None:
-    block = CondensedMemoryBlock()
+async def shown(block: CondensedMemoryBlock, *messages: ChatMessage, session_id: str = "chat") -> list[tuple[str, str]]:
+    """What is shown of a record after these messages, within its limit."""
+    if messages:
+        await block.aput(list(messages), session_id=session_id)
+    text = await block.aget([], session_id=session_id)
+    assert COUNTER.count(f"<{block.name}>\n{text}</{block.name}>\n" if text else "") <= block.token_limit
+    return record(text)
+
+
+async def test_an_empty_block_shows_nothing(open_block: OpenBlock) -> None:
+    block = open_block()
     assert await block.aget() == ""
     await block.aput([])
-    assert await block.aget([], session_id="chat") == ""
-    await block.aclose()
+    assert await shown(block) == []
 
 
-async def test_what_is_flushed_is_shown_oldest_first() -> None:
-    block = CondensedMemoryBlock()
-    await block.aput([user("one"), assistant("two")], from_short_term_memory=True, session_id="chat")
-    await block.aput([user("three")], from_short_term_memory=True, session_id="chat")
-    assert await shown(block) == [("user", "one"), ("assistant", "two"), ("user", "three")]
-    await block.aclose()
-
-
-async def test_a_message_that_is_put_is_not_changed() -> None:
-    """The host's own blocks write the session id into it."""
-    block = CondensedMemoryBlock()
-    message = user("one")
-    await block.aput([message], session_id="chat")
+async def test_what_is_flushed_is_shown_oldest_first(open_block: OpenBlock) -> None:
+    """And is not changed; the host's own blocks write the session id into it."""
+    block, message = open_block(), user("one")
+    await block.aput([message, assistant("two")], from_short_term_memory=True, session_id="chat")
+    assert await shown(block, user("three")) == [("user", "one"), ("assistant", "two"), ("user", "three")]
     assert message == user("one")
-    await block.aclose()
 
 
-async def test_one_block_serves_many_sessions_and_shows_none_to_another() -> None:
-    block = CondensedMemoryBlock()
-    await block.aput([user("mine")], session_id="ann")
-    await block.aput([user("yours")], session_id="bob")
-    await block.aput([user("nobody's")])
-    assert await shown(block, "ann") == [("user", "mine")]
-    assert await shown(block, "bob") == [("user", "yours")]
-    assert record(await block.aget()) == [("user", "nobody's")]
-    await block.aclose()
+async def test_one_block_serves_many_sessions_and_shows_none_to_another(open_block: OpenBlock) -> None:
+    block = open_block()
+    await block.aput([user("no one's")])
+    assert await shown(block, user("mine"), session_id="ann") == [("user", "mine")]
+    assert await shown(block, user("yours"), session_id="bob") == [("user", "yours")]
+    assert record(await block.aget()) == [("user", "no one's")]
 
 
-async def test_a_block_that_takes_nothing_from_short_term_memory() -> None:
-    block = CondensedMemoryBlock(accept_short_term_memory=False)
+async def test_a_block_that_takes_nothing_from_short_term_memory(open_block: OpenBlock) -> None:
+    block = open_block(accept_short_term_memory=False)
     await block.aput([user("flushed")], from_short_term_memory=True, session_id="chat")
-    await block.aput([user("put")], session_id="chat")
-    assert await shown(block) == [("user", "put")]
-    await block.aclose()
+    assert await shown(block, user("put")) == [("user", "put")]
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -104,113 +99,149 @@ async def test_a_store_that_the_memory_does_not_use_is_refused(
     await store.aclose()
 
 
-async def test_the_record_is_cut_to_a_share_of_the_limit_and_then_stays_the_same() -> None:
+# ---- what is kept --------------------------------------------------------------------------------------
+
+
+async def test_the_record_is_cut_to_a_share_of_the_limit_and_then_stays_the_same(open_block: OpenBlock) -> None:
     """So that the beginning of the prompt can come from a cache for many turns."""
-    block = CondensedMemoryBlock(token_limit=1_000)
+    block = open_block(token_limit=1_000)
     cuts, before = 0, ""
     for i in range(200):
-        await block.aput([user(f"question {i}, with a few more words to it"), assistant("yes")], session_id="chat")
+        await shown(block, user(f"question {i}, with a few more words to it"), assistant("yes"))
         text = await block.aget([], session_id="chat")
-        assert COUNTER.count(f"<condensed_memory>\n{text}</condensed_memory>\n") <= 1_000
         if not text.startswith(before):
             cuts += 1
             assert 300 <= COUNTER.count(text) <= 400
             assert text.startswith('<message role="user">')
         before = text
     assert 5 <= cuts <= 15
-    await block.aclose()
 
 
-async def test_one_long_message_is_clipped_and_leaves_room_for_others() -> None:
-    block = CondensedMemoryBlock(token_limit=1_000)
-    await block.aput([user("My name is Logan."), assistant("Hello.")], session_id="chat")
-    await block.aput([user("a long log: " + "line " * 5_000), assistant("I see.")], session_id="chat")
-    entries = await shown(block)
+async def test_a_ratio_of_one_cuts_each_turn_and_keeps_as_much_as_fits(open_block: OpenBlock) -> None:
+    block = open_block(token_limit=400, keep_ratio=1.0)
+    for i in range(40):
+        await shown(block, user(f"question {i}"), assistant(f"answer {i}"))
+        assert i < 16 or 360 <= COUNTER.count(await block.aget([], session_id="chat")) <= 400
+
+
+@pytest.mark.parametrize(("most", "keep", "lengths"), [(6, 2, [2, 4, 6, 2, 4, 6, 2]), (4, 4, [2, 4, 4, 4, 4, 4, 4])])
+async def test_a_number_of_messages_can_be_the_limit(
+    open_block: OpenBlock, most: int, keep: int, lengths: list[int]
+) -> None:
+    block = open_block(max_messages=most, keep_messages=keep)
+    for i, length in enumerate(lengths):
+        entries = await shown(block, user(f"question {i}"), assistant(f"answer {i}"))
+        assert (len(entries), entries[-1][1]) == (length, f"answer {i}")
+
+
+async def test_one_long_message_is_clipped_and_leaves_room_for_others(open_block: OpenBlock) -> None:
+    block = open_block(token_limit=1_000)
+    entries = await shown(block, user("I am Logan."), assistant("Hello."), user(f"a log: {LONG}"), assistant("I see."))
     assert [role for role, _ in entries] == ["user", "assistant", "user", "assistant"]
-    assert entries[0][1] == "My name is Logan."
+    assert entries[0][1] == "I am Logan."
+    assert entries[2][1].startswith("a log: w0")
     assert "tokens left out ...]" in entries[2][1]
-    assert entries[2][1].startswith("a long log: line")
-    await block.aclose()
 
 
-async def test_a_call_and_its_results_share_the_room_of_one_message() -> None:
-    """Clipped rather than parted."""
-    block = CondensedMemoryBlock(token_limit=600)
+async def test_a_call_and_its_results_share_the_room_of_one_message(open_block: OpenBlock) -> None:
+    """Also of a result that comes later; they are clipped rather than parted."""
+    late, at_once = open_block(token_limit=600), open_block(token_limit=600)
     calls = calling(("call_1", "read", {"file": "a"}), ("call_2", "read", {"file": "b"}))
-    long = "word " * 3_000
-    await block.aput([user("Read them."), calls, result("call_1", long), result("call_2", long)], session_id="chat")
-    entries = await shown(block)
+    messages = [user("Read them."), calls, result("call_1", LONG), result("call_2", LONG)]
+    await shown(late, *messages[:3])
+    entries = await shown(late, *messages[3:])
+    assert entries == await shown(at_once, *messages)
     assert [role for role, _ in entries] == ["user", "assistant", "tool", "tool"]
     assert all("tokens left out" in text for role, text in entries if role == "tool")
+
+
+KINDS = st.lists(st.sampled_from(["u", "U", "a", "A", "c"]), min_size=1, max_size=14)
+
+
+@settings(max_examples=80)
+@given(kinds=KINDS, keep_ratio=st.sampled_from([0.5, 0.75, 1.0]), batch=st.integers(1, 4))
+async def test_no_result_is_parted_from_its_call_and_the_newest_is_there(
+    kinds: list[str], keep_ratio: float, batch: int
+) -> None:
+    """U and A are long; c is a call, its result, and the answer."""
+    block = CondensedMemoryBlock(token_limit=260, keep_ratio=keep_ratio)
+    said: list[list[ChatMessage]] = []
+    for i, kind in enumerate(kinds):
+        text = f"message {i}" + (f" {LONG[:600]} end {i}" if kind in "UA" else "")
+        if kind == "c":
+            said.append([calling((f"c{i}", "read", {"i": i})), result(f"c{i}", LONG[:500]), assistant(f"answer {i}")])
+        else:
+            said.append([user(text) if kind in "uU" else assistant(text)])
+    for start in range(0, len(said), batch):
+        entries = await shown(block, *(message for unit in said[start : start + batch] for message in unit))
+        assert entries[0][0] != "tool"
+        assert entries[-1][1].split()[-1] == str(min(start + batch, len(said)) - 1)
     await block.aclose()
 
 
-async def test_a_result_that_comes_later_finds_its_call() -> None:
-    """As if both had come at once."""
-    late, at_once = CondensedMemoryBlock(token_limit=600), CondensedMemoryBlock(token_limit=600)
-    messages = [user("Read it."), calling(("call_1", "read", {})), result("call_1", "word " * 3_000)]
-    await late.aput(messages[:2], session_id="chat")
-    await late.aget([], session_id="chat")
-    await late.aput(messages[2:], session_id="chat")
-    await at_once.aput(messages, session_id="chat")
-    assert await shown(late) == await shown(at_once)
-    await late.aclose()
-    await at_once.aclose()
-
-
-async def test_a_number_of_messages_can_be_the_limit() -> None:
-    block = CondensedMemoryBlock(max_messages=6, keep_messages=2)
-    lengths = []
-    for i in range(10):
-        await block.aput([user(f"question {i}"), assistant(f"answer {i}")], session_id="chat")
-        lengths.append(len(await shown(block)))
-    assert lengths == [2, 4, 6, 2, 4, 6, 2, 4, 6, 2]
-    await block.aclose()
-
-
-async def test_a_long_batch_is_read_in_pages() -> None:
-    """Only as far as it is shown."""
-    block = CondensedMemoryBlock(token_limit=20_000)
-    await block.aput([user(f"message {i}") for i in range(1_000)], session_id="chat")
-    assert [text for _, text in await shown(block)] == [f"message {i}" for i in range(1_000)]
-    await block.aput([user(f"message {i}") for i in range(1_000, 5_000)], session_id="chat")
-    texts = [text for _, text in await shown(block)]
+async def test_a_long_batch_is_read_in_pages_as_far_as_it_is_shown(open_block: OpenBlock) -> None:
+    block = open_block(token_limit=20_000)
+    assert [text for _, text in await shown(block, *(user(f"message {i}") for i in range(1_000)))] == [
+        f"message {i}" for i in range(1_000)
+    ]
+    texts = [text for _, text in await shown(block, *(user(f"message {i}") for i in range(1_000, 5_000)))]
     assert texts == [f"message {i}" for i in range(5_000 - len(texts), 5_000)]
     assert len(texts) > 500
-    await block.aclose()
 
 
-@given(
-    tokens=st.integers(-5, 400),
-    kinds=st.lists(st.sampled_from(["user", "assistant", "tool"]), max_size=12),
-)
-async def test_truncating_drops_the_oldest_and_no_result_comes_first(tokens: int, kinds: list[str]) -> None:
-    """At least as much as was asked for."""
-    block = CondensedMemoryBlock()
-    messages = [ChatMessage(role=kind, content=f"{kind} {i} says something") for i, kind in enumerate(kinds)]
-    await block.aput(messages, session_id="chat")
-    text = await block.aget([], session_id="chat")
-    left = await block.atruncate(text, tokens) or ""
-    assert text.endswith(left)
-    assert left == "" or COUNTER.count(text) - COUNTER.count(left) >= tokens
-    if tokens > 0:
-        assert not left.startswith('<message role="tool"')
-    await block.aclose()
+# ---- first instructions --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("content", ["", [], None])
-async def test_truncating_nothing_leaves_nothing(content: object) -> None:
-    """The host asks with a list for a block that returned nothing."""
-    assert await CondensedMemoryBlock().atruncate(content, 10) is None
+async def test_the_first_instructions_stay_in_front_for_good(open_block: OpenBlock) -> None:
+    """Others leave like all messages."""
+    block, kind, brief = open_block(token_limit=200, include_system=True), ("system", "Be kind."), "Be brief."
+    await shown(block, ChatMessage(kind[1], role="system"), user("hello"), ChatMessage(brief, role="system"))
+    for i in range(30):
+        entries = await shown(block, user(f"question {i}"), assistant("yes"))
+        assert entries[0] == kind
+        assert kind not in entries[1:]
+    assert ("system", brief) not in entries
+    assert await shown(block, user("Hello."), session_id="other") == [("user", "Hello.")]
+
+
+async def test_instructions_over_the_limit_are_clipped_and_leave_room(open_block: OpenBlock) -> None:
+    block = open_block(token_limit=200, include_system=True)
+    first, *others = await shown(block, ChatMessage(LONG, role="system"), user("the newest question"))
+    assert "tokens left out" in first[1]
+    assert others == [("user", "the newest question")]
+
+
+async def test_instructions_count_as_a_message(open_block: OpenBlock) -> None:
+    block = open_block(max_messages=3, keep_messages=3, include_system=True)
+    entries = await shown(block, ChatMessage("Be kind.", role="system"), *(user(f"question {i}") for i in range(9)))
+    assert [text for _, text in entries] == ["Be kind.", "question 7", "question 8"]
+
+
+# ---- its settings --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"token_limit": 0}, {"keep_ratio": 0}, {"keep_ratio": 1.5}, {"message_ratio": -1}, {"max_messages": 0}],
+    ("options", "said"),
+    [
+        ({"token_limit": 0}, "token_limit"),
+        ({"keep_ratio": 0}, "keep_ratio"),
+        ({"keep_ratio": 1.5}, "keep_ratio"),
+        ({"message_ratio": -1}, "message_ratio"),
+        ({"max_messages": 0}, "max_messages"),
+        ({"recall_token_limit": -1}, "recall_token_limit"),
+        ({"summary_token_limit": 0}, "summary_token_limit"),
+        ({"max_message": 3}, "no argument 'max_message'"),
+        ({"start_on": "user"}, "no argument 'start_on'"),
+    ],
 )
-def test_settings_that_make_no_sense_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(SettingError, match=next(iter(options))):
-        CondensedMemoryBlock(**options)  # type: ignore[arg-type]
+def test_settings_that_cannot_be_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingError, match=said):
+        CondensedMemoryBlock(**options)
+
+
+def test_the_preset_refuses_a_setting_that_does_not_exist_by_name() -> None:
+    with pytest.raises(TypeError, match=r"no argument 'max_message'\. Did you mean 'max_messages'\?"):
+        CondensedMemory.from_defaults(max_message=3)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("options", [{"keep_messages": 3}, {"keep_messages": 3, "max_messages": 2}])
@@ -219,39 +250,31 @@ def test_keeping_more_messages_than_there_may_be_is_refused(options: dict[str, i
         CondensedMemoryBlock(**options)  # type: ignore[arg-type]
 
 
-async def test_a_copy_reads_the_same_log() -> None:
-    """And a pickled block comes back without what it held in memory."""
-    block = CondensedMemoryBlock(token_limit=500)
-    await block.aput([user("one")], session_id="chat")
-    assert await shown(block) == await shown(copy.deepcopy(block)) == [("user", "one")]
+@pytest.mark.parametrize("content", ["", [], None])
+async def test_truncating_nothing_leaves_nothing(content: object) -> None:
+    """The host asks with a list for a block that returned nothing."""
+    assert await CondensedMemoryBlock().atruncate(content, 10) is None
+
+
+async def test_a_copy_reads_the_same_log(open_block: OpenBlock) -> None:
+    """With another limit it keeps to that; a pickled block comes back without what it held in memory."""
+    block = open_block(token_limit=900, include_system=True, summarize=True, recall_token_limit=300)
+    said = await shown(block, *(user(f"question {i}") for i in range(10)))
+    assert said == await shown(copy.deepcopy(block)) != []
+    assert len(await shown(block.model_copy(update={"max_messages": 5, "summarize": False}))) == 2
     twin = pickle.loads(pickle.dumps(block))
-    assert (twin.token_limit, await shown(twin)) == (500, [])
-    await block.aclose()
+    assert (twin.recall_token_limit, twin.summarize, await shown(twin)) == (300, True, [])
     await twin.aclose()
 
 
-async def test_the_name_of_the_block_cannot_be_closed_from_within() -> None:
-    block = CondensedMemoryBlock(name="notes")
-    await block.aput([user("</notes><notes>")], session_id="chat")
-    assert await shown(block) == [("user", "&lt;/notes>&lt;notes>")]
-    await block.aclose()
+async def test_the_name_of_the_block_cannot_be_closed_from_within(open_block: OpenBlock) -> None:
+    block = open_block(name="notes")
+    assert await shown(block, user("</notes><notes>")) == [("user", "&lt;/notes>&lt;notes>")]
 
 
-async def test_any_tokenizer_can_count_the_limit() -> None:
-    """Here one token per character, and one for each text."""
-    block = CondensedMemoryBlock(token_limit=400, tokenizer_fn=as_counter(lambda text: [0, *map(ord, text)]))
-    for i in range(30):
-        await block.aput([user(f"message {i}")], session_id="chat")
-        text = await block.aget([], session_id="chat")
-        assert len(f"<condensed_memory>\n{text}</condensed_memory>\n") + 1 <= 400
-    assert await shown(block)
-    await block.aclose()
-
-
-async def test_a_field_that_is_changed_counts_from_the_next_prompt_on() -> None:
-    block = CondensedMemoryBlock(token_limit=2_000)
-    await block.aput([user(f"question {i}, with a few more words to it") for i in range(50)], session_id="chat")
-    assert len(await shown(block)) == 50
+async def test_a_field_that_is_changed_counts_from_the_next_prompt_on(open_block: OpenBlock) -> None:
+    block = open_block(token_limit=2_000)
+    assert len(await shown(block, *(user(f"question {i}, with a few more words to it") for i in range(50)))) == 50
     block.max_messages = 20
     assert len(await shown(block)) == 8
     block.token_limit, block.keep_ratio, block.max_messages = 150, 0.5, None
@@ -264,12 +287,3 @@ async def test_a_field_that_is_changed_counts_from_the_next_prompt_on() -> None:
     block.keep_messages = 9
     with pytest.raises(LimitError, match="keep_messages=9 needs a max_messages"):
         await block.aget([], session_id="chat")
-    await block.aclose()
-
-
-async def test_a_copy_with_another_limit_keeps_to_it() -> None:
-    block = CondensedMemoryBlock()
-    await block.aput([user(f"question {i}") for i in range(50)], session_id="chat")
-    assert len(await shown(block)) == 50
-    assert len(await shown(block.model_copy(update={"max_messages": 10}))) == 4
-    await block.aclose()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -13,10 +13,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from llama_index.core.llms import ChatMessage
 
-from llama_index_memory_ext import MemoryStore, TokenCounter
+from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.record.recall import MessageIndex
 from llama_index_memory_ext.record.text import day_heading, earlier_element
 from llama_index_memory_ext.store.tables import LogRow
+from llama_index_memory_ext.text.messages import storable
 from tests.conversation import assistant, calling, result, user
 
 COUNTER = TokenCounter()
@@ -24,18 +25,13 @@ EVERYTHING = 10**6
 MAY_8 = int(datetime(2023, 5, 8, 12, tzinfo=timezone.utc).timestamp()) * 10**9
 
 
-@pytest.fixture(params=["memory", "file"])
-async def store(request: pytest.FixtureRequest) -> AsyncIterator[MemoryStore]:
-    opened = MemoryStore(None if request.param == "memory" else request.getfixturevalue("database_uri"))
-    yield opened
-    await opened.aclose()
+def rows_of(*messages: ChatMessage) -> list[LogRow]:
+    return [LogRow(i, message.role.value, storable(message), timestamp=MAY_8) for i, message in enumerate(messages, 1)]
 
 
-async def rows_of(store: MemoryStore, *messages: ChatMessage) -> list[LogRow]:
-    """The log of a session that has these messages, and nothing before."""
-    await store.set_messages("chat", [])
-    await store.log.append("chat", messages, len)
-    return (await store.readers.unread("chat", "", limit=EVERYTHING)).rows
+def on_days(rows: Sequence[LogRow], *days: int) -> list[LogRow]:
+    """The rows, each so many days after the first day."""
+    return [replace(row, timestamp=MAY_8 + day * 86_400 * 10**9) for row, day in zip(rows, days, strict=True)]
 
 
 def index_of(rows: Sequence[LogRow]) -> MessageIndex:
@@ -57,11 +53,10 @@ def found(
     return [message.row_ids for message, _ in fitting]
 
 
-async def places(store: MemoryStore, messages: Sequence[ChatMessage], question: str, *context: str) -> Any:
+def places(messages: Sequence[ChatMessage], question: str, *context: str) -> Any:
     """The places of the messages that are found, best first, each with those of its results."""
-    rows = await rows_of(store, *messages)
-    first = rows[0].id
-    return [tuple(row_id - first for row_id in ids) for ids in found(index_of(rows), question, *context)]
+    ids = found(index_of(rows_of(*messages)), question, *context)
+    return [tuple(row_id - 1 for row_id in some) for some in ids]
 
 
 # ---- by what a message is found ------------------------------------------------------------------------
@@ -75,55 +70,43 @@ TEA = [
 ]
 
 
-async def test_a_message_is_found_by_its_own_words(store: MemoryStore) -> None:
-    assert (await places(store, TEA, "Which tea do I like?"))[0] == (0,)
-    assert (await places(store, TEA, "Who mends the printers?"))[0] == (2,)
+def test_a_message_is_found_by_its_own_words() -> None:
+    assert places(TEA, "Which tea do I like?")[0] == (0,)
+    assert places(TEA, "Who mends the printers?")[0] == (2,)
 
 
-async def test_a_message_is_found_by_the_words_of_its_neighbours(store: MemoryStore) -> None:
+def test_a_message_is_found_by_the_words_of_its_neighbours() -> None:
     """A name is often said only in the message before, and the answer behind it."""
     messages = [user("What did Caroline say?"), assistant("That she will move to Berlin."), user("Good."), user("Bye.")]
-    assert (await places(store, messages, "Caroline"))[:2] == [(0,), (1,)]
-    assert await places(store, messages, "Berlin") == [(1,), (2,), (0,), (3,)]
+    assert places(messages, "Caroline")[:2] == [(0,), (1,)]
+    assert places(messages, "Berlin") == [(1,), (2,), (0,), (3,)]
 
 
-async def test_a_message_is_found_by_the_day_on_which_it_was_written(store: MemoryStore) -> None:
-    rows = await rows_of(store, *TEA)
-    rows = [replace(row, timestamp=MAY_8 + i * 86_400 * 10**9) for i, row in enumerate(rows)]
-    index = index_of(rows)
+def test_a_message_is_found_by_the_day_on_which_it_was_written() -> None:
+    rows = rows_of(*TEA)
+    index = index_of(on_days(rows, *range(5)))
     assert found(index, "What was on 10 May?")[0] == (rows[2].id,)
     assert found(index, "5月8日")[0] == (rows[0].id,)
     assert len(found(index, "2023")) == 5
 
 
-async def test_messages_of_another_day_are_no_neighbours(store: MemoryStore) -> None:
-    rows = await rows_of(store, *TEA)
-    rows = [replace(row, timestamp=MAY_8 + (i > 2) * 86_400 * 10**9) for i, row in enumerate(rows)]
-    index = index_of(rows)
+def test_messages_of_another_day_are_no_neighbours() -> None:
+    rows = rows_of(*TEA)
+    index = index_of(on_days(rows, 0, 0, 0, 1, 1))
     assert sorted(found(index, "technician")) == [(rows[3].id,), (rows[4].id,)]
     assert sorted(found(index, "printer")) == [(rows[0].id,), (rows[1].id,), (rows[2].id,)]
 
 
 @pytest.mark.parametrize("question", ["", "?", "and then?", "zebra", "\U0001f600", "\x00\ud83d"])
-async def test_nothing_is_found_without_a_word_in_common(store: MemoryStore, question: str) -> None:
-    assert await places(store, TEA, question) == []
-    assert await places(store, TEA, question, question) == []
+def test_nothing_is_found_without_a_word_in_common(question: str) -> None:
+    """But such a question leans on what was said before."""
+    assert places(TEA, question) == []
+    assert places(TEA, question, question) == []
+    assert places(TEA, question, "my tea")[0] == (0,)
 
 
-async def test_a_question_without_words_leans_on_what_was_said_before(store: MemoryStore) -> None:
-    assert (await places(store, TEA, "and then?", "my tea"))[0] == (0,)
-
-
-async def test_chinese_is_found_without_spaces(store: MemoryStore) -> None:
-    messages = [user("我喜欢绿茶。"), assistant("好的。"), user("打印机坏了。"), assistant("好的。"), user("谢谢")]
-    assert (await places(store, messages, "我平时喝什么绿茶"))[0] == (0,)
-    assert (await places(store, messages, "打印机修好了吗"))[0] == (2,)
-
-
-async def test_a_long_message_is_clipped_and_found_by_the_words_in_its_middle(store: MemoryStore) -> None:
-    rows = await rows_of(
-        store, user("first " * 2_000 + "zebra " + "last " * 2_000), assistant("I see."), user("Go on.")
-    )
+def test_a_long_message_is_clipped_and_found_by_the_words_in_its_middle() -> None:
+    rows = rows_of(user("first " * 2_000 + "zebra " + "last " * 2_000), assistant("I see."), user("Go on."))
     index = index_of(rows)
     assert found(index, "zebra", limit=100, message_limit=60)[0] == (rows[0].id,)
     (entry,) = index.entries(rows[:1], "", 60)
@@ -132,11 +115,11 @@ async def test_a_long_message_is_clipped_and_found_by_the_words_in_its_middle(st
     assert "zebra" not in entry.text
 
 
-async def test_only_what_is_similar_enough_has_what_the_record_leaves_free(store: MemoryStore) -> None:
+def test_only_what_is_similar_enough_has_what_the_record_leaves_free() -> None:
     """A word of the day and of many others is not enough."""
     others = [user(f"The printer on floor {i} is broken again.") for i in range(12)]
-    rows = await rows_of(store, *(user(f"tea {i} with Caroline and her green alpacas") for i in range(3)), *others)
-    index = index_of([replace(row, timestamp=MAY_8) for row in rows])
+    rows = rows_of(*(user(f"tea {i} with Caroline and her green alpacas") for i in range(3)), *others)
+    index = index_of(rows)
     question = "Which green tea does Caroline drink with her alpacas, in 2023?"
     all_of_them = found(index, question)
     free = found(index, question, limit=60, most=EVERYTHING)
@@ -147,8 +130,8 @@ async def test_only_what_is_similar_enough_has_what_the_record_leaves_free(store
 # ---- what is never found -------------------------------------------------------------------------------
 
 
-async def test_only_what_stands_before_a_row_is_found(store: MemoryStore) -> None:
-    rows = await rows_of(store, *(user(f"tea {i}") for i in range(6)))
+def test_only_what_stands_before_a_row_is_found() -> None:
+    rows = rows_of(*(user(f"tea {i}") for i in range(6)))
     index = index_of(rows)
     for row in rows[:5]:
         ids = {row_id for unit in found(index, "tea", before=row.id) for row_id in unit}
@@ -156,26 +139,21 @@ async def test_only_what_stands_before_a_row_is_found(store: MemoryStore) -> Non
 
 
 @pytest.mark.parametrize("role", ["system", "developer"])
-async def test_instructions_are_never_found(store: MemoryStore, role: str) -> None:
+def test_instructions_are_never_found(role: str) -> None:
     """Neither by their own words nor with those of others."""
     messages = [user("tea one"), ChatMessage(role=role, content="zebra tea"), user("tea two"), user("Bye.")]
-    assert {place for unit in await places(store, messages, "tea") for place in unit} == {0, 2, 3}
-    assert await places(store, messages, "zebra") == []
+    assert {place for unit in places(messages, "tea") for place in unit} == {0, 2, 3}
+    assert places(messages, "zebra") == []
 
 
-async def test_the_last_message_is_found_by_the_next_ones_when_they_have_come(store: MemoryStore) -> None:
-    rows = await rows_of(store, *TEA)
+def test_the_last_message_is_found_by_the_next_ones_when_they_have_come() -> None:
+    rows = rows_of(*TEA)
     index = index_of(rows[:1])
     assert found(index, "tea") == [(rows[0].id,)]
     assert found(index, "noted") == []
     index.take(rows[1:2])
     assert found(index, "tea") == [(rows[0].id,), (rows[1].id,)]
     assert found(index, "noted") == [(rows[1].id,), (rows[0].id,)]
-
-
-async def test_empty_messages_are_no_neighbours(store: MemoryStore) -> None:
-    messages = [user("tea"), assistant(""), user(" \n"), assistant("zebra"), user("Bye.")]
-    assert await places(store, messages, "zebra") == [(3,), (4,), (0,)]
 
 
 # ---- calls and results ---------------------------------------------------------------------------------
@@ -191,46 +169,35 @@ LOOKED_UP = [
 
 
 @pytest.mark.parametrize("question", ["Lisbon", "sunshine", "the hailstorm"])
-async def test_a_call_is_found_with_its_results_by_the_words_of_each(store: MemoryStore, question: str) -> None:
-    assert (await places(store, LOOKED_UP, question))[0] == (1, 2, 3)
+def test_a_call_is_found_with_its_results_by_the_words_of_each(question: str) -> None:
+    assert places(LOOKED_UP, question)[0] == (1, 2, 3)
 
 
-async def test_a_call_and_its_results_have_the_room_of_one_message(store: MemoryStore) -> None:
-    rows = await rows_of(store, *LOOKED_UP[:2], result("call_1", "sun " * 900), result("call_2", "hail " * 900))
+def test_a_call_and_its_results_have_the_room_of_one_message() -> None:
+    rows = rows_of(*LOOKED_UP[:2], result("call_1", "sun " * 900), result("call_2", "hail " * 900))
     entries = index_of(rows).entries(rows[1:], "", 200)
     assert [entry.role for entry in entries] == ["assistant", "tool", "tool"]
     assert sum(entry.tokens for entry in entries) <= 200
     assert all("tokens left out" in entry.text for entry in entries[1:])
 
 
-async def test_a_call_is_not_found_while_its_results_are_shown(store: MemoryStore) -> None:
-    rows = await rows_of(store, *LOOKED_UP)
+def test_a_call_is_not_found_while_its_results_are_shown() -> None:
+    rows = rows_of(*LOOKED_UP)
     index = index_of(rows)
     assert all(ids == (rows[0].id,) for ids in found(index, "hailstorm", before=rows[3].id))
 
 
-async def test_a_result_without_a_call_is_not_found(store: MemoryStore) -> None:
-    assert await places(store, [result("call_1", "tea"), user("tea"), user("Bye.")], "tea") == [(1,), (2,)]
-
-
-@pytest.mark.parametrize("unit_limit", [1, 5, 15, 20, 30])
-async def test_a_message_of_which_no_word_could_be_shown_is_not_found(store: MemoryStore, unit_limit: int) -> None:
-    rows = await rows_of(store, *LOOKED_UP, user("sunshine " * 50), user("Bye."))
-    index = index_of(rows)
-    by_id = {row.id: row for row in rows}
-    for ids in found(index, "sunshine in Lisbon", message_limit=unit_limit):
-        entries = index.entries([by_id[row_id] for row_id in ids], "", unit_limit)
-        assert all(entry.body.strip() for entry in entries)
-        assert sum(entry.tokens for entry in entries) <= unit_limit
+def test_a_result_without_a_call_is_not_found() -> None:
+    assert places([result("call_1", "tea"), user("tea"), user("Bye.")], "tea") == [(1,), (2,)]
 
 
 # ---- dates ---------------------------------------------------------------------------------------------
 
 
-async def test_a_heading_for_each_day_is_counted(store: MemoryStore) -> None:
+def test_a_heading_for_each_day_is_counted() -> None:
     """A message of a day that has none yet needs more room than another one of the same day."""
-    rows = await rows_of(store, user("tea one"), user("tea two"), user("Bye."))
-    apart = [replace(row, timestamp=MAY_8 + i * 86_400 * 10**9) for i, row in enumerate(rows)]
+    rows = rows_of(user("tea one"), user("tea two"), user("Bye."))
+    apart = on_days(rows, 0, 1, 2)
     tokens = COUNTER.count("<message user>tea one\n<message user>tea two\n" + day_heading("2023-05-08"))
     assert len(found(index_of(rows), "tea", limit=tokens)) == 2
     assert len(found(index_of(apart), "tea", limit=tokens)) == 1
@@ -238,8 +205,8 @@ async def test_a_heading_for_each_day_is_counted(store: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize("timestamp", [0, -1, -(10**18), -(10**30), 10**30, 10**22])
-async def test_a_time_that_cannot_be_is_no_date(store: MemoryStore, timestamp: int) -> None:
-    rows = [replace(row, timestamp=timestamp) for row in await rows_of(store, *TEA)]
+def test_a_time_that_cannot_be_is_no_date(timestamp: int) -> None:
+    rows = [replace(row, timestamp=timestamp) for row in rows_of(*TEA)]
     index = index_of(rows)
     assert found(index, "tea")[0] == (rows[0].id,)
     assert found(index, "1970 floor")[0] == (rows[2].id,)
@@ -269,11 +236,9 @@ QUESTIONS = ("tea", "a printer in Lisbon", "zebra hail 绿茶", "message")
 @given(talk=talks, sizes=st.lists(st.integers(1, 4), max_size=6))
 @example(talk=[user("tea"), user("tea"), user("of")], sizes=[2])
 @example(talk=[user("hail"), calling(("c", "look", {})), result("c", "Lisbon"), user("Bye.")], sizes=[2])
-async def test_rows_in_pieces_give_the_same_answers_as_all_at_once(talk: list[ChatMessage], sizes: list[int]) -> None:
+def test_rows_in_pieces_give_the_same_answers_as_all_at_once(talk: list[ChatMessage], sizes: list[int]) -> None:
     """And rows that were taken twice the same as rows taken once."""
-    store = MemoryStore()
-    rows = await rows_of(store, *talk)
-    await store.aclose()
+    rows = rows_of(*talk)
     at_once, in_pieces = index_of(rows), index_of([])
     start = 0
     for size in sizes:
@@ -290,13 +255,9 @@ async def test_rows_in_pieces_give_the_same_answers_as_all_at_once(talk: list[Ch
 
 @settings(max_examples=60)
 @given(talk=talks, limit=st.integers(0, 400), unit_limit=st.integers(0, 120), question=st.sampled_from(QUESTIONS))
-async def test_what_is_found_fits_as_it_is_shown(
-    talk: list[ChatMessage], limit: int, unit_limit: int, question: str
-) -> None:
+def test_what_is_found_fits_as_it_is_shown(talk: list[ChatMessage], limit: int, unit_limit: int, question: str) -> None:
     """As much of what is found without a limit as fits, in the same order: the best first."""
-    store = MemoryStore()
-    rows = await rows_of(store, *talk)
-    await store.aclose()
+    rows = rows_of(*talk)
     index = index_of(rows)
     by_id = {row.id: row for row in rows}
     units = found(index, question, limit=limit, message_limit=unit_limit)
@@ -310,16 +271,14 @@ async def test_what_is_found_fits_as_it_is_shown(
     assert all(ids in all_of_it for ids in units)
 
 
-async def test_the_best_comes_first_and_of_two_alike_the_newer(store: MemoryStore) -> None:
-    fillers = [user("Something else entirely."), user("And more of it.")]
-    messages = [user("tea"), *fillers, user("green tea"), *fillers, user("tea"), *fillers, user("Bye.")]
-    order = [place for (place,) in await places(store, messages, "green tea")]
-    assert order[0] == 3
-    assert order.index(6) < order.index(0)
+def test_the_best_comes_first_and_of_two_alike_the_newer() -> None:
+    fillers = [user("Something else entirely.")] * 3
+    messages = [*fillers, user("tea"), *fillers, user("green tea"), *fillers, user("tea"), *fillers]
+    assert places(messages, "green tea")[:3] == [(7,), (11,), (3,)]
 
 
-async def test_threads_may_take_and_search_at_the_same_time(store: MemoryStore) -> None:
-    rows = await rows_of(store, *(user(f"tea number {i} of plantation {i % 7}") for i in range(300)))
+def test_threads_may_take_and_search_at_the_same_time() -> None:
+    rows = rows_of(*(user(f"tea number {i} of plantation {i % 7}") for i in range(300)))
     index = index_of([])
     with ThreadPoolExecutor(8) as pool:
         takes = [pool.submit(index.take, rows[: i + 1]) for i in range(0, 300, 7)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,14 +56,6 @@ def cut(notation: str, tokens: int = 10_000, **options: Any) -> tuple[Entry, ...
     return limits(tokens, **options).evict(tuple(entries(notation)))
 
 
-def test_the_notation_is_counted_as_it_says() -> None:
-    """A tag with its role counts two tokens, and one at its end."""
-    assert [entry.tokens for entry in entries("u1 a5 t2")] == [4, 8, 5]
-
-
-# ---- cutting -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("notation", "options", "left"),
     [
@@ -91,14 +82,9 @@ def test_what_a_cut_leaves(notation: str, options: dict[str, Any], left: str) ->
 
 def test_a_cut_can_be_asked_for_before_the_limit_is_reached() -> None:
     """What is summarised goes down to what is kept, at once."""
-    before = tuple(entries("u a u a u a"))
-    assert limits(24, keep_ratio=0.5).evict(before) == before
-    rules = limits(24, keep_ratio=0.5)
+    before, rules = tuple(entries("u a u a u a")), limits(24, keep_ratio=0.5)
+    assert rules.evict(before) == before
     assert places(rules.evict(before, rules.limits.kept)) == "u5 a6"
-    assert limits(12, keep_ratio=0.5).evict(tuple(entries("u"))) == tuple(entries("u"))
-
-
-# ---- fitting -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -138,46 +124,19 @@ def test_a_message_over_its_share_is_clipped(notation: str, options: dict[str, A
         assert most * 0.7 <= entry.tokens <= most
 
 
-# ---- being full ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("notation", "options", "full"),
-    [
-        ("", {}, False),
-        ("u a", {"tokens": 8}, False),
-        ("u a", {"tokens": 7}, False),
-        ("u a a", {"tokens": 7, "keep_ratio": 1.0, "message_ratio": 1.0}, True),
-        ("u a a", {"max_messages": 1}, True),
-        ("t t t a", {"max_messages": 2}, False),
-    ],
-)
-def test_a_page_is_full_when_nothing_older_can_be_shown(notation: str, options: dict[str, Any], full: bool) -> None:
-    """Without its oldest unit, which may go on in front of it."""
-    assert limits(**options).are_full(entries(notation)) == full
-
-
 # ---- for any conversation ------------------------------------------------------------------------------
 
 notations = st.lists(st.tuples(st.sampled_from("uatats"), st.integers(1, 60)), max_size=15).map(
     lambda parts: " ".join(f"{letter}{words}" for letter, words in parts)
 )
 any_limits = st.builds(
-    limits,
+    lambda most, keep, **options: limits(max_messages=most, keep_messages=keep and most and min(keep, most), **options),
+    most=st.none() | st.integers(1, 10),
+    keep=st.none() | st.integers(1, 10),
     tokens=st.integers(60, 300),
     counter=st.sampled_from([WORDS, COUNTER]),
     keep_ratio=st.floats(0.3, 1),
     message_ratio=st.floats(0.3, 1),
-    max_messages=st.none() | st.integers(1, 10),
-).flatmap(
-    lambda rules: (
-        st.builds(
-            lambda keep: replace(rules, limits=replace(rules.limits, keep_messages=keep)),
-            st.just(rules.limits.keep_messages) | st.integers(1, rules.limits.max_messages),
-        )
-        if rules.limits.max_messages <= 10
-        else st.just(rules)
-    )
 )
 
 
@@ -214,25 +173,6 @@ def test_a_cut_keeps_the_newest_within_the_limits_and_parts_no_unit(rules: Selec
     if kept and kept != before:
         assert not kept[0].is_result
     assert rules.evict(kept, most) == kept
-
-
-@given(rules=any_limits, talk=st.lists(notations, min_size=1, max_size=6))
-def test_what_has_left_never_comes_back(rules: Selection, talk: list[str]) -> None:
-    """However the conversation goes on behind what was kept."""
-    kept: tuple[Entry, ...] = ()
-    first = 0
-    for entry_ids, notation in enumerate(talk):
-        more = [
-            entry_of(entry_ids * 100 + entry.row_id, message(part, entry.row_id), rules.counter)
-            for part, entry in zip(notation.split(), given_to(rules, notation), strict=True)
-        ]
-        new = rules.within_shares([entry for entry in more if entry])
-        if kept and new and new[0].is_result:
-            continue
-        kept = rules.evict((*kept, *new))
-        if kept:
-            assert first <= kept[0].row_id == min(entry.row_id for entry in kept)
-            first = kept[0].row_id
 
 
 @given(rules=any_limits, notation=notations)
