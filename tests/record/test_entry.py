@@ -81,11 +81,6 @@ def test_a_record_is_taken_apart_exactly_as_it_was_put_together(
     assert split_record("".join(parts)) == parts
 
 
-@pytest.mark.parametrize(("text", "parts"), [("", []), ("no record", ["no record"]), ("\n", ["\n"])])
-def test_what_is_no_record_is_one_part(text: str, parts: list[str]) -> None:
-    assert split_record(text) == parts
-
-
 # ---- entries -------------------------------------------------------------------------------------------
 
 
@@ -112,21 +107,15 @@ def test_earlier_messages_stand_under_a_heading_and_those_of_a_day_under_its_own
     )
 
 
-def test_without_earlier_messages_there_is_no_heading() -> None:
-    assert earlier_element([], COUNTER) == ""
-
-
 # ---- the summary ---------------------------------------------------------------------------------------
 
 
-def test_a_summary_stands_in_an_element_of_its_own() -> None:
-    shown = summary_element("  The user is Logan.\n", 100, COUNTER)
-    assert shown == "<conversation_summary>The user is Logan.</conversation_summary>\n"
-
-
-@pytest.mark.parametrize("summary", ["", "  ", "\n\t"])
-def test_no_summary_has_no_element(summary: str) -> None:
-    assert summary_element(summary, 100, COUNTER) == ""
+@pytest.mark.parametrize(
+    ("summary", "element"),
+    [("  I am Logan.\n", "<conversation_summary>I am Logan.</conversation_summary>\n"), ("", ""), (" \n\t", "")],
+)
+def test_a_summary_stands_in_an_element_of_its_own(summary: str, element: str) -> None:
+    assert summary_element(summary, 100, COUNTER) == element
 
 
 @given(
@@ -144,12 +133,12 @@ def test_a_summary_is_within_its_limit_or_not_shown(summary: str, limit: int, co
         assert shown.removeprefix("<conversation_summary>").removesuffix("</conversation_summary>\n").strip()
 
 
-@pytest.mark.parametrize("limit", range(61))
-def test_a_tiny_limit_for_a_summary_is_kept(limit: int) -> None:
-    shown = summary_element("The user is Logan, who likes tea. " * 20, limit, COUNTER)
-    assert COUNTER.count(shown) <= limit
+def test_a_summary_has_all_the_room_there_is() -> None:
     tags = COUNTER.count("<conversation_summary></conversation_summary>\n")
-    assert bool(shown) == (limit > tags)
+    for limit in range(61):
+        shown = summary_element("The user is Logan, who likes tea. " * 20, limit, COUNTER)
+        assert COUNTER.count(shown) <= limit
+        assert bool(shown) == (limit > tags)
 
 
 @given(summary=hostile_texts)
@@ -198,11 +187,6 @@ def test_a_record_is_shortened_in_the_order_in_which_its_parts_are_missed_least(
     ]
 
 
-def test_a_heading_goes_with_the_last_earlier_message() -> None:
-    text = "".join(parts_of([user("one")], "", [user("two")]))
-    assert truncated(text, 1, COUNTER) == '<message role="user">one</message>\n'
-
-
 def test_instructions_within_a_conversation_are_messages_like_others() -> None:
     """Only those at the beginning stay."""
     text = "".join(parts_of([user("one"), SYSTEM, user("two")]))
@@ -222,7 +206,10 @@ def test_instructions_within_a_conversation_are_messages_like_others() -> None:
 def test_a_shortened_record_is_shorter_by_as_much_as_was_asked(
     conversation: list[ChatMessage], summary: str, earlier: list[ChatMessage], tokens: int, counter: TokenCounter
 ) -> None:
-    """Or nothing is left of it. What is left are whole parts in their order, and no heading without a message."""
+    """Or nothing is left of it.
+
+    What is left are whole parts in their order, no heading without a message, no result without what stood before it.
+    """
     parts = parts_of(conversation, summary, earlier)
     text = "".join(parts)
     left = truncated(text, tokens, counter)
@@ -232,23 +219,14 @@ def test_a_shortened_record_is_shorter_by_as_much_as_was_asked(
         assert counter.count(text) - counter.count(left) >= tokens
     remaining = iter(parts)
     assert all(part in remaining for part in split_record(left))
+    for before, part in pairwise(parts):
+        if is_result(part) and part in left and parts.count(part) == 1:
+            assert before in left
     assert EARLIER_OPENING + EARLIER_CLOSING not in left
     assert (EARLIER_OPENING in left) == (EARLIER_CLOSING in left)
 
 
-@given(conversation=conversations, earlier=conversations, tokens=st.integers(1, 300))
-def test_no_result_is_left_without_what_stood_before_it(
-    conversation: list[ChatMessage], earlier: list[ChatMessage], tokens: int
-) -> None:
-    conversation = [ChatMessage(role=message.role, content=f"{i} said") for i, message in enumerate(conversation)]
-    parts = parts_of(conversation, "", earlier)
-    left = split_record(truncated("".join(parts), tokens, COUNTER))
-    for before, part in pairwise(parts):
-        if is_result(part) and part in left and parts.count(part) == 1:
-            assert before in left
-
-
 @pytest.mark.parametrize("text", ["", "no record", "\n", EARLIER_OPENING + EARLIER_CLOSING])
-def test_of_what_is_no_record_all_goes_or_nothing(text: str) -> None:
+def test_what_is_no_record_is_one_part_of_which_all_goes_or_nothing(text: str) -> None:
     assert truncated(text, 1, COUNTER) == ""
-    assert truncated("no record", 0, COUNTER) == "no record"
+    assert "".join(split_record(text)) == text

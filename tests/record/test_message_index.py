@@ -274,7 +274,7 @@ def test_what_is_found_fits_as_it_is_shown(talk: list[ChatMessage], limit: int, 
 def test_the_best_comes_first_and_of_two_alike_the_newer() -> None:
     fillers = [user("Something else entirely.")] * 3
     messages = [*fillers, user("tea"), *fillers, user("green tea"), *fillers, user("tea"), *fillers]
-    assert places(messages, "green tea")[:3] == [(7,), (11,), (3,)]
+    assert places(messages, "green tea")[:5] == [(7,), (8,), (6,), (11,), (3,)]
 
 
 def test_threads_may_take_and_search_at_the_same_time() -> None:

@@ -23,9 +23,10 @@ from llama_index_memory_ext.record.window import RecordReader, RecordSettings
 from llama_index_memory_ext.text.limits import Limits
 from tests.conversation import assistant, calling, recalled, record, result, sent_text, user
 from tests.databases import host_on
-from tests.memories import OpenMemory, OpenPlainMemory
+from tests.memories import OpenMemory
 
 COUNTER = TokenCounter()
+CAROLINE = ("user", "Caroline breeds alpacas.")
 SMALL: dict[str, Any] = {
     "condensed_token_limit": 900, "recall_token_limit": 400, "extract_facts": False, "facts_token_limit": 0,
 }  # fmt: skip
@@ -63,13 +64,19 @@ async def days_of(memory: CondensedMemory) -> set[str]:
     return {datetime.fromtimestamp(row.timestamp // 10**9, tz=timezone.utc).date().isoformat() for row in rows}
 
 
-async def test_what_has_left_the_record_comes_back_for_a_question(open_memory: OpenMemory) -> None:
+@pytest.fixture
+async def memory(open_memory: OpenMemory) -> CondensedMemory:
+    """A memory whose record no longer shows what was said first."""
     memory = open_memory(**SMALL)
-    await say(memory, user("My sister Caroline breeds alpacas."), assistant("How nice."))
+    await say(memory, user(CAROLINE[1]), assistant("How nice."))
     await fill(memory)
+    return memory
+
+
+async def test_what_has_left_the_record_comes_back_for_a_question(memory: CondensedMemory) -> None:
     prompt = await ask(memory, "What does Caroline breed?")
-    assert ("user", "My sister Caroline breeds alpacas.") in recalled(prompt)
-    assert ("user", "My sister Caroline breeds alpacas.") not in verbatim(prompt)
+    assert CAROLINE in recalled(prompt)
+    assert CAROLINE not in verbatim(prompt)
     assert COUNTER.count(prompt.partition("<memory>\n")[2].partition("</memory>")[0]) <= 900
 
 
@@ -117,14 +124,6 @@ async def test_without_a_limit_for_it_nothing_comes_back(open_memory: OpenMemory
     assert "Caroline" not in (await ask(memory, "And Caroline?")).partition("</memory>")[0]
 
 
-async def test_nothing_comes_back_while_everything_is_still_shown(open_memory: OpenMemory) -> None:
-    memory = open_memory(**SMALL)
-    await say(memory, user("Caroline breeds alpacas."), assistant("How nice."), user("Yes."), assistant("Indeed."))
-    prompt = await ask(memory, "What does Caroline breed?")
-    assert EARLIER_OPENING not in prompt
-    assert prompt.count("alpacas") == 1
-
-
 @pytest.mark.parametrize("options", [{}, {"max_messages": 4}])
 async def test_what_is_shown_word_for_word_never_comes_twice(open_memory: OpenMemory, options: dict[str, Any]) -> None:
     memory = open_memory(**SMALL, **options)
@@ -150,73 +149,52 @@ async def test_a_text_from_before_cannot_open_or_close_an_element(open_memory: O
         assert prompt.count(tag) == 1
 
 
-async def test_a_new_memory_on_the_same_file_shows_the_same(open_memory: OpenMemory) -> None:
-    memory = open_memory(**SMALL)
-    await say(memory, user("Caroline breeds alpacas."), assistant("How nice."))
-    await fill(memory)
+async def test_a_new_memory_on_the_same_file_shows_the_same(memory: CondensedMemory, open_memory: OpenMemory) -> None:
     prompt = await ask(memory, "What does Caroline breed?")
     assert recalled(prompt)
     again = open_memory(**SMALL)
     assert sent_text(await again.aget()) == prompt
 
 
-async def test_what_another_memory_wrote_is_found(open_memory: OpenMemory) -> None:
+async def test_what_another_memory_wrote_is_found(memory: CondensedMemory, open_memory: OpenMemory) -> None:
     """As another process would have written it."""
-    memory, other = open_memory(**SMALL), open_memory(**SMALL)
-    await say(memory, user("Caroline breeds alpacas."), assistant("How nice."))
-    await fill(memory)
+    other = open_memory(**SMALL)
     assert recalled(await ask(memory, "What does Caroline breed?"))
     await say(other, assistant("Alpacas."), user("My uncle collects stamps."), assistant("Fine."))
     await fill(other)
     assert ("user", "My uncle collects stamps.") in recalled(await ask(memory, "Who collects stamps?"))
-    assert ("user", "Caroline breeds alpacas.") in recalled(await ask(memory, "Again, what does Caroline breed?"))
+    assert CAROLINE in recalled(await ask(memory, "Again, what does Caroline breed?"))
 
 
 async def test_two_sessions_never_see_what_belongs_to_the_other(open_memory: OpenMemory) -> None:
-    store = MemoryStore()
-    ann = CondensedMemory.from_defaults("ann", chat_store=store, **SMALL)
-    bob = CondensedMemory.from_defaults("bob", chat_store=store, **SMALL)
-    await say(ann, user("Caroline breeds alpacas."), assistant("How nice."))
-    await say(bob, user("Caroline plays chess."), assistant("How nice."))
-    await fill(ann)
-    await fill(bob)
-    assert [text for _, text in recalled(await ask(ann, "What about Caroline?")) if "Caroline" in text] == [
-        "Caroline breeds alpacas."
-    ]
-    assert [text for _, text in recalled(await ask(bob, "What about Caroline?")) if "Caroline" in text] == [
-        "Caroline plays chess."
-    ]
-    await store.aclose()
+    for name, other in (("ann", "bob"), ("bob", "ann")):
+        memory = open_memory(name, **SMALL)
+        await say(memory, user(f"Caroline breeds alpacas with {name}."), assistant("How nice."))
+        await fill(memory)
+        prompt = await ask(memory, "What about Caroline?")
+        assert f"alpacas with {name}" in prompt
+        assert other not in prompt
 
 
 # ---- questions -----------------------------------------------------------------------------------------
 
 
-async def test_a_question_without_words_leans_on_the_turn_before(open_memory: OpenMemory) -> None:
-    memory = open_memory(**SMALL)
-    await say(memory, user("Caroline breeds alpacas."), assistant("How nice."))
-    await fill(memory)
+async def test_a_question_without_words_leans_on_the_turn_before(memory: CondensedMemory) -> None:
     await ask(memory, "Tell me about Caroline.")
     await memory.aput(assistant("She is your sister."))
-    assert ("user", "Caroline breeds alpacas.") in recalled(await ask(memory, "And then?"))
+    assert CAROLINE in recalled(await ask(memory, "And then?"))
 
 
-async def test_a_question_that_is_not_among_the_messages_is_looked_for(open_memory: OpenMemory) -> None:
-    memory = open_memory(**SMALL)
-    await say(memory, user("Caroline breeds alpacas."), assistant("How nice."))
-    await fill(memory)
+async def test_a_question_that_is_not_among_the_messages_is_looked_for(memory: CondensedMemory) -> None:
     await memory.aflush()
     assert "Caroline" not in sent_text(await memory.aget(input="zebra?"))
     for question in ("What does Caroline breed?", user("What does Caroline breed?")):
         prompt = sent_text(await memory.aget(input=question))
-        assert ("user", "Caroline breeds alpacas.") in recalled(prompt)
+        assert CAROLINE in recalled(prompt)
 
 
-async def test_while_an_agent_works_the_same_comes_back_in_every_round(open_memory: OpenMemory) -> None:
+async def test_while_an_agent_works_the_same_comes_back_in_every_round(memory: CondensedMemory) -> None:
     """The text in front of the question must stay the same from one tool call to the next."""
-    memory = open_memory(**SMALL)
-    await say(memory, user("Caroline breeds alpacas."), assistant("How nice."))
-    await fill(memory)
     prompt = await ask(memory, "What does Caroline breed?")
     await say(memory, calling(("call_1", "look", {"who": "stamps"})), result("call_1", "chess and stamps"))
     assert sent_text((await memory.aget())[:1]) == prompt
@@ -288,11 +266,11 @@ async def test_a_time_that_cannot_be_is_not_when_it_was_said(open_memory: OpenMe
 
 
 @pytest.mark.parametrize("how", ["areset", "aset", "aforget"])
-async def test_nothing_old_comes_back_once_the_conversation_was_deleted(open_memory: OpenMemory, how: str) -> None:
+async def test_nothing_old_comes_back_once_the_conversation_was_deleted(
+    memory: CondensedMemory, open_memory: OpenMemory, how: str
+) -> None:
     """Also not in another memory on the same session."""
-    memory, other = open_memory(**SMALL), open_memory(**SMALL)
-    await say(memory, user("Caroline breeds alpacas."), assistant("How nice."))
-    await fill(memory)
+    other = open_memory(**SMALL)
     assert recalled(await ask(memory, "What does Caroline breed?"))
     assert recalled(sent_text(await other.aget()))
     await (memory.aset([user("A new beginning.")]) if how == "aset" else getattr(memory, how)())
@@ -305,17 +283,15 @@ async def test_nothing_old_comes_back_once_the_conversation_was_deleted(open_mem
         assert ("user", "My uncle collects stamps.") in recalled(prompt)
 
 
-async def test_a_message_that_was_deleted_does_not_come_back(open_memory: OpenMemory) -> None:
-    memory = open_memory(**SMALL)
-    await say(memory, user("Caroline breeds alpacas."), assistant("How nice."), user("Caroline plays chess."))
-    await say(memory, assistant("Fine."))
+async def test_a_message_that_was_deleted_does_not_come_back(memory: CondensedMemory) -> None:
+    await say(memory, user("Caroline plays chess."), assistant("Fine."))
     await fill(memory)
     rows = (await memory.sql_store.readers.unread("chat", "", limit=1)).rows
-    assert ("user", "Caroline breeds alpacas.") in recalled(await ask(memory, "What about Caroline?"))
+    assert CAROLINE in recalled(await ask(memory, "What about Caroline?"))
     await memory.sql_store.delete_message("chat", rows[0].id)
     shown = recalled(sent_text(await memory.aget()))
     assert ("user", "Caroline plays chess.") in shown
-    assert ("user", "Caroline breeds alpacas.") not in shown
+    assert CAROLINE not in shown
 
 
 async def test_what_the_plain_host_has_deleted_is_not_found(database_uri: str) -> None:
@@ -368,7 +344,7 @@ async def test_it_works_with_a_number_of_messages(open_memory: OpenMemory) -> No
     await fill(memory, 3)
     prompt = await ask(memory, "What does Caroline breed?")
     assert len(verbatim(prompt)) <= 4
-    assert ("user", "Caroline breeds alpacas.") in recalled(prompt)
+    assert CAROLINE in recalled(prompt)
 
 
 @pytest.mark.parametrize("limit", [1, 20, 40, 60, 100])
@@ -384,20 +360,6 @@ async def test_a_small_limit_shows_whole_elements_or_nothing(open_memory: OpenMe
         assert recalled(prompt)
 
 
-@pytest.mark.parametrize("durable", [True, False])
-async def test_it_works_in_a_plain_memory(open_plain_memory: OpenPlainMemory, database_uri: str, durable: bool) -> None:
-    """With a store that the memory shares, and with one of its own."""
-    store = MemoryStore(database_uri) if durable else None
-    block = CondensedMemoryBlock(token_limit=600, recall_token_limit=250, store=store)
-    memory = open_plain_memory(block, chat_store=store)
-    await say(memory, user("Caroline breeds alpacas."), assistant("How nice."))
-    await fill(memory)
-    prompt = await ask(memory, "What does Caroline breed?")
-    assert ("user", "Caroline breeds alpacas.") in recalled(prompt)
-    if store is not None:
-        await store.aclose()
-
-
 async def test_a_long_log_is_found_whole_after_a_restart(open_memory: OpenMemory) -> None:
     """It is read in pages, and a call at the end of one keeps its results."""
     filler: Sequence[ChatMessage] = [user(FILLER.format(i)) for i in range(997)]
@@ -408,7 +370,7 @@ async def test_a_long_log_is_found_whole_after_a_restart(open_memory: OpenMemory
     await memory.aput(user("What does Caroline breed?"))
     await memory.aget()
     await memory.condensed_block.await_jobs("chat")
-    assert ("user", "Caroline breeds alpacas.") in recalled(sent_text(await memory.aget()))
+    assert CAROLINE in recalled(sent_text(await memory.aget()))
     assert ("tool", "a hailstorm") in recalled(sent_text(await memory.aget(input="Was there a hailstorm?")))
 
 

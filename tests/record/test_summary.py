@@ -96,20 +96,13 @@ def test_german_nouns_are_no_names() -> None:
     [
         "  The user is Logan.\n\n",
         "```\nThe user is Logan.\n```",
-        "```markdown\nThe user is Logan.\n```\n",
-        "<summary>The user is Logan.</summary>",
         "<summary>\nThe user is Logan.\n</summary>",
-        "<conversation_summary>The user is Logan.</conversation_summary>",
         "<summary_so_far>\nThe user is Logan.\n</summary_so_far>",
         "<Extended_Summary>The user is Logan.</Extended_Summary>",
         "<think>He said so.</think>The user is Logan.",
-        "<think>\nHe said so.\n\nTwice.\n</think>\n\nThe user is Logan.",
-        "<thinking>He said so.</thinking>\nThe user is Logan.",
         "<think>One.</think>\n<think>Two.</think>\nThe user is Logan.",
         "He said so, it seems.\n</think>\n\nThe user is Logan.",
         "<think></think>\n```text\n<summary>The user is Logan.</summary>\n```",
-        "<summary>\n```\nThe user is Logan.\n```\n</summary>",
-        "Here is the extended summary:\n\nThe user is Logan.",
         "Sure! Here's the updated summary of the conversation:\n\nThe user is Logan.",
         "Here is the summary:\n<summary>\nThe user is Logan.\n</summary>",
         "**Extended summary:**\n\nThe user is Logan.",
@@ -133,50 +126,28 @@ REFUSALS = [
     "Ich kann dabei leider nicht helfen.",
     "I\u2019m sorry, I can\u2019t assist with that request.",
     "I am unable to summarise this conversation.",
-    "I must decline to summarise this conversation.",
-    "I apologise, but this is not something I can do.",
     "Sorry! I am not allowed to do that.",
-    "We are unable to process this.",
     "I don't have enough information to extend the summary.",
     "As an AI language model, I cannot summarise this.",
-    "**I'm sorry**, but I can't help with that.",
     "很抱歉，我无法满足您的请求。",
-    "我无法总结这段对话。",
-    "作为AI语言模型，我无法回答。",
     "申し訳ございません。",
-    "すみません、要約できません。",
-    "죄송합니다. 도와드릴 수 없습니다.",
-    "Je suis désolé, mais je ne peux pas vous aider.",
-    "Lo siento, pero no puedo ayudar con eso.",
     "Извините, но я не могу помочь с этим.",
 ]
 ERRORS = [
     "Error code: 429 - {'error': {'message': 'Rate limit reached'}}",
-    "**Error:** the request could not be processed.",
     "HTTP 502 Bad Gateway",
     "404 page not found",
-    "Rate limit reached for gpt-4o in organization org-1 on tokens per min (TPM): Limit 30000.",
     "That model is currently overloaded with other requests. You can retry your request.",
-    "The server had an error while processing your request. Sorry about that!",
-    "Something went wrong. If this issue persists please contact us.",
-    "The model `gpt-4` does not exist or you do not have access to it.",
-    "Request was throttled. Expected available in 12 seconds.",
     "The response was filtered due to the prompt triggering the content management policy.",
     "An error occurred while generating a summary of the conversation between the user and the assistant.",
-    "InternalServerError: failed to summarize the conversation of the user with the assistant",
-    "upstream connect error or disconnect/reset before headers. reset reason: connection timeout",
     'Traceback (most recent call last):\n  File "main.py", line 1, in <module>\nValueError: x',
     "This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens.",
     "<!DOCTYPE html><html><head><title>502 Bad Gateway</title></head></html>",
-    '<?xml version="1.0" encoding="UTF-8"?><Error><Code>AccessDenied</Code></Error>',
-    '{"error": {"message": "overloaded", "type": "server_error"}}',
     '{\n  "error": {\n    "code": 429\n  }\n}',
-    '{"detail": "Not authenticated"}',
     '```json\n{"error": "overloaded"}\n```',
-]  # fmt: skip
-NOTHING = ["", " ", "\n\t ", "<think>Hm.</think>", "<think>\nHm.\n</think>\n\n", "<thinking>Hm", "<think>I do not",
-           "```\n```", "```\n\n```", "<summary></summary>", "<summary>\n</summary>", "(none)", "None", "none.", "N/A",
-           "<summary_so_far>\n(none)\n</summary_so_far>", "...", "-", "\u200b", "\ufeff"]  # fmt: skip
+]
+NOTHING = ["", "\n\t ", "<think>\nHm.\n</think>\n\n", "<think>I do not", "```\n\n```", "<summary>\n</summary>",
+           "(none)", "None", "N/A", "<summary_so_far>\n(none)\n</summary_so_far>", "...", "\ufeff"]  # fmt: skip
 
 
 @pytest.mark.parametrize("previous", ["", TRIP_SO_FAR])
@@ -197,12 +168,6 @@ def test_a_refusal_whose_words_were_said_is_no_summary(reply: str) -> None:
         checked_summary(reply, "", text_of(user(words + LONG), *TRIP, *TERRA, user(GERMAN)), COUNTER)
 
 
-@pytest.mark.parametrize("reply", ["the user " * 100, "Ann " * 100, "用户" * 50, "Ann likes tea and cake. " * 20])
-def test_an_answer_that_goes_in_a_circle_is_no_summary(reply: str) -> None:
-    with pytest.raises(SummaryReplyError, match="repeats itself"):
-        checked_summary(reply, "", text_of(user(reply)), COUNTER)
-
-
 WELL = " ".join(f"The user visits {grain} farms near {grain.upper()} town with friends." for grain in GRAINS)
 LOOPS = {
     "one sentence": "The user likes green tea in the morning. " * 30,
@@ -213,6 +178,7 @@ LOOPS = {
     "without spaces": "用户喜欢喝绿茶，助手说这很好。" * 20,
     "Thai": "ผู้ใช้ชอบชาเขียว " * 30,
     "words": "tea and tea and " * 50,
+    "a name": "Ann " * 100,
 }
 GOOD = {
     "prose": WELL,
@@ -251,11 +217,6 @@ def test_a_name_or_a_number_that_an_answer_drops_is_kept() -> None:
         assert text.endswith("The user takes Terra on Sunday.")
 
 
-def test_the_messages_in_their_tags_are_no_summary() -> None:
-    with pytest.raises(SummaryReplyError, match="repeats the prompt"):
-        checked_summary(text_of(*TRIP), "", text_of(*TRIP), COUNTER)
-
-
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -288,12 +249,14 @@ def test_the_whole_sentences_of_an_answer_that_was_cut_off_are_added() -> None:
         checked_summary("The user Ann plans a", "", text_of(*TRIP), COUNTER, is_cut=True)
 
 
-@pytest.mark.parametrize("part", ["whole", "user", "system", "torn"])
+@pytest.mark.parametrize("part", ["whole", "user", "system", "torn", "messages"])
 def test_the_prompt_itself_is_no_summary(part: str) -> None:
-    system, asked = (message.content or "" for message in summary_prompt(LONG, entries_of(user("Hi.")), token_limit=99))
-    reply = {"whole": f"{system}\n\n{asked}", "user": asked, "system": system, "torn": asked[: len(asked) // 2]}[part]
-    with pytest.raises(SummaryReplyError):
-        checked_summary(reply, LONG, text_of(user("Hi.")), COUNTER)
+    said = text_of(*TRIP)
+    system, asked = (message.content or "" for message in summary_prompt(LONG, entries_of(*TRIP), token_limit=99))
+    torn = asked[: len(asked) // 2]
+    parts = {"whole": f"{system}\n\n{asked}", "user": asked, "system": system, "torn": torn, "messages": said}
+    with pytest.raises(SummaryReplyError, match="repeats the prompt"):
+        checked_summary(parts[part], LONG, said, COUNTER)
 
 
 def test_an_answer_that_drops_what_was_known_is_added_to_it() -> None:
@@ -302,13 +265,6 @@ def test_an_answer_that_drops_what_was_known_is_added_to_it() -> None:
     new = "The user takes Terra, which is open on Sunday."
     assert checked_summary(new, TRIP_SO_FAR, said, COUNTER) == f"{TRIP_SO_FAR}\n{new}"
     assert checked_summary("The user plans a trip to Lisbon.", TRIP_SO_FAR, said, COUNTER) == TRIP_SO_FAR
-
-
-@pytest.mark.parametrize(("token_limit", "is_replaced"), [(0, False), (1_000, False), (120, True)])
-def test_a_summary_that_fills_its_room_may_be_shortened(token_limit: int, is_replaced: bool) -> None:
-    short = "The user Ann plans a trip to Lisbon in May 2026. She takes Terra."
-    text = checked_summary(short, TRIP_SO_FAR, text_of(*TERRA), COUNTER, token_limit=token_limit)
-    assert (text == short) is is_replaced
 
 
 # ---- for any answer ------------------------------------------------------------------------------------
@@ -327,15 +283,12 @@ def test_any_answer_is_taken_or_refused(reply: str, previous: str, said: str) ->
 
 
 @pytest.mark.parametrize(
-    "reply",
-    ["<think>" * 20_000, "<summary>" * 20_000, "```\n" * 30_000, "I " * 50_000, "error " * 30_000, "\n" * 200_000,
-     "http api " * 20_000, " \n" * 100_000 + "x", "</think>" * 20_000, "{" * 100_000, "*" * 100_000 + "x",
-     "Here is the " + "very " * 20_000 + "summary", "500 " + "a" * 100_000 + "1", "500 " + "-" * 100_000 + "1",
-     " " * 100_000 + "x", "Ann " + " " * 100_000 + "x", "a" * 100_000, "a." * 50_000, "a1" * 50_000, "." * 100_000,
-     "".join(f"Ann{i} " for i in range(20_000)), "".join(f"Ann likes tea{i}. " for i in range(5_000)), "<b>" * 30_000,
-     "a:" * 50_000, "Ann a-b@" * 10_000],
+    "part",
+    ["<think>", "<summary>", "```\n", "I ", "\n", " \n", "</think>", "{", "*", "Here is the very ", "500 a", " ", "a",
+     "a.", "a1", "Ann{} ", "Ann likes tea{}. ", "<b>", "a:", "Ann a-b@"],
 )  # fmt: skip
-def test_an_answer_made_to_be_slow_to_read_is_read_at_once(reply: str) -> None:
+def test_an_answer_made_to_be_slow_to_read_is_read_at_once(part: str) -> None:
+    reply = "".join(map(part.format, range(100_000 // len(part)))) if "{}" in part else part * (100_000 // len(part))
     before = time.process_time()
     with suppress(SummaryReplyError):
         checked_summary(reply, TRIP_SO_FAR, text_of(*TRIP, user(f"{reply[:10_000]} Ann likes tea.")), COUNTER)
@@ -400,22 +353,12 @@ def test_the_prompt_is_accepted_by_openai() -> None:
 # ---- how much goes into one request --------------------------------------------------------------------
 
 
-def test_a_batch_holds_the_oldest_rows_as_text() -> None:
-    rows = rows_of(user("one"), assistant("two"))
-    entries, taken = batch_of(rows, COUNTER)
-    assert [entry.body for entry in entries] == ["one", "two"]
-    assert taken == 2
-
-
-def test_no_rows_are_an_empty_batch() -> None:
-    assert batch_of([], COUNTER) == ([], 0)
-
-
 def test_rows_without_anything_to_show_are_taken_along() -> None:
     entries, taken = batch_of(rows_of(user(""), assistant("two"), user(" ")), COUNTER)
     assert [entry.row_id for entry in entries] == [1]
     assert taken == 3
     assert batch_of(rows_of(user("")), COUNTER) == ([], 1)
+    assert batch_of([], COUNTER) == ([], 0)
 
 
 def test_a_batch_ends_where_a_request_is_full() -> None:
@@ -423,13 +366,9 @@ def test_a_batch_ends_where_a_request_is_full() -> None:
     entries, taken = batch_of(rows, COUNTER)
     assert len(entries) == taken == 5
     assert sum(entry.tokens for entry in entries) <= 8_000
-
-
-def test_a_long_message_is_clipped_in_a_batch() -> None:
-    entries, taken = batch_of(rows_of(user("word " * 50_000)), COUNTER)
-    assert taken == 1
-    assert entries[0].tokens <= 2_000
-    assert "tokens left out" in entries[0].text
+    ((entry,), _) = batch_of(rows_of(user("word " * 50_000)), COUNTER)
+    assert entry.tokens <= 2_000
+    assert "tokens left out" in entry.text
 
 
 @pytest.mark.parametrize("before", range(5))
@@ -448,7 +387,7 @@ def test_many_results_of_one_call_share_the_room_of_a_request() -> None:
     results = [result(f"call_{i}", f"number {i} " + "word " * 5_000) for i in range(60)]
     entries, taken = batch_of(rows_of(calls, *results), COUNTER)
     assert len(entries) == taken == 61
-    assert sum(entry.tokens for entry in entries) <= 16_000
+    assert sum(entry.tokens for entry in entries) <= 8_000
     assert all(f"number {i} " in entry.text for i, entry in enumerate(entries[1:]))
 
 
@@ -512,11 +451,10 @@ async def test_what_the_provider_refuses_or_filters_is_no_summary(start_model: S
         await ask(start_model, answer)
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 429, 500, 503])
-async def test_an_error_of_the_provider_comes_through(start_model: StartModel, status: int) -> None:
+async def test_an_error_of_the_provider_comes_through(start_model: StartModel) -> None:
     with pytest.raises(APIStatusError) as failed:
-        await ask(start_model, fail(status, "No."))
-    assert failed.value.status_code == status
+        await ask(start_model, fail(429, "No."))
+    assert failed.value.status_code == 429
 
 
 class Parrot(CustomLLM):
