@@ -213,22 +213,6 @@ async def test_the_oldest_media_are_left_out_where_there_is_no_room(open_memory:
         assert sent_text(shown).replace(LAST, "").replace(BEFORE_LAST, "") == whole
 
 
-async def test_a_picture_of_the_question_is_counted_by_its_bytes(open_memory: OpenMemory) -> None:
-    """Of an address, which nobody fetches for it, the setting is taken; a higher setting is taken in any case."""
-    limits: dict[str, Any] = {"token_limit": 3_000, "condensed_token_limit": 2_000, "facts_token_limit": 0}
-    memory = open_memory(**limits)
-    before = [user("word " * 400), assistant("Fine."), user("word " * 400), assistant("Fine.")]
-    lengths = []
-    for picture in (ImageBlock(url="https://127.0.0.1:1/cat.png"), ImageBlock(image=PIXEL), ImageBlock(url=SENT_PIXEL)):
-        await memory.aset([*before, showing(picture)])
-        lengths.append(COUNTER.count(sent_text(await memory.aget())))
-    assert lengths[0] > 700
-    assert [length <= 3_000 - PICTURE for length in lengths[1:]] == [True, True]
-    await memory.aset([*before, showing(ImageBlock(url="https://127.0.0.1:1/cat.png"))])
-    shown = await open_memory(**limits, image_token_size_estimate=2_900).aget()
-    assert COUNTER.count(sent_text(shown)) <= 100
-
-
 pictures = st.sampled_from([ImageBlock(image=PIXEL), ImageBlock(url="https://127.0.0.1:1/cat.png")])
 turns = st.lists(st.tuples(st.integers(1, 400), st.lists(pictures, max_size=3)), min_size=1, max_size=6)
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from llama_index_memory_ext import CondensedMemory
-from llama_index_memory_ext.background.jobs import Failure
 from llama_index_memory_ext.memory.stats import MemoryStats
 from tests.conversation import assistant, calling, record, result, user
 from tests.memories import OpenMemory
@@ -121,26 +120,20 @@ async def test_what_fails_is_seen_until_it_succeeds(open_memory: OpenMemory, sta
     assert stats.left == stats.summarised > 0
 
 
+STATS = """{
+    "session_id": "chat", "user_id": "ann", "database": "sqlite+aiosqlite:///memory.db", "messages": 22, "active": 2,
+    "verbatim": 6, "left": 14, "summarised": 12, "record_tokens": 812, "summary_tokens": 90, "facts": 5, "retired": 1,
+    "pending": 4, "rejections": {"secret": 1, "echo": 2}, "failures": {
+        "facts": {
+            "failures": 3, "error": "TimeoutError", "at": "2026-01-02T03:04:05Z", "retry_at": "2026-01-02T03:04:13Z"
+        },
+        "summary": {"failures": 1, "error": "KeyError", "at": "2026-01-02T03:04:05Z"}
+    }
+}"""
+
+
 def test_people_are_given_a_few_lines() -> None:
-    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
-    failure = Failure(3, "TimeoutError", now, now + timedelta(seconds=8))
-    stats = MemoryStats(
-        session_id="chat",
-        user_id="ann",
-        database="sqlite+aiosqlite:///memory.db",
-        messages=22,
-        active=2,
-        verbatim=6,
-        left=14,
-        summarised=12,
-        record_tokens=812,
-        summary_tokens=90,
-        facts=5,
-        retired=1,
-        pending=4,
-        failures={"facts": failure, "summary": Failure(1, "KeyError", now)},
-        rejections={"secret": 1, "echo": 2},
-    )
+    stats = MemoryStats.model_validate_json(STATS)
     assert str(stats).splitlines() == [
         "session   chat (user ann) in sqlite+aiosqlite:///memory.db",
         "messages  22: 2 of the current turn, 6 shown in the record; 14 older than the record, 12 in its summary",
