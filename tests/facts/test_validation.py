@@ -50,9 +50,6 @@ def confirmed_ids(outcome: ValidatedReply) -> list[str]:
     return [fact.id for fact in outcome.confirmed]
 
 
-# ---- new facts ---------------------------------------------------------------------------------------
-
-
 def test_a_fact_in_the_users_words_is_kept_with_all_that_is_known_about_it() -> None:
     outcome = gated(new("Moved to Berlin", "we moved to Berlin", category="context"), session_id="chat-17")
     assert outcome.accepted == (
@@ -70,10 +67,6 @@ def test_a_fact_in_the_users_words_is_kept_with_all_that_is_known_about_it() -> 
     )
     assert outcome.rejected == ()
     assert outcome.rejections == {}
-
-
-def test_nothing_new_keeps_nothing() -> None:
-    assert gated() == ValidatedReply()
 
 
 def test_chinese_facts_are_kept() -> None:
@@ -123,11 +116,10 @@ def test_what_does_not_stand_on_the_users_words_is_rejected_for_a_reason(candida
     assert outcome.rejected[0].detail
 
 
-def test_a_secret_in_the_quote_or_in_the_words_that_it_means_is_found() -> None:
+def test_a_secret_in_the_words_that_a_quote_means_is_found() -> None:
     lines = [Utterance(1, "user", "My notes are long, and my API key is sk-abcdefghijkl.")]
-    for quote in ("notes are long, and my API key is sk-abcdefghijkl", "My notes ... my API key is abcdefghijkl"):
-        outcome = gated(new("Has long notes", quote=quote), lines=lines)
-        assert kept(outcome) == []
+    quote = "My notes ... my API key is abcdefghijkl"
+    assert gated(new("Has long notes", quote=quote), lines=lines).rejections == {"secret": 1}
 
 
 def test_wishes_and_permissions_are_stored_as_data() -> None:
@@ -149,6 +141,7 @@ def test_the_users_own_words_are_stored_where_a_quote_is_not_exact() -> None:
 @pytest.mark.parametrize(
     ("question", "answer", "content"),
     [
+        ("Do you mean the Oslo office?", "Yes, I work there", "Works at the Oslo office"),
         ("Are you a vegetarian?", "Yes", "Is a vegetarian"),
         ("Where do you live?", "Turin", "Lives in Turin"),
         ("How many children do you have?", "three", "Has 3 children"),
@@ -163,15 +156,15 @@ def test_a_short_answer_counts_with_its_question(question: str, answer: str, con
     assert kept(gated(new(content, quote=question), lines=[asked, said])) == []
 
 
+def test_a_no_does_not_say_what_was_asked() -> None:
+    lines = [Utterance(1, "assistant", "Do you have a dog?"), Utterance(2, "user", "Nope, a cat.")]
+    assert gated(new("Has a dog", quote="Nope, a cat."), lines=lines).rejections == {"negated": 1}
+
+
 def test_who_writes_in_two_languages_is_quoted_in_the_right_one() -> None:
     """Else any invented quote in one of them would pass for a translation."""
     assert gated(new("有狗", "我有一只狗")).rejections == {"quote_not_found": 1}
     assert gated(new("Likes dogs", "I like dogs a lot")).rejections == {"quote_not_found": 1}
-
-
-def test_a_no_does_not_say_what_was_asked() -> None:
-    lines = [Utterance(1, "assistant", "Do you have a dog?"), Utterance(2, "user", "Nope, a cat.")]
-    assert gated(new("Has a dog", quote="Nope, a cat."), lines=lines).rejections == {"negated": 1}
 
 
 @pytest.mark.parametrize(
@@ -190,23 +183,6 @@ def test_a_fact_or_its_quote_may_be_translated_and_the_users_words_are_stored(
     assert fact.quote in text
 
 
-def test_the_echo_of_an_injected_fact_is_named_so() -> None:
-    lines = [Utterance(1, "user", "Where do I live?"), Utterance(2, "assistant", "You live in a small house in Rome.")]
-    candidate = new("Lives in a house in Rome", quote="You live in a small house in Rome")
-    assert gated(candidate, lines=lines, active=[Fact(content="Lives in Rome")]).rejections == {
-        "not_the_users_words": 1
-    }
-    assert gated(candidate, lines=lines).rejections == {"not_the_users_words": 1}
-
-
-def test_a_name_from_the_question_that_the_user_answers_stands() -> None:
-    lines = [
-        Utterance(1, "assistant", "Do you mean the Oslo office?"),
-        Utterance(2, "user", "Yes, that is where I work."),
-    ]
-    assert kept(gated(new("Works at the Oslo office", quote="that is where I work"), lines=lines)) != []
-
-
 def test_a_relative_date_may_be_worked_out_from_the_day_of_the_conversation() -> None:
     moved = new("Moved to Berlin in October 2025", quote="We moved to Berlin last month")
     assert kept(gated(moved)) != []
@@ -215,36 +191,19 @@ def test_a_relative_date_may_be_worked_out_from_the_day_of_the_conversation() ->
     assert kept(gated(later)) == []
 
 
-def test_the_least_confidence_can_be_set() -> None:
-    assert kept(gated(new("Likes unit tests", confidence=0.5), min_confidence=0.5)) == ["Likes unit tests"]
-    assert kept(gated(new("Likes unit tests", confidence=0.7))) == ["Likes unit tests"]
-
-
 def test_a_fact_that_is_known_is_confirmed_and_not_stored_again() -> None:
-    outcome = gated(new("prefers PYTEST for testing."))
-    assert confirmed_ids(outcome) == ["pytest"]
-    assert outcome.rejections == {"duplicate": 1}
-
-
-def test_every_active_fact_counts_not_only_the_ones_the_model_saw() -> None:
-    assert confirmed_ids(gated(new("Prefers pytest for testing"), known=(), active=[PYTEST])) == ["pytest"]
-
-
-def test_a_retired_fact_that_is_said_again_is_new() -> None:
+    """Also one that the model was not shown; but one that was retired is new."""
+    for options in ({}, {"known": (), "active": [PYTEST]}):
+        outcome = gated(new("prefers PYTEST for testing."), **options)
+        assert (confirmed_ids(outcome), outcome.rejections) == (["pytest"], {"duplicate": 1})
     gone = PYTEST.model_copy(update={"retired_at": NOW})
     assert kept(gated(new("Prefers pytest for testing"), known=[gone])) == ["Prefers pytest for testing"]
 
 
-def test_a_fact_that_stands_twice_in_a_reply_is_stored_once() -> None:
-    outcome = gated(new("Likes unit tests"), new("likes unit tests!"))
-    assert kept(outcome) == ["Likes unit tests"]
-    assert outcome.confirmed == ()
-
-
-def test_one_bad_entry_spoils_nothing() -> None:
-    outcome = gated(None, new("Likes unit tests"), new("Has 9 tests"), new("Writes tests"))
+def test_a_fact_that_stands_twice_in_a_reply_is_stored_once_and_bad_ones_spoil_nothing() -> None:
+    outcome = gated(None, new("Likes unit tests"), new("likes unit tests!"), new("Has 9 tests"), new("Writes tests"))
     assert kept(outcome) == ["Likes unit tests", "Writes tests"]
-    assert outcome.rejections == {"unreadable": 1, "number_not_said": 1}
+    assert outcome.rejections == {"unreadable": 1, "duplicate": 1, "number_not_said": 1}
 
 
 def test_of_a_book_only_the_words_around_the_quote_are_the_source() -> None:
@@ -269,12 +228,10 @@ def test_of_who_reads_more_than_the_conversation_more_words_must_be_the_users() 
     assert outcome.rejections == {"not_the_users_words": 3}
 
 
-# ---- confirmations -----------------------------------------------------------------------------------
-
-
-def test_a_known_fact_that_the_user_says_again_is_confirmed_once() -> None:
-    outcome = gated(new("Prefers pytest for testing"), confirmed=[3, 3])
-    assert confirmed_ids(outcome) == ["pytest"]
+def test_what_the_user_says_again_is_confirmed_once_and_surer() -> None:
+    (fact,) = gated(new("Prefers pytest for testing"), confirmed=[3, 3]).confirmed
+    assert (fact.id, fact.confidence) == ("pytest", raised(0.8))
+    assert [raised(one) for one in (0.0, 0.7, 1.0)] == pytest.approx([0.3, 0.79, 1.0])
 
 
 def test_what_only_the_assistant_repeats_is_not_confirmed() -> None:
@@ -291,16 +248,7 @@ def test_a_number_without_a_fact_confirms_and_retires_nothing(number: Any) -> No
     assert outcome.rejections == {"unknown_fact": 2}
 
 
-def test_a_confirmation_raises_confidence_towards_one() -> None:
-    assert raised(0.7) == pytest.approx(0.79)
-    assert raised(0.0) == pytest.approx(0.3)
-    assert raised(1.0) == 1.0
-
-
-# ---- retirements -------------------------------------------------------------------------------------
-
-
-def test_a_correction_retires_the_old_fact_and_names_the_new_one() -> None:
+def test_a_correction_retires_the_old_fact_and_names_the_new_one_if_there_is_one() -> None:
     outcome = gated(
         new("Drinks no coffee", "No more coffee for me", category="correction", label="n1"),
         retired=[{"number": 1, "reason": "stopped", "replaced_by": "n1", "quote": "No more coffee"}],
@@ -308,18 +256,19 @@ def test_a_correction_retires_the_old_fact_and_names_the_new_one() -> None:
     (entry,) = outcome.retired
     assert (entry.id, entry.retired_reason, entry.replaced_by) == ("coffee", "stopped", outcome.accepted[0].id)
     assert outcome.accepted[0].category == "correction"
-
-
-def test_a_fact_can_be_retired_without_a_replacement() -> None:
     (entry,) = gated(retired=[{"number": 1, "quote": "No more coffee"}]).retired
     assert (entry.id, entry.replaced_by) == ("coffee", None)
     assert entry.retired_reason
 
 
-def test_a_retirement_needs_words_of_the_user_that_end_the_fact() -> None:
+def test_a_retirement_needs_words_of_the_user_that_end_a_fact_that_is_not_pinned() -> None:
     assert gated(retired=[{"number": 1}]).rejections == {"no_quote": 1}
     assert gated(retired=[{"number": 1, "quote": "you like tea"}]).rejections == {"quote_not_found": 1}
     assert gated(retired=[{"number": 2, "quote": "Yes"}]).rejections == {"not_contradicted": 1}
+    pinned = COFFEE.model_copy(update={"pinned": True})
+    assert gated(retired=[ENDS], known=[pinned]).rejections == {"pinned": 1}
+    itself = gated(new("Prefers pytest for testing", label="n1"), retired=[{"number": 3, "replaced_by": "n1"}])
+    assert (itself.retired, confirmed_ids(itself)) == ((), ["pytest"])
     lines = [Utterance(1, "user", "Should I drink coffee at night?")]
     outcome = gated(retired=[{"number": 1, "quote": "drink coffee at night"}], lines=lines)
     assert outcome.rejections == {"question": 1}
@@ -378,17 +327,6 @@ def test_a_label_stands_for_the_first_fact_that_has_it_or_for_none() -> None:
     assert entry.replaced_by is None
 
 
-def test_a_fact_does_not_replace_itself() -> None:
-    outcome = gated(new("Prefers pytest for testing", label="n1"), retired=[{"number": 3, "replaced_by": "n1"}])
-    assert outcome.retired == ()
-    assert confirmed_ids(outcome) == ["pytest"]
-
-
-def test_a_pinned_fact_stays() -> None:
-    pinned = COFFEE.model_copy(update={"pinned": True})
-    assert gated(retired=[{"number": 1}], known=[pinned]).rejections == {"pinned": 1}
-
-
 def test_a_fact_is_retired_once_and_then_not_confirmed() -> None:
     outcome = gated(confirmed=[1], retired=[{**ENDS, "reason": "a"}, {**ENDS, "reason": "b"}])
     assert [entry.retired_reason for entry in outcome.retired] == ["a"]
@@ -405,8 +343,6 @@ def test_results_show_no_words_of_the_user() -> None:
     assert "taste" not in repr(outcome)
     assert "name_not_said" in repr(outcome)
 
-
-# ---- for every reply ---------------------------------------------------------------------------------
 
 words = st.sampled_from(
     ["I", "prefer", "pytest", "Ann", "30", "9", "Eve", "Berlin", "tea", "coffee", "moved", "北京", "两只猫",
