@@ -16,6 +16,8 @@ from llama_index_memory_ext.cli.app import Db, Json, Output, Session, User, Yes
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
+    from llama_index_memory_ext.store import SessionInfo
+
 # The search looks up this many bytes at once; a shorter text is too common to prove anything.
 _KEY_BYTES = 8
 # A database scatters a long text over several pages, so it is searched in pieces.
@@ -35,16 +37,7 @@ def forget(*, user: User = None, session: Session = None, yes: Yes = False, db: 
     name = cli.one_of(user, session)
 
     async def work(store: ext.MemoryStore) -> Output:
-        # Imported here: it imports LlamaIndex.
-        from llama_index_memory_ext.facts.book import FactBook
-
-        infos = await store.sessions(user, session_ids=[] if session is None else [session])
-        sessions = [info.session_id for info in infos]
-        # A session without a user is a user of its own.
-        own = [info.session_id for info in infos if info.session_id in info.user_ids]
-        users = list(dict.fromkeys(own if user is None else [user, *own]))
-        books = [FactBook(store, one, scope="all") for one in users]
-        facts = [fact for book in books for fact in await book.alist(with_retired=True, with_expired=True)]
+        infos, users, facts = await _stored(store, user, session)
         if not (infos or facts):
             raise TerminalError(f"Nothing is stored about {name!r}.")
         if not (json and yes):
@@ -54,26 +47,46 @@ def forget(*, user: User = None, session: Session = None, yes: Yes = False, db: 
             cli.say(f"Stored about {name}: {counts}{hint}", stderr=True)
         if not yes:
             cli.confirm("Delete all of it for good?")
-        file = cli.file_of(store)
-        texts = await _texts(store, sessions, facts) if file else set()
-        if users:
-            deleted = await store.forget_user(users[0], session_ids=sessions, vacuum=False)
-        else:
-            deleted = await store.forget(sessions[0])
-        await store.vacuum()
-        residue = None
-        if file:
-            # Of a session that others share, what they have said stays.
-            kept = [one.session_id for one in await store.sessions() if one.session_id in sessions]
-            texts -= await _texts(store, kept, ())
-            await store.aclose()
-            residue = search_file(file, texts, {*users, *sessions}.difference(kept))
-        return {"deleted": deleted, "file": residue}, _text_of(deleted, residue)
+        return await _delete(store, [info.session_id for info in infos], users, facts)
 
     found = cli.run(db, work, as_json=json)["file"]
     if found and found["left"]:
         searched = pluralize(found["searched"], "text")
         raise TerminalError(f"Still in the file or in its journal: {found['left']} of {searched}.")
+
+
+async def _stored(
+    store: ext.MemoryStore, user: str | None, session: str | None
+) -> tuple[list[SessionInfo], list[str], list[ext.Fact]]:
+    """Returns the sessions, users and facts that are to be deleted."""
+    # Imported here: it imports LlamaIndex.
+    from llama_index_memory_ext.facts.book import FactBook
+
+    infos = await store.sessions(user, session_ids=[] if session is None else [session])
+    # A session without a user is a user of its own.
+    own = [info.session_id for info in infos if info.session_id in info.user_ids]
+    users = list(dict.fromkeys(own if user is None else [user, *own]))
+    books = [FactBook(store, one, scope="all") for one in users]
+    return infos, users, [fact for book in books for fact in await book.alist(with_retired=True, with_expired=True)]
+
+
+async def _delete(store: ext.MemoryStore, sessions: list[str], users: list[str], facts: list[ext.Fact]) -> Output:
+    """Deletes all of it, rewrites the file, and searches it for what was deleted."""
+    file = cli.file_of(store)
+    texts = await _texts(store, sessions, facts) if file else set()
+    if users:
+        deleted = await store.forget_user(users[0], session_ids=sessions, vacuum=False)
+    else:
+        deleted = await store.forget(sessions[0])
+    await store.vacuum()
+    residue = None
+    if file:
+        # Of a session that others share, what they have said stays.
+        kept = [one.session_id for one in await store.sessions() if one.session_id in sessions]
+        texts -= await _texts(store, kept, ())
+        await store.aclose()
+        residue = search_file(file, texts, {*users, *sessions}.difference(kept))
+    return {"deleted": deleted, "file": residue}, _text_of(deleted, residue)
 
 
 async def _texts(store: ext.MemoryStore, sessions: Iterable[str], facts: Iterable[ext.Fact]) -> set[str]:

@@ -147,23 +147,30 @@ def _text(parent: Json, key: str, place: str = "the message") -> str:
 
 
 def _part(block: types.ContentBlock, *, with_media: bool) -> dict[str, Json] | None:
-    """Return a block as a part of a content; None for a call, for thinking, and for a cache point."""
+    """Returns a block as a part of a content; None for a call, for thinking, and for a cache point."""
     if isinstance(block, ToolCallBlock):
         return None
-    if with_media and isinstance(block, types.ImageBlock) and (isinstance(block.image, bytes) or block.url):
-        url = _data_url(block.image_mimetype, block.image) if isinstance(block.image, bytes) else str(block.url)
-        return {
-            "type": "image_url",
-            "image_url": {"url": url, "detail": block.detail} if block.detail else {"url": url},
-        }
-    if with_media and isinstance(block, types.AudioBlock) and isinstance(block.audio, bytes) and block.format:
-        return {"type": "input_audio", "input_audio": {"data": block.audio.decode(), "format": block.format}}
-    if with_media and isinstance(block, types.DocumentBlock) and isinstance(block.data, bytes):
-        file_data = _data_url(block.document_mimetype, block.data)
-        return {"type": "file", "file": {"filename": block.title, "file_data": file_data}}
+    if with_media and (medium := _medium(block)):
+        return medium
     # No file is opened and no address is asked for. A medium that is not in the message is named.
     text = body_of(ChatMessage(blocks=[block]))
     return {"type": "text", "text": text} if text else None
+
+
+def _medium(block: types.ContentBlock) -> dict[str, Json] | None:
+    """Returns a block with a picture, a sound or a document in it as OpenAI writes it; None for any other block."""
+    if isinstance(block, types.ImageBlock):
+        image = {"url": str(block.url or ""), "detail": block.detail}
+        if isinstance(block.image, bytes):
+            image["url"] = _data_url(block.image_mimetype, block.image)
+        if image["url"]:
+            return {"type": "image_url", "image_url": {key: value for key, value in image.items() if value}}
+    if isinstance(block, types.AudioBlock) and isinstance(block.audio, bytes) and block.format:
+        return {"type": "input_audio", "input_audio": {"data": block.audio.decode(), "format": block.format}}
+    if isinstance(block, types.DocumentBlock) and isinstance(block.data, bytes):
+        file_data = _data_url(block.document_mimetype, block.data)
+        return {"type": "file", "file": {"filename": block.title, "file_data": file_data}}
+    return None
 
 
 def _data_url(mimetype: str | None, data: bytes) -> str:
@@ -199,19 +206,23 @@ def from_foreign(value: dict[str, Json]) -> dict[str, Json] | None:
     elif value.keys().isdisjoint(("role_type", "uuid", "uuid_")) or "content" not in value:
         return None
     else:
-        # The older "role" of Zep is any name, beside a "role_type".
-        role_type, role = value.get("role_type"), value.get("role")
-        message = {
-            "role": role_type or role,
-            "content": value["content"],
-            "name": value.get("name") or (role if role_type and role != role_type else None),
-            # The time that the program has given, before that at which Zep has received it.
-            "created_at": value.get("reference_time") or value.get("created_at"),
-            ID_KEY: value.get("uuid") or value.get("uuid_"),
-        }
+        message = _from_zep(value)
     if isinstance(name := message.get("name"), str):
         message["name"] = _NOT_IN_NAMES.sub("_", name)[:_LONGEST_NAME]
     return {key: entry for key, entry in message.items() if entry not in (None, "") or key == "content"}
+
+
+def _from_zep(value: dict[str, Json]) -> dict[str, Json]:
+    # The older "role" is any name, beside a "role_type".
+    role_type, role = value.get("role_type"), value.get("role")
+    return {
+        "role": role_type or role,
+        "content": value["content"],
+        "name": value.get("name") or (role if role_type and role != role_type else None),
+        # The time that the program has given, before that at which Zep has received it.
+        "created_at": value.get("reference_time") or value.get("created_at"),
+        ID_KEY: value.get("uuid") or value.get("uuid_"),
+    }
 
 
 def _langchain(value: dict[str, Json]) -> tuple[str, dict[str, Json]]:
@@ -231,22 +242,24 @@ def _from_langchain(kind: str, fields: dict[str, Json]) -> dict[str, Json]:
         raise MessageError(f"Expected 'additional_kwargs' of LangChain to be an object; saw {described(kwargs)}.")
     told = fields.get("response_metadata")
     times = {**(told if isinstance(told, dict) else {}), **kwargs, **fields}
-    calls = [*_listed(fields.get("tool_calls")), *_listed(fields.get("invalid_tool_calls"))]
-    function_call = None
-    if not calls:
-        # Older versions have them in ``additional_kwargs``, or in the content alone.
-        calls = kwargs.get("tool_calls") or [part for part in _listed(content) if _kind(part) == _CALL]
-        function_call = kwargs.get("function_call")
-    parts = content if isinstance(content, list) else []
+    calls = _langchains_calls(fields, kwargs)
+    if isinstance(content, list):
+        content = [_as_openais(part) for part in content if _kind(part) not in _HIDDEN]
     return {
         "role": _ROLES[kind] or fields.get("role"),
-        "content": [_as_openais(part) for part in parts if _kind(part) not in _HIDDEN] if parts else content,
+        "content": content,
         "tool_calls": calls,
-        "function_call": function_call,
+        "function_call": None if calls else kwargs.get("function_call"),
         **{key: fields.get(key) for key in ("name", "tool_call_id")},
         **{key: times[key] for key in times_in(times)},
         ID_KEY: fields.get("id"),
     }
+
+
+def _langchains_calls(fields: dict[str, Json], kwargs: dict[str, Json]) -> Json:
+    calls = [*_listed(fields.get("tool_calls")), *_listed(fields.get("invalid_tool_calls"))]
+    # Older versions have them in ``additional_kwargs``, or in the content alone.
+    return calls or kwargs.get("tool_calls") or [part for part in _listed(fields["content"]) if _kind(part) == _CALL]
 
 
 def _listed(value: Json) -> list[Json]:
@@ -268,11 +281,11 @@ def _as_openais(part: Json) -> Json:
     source = part["source"] if isinstance(part.get("source"), dict) else part
     mimetype = str(source.get("mime_type") or source.get("media_type") or "")
     data, url = source.get("base64") or source.get("data"), source.get("url")
-    encoded = f"data:{mimetype};base64,{data}"
-    if kind == "image" and (data or url):
-        return {"type": "image_url", "image_url": {"url": encoded if data else url}}
-    if kind == "audio" and data:
+    encoded = f"data:{mimetype};base64,{data}" if data else url
+    if kind == "image" and encoded:
+        return {"type": "image_url", "image_url": {"url": encoded}}
+    if not data:
+        return part
+    if kind == "audio":
         return {"type": "input_audio", "input_audio": {"data": data, "format": mimetype.rpartition("/")[2]}}
-    if kind == "file" and data:
-        return {"type": "file", "file": {"file_data": encoded, "filename": source.get("filename")}}
-    return part
+    return {"type": "file", "file": {"file_data": encoded, "filename": source.get("filename")}}

@@ -114,5 +114,5 @@ def _parts(message: ChatMessage, tokens: TokenCounter) -> Iterator[Part]:
     kind = "record"
     for text in (section for block in blocks for section in _SECTION.split(block) if section):
         if kind != "question":
-            kind = next((name for tag, name in _SECTIONS.items() if text.startswith(tag)), kind)
+            kind = _SECTIONS.get(text.partition("\n")[0], kind)
         yield Part(kind, role, text, tokens.count(text))
