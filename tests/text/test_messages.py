@@ -1,9 +1,10 @@
-"""How messages of every kind become entries of the record."""
+"""How messages of every kind become entries of the record, and when they were said."""
 
 from __future__ import annotations
 
 import json
 import time
+from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -26,12 +27,14 @@ from llama_index.core.llms import ChatMessage
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.record.text import split_record
 from llama_index_memory_ext.text.messages import (
+    TIME_KEYS,
     body_of,
     clip_entry,
     entry_of,
     escape_tags,
     spoken,
     storable,
+    times_in,
     unescape_tags,
 )
 from tests.conversation import assistant, calling, record, result, user
@@ -258,3 +261,42 @@ def test_no_run_of_signs_behind_a_bracket_takes_long(part: str) -> None:
     start = time.process_time()
     escape_tags("<" + part * 50_000)
     assert time.process_time() - start < 5
+
+
+# ---- when a message was said -----------------------------------------------------------------------------
+
+
+NOON = datetime(2023, 5, 8, 12, tzinfo=timezone.utc)
+SECONDS = int(NOON.timestamp())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        NOON, NOON.replace(tzinfo=None), "2023-05-08T12:00:00Z", "2023-05-08 12:00", "2023-05-08T14:00:00.000+02:00",
+        SECONDS, SECONDS * 1_000, float(SECONDS), str(SECONDS),
+    ],
+)  # fmt: skip
+def test_a_time_is_read_however_a_program_writes_it(value: object) -> None:
+    assert times_in({"created_at": value}) == {"created_at": NOON}
+
+
+@pytest.mark.parametrize("value", ["2023-05-08", date(2023, 5, 8)])
+def test_a_day_is_its_beginning(value: object) -> None:
+    assert times_in({"date": value}) == {"date": NOON - timedelta(hours=12)}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, "", True, 3, 2.5, "3", -1, 10**30, float("nan"), float("inf"), "soon", "May 8", "1970-01-01", [],
+        {"a": 1}, "9999-12-31T23:59:59-12:00", b"\xff", object(),
+    ],
+)  # fmt: skip
+def test_what_is_no_time_of_a_message_is_left_out(value: object) -> None:
+    assert times_in({"timestamp": value, "date": NOON}) == {"date": NOON}
+
+
+@given(values=st.dictionaries(st.sampled_from([*TIME_KEYS, "time"]), st.from_type(object) | st.text() | st.floats()))
+def test_no_value_raises_an_error(values: dict[str, Any]) -> None:
+    assert list(times_in(values)) == [key for key in TIME_KEYS if key in times_in(values)]

@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_index.core.base.llms.types import ImageBlock, MessageRole, TextBlock, ToolCallBlock
 from llama_index.core.llms import ChatMessage
+from llama_index.core.node_parser import SentenceSplitter, TokenTextSplitter
 from llama_index.llms.openai.utils import to_openai_message_dicts
 
 from llama_index_memory_ext import MessageError, TokenCounter, trim
 from llama_index_memory_ext.text.messages import message_tokens
 from llama_index_memory_ext.text.tokens import as_counter
 from llama_index_memory_ext.text.tool_calls import RESULT_ROLES, calls_of, tool_call_groups
+from llama_index_memory_ext.text.trim import clip_start
 from tests.conversation import assistant, calling, result, user
 from tests.openai_server import why_refused
 from tests.record.test_limits import PIXEL, messages
@@ -24,7 +26,6 @@ from tests.text.trimming_cases import CASES, Case
 
 COUNTER = TokenCounter()
 ROLES = {"u": "user", "a": "assistant", "s": "system", "d": "developer", "t": "tool"}
-SPLITTERS = {"words": str.split, "lines": str.splitlines}
 
 
 # ---- a table of cases ----------------------------------------------------------------------------------
@@ -294,3 +295,56 @@ def test_what_is_no_list_of_messages_is_refused(messages: Any) -> None:
 def test_arguments_of_other_kinds_are_refused_with_the_way_out(options: dict[str, Any], says: str) -> None:
     with pytest.raises((ValueError, TypeError), match=says):
         trim([user("one")], **options)
+
+
+# ---- the end of a text begins where a piece begins -------------------------------------------------------
+
+
+WORDS = as_counter(str.split)
+TEXT = "One is here. Two is here.  Three is there.\n\nFour was it. " * 3
+
+
+def sentences(text: str) -> list[str]:
+    """In place of LlamaIndex's own, for which NLTK is loaded."""
+    return re.findall(r"[^.]+\.?\s*|\.", text)
+
+
+SPLITTERS: dict[str, Any] = {
+    "lines": str.splitlines,
+    "words": str.split,
+    "a separator that is lost": lambda text: text.split(". "),
+    "overlapping": lambda text: [text[start : start + 10] for start in range(0, len(text), 6)],
+    "LlamaIndex's sentences": SentenceSplitter(chunk_size=12, chunk_overlap=0, chunking_tokenizer_fn=sentences),
+    "LlamaIndex's tokens, overlapping": TokenTextSplitter(chunk_size=12, chunk_overlap=4),
+    "another text": lambda text: [text.upper()],
+    "nothing": lambda text: [],
+}
+
+
+@pytest.mark.parametrize(
+    ("splitter", "limit", "end"),
+    [
+        ("lines", 5, "Four was it. "),
+        ("words", 2, "was it. "),
+        ("a separator that is lost", 8, " Three is there.\n\nFour was it. "),
+        ("LlamaIndex's sentences", 6, "Three is there.\n\nFour was it. "),
+        ("LlamaIndex's tokens, overlapping", 4, "was it. "),
+        ("another text", 50, ""),
+        ("nothing", 50, ""),
+    ],
+)
+def test_the_end_begins_where_a_piece_begins(splitter: str, limit: int, end: str) -> None:
+    """Also if the splitter strips white space or overlaps."""
+    text = TEXT if limit < 50 else TEXT * 20
+    assert clip_start(text, limit, WORDS, SPLITTERS[splitter]) == end
+
+
+@pytest.mark.parametrize("splitter", SPLITTERS)
+@given(text=st.text(alphabet="ab .\n\t日", max_size=80) | st.sampled_from([TEXT, TEXT * 4]), limit=st.integers(-1, 80))
+def test_the_end_is_the_texts_own_and_within_the_limit(splitter: str, text: str, limit: int) -> None:
+    """Whatever the splitter; a text that fits is whole."""
+    end = clip_start(text, limit, COUNTER, SPLITTERS[splitter])
+    assert text.endswith(end)
+    assert COUNTER.count(end) <= max(limit, 0)
+    if COUNTER.count(text) <= limit:
+        assert end == text
