@@ -15,7 +15,7 @@ from llama_index_memory_ext import CondensedMemory, MessageError, messages_from_
 from tests.conversation import assistant, calling, record, result, sent_text, user
 from tests.facts.test_block import learner
 from tests.forked import run_forked
-from tests.memories import OpenMemory, OpenPlainMemory
+from tests.memories import OpenMemory
 from tests.openai_server import Message, say, serve
 
 TURNS: list[dict[str, Any]] = [
@@ -30,9 +30,6 @@ TURNS: list[dict[str, Any]] = [
     {"role": "user", "content": "Thanks."},
     {"role": "assistant", "content": "You are welcome."},
 ]
-
-
-# ---- messages ------------------------------------------------------------------------------------------
 
 
 async def test_an_imported_conversation_is_shown_like_any_other(
@@ -116,8 +113,6 @@ def test_synchronous_programs_move_in_too(database_uri: str) -> None:
     memory.close()
 
 
-# ---- what the guide shows -----------------------------------------------------------------------------
-
 GUIDE = (Path(__file__).parents[2] / "docs" / "coming-from-elsewhere.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", GUIDE, flags=re.DOTALL | re.MULTILINE)
 
@@ -167,18 +162,10 @@ print(memory.get()[0].content)
     assert "<conversation_summary" in printed
 
 
-async def test_a_plain_memorys_database_is_taken_over(tmp_path: Path, open_plain_memory: OpenPlainMemory) -> None:
-    uri = f"sqlite+aiosqlite:///{tmp_path}/plain.db"
-    plain = open_plain_memory(session_id="chat-17", async_database_uri=uri, chat_history_token_ratio=0.7)
-    await plain.aput_messages([user("I like tea."), assistant("Fine."), user("I like rain."), assistant("Fine.")])
-    printed = await asyncio.to_thread(output_of, "abackfill", tmp_path)
-    counts = "sessions=1, messages=4, new=2, confirmed=0, retired=0, failed={}, not_tried=(), set_aside=0"
-    assert printed == f"Backfilled({counts})\n"
-
-
 def test_json_of_openai_facts_of_mem0_and_messages_of_langgraph_arrive(tmp_path: Path) -> None:
     count, _, exported = output_of("aimport", tmp_path).partition("\n")
     assert (count, json.loads(exported)) == ("2", json.loads((tmp_path / "chat.json").read_text()))
     assert output_of("imported_from", tmp_path) == "mem0\n"
     assert "I live in Köln." in output_of("messages_from_json(", tmp_path)
+    # Another block is run with those of all pages.
     assert len(BLOCKS) == 6

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.embeddings import MockEmbedding
-from llama_index.core.workflow import Context, JsonPickleSerializer
+from llama_index.core.workflow import JsonPickleSerializer
 from llama_index.llms.openai import OpenAI
 from llama_index_instrumentation.event_handlers.base import BaseEventHandler
 from pydantic import BaseModel
@@ -80,8 +80,6 @@ def whole(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
-# ---- what is shown ------------------------------------------------------------------------------------
-
 WAYS: dict[str, Callable[[Any], str]] = {
     "repr": repr,
     "str": str,
@@ -135,25 +133,6 @@ async def test_copies_share_the_models_and_a_pickle_has_none(block_type: Any) ->
     with pytest.raises(ValueError, match="llm") as error:
         block_type(llm=KEY)
     assert not has_secret(whole(error.value))
-
-
-@pytest.mark.filterwarnings("ignore:Skipping serialization of known unserializable key")
-async def test_serialising_a_run_leaves_the_memory_whole(open_memory: OpenMemory, start_model: StartModel) -> None:
-    """The host takes attributes away from a live object that cannot be pickled."""
-    llm, _ = start_model(lambda messages, tools: say("Fine."))
-    memory = open_memory()
-    agent = FunctionAgent(llm=llm)
-    context = Context(agent)
-    await agent.run("One?", memory=memory, ctx=context)
-    assert "sk-test-key" not in JsonPickleSerializer().serialize(memory)
-    assert "sk-test-key" not in str(context.to_dict())
-    assert len(memory.memory_blocks) == 2
-    assert str(await agent.run("Two?", memory=memory, ctx=context)) == "Fine."
-    assert len(await memory.aget_all()) == 4
-    assert copy.deepcopy(memory) is memory
-
-
-# ---- errors -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -233,9 +212,6 @@ async def test_an_error_about_a_reply_does_not_show_what_the_model_has_said(star
         assert "my secret" in error.reply
         assert "my secret" in pickle.loads(pickle.dumps(error)).reply
         assert "my secret" not in f"{error!r} {error} {error.args} {whole(error)}"
-
-
-# ---- logs and events ----------------------------------------------------------------------------------
 
 
 def failing_model(messages: list[Message], tools: list[str]) -> Message:
