@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -372,23 +370,3 @@ async def test_a_long_log_is_found_whole_after_a_restart(open_memory: OpenMemory
     await memory.condensed_block.await_jobs("chat")
     assert CAROLINE in recalled(sent_text(await memory.aget()))
     assert ("tool", "a hailstorm") in recalled(sent_text(await memory.aget(input="Was there a hailstorm?")))
-
-
-def test_recall_loads_neither_scikit_learn_nor_nltk() -> None:
-    """Each takes most of a second, for which the first question of a process would wait."""
-    script = """
-import asyncio, sys
-from llama_index.core.llms import ChatMessage
-from llama_index_memory_ext import CondensedMemoryBlock
-
-async def main():
-    block = CondensedMemoryBlock(token_limit=600, recall_token_limit=250)
-    await block.aput([ChatMessage(role="user", content=f"tea {i} " * 9) for i in range(40)], session_id="chat")
-    assert "<earlier" in await block.aget([ChatMessage(role="user", content="tea?")], session_id="chat")
-    await block.aclose()
-    print(sorted({"sklearn", "scipy", "nltk"} & set(sys.modules)))
-
-asyncio.run(main())
-"""
-    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True)
-    assert done.stdout == "[]\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from threading import Thread
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -87,35 +87,18 @@ def test_documents_with_the_same_words_are_equally_similar_whatever_came_in_betw
     assert found.get("first") == found.get("last")
 
 
-@pytest.mark.parametrize("query", ["tea", "look", "of course", "look at the tea"])
-def test_documents_are_equally_similar_whether_they_came_one_by_one_or_at_once(query: str) -> None:
-    """To the last digit, which decides between two similar ones."""
-    added = [
-        Document("1", "tea", (("look tea", 0.3),)),
-        Document("2", "look tea", (("tea", 0.3), ("of course", 0.3))),
-        Document("3", "look", (("tea", 0.3), ("tea", 0.3))),
-    ]
-    at_once, one_by_one = TfidfRanker(), TfidfRanker()
-    at_once.add(added)
-    for document in added:
-        one_by_one.add([document])
-    assert dict(at_once.similarities(query)) == dict(one_by_one.similarities(query)) != {}
-
-
-def test_an_index_that_closes_its_gaps_answers_as_before() -> None:
+def test_an_answer_stays_as_it_was_while_the_index_closes_its_gaps() -> None:
     texts = [f"{WORDS[i % 6]} {WORDS[i % 5]} number{i}" for i in range(400)]
     ranker = ranker_of(texts)
     before = ranker.similarities("python docker")
     kept = dict(before)
     ranker.remove([str(i) for i in range(400) if i % 4])
     ranker.add([Document("400", "docker")])
-    expected = by_formula([*texts[::4], "docker"], "python docker")
-    found = ranker.similarities("python docker")
-    assert [found.get(str(i), 0.0) for i in range(0, 401, 4)] == pytest.approx(expected, abs=1e-6)
-    assert {name: before.get(name) for name in map(str, range(0, 400, 4))} == {
-        name: kept.get(name) for name in map(str, range(0, 400, 4))
+    found = similarities(ranker, 401, "python docker")
+    assert found[::4] == pytest.approx(by_formula([*texts[::4], "docker"], "python docker"), abs=1e-6)
+    assert {name: before.get(name) for name in map(str, range(0, 401, 4))} == {
+        name: kept.get(name) for name in map(str, range(0, 401, 4))
     }
-    assert before.get("400") is None
 
 
 def test_what_the_best_documents_have_in_common_brings_similar_ones_up() -> None:
@@ -130,12 +113,10 @@ def test_what_the_best_documents_have_in_common_brings_similar_ones_up() -> None
 
 def test_of_texts_that_begin_with_a_name_those_of_the_one_asked_for_come_first() -> None:
     texts = [f"{name}: I like tea in the {time}." for time in ("morning", "evening") for name in ("Ann", "Bob", "Cleo")]
-    ranker = TfidfRanker(feedback_weight=0)
-    ranker.add(documents(texts))
+    ranker = ranker_of(texts)
     found = similarities(ranker, 6, "When does Bob like tea?")
     assert sorted(range(6), key=lambda i: -found[i])[:2] == [1, 4]
-    other = TfidfRanker(feedback_weight=0)
-    other.add(documents([text.replace("Bob:", "bob:") for text in texts]))
+    other = ranker_of([text.replace("Bob:", "bob:") for text in texts])
     assert found[0] < similarities(other, 6, "When does Bob like tea?")[0]
     both = similarities(ranker, 6, "Do Ann and Bob like tea?")
     assert both[0] == both[1]
@@ -144,11 +125,8 @@ def test_of_texts_that_begin_with_a_name_those_of_the_one_asked_for_come_first()
 
 def test_a_word_at_the_beginning_of_a_question_is_no_name() -> None:
     """As in "Likes tea": all of these begin with the word."""
-    ranker = TfidfRanker(feedback_weight=0)
-    ranker.add(documents(["Likes tea", "Likes rain", "Owns a tea pot"]))
-    assert similarities(ranker, 3, "Likes tea?") == pytest.approx(
-        by_formula(["Likes tea", "Likes rain", "Owns a tea pot"], "likes tea")
-    )
+    texts = ["Likes tea", "Likes rain", "Owns a tea pot"]
+    assert similarities(ranker_of(texts), 3, "Likes tea?") == pytest.approx(by_formula(texts, "likes tea"))
 
 
 def test_the_question_counts_most_and_earlier_turns_by_their_weight() -> None:
@@ -187,24 +165,20 @@ def test_what_a_vectorizer_was_fitted_on_does_not_matter() -> None:
 def test_threads_may_ask_while_documents_come_and_go() -> None:
     ranker = TfidfRanker()
     ranker.add([Document("stays", "docker compose")])
-    failures: list[BaseException] = []
 
     def come_and_go() -> None:
-        try:
-            for i in range(300):
-                ranker.add([Document(f"{i}", f"docker number{i}")])
-                ranker.remove([str(i)])
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the test has to see it
-            failures.append(error)
+        for i in range(300):
+            ranker.add([Document(f"{i}", f"docker number{i}")])
+            ranker.remove([str(i)])
 
-    threads = [Thread(target=come_and_go) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        found = ranker.similarities("docker")
-        assert 0 < found["stays"] <= 1
-        assert all(0 < value <= 1 for value in [found.get(name, 1.0) for name in found])
-    assert failures == []
+    with ThreadPoolExecutor(3) as pool:
+        working = [pool.submit(come_and_go) for _ in range(3)]
+        while not all(one.done() for one in working):
+            found = ranker.similarities("docker")
+            assert 0 < found["stays"] <= 1
+            assert all(0 < value <= 1 for value in [found.get(name, 1.0) for name in found])
+        for one in working:
+            one.result()
 
 
 def test_ranking_by_words_loads_neither_scikit_learn_nor_nltk() -> None:
