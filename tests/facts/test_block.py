@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import copy
-import pickle
 import re
 import subprocess
 import sys
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -26,14 +23,13 @@ from llama_index_memory_ext import (
     SettingError,
     TokenCounter,
 )
-from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.fact import retire
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.language.tokens import visible
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.memories import OpenMemory, OpenPlainMemory
 from tests.openai_server import Message, call, say, serve
-from tests.scripted_models import StartModel, client_without_connections
+from tests.scripted_models import StartModel
 
 COUNTER = TokenCounter()
 SAYS = re.compile(r"I (like|use) (\w+)")
@@ -131,25 +127,6 @@ async def test_the_context_is_what_was_said_in_the_last_turns(open_memory: OpenM
         assert facts[-1] == "Deploys with Docker"
 
 
-async def test_the_facts_keep_to_their_limit_and_say_why(open_memory: OpenMemory) -> None:
-    memory = open_memory("chat", user_id="ann", facts_token_limit=100)
-    for i in range(30):
-        await memory.facts.aadd(f"Has the hobby number {i}, which is chess", confidence=i / 30)
-    await memory.facts.aadd("Is allergic to nuts", pinned=True, confidence=0.1)
-    await memory.aput(user("Which chess?"))
-    text = sent_text(await memory.aget())
-    block = text[text.index("<relevant_facts>") : text.index("</memory>")]
-    assert COUNTER.count(block) <= 100
-    explanation = await memory.facts_block.aexplain("Which chess?")
-    assert [fact.fact.content for fact in explanation.facts if fact.injected and fact.why == "pinned"] == [
-        "Is allergic to nuts"
-    ]
-    assert {fact.why for fact in explanation.facts if not fact.injected} == {"left out: no room"}
-    assert sorted(shown(text)) == sorted(fact.fact.content for fact in explanation.facts if fact.injected)
-    assert "similarity" in str(explanation)
-    assert explanation._repr_html_().startswith("<table>")
-
-
 @settings(max_examples=40)
 @given(
     facts=st.lists(st.tuples(st.text(min_size=1, max_size=40), st.floats(0, 1), st.booleans()), max_size=8),
@@ -233,31 +210,6 @@ async def test_a_failing_model_costs_nothing(
     again = open_memory("chat", user_id="ann", llm=llm)
     await again.aclose()
     assert await contents(open_memory("chat", user_id="ann")) == ["Likes tea"]
-
-
-async def test_a_failure_is_tried_again_after_a_pause(start_model: StartModel) -> None:
-    """In the background, without a new message."""
-    tries: list[float] = []
-    done = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def model(messages: list[Message], tools: list[str]) -> Message:
-        tries.append(time.monotonic())
-        # Each try asks by the tool, and in text.
-        if len(tries) < 5:
-            return say("{ torn")
-        loop.call_soon_threadsafe(done.set)
-        return learner(messages, tools)
-
-    llm, _ = start_model(model)
-    block = RelevantFactsBlock(llm=llm, retry_seconds=0.05)
-    await block.aput([user("I like tea."), assistant("Fine.")], session_id="chat")
-    await asyncio.wait_for(done.wait(), 20)
-    await block.await_jobs("chat")
-    assert [fact.content for fact in await block.book("chat").alist()] == ["Likes tea"]
-    assert tries[2] - tries[1] >= 0.05
-    assert tries[4] - tries[3] >= 0.1
-    await block.aclose()
 
 
 @pytest.mark.parametrize("change", ["retired", "confirmed", "pinned"])
@@ -437,21 +389,6 @@ async def test_extraction_starts_with_the_answer_and_reads_each_turn_once(
     assert (await memory.astats()).pending == 0
 
 
-def test_a_synchronous_call_picks_up_a_session_that_just_ended(database_uri: str) -> None:
-    """In the background, without waiting for it."""
-    with serve(learner) as server:
-        llm = client_without_connections(server)
-        dead = CondensedMemory.from_defaults("monday", user_id="ann", llm=llm, async_database_uri=database_uri)
-        dead.put_messages([user("I like tea."), assistant("Fine.")])
-        run(dead.sql_store.aclose())
-        memory = CondensedMemory.from_defaults("friday", user_id="ann", llm=llm, async_database_uri=database_uri)
-        memory.put(user("Hello."))
-        run(memory.facts_block.await_jobs("monday"))
-        assert [fact.content for fact in memory.facts.list()] == ["Likes tea"]
-        assert len(server.requests) == 1
-        memory.close()
-
-
 async def test_facts_can_be_looked_at_and_changed(open_memory: OpenMemory) -> None:
     memory = open_memory("chat", user_id="ann")
     book = memory.facts
@@ -483,20 +420,6 @@ async def test_what_cannot_be_changed_or_imported_is_refused(open_memory: OpenMe
     with pytest.raises(FactError, match="schema version 99, and this package knows version 1"):
         await book.aimport(exported.replace('"version": 1', '"version": 99'))
     assert await book.alist() == []
-
-
-async def test_no_key_leaves_the_block(start_model: StartModel) -> None:
-    llm, _ = start_model(learner)
-    block = RelevantFactsBlock(llm=llm)
-    for leak in (
-        repr(block),
-        str(block.model_dump()),
-        str(block.model_dump(serialize_as_any=True)),
-        str(pickle.dumps(block)),
-    ):
-        assert "sk-test-key" not in leak
-    assert block.llm is llm
-    assert copy.deepcopy(RelevantFactsBlock(token_limit=7)).token_limit == 7
 
 
 async def test_where_no_fact_concerns_the_question_few_are_shown(open_memory: OpenMemory) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from datetime import date
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,9 +24,12 @@ BY_CONFIDENCE, RANKED = ["Lives in Rome", "Has a dog"], ["Has a dog", "Lives in 
 
 
 class Failing(TfidfRanker):
-    """Fails where it is told to, as often as it is told to."""
+    """Fails where it is told to, as often as it is told to, also when it is made."""
 
-    fails: dict[str, int]
+    def __init__(self, fails: dict[str, int]) -> None:
+        self.fails = fails
+        self.may_fail("make")
+        super().__init__()
 
     def may_fail(self, what: str) -> None:
         if self.fails.get(what, 0):
@@ -46,17 +50,7 @@ class Failing(TfidfRanker):
 
 
 def failing(fails: dict[str, int]) -> Any:
-    """A factory of rankers that fail, and fails itself."""
-
-    def make() -> Failing:
-        if fails.get("make", 0):
-            fails["make"] -= 1
-            raise ZeroDivisionError("a secret text")
-        ranker = Failing()
-        ranker.fails = fails
-        return ranker
-
-    return make
+    return partial(Failing, fails)
 
 
 async def remember(memory: CondensedMemory, *contents: str) -> None:

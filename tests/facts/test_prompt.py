@@ -39,7 +39,6 @@ from llama_index_memory_ext.facts.prompt import (
 from llama_index_memory_ext.facts.reply import ExtractionReply, parse_reply
 from llama_index_memory_ext.facts.verification import VERDICT_FORM, parse_verdict
 from llama_index_memory_ext.language.tokens import visible
-from llama_index_memory_ext.models.ask import context_window
 from llama_index_memory_ext.text.messages import Utterance
 from tests.openai_server import Message, call, fail, say
 from tests.scripted_models import StartClient, StartModel
@@ -54,17 +53,18 @@ KNOWN = [Fact(content="Works on FastAPI services"), Fact(content="Lives in Berli
 PROMPT = extraction_prompt(LINES, KNOWN, today=TODAY)
 ARGUMENTS: dict[str, Any] = {
     "new_facts": [
-        {
-            "label": "n1",
-            "content": "Prefers pytest",
-            "category": "preference",
-            "confidence": 0.9,
-            "quote": "I prefer pytest",
-        }
+        dict(label="n1", content="Prefers pytest", category="preference", confidence=0.9, quote="I prefer pytest")  # noqa: C408 - on one line
     ],
     "confirmed": [1],
     "retired": [],
 }
+
+
+IN_TEXT = {"pydantic_program_mode": PydanticProgramMode.LLM}
+
+
+def answering(text: str) -> Callable[[list[Message], list[str]], Message]:
+    return lambda messages, tools: say(text)
 
 
 def shown(lines: list[Utterance], known: list[Fact] | None = None) -> str:
@@ -138,23 +138,13 @@ def test_no_text_closes_the_transcript_or_the_known_facts(said: list[str], facts
 # ---- asking ------------------------------------------------------------------------------------------
 
 
-def reporting(arguments: Any) -> Callable[[list[Message], list[str]], Message]:
-    return lambda messages, tools: call(("call_1", "report_facts", arguments))
-
-
 async def test_a_function_calling_model_reports_through_a_tool(start_model: StartModel) -> None:
-    offered: list[list[str]] = []
-
-    def model(messages: list[Message], tools: list[str]) -> Message:
-        offered.append(tools)
-        return call(("call_1", "report_facts", ARGUMENTS))
-
-    llm, server = start_model(model)
-    reply = (await ask_for_facts(llm, PROMPT))[0]
-    assert reply == ExtractionReply.model_validate(ARGUMENTS)
-    assert offered == [["report_facts"]]
-    assert [message["role"] for message in server.requests[0]] == ["system", "user"]
-    assert server.requests[0][1]["content"] == PROMPT[1].content
+    llm, server = start_model(lambda messages, tools: call(("call_1", "report_facts", ARGUMENTS)))
+    assert (await ask_for_facts(llm, PROMPT))[0] == ExtractionReply.model_validate(ARGUMENTS)
+    (body,) = server.bodies
+    assert [tool["function"]["name"] for tool in body["tools"]] == ["report_facts"]
+    assert [message["role"] for message in body["messages"]] == ["system", "user"]
+    assert body["messages"][1]["content"] == PROMPT[1].content
     assert server.refusals == []
 
 
@@ -190,21 +180,16 @@ async def test_the_calls_of_an_answer_are_one_reply(
     assert reply.confirmed == confirmed
 
 
-async def test_a_model_set_to_text_is_asked_for_json(start_model: StartModel) -> None:
-    offered: list[list[str]] = []
-
-    def model(messages: list[Message], tools: list[str]) -> Message:
-        offered.append(tools)
-        return say(f"Here you are:\n{json.dumps(ARGUMENTS)}")
-
-    llm, server = start_model(model)
-    llm.pydantic_program_mode = PydanticProgramMode.LLM
+async def test_a_model_set_to_text_is_asked_for_json_of_the_schema(start_client: StartClient) -> None:
+    llm, server = start_client(OpenAI, answering(f"Here you are:\n{json.dumps(ARGUMENTS)}"), **IN_TEXT)
     assert (await ask_for_facts(llm, PROMPT))[0] == ExtractionReply.model_validate(ARGUMENTS)
-    assert offered == [[]]
-    sent = server.requests[0][-1]["content"]
+    (body,) = server.bodies
+    assert "tools" not in body
+    assert body["response_format"]["json_schema"]["strict"]
     read, request = str(PROMPT[-1].content).split("\n\n")
-    assert sent.startswith(f"{read}\n\nAnswer with one JSON object")
-    assert sent.endswith(f"\n\n{request}")
+    assert body["messages"][-1]["content"].startswith(f"{read}\n\nAnswer with one JSON object")
+    assert body["messages"][-1]["content"].endswith(f"\n\n{request}")
+    assert server.refusals == []
 
 
 @pytest.mark.parametrize("is_chat_model", [True, False])
@@ -290,24 +275,8 @@ async def test_an_answer_without_a_reply_is_refused_with_the_response(
 # ---- the form of the answer --------------------------------------------------------------------------
 
 
-def answering(text: str) -> Callable[[list[Message], list[str]], Message]:
-    return lambda messages, tools: say(text)
-
-
-async def test_a_text_model_of_openai_is_asked_for_the_schema(start_client: StartClient) -> None:
-    llm, server = start_client(OpenAI, answering(json.dumps(ARGUMENTS)), pydantic_program_mode=PydanticProgramMode.LLM)
-    assert (await ask_for_facts(llm, PROMPT))[0] == ExtractionReply.model_validate(ARGUMENTS)
-    assert server.refusals == []
-    (body,) = server.bodies
-    assert body["response_format"]["json_schema"]["strict"]
-    assert "Answer with one JSON object" in body["messages"][-1]["content"]
-
-
 async def test_a_server_that_refuses_the_schema_is_asked_without_and_only_once(start_client: StartClient) -> None:
-    clients = [
-        start_client(OpenAI, answering(json.dumps(ARGUMENTS)), pydantic_program_mode=PydanticProgramMode.LLM)
-        for _ in range(2)
-    ]
+    clients = [start_client(OpenAI, answering(json.dumps(ARGUMENTS)), **IN_TEXT) for _ in range(2)]
     clients[0][1].without_schemas = True
     for refusals in (1, 1, 1):
         for llm, _ in clients:
@@ -319,16 +288,14 @@ async def test_a_server_that_refuses_the_schema_is_asked_without_and_only_once(s
 
 @pytest.mark.parametrize("status", [401, 429, 500])
 async def test_no_other_refusal_is_taken_for_one_of_the_schema(status: int, start_client: StartClient) -> None:
-    llm, server = start_client(
-        OpenAI, lambda messages, tools: fail(status, "No."), pydantic_program_mode=PydanticProgramMode.LLM
-    )
+    llm, server = start_client(OpenAI, lambda messages, tools: fail(status, "No."), **IN_TEXT)
     with pytest.raises(openai.APIStatusError):
         await ask_for_facts(llm, PROMPT)
     assert len(server.bodies) == 1
 
 
 async def test_a_request_that_is_refused_either_way_says_nothing_of_the_schema(start_client: StartClient) -> None:
-    llm, server = start_client(OpenAI, answering("{}"), pydantic_program_mode=PydanticProgramMode.LLM)
+    llm, server = start_client(OpenAI, answering("{}"), **IN_TEXT)
     with pytest.raises(openai.BadRequestError):
         await ask_for_facts(llm, [ChatMessage(role="tool", content="no call before it")])
     await ask_for_facts(llm, PROMPT)
@@ -391,18 +358,6 @@ def test_instructions_that_cannot_be_used_are_refused(text: Any) -> None:
 
 
 tokens = st.integers(0, 300_000)
-
-
-def test_all_of_the_room_is_there_where_the_window_is_unknown() -> None:
-    """As it is of LlamaIndex's default, and of a model that does not know itself."""
-
-    class Unknown(Scripted):
-        @property
-        def metadata(self) -> object:  # type: ignore[override]
-            raise ValueError("Unknown model")
-
-    assert room_in(context_window(Scripted(text="")), 1_000) == Room()
-    assert room_in(context_window(Unknown(text="")), 1_000) == Room()
 
 
 @example(window=7_408, fixed=2_230, halved=0.0, answer=262)

@@ -281,13 +281,6 @@ def test_a_category_is_one_of_those_that_there_are(written: Any, read: str) -> N
     assert NewFact.model_validate({"category": written}).category == read
 
 
-def test_a_program_has_its_own_categories() -> None:
-    text = json.dumps({"new_facts": [{**TEA, "category": name} for name in ("diet", "Sport", "preference")]})
-    for categories, others in ((("Diet", "Sport"), "Diet"), (("Diet", "Sport", "knowledge"), "knowledge")):
-        reply = parse_reply(text, categories=categories)
-        assert [fact.category for fact in reply.new_facts] == ["Diet", "Sport", others]
-
-
 @given(bad=json_values, place=st.integers(0, 2))
 def test_no_entry_spoils_the_others(bad: Any, place: int) -> None:
     facts: list[Any] = [TEA, CATS]
