@@ -25,7 +25,7 @@ from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.reply import ExtractionReply
 from llama_index_memory_ext.text.messages import Utterance
 from tests.conversation import assistant, sent_text, user
-from tests.facts.test_block import contents, extractions, learner, shown
+from tests.facts.learning import contents, extractions, learner, shown
 from tests.openai_server import Message, Model, call, say
 from tests.scripted_models import StartModel
 from tests.search.test_embeddings import Meanings

@@ -16,26 +16,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llama_index.core.llms import ChatMessage, ChatResponse, MockLLM
+from llama_index.core.llms import ChatResponse, MockLLM
 
 from llama_index_memory_ext import Backfilled, CondensedMemory, MemoryStore, RelevantFactsBlock, StoreError
 from llama_index_memory_ext.facts.prompt import batch_end
 from tests.conversation import assistant, user
-from tests.facts.test_block import contents, extractions, learner
+from tests.facts.learning import Learns, contents, extractions, learner, likes, talk
 from tests.memories import OpenMemory
 from tests.openai_server import Message, Model, fail
 from tests.scripted_models import StartModel
 from tests.signals import interruptible
-
-
-def talk(*words: str) -> list[ChatMessage]:
-    """A turn for each word, in which the user likes it."""
-    return [message for word in words for message in (user(f"I like {word}."), assistant("Fine."))]
-
-
-def likes(requests: list[list[Message]]) -> list[list[str]]:
-    """The words of each request for facts, in the order of the requests."""
-    return [re.findall(r"I like (\w+)", text) for text in extractions(requests)]
 
 
 async def tell(store: MemoryStore, session_id: str, *words: str) -> None:
@@ -80,12 +70,9 @@ class OfflineModel(MockLLM):
 # ---- what is read --------------------------------------------------------------------------------------
 
 
-async def test_a_plain_memorys_history_is_read_once(
-    any_database_uri: str | None, open_memory: OpenMemory, start_model: StartModel
-) -> None:
+async def test_a_plain_memorys_history_is_read_once(any_database_uri: str | None, learns: Learns) -> None:
     """Its newest turns too, which are still active; even where no facts are extracted otherwise."""
-    llm, server = start_model(learner)
-    memory = open_memory("old", user_id="ann", llm=llm, extract_facts=False, async_database_uri=any_database_uri)
+    memory, server = learns(session_id="old", extract_facts=False, async_database_uri=any_database_uri)
     await tell(memory.sql_store, "old", "tea", "rain")
     assert await memory.abackfill() == Backfilled(sessions=1, messages=4, new=2)
     assert await contents(memory) == ["Likes rain", "Likes tea"]
@@ -98,25 +85,19 @@ async def test_a_plain_memorys_history_is_read_once(
     assert likes(server.requests) == [["tea", "rain"], ["snow"]]
 
 
-async def test_all_sessions_of_the_user_are_read_the_oldest_first(
-    open_memory: OpenMemory, start_model: StartModel
-) -> None:
+async def test_all_sessions_of_the_user_are_read_the_oldest_first(open_memory: OpenMemory, learns: Learns) -> None:
     """Those too in which no facts were extracted on purpose; and not those of others."""
     for session_id, user_id in (("b", "ann"), ("a", "ann"), ("c", "bob")):
         memory = open_memory(session_id, user_id=user_id, extract_facts=False)
         await memory.aput_messages(talk(f"{session_id}1", f"{session_id}2"))
-    llm, server = start_model(learner)
-    memory = open_memory("new", user_id="ann", llm=llm)
+    memory, server = learns(session_id="new")
     assert await memory.abackfill() == Backfilled(sessions=3, messages=8, new=4)
     assert likes(server.requests) == [["b1", "b2"], ["a1", "a2"]]
     assert await contents(open_memory("c", user_id="bob")) == []
 
 
-async def test_the_sessions_that_are_named_become_the_users_in_their_order(
-    open_memory: OpenMemory, start_model: StartModel
-) -> None:
-    llm, server = start_model(learner)
-    memory = open_memory("new", user_id="ann", llm=llm)
+async def test_the_sessions_that_are_named_become_the_users_in_their_order(learns: Learns) -> None:
+    memory, server = learns(session_id="new")
     for session_id in ("a", "b", "c"):
         await tell(memory.sql_store, session_id, session_id)
     assert await memory.abackfill(["c", "a", "c"]) == Backfilled(sessions=2, messages=4, new=2)
@@ -135,10 +116,9 @@ async def test_the_sessions_that_are_named_become_the_users_in_their_order(
     ],
 )
 async def test_a_session_that_does_not_exist_is_named_before_a_model_is_asked(
-    open_memory: OpenMemory, start_model: StartModel, session_ids: list[str], complaint: str
+    session_ids: list[str], complaint: str, learns: Learns
 ) -> None:
-    llm, server = start_model(learner)
-    memory = open_memory("new", user_id="ann", llm=llm)
+    memory, server = learns(session_id="new")
     await tell(memory.sql_store, "a", "tea")
     with pytest.raises(StoreError, match=re.escape(complaint)):
         await memory.abackfill(session_ids)
@@ -178,11 +158,8 @@ async def test_a_session_that_fails_does_not_stop_the_others(
     assert await contents(again) == ["Likes rain", "Likes tea", "Likes wine"]
 
 
-async def test_after_three_failures_in_a_row_the_rest_is_not_tried(
-    open_memory: OpenMemory, start_model: StartModel
-) -> None:
-    llm, server = start_model(lambda messages, tools: fail(401, "no such key"))
-    memory = open_memory("new", user_id="ann", llm=llm)
+async def test_after_three_failures_in_a_row_the_rest_is_not_tried(learns: Learns) -> None:
+    memory, server = learns(lambda messages, tools: fail(401, "no such key"), "new")
     sessions = [f"s{i}" for i in range(10)]
     for session_id in sessions:
         await tell(memory.sql_store, session_id, "tea")
@@ -288,12 +265,9 @@ async def test_two_workers_store_nothing_twice(open_memory: OpenMemory, any_data
 # ---- days ----------------------------------------------------------------------------------------------
 
 
-async def test_what_was_said_on_another_day_is_read_as_of_that_day(
-    open_memory: OpenMemory, start_model: StartModel, database_uri: str
-) -> None:
+async def test_what_was_said_on_another_day_is_read_as_of_that_day(database_uri: str, learns: Learns) -> None:
     """One request for each day; a fact is as old as its words."""
-    llm, server = start_model(learner)
-    memory = open_memory("old", user_id="ann", llm=llm, extract_facts=False)
+    memory, server = learns(session_id="old", extract_facts=False)
     await tell(memory.sql_store, "old", "tea", "rain", "snow")
     set_day(database_uri, "old", 1, date(2024, 2, 28))
     set_day(database_uri, "old", 5, date(2024, 3, 1))
@@ -308,12 +282,9 @@ async def test_what_was_said_on_another_day_is_read_as_of_that_day(
     assert '<fact date="2024-03-01">Likes snow</fact>' in str((await memory.aget())[0].content)
 
 
-async def test_an_old_conversation_retires_nothing_that_was_learned_later(
-    open_memory: OpenMemory, start_model: StartModel, database_uri: str
-) -> None:
+async def test_an_old_conversation_retires_nothing_that_was_learned_later(database_uri: str, learns: Learns) -> None:
     """It is not shown to the model; but said in the same words it is not stored a second time."""
-    llm, server = start_model(learner)
-    memory = open_memory("old", user_id="ann", llm=llm, extract_facts=False)
+    memory, server = learns(session_id="old", extract_facts=False)
     then = datetime(2020, 1, 1, tzinfo=timezone.utc)
     known = await memory.facts.aadd("Likes tea", confidence=0.8)
     await memory.facts.aadd("Likes tea from Assam", created_at=then, updated_at=then)
@@ -328,12 +299,9 @@ async def test_an_old_conversation_retires_nothing_that_was_learned_later(
     assert surer.updated_at == known.updated_at
 
 
-async def test_no_conversation_is_one_of_tomorrow(
-    open_memory: OpenMemory, start_model: StartModel, database_uri: str
-) -> None:
+async def test_no_conversation_is_one_of_tomorrow(database_uri: str, learns: Learns) -> None:
     """Where the clock was ahead, today's day counts."""
-    llm, server = start_model(learner)
-    memory = open_memory("chat", user_id="ann", llm=llm, extract_facts=False)
+    memory, server = learns(extract_facts=False)
     await tell(memory.sql_store, "chat", "tea")
     set_day(database_uri, "chat", 1, datetime.now(timezone.utc).date() + timedelta(days=3))
     await memory.abackfill()

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from llama_index.core.agent.workflow import FunctionAgent
 
 from llama_index_memory_ext import (
-    CondensedMemory,
     Fact,
     FactError,
     MemoryStore,
@@ -27,39 +26,12 @@ from llama_index_memory_ext.fact import retire
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.language.tokens import visible
 from tests.conversation import assistant, calling, result, sent_text, user
+from tests.facts.learning import Learns, contents, extractions, learner, shown
 from tests.memories import OpenMemory, OpenPlainMemory
 from tests.openai_server import Message, call, say, serve
 from tests.scripted_models import StartModel
 
 COUNTER = TokenCounter()
-SAYS = re.compile(r"I (like|use) (\w+)")
-
-
-def learner(messages: list[Message], tools: list[str]) -> Message:
-    """Reports each "I like X" and "I use X" of the transcript, and answers "Fine." to all else."""
-    if tools != ["report_facts"]:
-        return say("Fine.")
-    transcript = messages[-1]["content"].split("<transcript>")[1]
-    said = re.findall(r'<message role="user">(.*?)</message>', transcript, flags=re.DOTALL)
-    found = [
-        {"content": f"{verb.capitalize()}s {what}", "category": "preference", "confidence": 0.9, "quote": match}
-        for text in said
-        for match, verb, what in ((one[0], one[1], one[2]) for one in SAYS.finditer(text))
-    ]
-    return call(("call_1", "report_facts", {"new_facts": found, "confirmed": [], "retired": []}))
-
-
-def extractions(requests: list[list[Message]]) -> list[str]:
-    """The transcripts of the requests that asked for facts."""
-    return [request[-1]["content"] for request in requests if "<transcript>" in str(request[-1]["content"])]
-
-
-def shown(text: str) -> list[str]:
-    return re.findall(r"<fact [^>]*>(.*?)</fact>", text)
-
-
-async def contents(memory: CondensedMemory) -> list[str]:
-    return sorted(fact.content for fact in await memory.facts.alist())
 
 
 async def test_another_session_of_the_user_is_shown_what_one_has_said(
@@ -165,9 +137,8 @@ async def test_an_extraction_does_not_delay_the_answer(open_memory: OpenMemory, 
     assert server.refusals == []
 
 
-async def test_turns_can_wait_for_one_extraction(open_memory: OpenMemory, start_model: StartModel) -> None:
-    llm, server = start_model(learner)
-    memory = open_memory("chat", user_id="ann", llm=llm, extract_every_turns=3)
+async def test_turns_can_wait_for_one_extraction(open_memory: OpenMemory, learns: Learns) -> None:
+    memory, server = learns(extract_every_turns=3)
     for i in range(5):
         await memory.aput_messages([user(f"I like thing{i}."), assistant("Fine.")])
         await memory.facts_block.await_jobs("chat")
@@ -214,7 +185,7 @@ async def test_a_failing_model_costs_nothing(
 
 @pytest.mark.parametrize("change", ["retired", "confirmed", "pinned"])
 async def test_what_others_change_while_a_model_is_asked_is_not_undone(
-    open_memory: OpenMemory, start_model: StartModel, change: str
+    open_memory: OpenMemory, change: str, learns: Learns
 ) -> None:
     """By hand, or by another worker: the reply is about the facts as they were."""
     loop = asyncio.get_running_loop()
@@ -232,8 +203,7 @@ async def test_what_others_change_while_a_model_is_asked_is_not_undone(
         asyncio.run_coroutine_threadsafe(meanwhile(), loop).result(30)
         return learner(messages, tools)
 
-    llm, _ = start_model(model)
-    worker = open_memory("chat", user_id="ann", llm=llm)
+    worker = learns(model)[0]
     await worker.aput_messages([user("I like tea. I use Docker."), assistant("Fine.")])
     await worker.aflush()
     facts = {fact.content: fact for fact in await memory.facts.alist(with_retired=True)}
@@ -366,11 +336,10 @@ async def test_a_program_has_its_own_categories_and_says_what_to_look_for(
 
 
 async def test_extraction_starts_with_the_answer_and_reads_each_turn_once(
-    open_memory: OpenMemory, start_model: StartModel
+    open_memory: OpenMemory, learns: Learns
 ) -> None:
     """Not with the question, nor with a call of a tool; an answer that is given anew is not read again."""
-    llm, server = start_model(learner)
-    memory = open_memory("monday", user_id="ann", llm=llm)
+    memory, server = learns(session_id="monday")
     for message in (user("I like tea."), calling(("c", "run", {}), text="Let me see."), result("c", "done")):
         await memory.aput(message)
         await memory.facts_block.await_jobs("monday")

@@ -13,7 +13,7 @@ from llama_index.core.settings import Settings
 
 from llama_index_memory_ext.errors import NoModelError
 from tests.conversation import assistant, user
-from tests.facts.test_block import contents, learner
+from tests.facts.learning import contents, learner
 from tests.memories import OpenMemory
 from tests.openai_server import OpenAIServer, serve
 from tests.scripted_models import StartModel

@@ -15,9 +15,8 @@ from llama_index.core.embeddings import MockEmbedding
 from llama_index_memory_ext import CondensedMemory, TfidfRanker
 from llama_index_memory_ext.search.tfidf import Document
 from tests.conversation import sent_text, user
-from tests.facts.test_block import learner, shown
+from tests.facts.learning import Learns, shown
 from tests.memories import OpenMemory
-from tests.scripted_models import StartModel
 
 # By confidence, and by what a question about dogs asks for.
 BY_CONFIDENCE, RANKED = ["Lives in Rome", "Has a dog"], ["Has a dog", "Lives in Rome"]
@@ -157,10 +156,9 @@ async def test_an_embedding_model_that_fails_in_a_new_way_leaves_the_words(
     assert await ask(memory) == RANKED
 
 
-async def test_facts_are_learned_though_ranking_fails(open_memory: OpenMemory, start_model: StartModel) -> None:
+async def test_facts_are_learned_though_ranking_fails(learns: Learns) -> None:
     """Whatever is compared with known facts meanwhile."""
-    llm, _ = start_model(learner)
-    memory = open_memory(user_id="ann", llm=llm)
+    memory = learns()[0]
     memory.facts_block.ranker_factory = failing({"similarities": 1_000_000})
     await remember(
         memory, *(f"Knows that {number} is a number of {number} digits and no more" for number in range(300))

@@ -9,10 +9,7 @@ from llama_index_memory_ext import Fact, TfidfRanker, TokenCounter
 from llama_index_memory_ext.facts.prompt import Room, offered, texts_in
 from llama_index_memory_ext.facts.ranking import document_of
 from llama_index_memory_ext.text.messages import Utterance
-from tests.facts.test_backfill import talk
-from tests.facts.test_block import extractions, learner
-from tests.memories import OpenMemory
-from tests.scripted_models import StartModel
+from tests.facts.learning import Learns, extractions, talk
 
 COUNTER = TokenCounter()
 THINGS = ["garden", "concert", "trip", "museum", "lake", "dinner", "course", "match", "film", "parade", "workshop"]
@@ -55,9 +52,8 @@ def test_a_short_answer_is_compared_with_its_question() -> None:
     assert texts_in(lines) == ["Well.", "No.", "Still at IBM?"]
 
 
-async def test_few_facts_are_shown_entirely(open_memory: OpenMemory, start_model: StartModel) -> None:
-    llm, server = start_model(learner)
-    memory = open_memory(user_id="ann", llm=llm)
+async def test_few_facts_are_shown_entirely(learns: Learns) -> None:
+    memory, server = learns()
     for i in range(40):
         await memory.facts.aadd(f"Owns book number {i}")
     await memory.aput_messages(talk("tea"))

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from llama_index_memory_ext.errors import Blame, FactReplyError, StoreError, VerificationError, blame_of
 from llama_index_memory_ext.fact import SetAside
 from llama_index_memory_ext.facts.extraction import Progress, after_failure, progress_of
-from tests.facts.test_backfill import likes, talk
-from tests.facts.test_block import contents, learner
+from tests.facts.learning import Learns, contents, learner, likes, talk
 from tests.memories import OpenMemory
 from tests.openai_server import Message, Model, fail, say
 from tests.scripted_models import StartModel
@@ -86,11 +85,8 @@ async def test_three_tries_have_a_pause_between_them_and_survive_a_restart(
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 429, 500, 503])
-async def test_a_failure_that_no_turn_has_caused_sets_nothing_aside(
-    open_memory: OpenMemory, start_model: StartModel, status: int
-) -> None:
-    llm, server = start_model(lambda messages, tools: fail(status, TOO_LONG))
-    memory = open_memory(user_id="ann", llm=llm)
+async def test_a_failure_that_no_turn_has_caused_sets_nothing_aside(status: int, learns: Learns) -> None:
+    memory, server = learns(lambda messages, tools: fail(status, TOO_LONG))
     await memory.sql_store.log.append("chat", talk("tea", "rain"), len)
     for _ in range(5):
         await memory.facts_block.aflush("chat")
@@ -99,12 +95,9 @@ async def test_a_failure_that_no_turn_has_caused_sets_nothing_aside(
     assert likes(server.requests) == [["tea", "rain"]] * 5
 
 
-async def test_a_model_that_refuses_every_request_is_asked_once_at_a_time(
-    open_memory: OpenMemory, start_model: StartModel
-) -> None:
+async def test_a_model_that_refuses_every_request_is_asked_once_at_a_time(learns: Learns) -> None:
     """Whether it is the turn is not known, so it is tried four times as often before it is set aside."""
-    llm, server = start_model(lambda messages, tools: fail(400, "Your credit balance is too low."))
-    memory = open_memory(user_id="ann", llm=llm)
+    memory, server = learns(lambda messages, tools: fail(400, "Your credit balance is too low."))
     await memory.sql_store.log.append("chat", talk("wine"), len)
     for tries in range(1, 13):
         assert (await memory.astats()).set_aside == ()
@@ -114,20 +107,15 @@ async def test_a_model_that_refuses_every_request_is_asked_once_at_a_time(
     assert [(turn.first, turn.last) for turn in (await memory.astats()).set_aside] == [(1, 2)]
 
 
-async def test_a_model_that_is_never_understood_costs_three_turns_at_the_most(
-    open_memory: OpenMemory, start_model: StartModel
-) -> None:
-    llm, _ = start_model(lambda messages, tools: BAD["unreadable"])
-    memory = open_memory(user_id="ann", llm=llm)
+async def test_a_model_that_is_never_understood_costs_three_turns_at_the_most(learns: Learns) -> None:
+    memory = learns(lambda messages, tools: BAD["unreadable"])[0]
     await memory.sql_store.log.append("chat", talk(*(f"w{i}" for i in range(9))), len)
     await memory.facts_block.aflush("chat")
     stats = await memory.astats()
     assert (len(stats.set_aside), stats.pending) == (3, 12)
 
 
-async def test_an_answer_that_was_cut_off_is_asked_for_by_halves(
-    open_memory: OpenMemory, start_model: StartModel
-) -> None:
+async def test_an_answer_that_was_cut_off_is_asked_for_by_halves(learns: Learns) -> None:
     """And of a single turn what is whole is kept."""
 
     def model(messages: list[Message], tools: list[str]) -> Message:
@@ -137,8 +125,7 @@ async def test_an_answer_that_was_cut_off_is_asked_for_by_halves(
         )
         return {**say(f'{{"new_facts": [{whole}{{"content": "Likes w'), "finish_reason": "length"}
 
-    llm, server = start_model(model)
-    memory = open_memory(user_id="ann", llm=llm)
+    memory, server = learns(model)
     await memory.sql_store.log.append("chat", talk("tea", "rain", "snow"), len)
     await memory.facts_block.aflush("chat")
     assert await contents(memory) == ["Likes rain", "Likes snow", "Likes tea"]

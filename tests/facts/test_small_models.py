@@ -17,8 +17,7 @@ from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.facts.prompt import ask_for_facts
 from llama_index_memory_ext.facts.reply import parse_reply
 from tests.conversation import assistant, user
-from tests.facts.test_backfill import likes, talk
-from tests.facts.test_block import contents, learner
+from tests.facts.learning import Learns, contents, learner, likes, talk
 from tests.facts.test_prompt import ARGUMENTS, PROMPT
 from tests.memories import OpenMemory
 from tests.openai_server import Message, OpenAIServer, call, fail, say
@@ -135,7 +134,7 @@ LOOPS = {
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS.keys())
 @pytest.mark.parametrize("is_call", [True, False])
 async def test_of_a_reply_that_loops_nothing_is_stored_that_nobody_said(
-    open_memory: OpenMemory, start_client: StartClient, loop: str, is_call: bool
+    loop: str, is_call: bool, learns: Learns
 ) -> None:
     """And it is read at once."""
     started = time.process_time()
@@ -149,8 +148,7 @@ async def test_of_a_reply_that_loops_nothing_is_stored_that_nobody_said(
             message["tool_calls"][0]["function"]["arguments"] = loop
         return {**message, "finish_reason": "length"}
 
-    llm, _ = start_client(Small, model)
-    memory = open_memory(user_id="ann", llm=llm)
+    memory = learns(model, client=Small)[0]
     await memory.aput_messages([user("I like tea."), assistant("Fine.")])
     await memory.aflush()
     assert await contents(memory) == []
@@ -159,12 +157,9 @@ async def test_of_a_reply_that_loops_nothing_is_stored_that_nobody_said(
 # ---- servers as they are -------------------------------------------------------------------------------
 
 
-async def test_a_server_that_leaves_the_tool_out_is_asked_in_text_from_then_on(
-    open_memory: OpenMemory, start_client: StartClient
-) -> None:
+async def test_a_server_that_leaves_the_tool_out_is_asked_in_text_from_then_on(learns: Learns) -> None:
     """In the form of the schema, if it takes that; each answer is paid for."""
-    llm, server = start_client(Small, in_text)
-    memory = open_memory(user_id="ann", llm=llm)
+    memory, server = learns(in_text, client=Small)
     for word in ("tea", "rain"):
         await memory.aput_messages(talk(word))
         await memory.aflush()
@@ -211,7 +206,7 @@ async def test_no_words_where_a_call_was_asked_for_are_not_nothing(start_client:
     assert len(server.requests) == 2
 
 
-async def test_verdicts_are_asked_for_in_text_too(open_memory: OpenMemory, start_client: StartClient) -> None:
+async def test_verdicts_are_asked_for_in_text_too(learns: Learns) -> None:
     def model(messages: list[Message], tools: list[str]) -> Message:
         text = str(messages[-1]["content"])
         if "<candidates>" not in text:
@@ -219,8 +214,7 @@ async def test_verdicts_are_asked_for_in_text_too(open_memory: OpenMemory, start
         assert re.search(r"</candidates>\n\nAnswer with one JSON object.*\n\nJudge each of the 1 cand", text, re.DOTALL)
         return say('{"verdicts": [{"number": 1, "holds": true, "known": 0, "new": 0}]}')
 
-    llm, server = start_client(Small, model)
-    memory = open_memory(user_id="ann", llm=llm)
+    memory, server = learns(model, client=Small)
     memory.facts_block.verify = True
     await memory.aput_messages(talk("tea"))
     await memory.aflush()

@@ -8,8 +8,7 @@ import pytest
 
 from llama_index_memory_ext import CondensedMemory
 from tests.conversation import assistant, sent_text, user
-from tests.facts.test_backfill import talk
-from tests.facts.test_block import contents, learner, shown
+from tests.facts.learning import contents, learner, shown, talk
 from tests.scripted_models import StartModel
 
 

@@ -13,8 +13,7 @@ from llama_index_memory_ext.errors import VerificationError
 from llama_index_memory_ext.facts.validation import ValidatedReply
 from llama_index_memory_ext.facts.verification import Judgement, parse_verdict, verified
 from tests.conversation import assistant, user
-from tests.facts.test_backfill import likes, talk
-from tests.facts.test_block import contents, learner
+from tests.facts.learning import Learns, contents, learner, likes, talk
 from tests.memories import OpenMemory
 from tests.openai_server import Message, Model, call, fail, say
 from tests.scripted_models import StartModel
@@ -36,10 +35,9 @@ def judging(judge: Any) -> Model:
     return model
 
 
-async def test_a_verdict_rejects_what_was_not_said_so(open_memory: OpenMemory, start_model: StartModel) -> None:
+async def test_a_verdict_rejects_what_was_not_said_so(learns: Learns) -> None:
     """It is shown the words where they stand, and asked only where there is something to verify."""
-    llm, server = start_model(judging(lambda text: {"holds": text != "Likes wine", "known": 0, "new": 0}))
-    memory = open_memory(user_id="ann", llm=llm, verify=True)
+    memory, server = learns(judging(lambda text: {"holds": text != "Likes wine", "known": 0, "new": 0}), verify=True)
     await memory.aput_messages([user("My boss always says: I like wine. I like tea."), assistant("Fine.")])
     await memory.aput_messages([user("What a day."), assistant("Indeed.")])
     await memory.aflush()
@@ -54,14 +52,13 @@ async def test_a_verdict_rejects_what_was_not_said_so(open_memory: OpenMemory, s
     assert server.refusals == []
 
 
-async def test_a_verdict_merges_what_says_the_same(open_memory: OpenMemory, start_model: StartModel) -> None:
+async def test_a_verdict_merges_what_says_the_same(learns: Learns) -> None:
     """With a known fact, which is surer then, or with an earlier candidate; no text is changed."""
 
     def judge(text: str) -> dict[str, Any]:
         return {"holds": True, "known": int(text == "Likes tea"), "new": 2 * (text == "Uses rain")}
 
-    llm, _ = start_model(judging(judge))
-    memory = open_memory(user_id="ann", llm=llm, verify=True)
+    memory = learns(judging(judge), verify=True)[0]
     old = await memory.facts.aadd("Likes tea very much", confidence=0.7)
     await memory.aput_messages([user("I like tea. I like rain. I use rain."), assistant("Fine.")])
     await memory.aflush()
@@ -74,12 +71,11 @@ async def test_a_verdict_merges_what_says_the_same(open_memory: OpenMemory, star
     ("failure", "requests"), [(fail(400, "no"), 1), (say("Well."), 2), (say('{"verdicts": []}'), 2)]
 )
 async def test_without_a_verdict_the_facts_are_stored(
-    open_memory: OpenMemory, start_model: StartModel, caplog: pytest.LogCaptureFixture, failure: Message, requests: int
+    caplog: pytest.LogCaptureFixture, failure: Message, requests: int, learns: Learns
 ) -> None:
-    llm, server = start_model(
-        lambda messages, tools: failure if tools == ["report_verdicts"] else learner(messages, tools)
+    memory, server = learns(
+        lambda messages, tools: failure if tools == ["report_verdicts"] else learner(messages, tools), verify=True
     )
-    memory = open_memory(user_id="ann", llm=llm, verify=True)
     await memory.aput_messages(talk("tea"))
     await memory.aflush()
     assert await contents(memory) == ["Likes tea"]

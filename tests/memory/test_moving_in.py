@@ -13,7 +13,7 @@ from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import CondensedMemory, MessageError, messages_from_json
 from tests.conversation import assistant, calling, record, result, sent_text, user
-from tests.facts.test_block import learner
+from tests.facts.learning import learner
 from tests.forked import run_forked
 from tests.memories import OpenMemory
 from tests.openai_server import Message, say, serve

@@ -16,8 +16,7 @@ from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import CondensedMemory
 from tests.conversation import assistant, record, sent_text, user
-from tests.facts.test_backfill import likes, talk
-from tests.facts.test_block import contents, learner
+from tests.facts.learning import contents, learner, likes, talk
 from tests.memories import OpenMemory
 from tests.scripted_models import StartModel
 

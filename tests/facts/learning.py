@@ -1,0 +1,70 @@
+"""A model that learns what users like, and memories that learn from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from llama_index.core.llms import ChatMessage
+from llama_index.llms.openai import OpenAI
+
+from llama_index_memory_ext import CondensedMemory
+from tests.conversation import assistant, user
+from tests.memories import OpenMemory
+from tests.openai_server import Message, Model, OpenAIServer, call, say
+from tests.scripted_models import StartClient
+
+Learns = Callable[..., tuple[CondensedMemory, OpenAIServer]]
+SAYS = re.compile(r"I (like|use) (\w+)")
+
+
+def learner(messages: list[Message], tools: list[str]) -> Message:
+    """Reports each "I like X" and "I use X" of the transcript, and answers "Fine." to all else."""
+    if tools != ["report_facts"]:
+        return say("Fine.")
+    transcript = messages[-1]["content"].split("<transcript>")[1]
+    said = re.findall(r'<message role="user">(.*?)</message>', transcript, flags=re.DOTALL)
+    found = [
+        {"content": f"{verb.capitalize()}s {what}", "category": "preference", "confidence": 0.9, "quote": match}
+        for text in said
+        for match, verb, what in ((one[0], one[1], one[2]) for one in SAYS.finditer(text))
+    ]
+    return call(("call_1", "report_facts", {"new_facts": found, "confirmed": [], "retired": []}))
+
+
+def extractions(requests: list[list[Message]]) -> list[str]:
+    """The transcripts of the requests that asked for facts."""
+    return [request[-1]["content"] for request in requests if "<transcript>" in str(request[-1]["content"])]
+
+
+def shown(text: str) -> list[str]:
+    return re.findall(r"<fact [^>]*>(.*?)</fact>", text)
+
+
+async def contents(memory: CondensedMemory) -> list[str]:
+    return sorted(fact.content for fact in await memory.facts.alist())
+
+
+def talk(*words: str) -> list[ChatMessage]:
+    """A turn for each word, in which the user likes it."""
+    return [message for word in words for message in (user(f"I like {word}."), assistant("Fine."))]
+
+
+def likes(requests: list[list[Message]]) -> list[list[str]]:
+    """The words of each request for facts, in the order of the requests."""
+    return [re.findall(r"I like (\w+)", text) for text in extractions(requests)]
+
+
+@pytest.fixture
+def learns(open_memory: OpenMemory, start_client: StartClient) -> Learns:
+    """Opens a memory of Ann's that asks a model, by default the learner; returns it, and the model's server."""
+
+    def open_one(
+        model: Model = learner, session_id: str = "chat", client: type[OpenAI] = OpenAI, **options: Any
+    ) -> tuple[CondensedMemory, OpenAIServer]:
+        llm, server = start_client(client, model)
+        return open_memory(session_id, **{"user_id": "ann", "llm": llm, **options}), server
+
+    return open_one
