@@ -27,12 +27,7 @@ from llama_index_memory_ext import LayoutError, MessageError, messages_from_json
 from tests.conversation import assistant, calling, result, user
 from tests.openai_server import say, serve, why_refused
 
-PNG = base64.b64encode(
-    bytes.fromhex(
-        "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c489"
-        "0000000d49444154789c636460f8cf500f0003860180168d5f6a0000000049454e44ae426082"
-    )
-).decode()
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNkYPjPUA8AA4YBgBaNX2oAAAAASUVORK5CYII="
 PDF = base64.b64encode(b"%PDF-1.4 short").decode()
 
 
@@ -47,24 +42,15 @@ def refusal(source: Any) -> str:
     return str(error.value)
 
 
-# ---- OpenAI's format -----------------------------------------------------------------------------------
-
-
 def test_a_turn_with_calls_comes_in_as_llamaindex_writes_it() -> None:
+    calls = [
+        {"id": "c1", "type": "function", "function": {"name": "multiply", "arguments": '{"a": 2, "b": 3}'}},
+        {"id": "c2", "type": "custom", "custom": {"name": "shell", "input": "bc"}},
+    ]
     turn = read(
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "What is 2 * 3?", "name": "ann"},
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [
-                {"id": "c1", "type": "function", "function": {"name": "multiply", "arguments": '{"a": 2, "b": 3}'}},
-                {"id": "c2", "type": "custom", "custom": {"name": "shell", "input": "bc"}},
-            ],
-            "refusal": None,
-            "audio": None,
-            "function_call": None,
-        },
+        {"role": "assistant", "content": None, "tool_calls": calls, "audio": None, "function_call": None},
         {"role": "tool", "tool_call_id": "c1", "content": "6"},
         {"role": "tool", "tool_call_id": "c2", "content": [{"type": "text", "text": "ok"}]},
         {"role": "assistant", "content": "6."},
@@ -135,17 +121,14 @@ def test_a_part_of_an_unknown_kind_is_named_and_quoted() -> None:
 
 
 def test_an_empty_content_is_an_empty_text() -> None:
-    contents: list[Any] = ["", None, []]
-    for message in read(*({"role": "user", "content": content} for content in contents)):
-        assert message.blocks == [TextBlock(text="")]
+    contents: tuple[Any, ...] = ("", None, [])
+    for content in contents:
+        assert read({"role": "user", "content": content})[0].blocks == [TextBlock(text="")]
 
 
 def test_what_a_client_of_openai_has_in_its_list_is_read_as_it_is() -> None:
     reply = ChatCompletionMessage(role="assistant", content="Hello.", annotations=[])
     assert messages_from_json([{"role": "user", "content": "Hi."}, reply]) == [user("Hi."), assistant("Hello.")]
-
-
-# ---- LlamaIndex's format -------------------------------------------------------------------------------
 
 
 def test_llamaindexes_formats_come_in_alone_and_among_others() -> None:
@@ -208,8 +191,6 @@ def test_what_no_database_takes_is_replaced_on_both_ways() -> None:
         text = messages_to_json([user("a\ud83d")], layout=layout)
         assert "a�" in text.encode().decode()
 
-
-# ---- to OpenAI's format --------------------------------------------------------------------------------
 
 ENCODED = st.binary(max_size=9).map(lambda data: base64.b64encode(data).decode())
 URLS = st.sampled_from(["https://example.com", "https://example.com/ä b?c=1#d", f"data:image/png;base64,{PNG}"])
@@ -280,9 +261,8 @@ def test_openais_api_accepts_what_goes_out_for_it() -> None:
         reply = client.chat.completions.create(model="gpt-4o-mini", messages=sent)
     assert reply.choices[0].message.content == "Fine."
     assert server.requests == [sent]
-    assert [message["role"] for message in sent] == [
-        "developer", "user", "assistant", "tool", "assistant", "tool", "assistant", "user",
-    ]  # fmt: skip
+    roles = ["developer", "user", "assistant", "tool", "assistant", "tool", "assistant", "user"]
+    assert [message["role"] for message in sent] == roles
     assert sent[1]["content"][1]["image_url"] == {"url": f"data:image/png;base64,{PNG}"}
     assert sent[2]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": "ü"}'}
     assert [part["text"] for part in sent[3]["content"]] == ["6", "[image: https://example.com/a.png]"]
@@ -296,11 +276,8 @@ def test_nothing_is_opened_for_what_goes_out(tmp_path: Path) -> None:
     pdf = DocumentBlock(url="http://127.0.0.1:9/a.pdf", title="a.pdf")
     blocks = [ImageBlock(path=picture), pdf, DocumentBlock(path=picture, title="b.pdf")]
     parts = written(ChatMessage(role="user", blocks=blocks))[0]["content"]
-    assert [part["text"] for part in parts] == [
-        "[image]",
-        "[document: a.pdf http://127.0.0.1:9/a.pdf]",
-        "[document: b.pdf]",
-    ]
+    named = ["[image]", "[document: a.pdf http://127.0.0.1:9/a.pdf]", "[document: b.pdf]"]
+    assert [part["text"] for part in parts] == named
 
 
 @given(st.lists(MESSAGES, max_size=4))
@@ -313,19 +290,14 @@ def test_whatever_llamaindex_holds_can_go_out_for_openai(messages: list[ChatMess
             assert why_refused([message]) in (None, empty)
 
 
-def test_a_layout_that_there_is_not_is_refused() -> None:
+def test_what_cannot_go_out_is_refused() -> None:
     with pytest.raises(LayoutError, match="one of llama_index, openai; saw 'anthropic'"):
         messages_to_json([], layout="anthropic")  # type: ignore[arg-type]
-
-
-def test_what_json_cannot_hold_is_refused_on_the_way_out() -> None:
     with pytest.raises(MessageError, match="something that JSON cannot"):
         messages_to_json([ChatMessage(role="user", content="x", additional_kwargs={"a": object()})])
     with pytest.raises(MessageError, match="this is a str"):
         messages_to_json("[]")  # type: ignore[arg-type]
 
-
-# ---- the JSON around the messages ----------------------------------------------------------------------
 
 HELLO = '{"role": "user", "content": "Hello!"}'
 
@@ -432,10 +404,8 @@ def test_what_is_no_message_is_named_without_its_words(fields: dict[str, Any], c
 def test_a_message_that_says_nothing_in_a_known_place_is_refused() -> None:
     """Its words would be lost."""
     told = refusal([{"role": "user", "parts": ["the secret word"]}])
-    assert told == (
-        "messages[0]: Expected 'content' or another of tool_calls, function_call, refusal, audio; "
-        "saw an object with the keys 'role', 'parts'."
-    )
+    known, seen = "tool_calls, function_call, refusal, audio", "an object with the keys 'role', 'parts'"
+    assert told == f"messages[0]: Expected 'content' or another of {known}; saw {seen}."
 
 
 def test_a_bar_is_shown_only_on_request(capfd: pytest.CaptureFixture[str]) -> None:
