@@ -20,7 +20,6 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from llama_index.core.llms import ChatMessage
-from llama_index.core.memory import Memory
 from rich.cells import cell_len
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
@@ -31,6 +30,7 @@ from llama_index_memory_ext.cli.forget import find_pieces, search_file
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.store.tables import SCHEMA_VERSION, Opening
 from tests.cli.terminal import Here, Typed, at_terminal, clean_environment
+from tests.databases import host_on
 
 ANN = ("--user", "ann")
 
@@ -473,10 +473,8 @@ def test_the_doctor_names_the_model_or_what_is_wrong_with_it(cli: Here) -> None:
 
 def test_a_database_of_the_plain_host_is_told_how_it_is_taken_over(cli: Here, database: Path) -> None:
     async def talk_plainly() -> None:
-        memory = Memory.from_defaults("chat-3", async_database_uri=f"sqlite+aiosqlite:///{database}")
-        await memory.aput(ChatMessage(role="user", content="Hello"))
-        store: Any = memory.sql_store
-        await store._async_engine.dispose()
+        async with host_on(f"sqlite+aiosqlite:///{database}") as store:
+            await store.add_message("chat-3", ChatMessage(role="user", content="Hello"))
 
     asyncio.run(talk_plainly())
     done = cli("sessions", "list")

@@ -277,13 +277,13 @@ class Slow:
     """A model that has been asked, and answers when it may."""
 
     def __init__(self, answer: Any) -> None:
-        self._answer = answer
+        self.answer = answer
         self.asked, self.may_answer = threading.Event(), threading.Event()
 
     def __call__(self, messages: list[Message], tools: list[str]) -> Message:
         self.asked.set()
         assert self.may_answer.wait(PATIENCE_SECONDS)
-        answer: Message = self._answer(messages, tools)
+        answer: Message = self.answer(messages, tools)
         return answer
 
 
