@@ -103,30 +103,25 @@ def test_a_success_ends_no_pause_and_makes_the_next_one_short(pause: float, fail
     assert (back_off.failures, back_off.pausing) == (failures, bool(failures))
 
 
-async def test_memories_that_come_and_go_do_not_ask_a_failing_model_each_for_itself(
-    database_uri: str, start_model: StartModel, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_memories_that_come_and_go_do_not_ask_a_failing_model_each_for_itself(start_model: StartModel) -> None:
     """A web application makes one for each request."""
-    asked = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    asked, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def model(messages: list[Message], tools: list[str]) -> Message:
         loop.call_soon_threadsafe(asked.set)
         return failure(503, "Out of order.")
 
     llm, server = start_model(model)
-    store = MemoryStore(database_uri)
+    store = MemoryStore()
     for i in range(6):
-        memory = CondensedMemory.from_defaults("chat", user_id="ann", chat_store=store, llm=llm)
-        memory.facts_block.retry_seconds = 3600
+        memory = CondensedMemory.from_defaults("chat", chat_store=store, llm=llm, retry_seconds=3600)
         await memory.aput_messages([user(f"question {i}"), assistant(f"answer {i}")])
-        if i > 0:
-            await asyncio.wait_for(asked.wait(), 30)
+        await asyncio.wait_for(asked.wait(), 30)
     del memory
     gc.collect()
     assert len(server.requests) == 1
     await store.aclose()
-    assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_the_work_of_the_last_start_is_what_is_tried_again() -> None:

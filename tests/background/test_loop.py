@@ -83,8 +83,15 @@ def test_calls_of_all_threads_run_in_the_same_loop() -> None:
     assert loops == [run(here())] * 5
 
 
-async def test_a_call_in_a_running_loop_does_not_run_in_that_one() -> None:
-    assert run(here()) is not asyncio.get_running_loop()
+async def test_a_call_in_a_running_loop_or_within_a_call_does_not_wait_for_itself() -> None:
+    """Neither in the loop's own thread nor in one that the call waits for."""
+
+    async def outer() -> bool:
+        inner = [run(here()), await asyncio.to_thread(lambda: run(here()))]
+        return asyncio.get_running_loop() in inner
+
+    assert await outer() is False
+    assert run(asyncio.wait_for(outer(), 30)) is False
 
 
 def test_a_call_sees_the_callers_context() -> None:
@@ -95,16 +102,6 @@ def test_a_call_sees_the_callers_context() -> None:
     assert run(shown()) == "the caller's"
     SHOWN.reset(token)
     assert run(shown()) == "nothing"
-
-
-def test_a_call_within_a_call_does_not_wait_for_itself() -> None:
-    """Neither in the loop's own thread nor in one that the call waits for."""
-
-    async def outer() -> bool:
-        inner = [run(here()), await asyncio.to_thread(lambda: run(here()))]
-        return asyncio.get_running_loop() in inner
-
-    assert run(asyncio.wait_for(outer(), 30)) is False
 
 
 PROGRAM = """
