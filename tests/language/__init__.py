@@ -9,3 +9,8 @@ def cases(name: str) -> dict[str, list[str]]:
     """Read a file of this folder: the lines of each section, of which the first line is its name in brackets."""
     sections = Path(__file__).with_name(name).read_text("utf-8").split("\n[")[1:]
     return {name: lines.splitlines() for name, lines in (section.split("]\n", 1) for section in sections)}
+
+
+def rows(section: str) -> list[list[str]]:
+    """Read the columns of each line of a section of ``statements.txt``."""
+    return [line.split(" | ") for line in cases("statements.txt")[section]]

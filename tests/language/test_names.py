@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llama_index_memory_ext.language.names import missing_names, shares_name
+from tests.language import rows
 
 SAID = (
     "I live in new york with Anna, our three kids and a fish. At work I use Next.js, k8s, postgres and R&D budgets, "
@@ -56,21 +57,7 @@ def test_invented_names_are_missing(statement: str, source: str, invented: list[
     assert missing[: len(invented)] == invented
 
 
-@pytest.mark.parametrize(
-    ("statement", "source"),
-    [
-        ("Lives in New York City", "I live in NYC"),
-        ("Plays League of Legends", "I play LoL"),
-        ("Works at Amazon Web Services", "I work at AWS"),
-        ("Is from the UK", "I'm from the United Kingdom"),
-        ("Uses Visual Studio", "I use visual studio"),
-        ("Живёт в Москве", "Я из Москвы"),
-        ("Arbeitet in Teilzeit", "Ich arbeite nur halbtags"),
-        ("养了一只狗", "我养了条狗"),
-        ("2025年11月21日出差", "我明天出差"),
-        ("Lives in Munich", "Ich wohne in München und arbeite bei einer Bank."),
-    ],
-)
+@pytest.mark.parametrize(("statement", "source"), rows("names"))
 def test_names_may_be_shortened_inflected_or_in_another_language(statement: str, source: str) -> None:
     assert missing_names(statement, source) == []
 

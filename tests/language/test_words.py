@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llama_index_memory_ext.language.tokens import are_forms, keywords, shared
+from tests.language import rows
 
 
 def share_keywords(one: str, other: str) -> bool:
@@ -20,18 +21,7 @@ def test_words_are_shared_in_any_form_but_the_common_ones() -> None:
     assert not share_keywords(said, "")
 
 
-@pytest.mark.parametrize(
-    ("said", "same", "other"),
-    [
-        ("גרה בברלין, בעיר", "עברה מברלין וגרה בעיר", "רופאה"),
-        ("أعمل في برلين، شكرا", "تعمل في برلين", "طبيبة أطفال"),
-        ("मैं बर्लिन में रहता हूँ।", "बर्लिन में काम", "डॉक्टर नहीं"),
-        ("ฉันอยู่ที่เบอร์ลิน", "อยู่เบอร์ลิน", "หมอ"),
-        ("ვცხოვრობ ბერლინში", "ბერლინი", "ექიმი"),
-        ("ich bin allergisch gegen katzen", "Hat eine Katzenallergie", "Ist Student"),
-        ("I have diabetis", "Has diabetes", "Plays golf"),
-    ],
-)
+@pytest.mark.parametrize(("said", "same", "other"), rows("words"))
 def test_words_of_any_script_with_any_ending_are_shared(said: str, same: str, other: str) -> None:
     assert share_keywords(said, same)
     assert not share_keywords(said, other)
