@@ -14,19 +14,11 @@ from llama_index_memory_ext.search.tfidf import Document, TfidfRanker
 from tests.language import cases
 
 FORMS = (
-    "{0:%Y-%m-%d}",
-    "{0:%Y/%m/%d}",
-    "{0:%Y.%m.%d}",
-    "{0.year}-{0.month}-{0.day}",
-    "{0:%d.%m.%Y}",
+    "{0:%Y-%m-%d}", "{0:%Y/%m/%d}", "{0:%Y.%m.%d}", "{0.year}-{0.month}-{0.day}", "{0:%d.%m.%Y}",
     "{0.day}.{0.month}.{0.year}",
-    "{0:%Y}年{0:%m}月{0:%d}日",
-    "{0.year}年{0.month}月{0.day}日",
-    "{1} {0.day}, {0.year}",
-    "{0.day} {1} {0.year}",
-    "the {0.day}th of {1} {0.year}",
-    "{1} {0.day}th, {0.year}",
-)
+    "{0:%Y}年{0:%m}月{0:%d}日", "{0.year}年{0.month}月{0.day}日", "{1} {0.day}, {0.year}", "{0.day} {1} {0.year}",
+    "the {0.day}th of {1} {0.year}", "{1} {0.day}th, {0.year}",
+)  # fmt: skip
 TWO_WAYS = ("{0:%m/%d/%Y}", "{0.month}/{0.day}/{0.year}", "{0:%d/%m/%Y}", "{0.day}-{0.month}-{0.year}")
 
 

@@ -62,9 +62,6 @@ def test_what_was_not_said_is_not_found(quote: str) -> None:
 @pytest.mark.parametrize("answer", ["Yes", "No.", "好", "3"])
 def test_a_short_answer_is_its_own_quote(answer: str) -> None:
     assert find_quote(answer, answer) is not None
-
-
-def test_a_word_that_tells_nothing_is_no_quote_of_a_longer_text() -> None:
     assert find_quote("no", "I have no more words than these") is None
 
 
