@@ -20,6 +20,17 @@ from sqlalchemy.pool import NullPool
 from llama_index_memory_ext import MemoryStore
 
 
+async def ask(uri: str | URL, *statements: str) -> list[Any]:
+    """Run statements without the package, each by itself; return the first column of what the last one gives."""
+    engine = create_async_engine(uri, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+    async with engine.connect() as connection:
+        for statement in statements:
+            found = await connection.execute(text(statement))
+        values = list(found.scalars()) if found.returns_rows else []
+    await engine.dispose()
+    return values
+
+
 @pytest.fixture
 def database_uri(tmp_path: Path) -> str:
     return f"sqlite+aiosqlite:///{tmp_path / 'memory.db'}"
@@ -45,9 +56,7 @@ def postgres_server() -> Iterator[URL]:
 async def postgres_uri(postgres_server: URL) -> str:
     """The address of a database without a table."""
     name = f"test_{uuid4().hex}"
-    engine = create_async_engine(postgres_server, isolation_level="AUTOCOMMIT", poolclass=NullPool)
-    async with engine.connect() as connection:
-        await connection.execute(text(f"CREATE DATABASE {name}"))
+    await ask(postgres_server, f"CREATE DATABASE {name}")
     return postgres_server.set(database=name).render_as_string(hide_password=False)
 
 

@@ -334,26 +334,6 @@ async def test_a_fact_that_is_written_later_by_who_has_seen_others_is_not_stored
     assert await is_empty(store)
 
 
-async def test_a_fact_that_is_deleted_while_a_model_confirms_it_stays_deleted(
-    store: MemoryStore, start_model: StartModel
-) -> None:
-    """What the model says of it is asked for anew, without it."""
-    model = Slow(learner)
-    llm, server = start_model(model)
-    memory = on(store, llm=llm)
-    tea = await memory.facts.aadd("Likes tea", confidence=0.8)
-    await memory.aput_messages([user("I like tea. I use Docker."), assistant("Fine."), user("And?")])
-    assert await asyncio.to_thread(model.asked.wait, PATIENCE_SECONDS)
-    await memory.facts.aforget(tea.id)
-    model.may_answer.set()
-    await memory.facts_block.await_jobs("chat")
-    facts = await memory.facts.alist()
-    assert tea.id not in [fact.id for fact in facts]
-    assert "Uses Docker" in [fact.content for fact in facts]
-    assert len(server.requests) == 2
-    await memory.facts_block.aclose()
-
-
 async def test_forgetting_while_others_write_ends_for_all(store: MemoryStore) -> None:
     """Nobody waits for each other, and what is written afterwards can be deleted."""
     memories = [on(store, session, who, shared=True) for session in ("a", "b", "c") for who in ("ann", "bob")]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import Connection, inspect
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
@@ -25,6 +27,27 @@ async def run_script(uri: str, script: str) -> None:
         assert driver is not None
         await driver.execute(script)
     await engine.dispose()
+
+
+async def structure(uri: str, schema: str | None = None) -> dict[str, Any]:
+    """The columns, the indexes and the primary key of each table."""
+
+    def look(connection: Connection) -> dict[str, Any]:
+        inspector = inspect(connection)
+        return {
+            name: (
+                [(one["name"], str(one["type"]), one["nullable"]) for one in inspector.get_columns(name, schema)],
+                {str(index["name"]): index["column_names"] for index in inspector.get_indexes(name, schema)},
+                inspector.get_pk_constraint(name, schema)["constrained_columns"],
+            )
+            for name in inspector.get_table_names(schema)
+        }
+
+    engine = create_async_engine(uri, poolclass=NullPool)
+    async with engine.connect() as connection:
+        tables = await connection.run_sync(look)
+    await engine.dispose()
+    return tables
 
 
 @pytest.fixture

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 from llama_index.core.embeddings import MockEmbedding
-from sqlalchemy import event, text
+from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.pool import NullPool, QueuePool
+from sqlalchemy.pool import QueuePool
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, StoreError
 from tests.conversation import assistant, record, sent_text, user
-from tests.databases import ENGINES_AT, OpenStore, engine_at
+from tests.databases import ENGINES_AT, OpenStore, ask, engine_at
 from tests.facts.learning import learner
 from tests.openai_server import Message, serve
 from tests.record.test_running_summary import count_up, summary_in
@@ -35,11 +35,8 @@ SUMMING_UP: dict[str, Any] = {"max_messages": 6, "keep_messages": 2, "summarize"
 
 async def end_connections(uri: str) -> None:
     """As a restart of the server does."""
-    engine = create_async_engine(uri, poolclass=NullPool)
-    query = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
-    async with engine.connect() as connection:
-        await connection.execute(text(f"{query} AND datname = current_database()"))
-    await engine.dispose()
+    others = "WHERE pid <> pg_backend_pid() AND datname = current_database()"
+    await ask(uri, f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity {others}")  # noqa: S608
 
 
 async def run_workers(code: str, *arguments: list[str]) -> list[str]:

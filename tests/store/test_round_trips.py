@@ -6,25 +6,19 @@ import asyncio
 from typing import Any
 
 import pytest
-from sqlalchemy import event, text
-from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.pool import NullPool
+from sqlalchemy import event
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
 from llama_index_memory_ext.store.tables import Opening
 from tests.conversation import assistant, record, sent_text, user
-from tests.databases import OpenStore
+from tests.databases import OpenStore, ask
 
 NO_FACTS: dict[str, Any] = {"extract_facts": False}
 
 
 async def connections_to(uri: str) -> int:
-    engine = create_async_engine(uri, poolclass=NullPool)
     query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-    async with engine.connect() as connection:
-        count = (await connection.execute(text(query))).scalar_one()
-    await engine.dispose()
-    return int(count)
+    return int((await ask(uri, query))[0])
 
 
 async def test_a_turn_takes_few_statements(postgres_uri: str, open_store: OpenStore) -> None:

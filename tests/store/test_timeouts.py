@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
@@ -18,7 +18,7 @@ from sqlalchemy.pool import NullPool
 from llama_index_memory_ext import CondensedMemory, MemoryStore, StoreError, StoreTimeoutError
 from llama_index_memory_ext.models.offline import OfflineModel
 from tests.conversation import assistant, sent_text, user
-from tests.databases import OpenStore
+from tests.databases import OpenStore, ask
 from tests.store.frozen import OwnServer, holding, own_server
 
 __all__ = ["own_server"]
@@ -95,12 +95,11 @@ async def test_a_write_whose_caller_has_gone_is_waited_for_by_closing_and_logged
     store, other = open_store(postgres_uri), open_store(postgres_uri, db_schema="public")
     memory = memory_on(store)
     await memory.aput(user("one"))
-    admin = create_async_engine(postgres_uri, isolation_level="AUTOCOMMIT", poolclass=NullPool)
-    ending = text("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
-    async with holding(other, "chat"), admin.connect() as connection:
+    ending = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    async with holding(other, "chat"):
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(memory.aput(user("my secret")), 0.2)
-        while fails and not (await connection.execute(ending)).scalar():
+        while fails and not (await ask(postgres_uri, ending))[0]:
             pass
         end = asyncio.ensure_future(store.aclose())
         await asyncio.sleep(0)
