@@ -30,9 +30,8 @@ _FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id", "function_ca
 class OpenAIServer:
     """Where the server listens, and what it was sent: the messages of each accepted request, and its whole body.
 
-    With ``caches`` it reports what they find, and keeps it. An ``older`` one is what it was before GPT-5.6. One
-    ``without_schemas`` has a model that does not know them. What exceeds a ``context_window`` it refuses, and what else
-    one refuses, it says by ``complain``.
+    With ``caches`` it reports what they find, and keeps it. An ``older`` one is what it was before GPT-5.6. What
+    exceeds a ``context_window`` it refuses, and what else one refuses, it says by ``complain``.
     """
 
     api_base: str
@@ -40,9 +39,7 @@ class OpenAIServer:
     requests: list[list[Message]] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
-    on_request: Callable[[], None] = lambda: None
     older: bool = False
-    without_schemas: bool = False
     complain: Callable[[dict[str, Any]], str | None] = lambda body: None
     context_window: int | None = None
     caches: PromptCaches | None = None
@@ -169,8 +166,6 @@ class Handler(BaseHTTPRequestHandler):
         responses = self.path.endswith("/responses")
         messages = messages_of(body["input"]) if responses else body.get("messages")
         complaint = why_refused(messages) or why_fields_refused(body, older=state.older) or state.complain(body)
-        if state.without_schemas and (body.get("response_format") or {}).get("type") == "json_schema":
-            complaint = "Invalid parameter: 'response_format' of type 'json_schema' is not supported with this model."
         if complaint:
             state.refusals.append(complaint)
             self.send(400, {"error": {"message": complaint, "type": "invalid_request_error"}})
@@ -182,7 +177,6 @@ class Handler(BaseHTTPRequestHandler):
             return
         state.requests.append(messages)
         state.bodies.append(body)
-        state.on_request()
         message = state.model(messages, tool_names(body.get("tools") or []))
         if "error" in message:
             self.send(message["status"], {"error": message["error"]})

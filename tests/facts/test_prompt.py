@@ -277,7 +277,8 @@ async def test_an_answer_without_a_reply_is_refused_with_the_response(
 
 async def test_a_server_that_refuses_the_schema_is_asked_without_and_only_once(start_client: StartClient) -> None:
     clients = [start_client(OpenAI, answering(json.dumps(ARGUMENTS)), **IN_TEXT) for _ in range(2)]
-    clients[0][1].without_schemas = True
+    complaint = "Invalid parameter: 'response_format' of type 'json_schema' is not supported with this model."
+    clients[0][1].complain = lambda body: complaint if "json_schema" in str(body.get("response_format")) else None
     for refusals in (1, 1, 1):
         for llm, _ in clients:
             assert (await ask_for_facts(llm, PROMPT))[0].confirmed == [1]
