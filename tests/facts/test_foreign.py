@@ -12,37 +12,19 @@ from llama_index_memory_ext import Fact, FactError
 from llama_index_memory_ext.fact import utc_now
 from tests.memories import OpenMemory
 
-MEM0 = {
-    "id": "892db2ae-06d9-49e5-8b3e-585ef9b85b8e",
-    "memory": "Is allergic to nuts",
-    "user_id": "ann",
-    "hash": "aa1",
-    "metadata": {"source": "chat"},
-    "categories": ["health", "user_preferences"],
-    "created_at": "2024-07-20T01:30:36.275141-07:00",
-    "updated_at": "2024-08-20T01:30:36.275141-07:00",
-    "expiration_date": None,
-    "score": 0.9,
-}
-ITEM = {
-    "namespace": ["ann", "memories"],
-    "key": "k1",
-    "value": {"text": "Is allergic to nuts", "category": "preference"},
-    "created_at": "2024-07-20T08:30:36.275141+00:00",
-    "updated_at": "2024-08-20T08:30:36.275141+00:00",
-    "score": None,
-}
-EDGE = {
-    "uuid": "e1",
-    "fact": "Ann lives in Köln",
-    "name": "LIVES_IN",
-    "source_node_uuid": "n1",
-    "target_node_uuid": "n2",
-    "created_at": "2024-07-20T08:30:36Z",
-    "valid_at": "2020-03-01T00:00:00Z",
-    "invalid_at": "2024-05-01T00:00:00Z",
+TIMES = {"created_at": "2024-07-20T08:30:36.275141+00:00", "updated_at": "2024-08-20T08:30:36.275141Z"}
+MEM0: dict[str, Any] = {
+    "id": "892db2ae-06d9-49e5-8b3e-585ef9b85b8e", "memory": "Is allergic to nuts", "user_id": "ann", "hash": "aa1",
+    "metadata": {"source": "chat"}, "categories": ["health", "user_preferences"], "expiration_date": None, "score": 0.9,
+    "created_at": "2024-07-20T01:30:36.275141-07:00", "updated_at": "2024-08-20T01:30:36.275141-07:00",
+}  # fmt: skip
+ITEM: dict[str, Any] = {"namespace": ["ann", "memories"], "key": "k1", "score": None, **TIMES}
+ITEM["value"] = {"text": "Is allergic to nuts", "category": "preference"}
+EDGE: dict[str, Any] = {
+    "uuid": "e1", "fact": "Ann lives in Köln", "name": "LIVES_IN", "source_node_uuid": "n1", "target_node_uuid": "n2",
+    "created_at": "2024-07-20T08:30:36Z", "valid_at": "2020-03-01T00:00:00Z", "invalid_at": "2024-05-01T00:00:00Z",
     "expired_at": "2024-07-21T08:30:36Z",
-}
+}  # fmt: skip
 
 
 async def imported(open_memory: OpenMemory, source: Any, user_id: str = "ann") -> list[Fact]:
@@ -72,19 +54,15 @@ async def test_memories_of_mem0_become_facts(open_memory: OpenMemory, source: An
     assert (fact.namespace, fact.imported_from, fact.state(utc_now())) == ("ann", "mem0", "present")
 
 
-async def test_what_mem0_has_put_away_is_not_shown(open_memory: OpenMemory) -> None:
+async def test_what_mem0_has_put_away_is_not_shown_and_what_it_has_deleted_is_left_out(open_memory: OpenMemory) -> None:
     source = [
         {**MEM0, "id": "1", "memory": "Is in Rome", "expiration_date": "2024-09-01"},
         {**MEM0, "id": "2", "memory": "Likes tea", "state": "archived", "archived_at": "2024-09-01T00:00:00Z"},
+        {**MEM0, "id": "4", "memory": "Likes rain", "state": "deleted", "deleted_at": "2024-09-01T00:00:00Z"},
         {**MEM0, "id": "3", "memory": "Likes nuts", "state": "active", "created_at": None, "updated_at": None},
     ]
     states = {fact.content: fact.state(utc_now()) for fact in await imported(open_memory, {"results": source})}
     assert states == {"Is in Rome": "expired", "Likes tea": "retired", "Likes nuts": "present"}
-
-
-async def test_what_mem0_has_deleted_is_left_out(open_memory: OpenMemory) -> None:
-    gone = {**MEM0, "id": "1", "state": "deleted", "deleted_at": "2024-09-01T00:00:00Z"}
-    assert [fact.id for fact in await imported(open_memory, [MEM0, gone])] == [MEM0["id"]]
 
 
 @pytest.mark.parametrize(
@@ -120,18 +98,14 @@ async def test_facts_of_zep_become_facts_with_the_days_on_which_they_held(open_m
     assert await open_memory("chat", user_id="bob").facts.aimport(json.dumps({"facts": [older]})) == 1
 
 
-async def test_importing_twice_stores_once(open_memory: OpenMemory) -> None:
-    for source in ({"results": [MEM0]}, [ITEM], {"items": [EDGE]}):
-        await open_memory("chat", user_id="ann").facts.aimport(json.dumps(source))
-        await open_memory("chat", user_id="ann").facts.aimport(json.dumps(source))
-    assert len(await open_memory("chat", user_id="ann").facts.alist(with_retired=True)) == 3
-
-
-async def test_facts_that_were_imported_travel_on_as_facts_of_our_own(open_memory: OpenMemory) -> None:
-    facts = await imported(open_memory, [MEM0])
-    lines = await open_memory("chat", user_id="ann").facts.aexport()
-    (other,) = await imported(open_memory, lines, "bob")
-    assert other == facts[0].model_copy(update={"namespace": "bob"})
+async def test_importing_twice_stores_once_and_facts_travel_on(open_memory: OpenMemory) -> None:
+    ann = open_memory("chat", user_id="ann").facts
+    for source in ({"results": [MEM0]}, [ITEM], {"items": [EDGE]}) * 2:
+        await ann.aimport(json.dumps(source))
+    facts = await ann.alist(with_retired=True)
+    assert len(facts) == 3
+    others = {fact.id: fact for fact in await imported(open_memory, await ann.aexport(), "bob")}
+    assert others == {fact.id: fact.model_copy(update={"namespace": "bob"}) for fact in facts}
 
 
 async def test_of_several_users_only_the_one_who_is_named_is_imported(open_memory: OpenMemory) -> None:

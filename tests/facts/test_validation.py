@@ -133,11 +133,6 @@ def test_wishes_and_permissions_are_stored_as_data() -> None:
     assert len(kept(outcome)) == 2
 
 
-def test_the_users_own_words_are_stored_where_a_quote_is_not_exact() -> None:
-    outcome = gated(new("Prefers pytest for testing", quote="They prefer pytset for testing, "), known=())
-    assert [fact.quote for fact in outcome.accepted] == ["I prefer pytest for testing"]
-
-
 @pytest.mark.parametrize(
     ("question", "answer", "content"),
     [
@@ -323,8 +318,6 @@ def test_a_label_stands_for_the_first_fact_that_has_it_or_for_none() -> None:
     assert gated(*both, retired=[{**ENDS, "replaced_by": "n1"}]).retired[0].replaced_by is None
     outcome = gated(*reversed(both), retired=[{**ENDS, "replaced_by": "n1"}])
     assert outcome.retired[0].replaced_by == outcome.accepted[0].id
-    (entry,) = gated(new("Likes unit tests", label="none"), retired=[{**ENDS, "replaced_by": ""}]).retired
-    assert entry.replaced_by is None
 
 
 def test_a_fact_is_retired_once_and_then_not_confirmed() -> None:
