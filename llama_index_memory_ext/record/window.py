@@ -114,12 +114,6 @@ class RecordSettings:
         """Tokens that messages may not have: those of the summary and of recalled messages."""
         return self.recall_limit + (self.summary_limit if self.summarize else 0)
 
-    def shown_summary_limit(self, instructions: Sequence[Entry]) -> int:
-        """Returns the limit of the summary. A stored one that is no longer extended leaves half to messages."""
-        if self.summarize:
-            return self.summary_limit
-        return min(self.summary_limit, (self.room - self.recall_limit - tokens_of(instructions)) // 2)
-
     def selection(self, instructions: Sequence[Entry], summary_tokens: int = 0) -> Selection:
         """Returns how messages are selected, with first instructions and a summary of so many tokens in front."""
         taken = self.reserved + (0 if self.summarize else summary_tokens) + tokens_of(instructions)
@@ -357,7 +351,10 @@ class RecordReader:
         if position != page.position:
             return None
         state = stored or {}
-        summary, limit = str(state.get("summary") or ""), settings.shown_summary_limit(window.instructions)
+        summary, limit = str(state.get("summary") or ""), settings.summary_limit
+        if not settings.summarize:
+            # A stored one that is no longer extended leaves half to messages.
+            limit = min(limit, (settings.room - settings.recall_limit - tokens_of(window.instructions)) // 2)
         element = summary_element(summary, limit, settings.counter, (settings.name,))
         return replace(
             window,

@@ -324,8 +324,9 @@ async def _embed(
     else:
         async with lock_for("embedding model", id(model)):
             found = await asyncio.wait_for(asyncio.to_thread(compute), _CALL_SECONDS)
-    vectors = [np.asarray(vector, dtype=np.float64) for _, vector in zip(texts, found, strict=True)]
-    size = dimension or vectors[0].size
-    if not size or any(vector.shape != (size,) or not np.isfinite(vector).all() for vector in vectors):
-        raise ValueError(f"expected vectors of {size or 'some'} finite numbers")
-    return [(vector / (np.linalg.norm(vector) or 1.0)).astype(np.float32) for vector in vectors]
+    vectors = np.array(found, dtype=np.float64)
+    expected = len(texts), dimension or max(vectors.shape[-1], 1)
+    if vectors.shape != expected or not np.isfinite(vectors).all():
+        raise ValueError(f"expected {expected[0]} vectors of {expected[1]} finite numbers, saw {vectors.shape}")
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return list((vectors / np.where(norms, norms, 1.0)).astype(np.float32))

@@ -30,7 +30,7 @@ from llama_index_memory_ext.settings import shown
 from llama_index_memory_ext.text.tokens import TokenCounter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 
 Values: TypeAlias = NDArray[np.float64]
@@ -212,9 +212,9 @@ class TfidfRanker:
                 f"vectorizer must be a vectorizer of scikit-learn; saw {shown(vectorizer, with_text=True)}. Give it an "
                 "object such as TfidfVectorizer(), with pip install 'llama-index-memory-ext[sklearn]', or leave it out."
             )
-        analyze = vectorizer.build_analyzer() if vectorizer else None
         self._words: Callable[[str], Sequence[Word]] = indexed_words
-        if analyze is not None:
+        if vectorizer is not None:
+            analyze = vectorizer.build_analyzer()
             self._words = lambda text: [Word(term, term) for term in analyze(text)]
         self._has_languages, self._among = vectorizer is None, checked_languages(languages)
         self._length_weight, self._feedback_weight = length_weight, feedback_weight
@@ -324,16 +324,16 @@ class TfidfRanker:
 
     def _prepare(self, codes: Iterable[str]) -> None:
         """Stem all words in these languages, which takes a while for many words."""
-        new = [code for code in codes if code not in self._by_stem]
-        self._by_stem |= {code: defaultdict(set) for code in new}
+        new = {code: defaultdict[str, set[Word]](set) for code in codes if code not in self._by_stem}
+        self._by_stem |= new
         self._add_forms(self._documents, new)
 
-    def _add_forms(self, words: Iterable[Word], codes: Iterable[str]) -> None:
-        # Behind \u2e80 are the scripts whose terms are pairs of characters.
-        spaced = [word for word in words if word.written.isalpha() and word.written < "\u2e80"] if codes else []
+    def _add_forms(self, words: Collection[Word], codes: Iterable[str]) -> None:
         for code in codes:
-            for word in spaced:
-                self._by_stem[code][term_of(word.written, code)].add(word)
+            for word in words:
+                # Behind \u2e80 are the scripts whose terms are pairs of characters.
+                if word.written.isalpha() and word.written < "\u2e80":
+                    self._by_stem[code][term_of(word.written, code)].add(word)
 
     def _groups(self, query: str, codes: Sequence[str]) -> Iterator[Group]:
         """Yield for each word of a query the terms of all words that are forms of it in any of these languages."""
