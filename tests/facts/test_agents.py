@@ -79,9 +79,6 @@ async def tell(memory: CondensedMemory, text: str) -> None:
     await memory.aflush()
 
 
-# ---- what an agent sees --------------------------------------------------------------------------------------
-
-
 OPERATIONS = st.lists(
     st.tuples(
         st.sampled_from(range(len(AGENTS))),
@@ -179,9 +176,6 @@ async def test_the_embeddings_of_one_agent_are_kept_and_deleted_with_its_facts(s
         await memory.facts_block.aclose()
 
 
-# ---- what is learned -----------------------------------------------------------------------------------------
-
-
 async def test_what_an_agent_learns_is_its_own_and_each_agent_reads_the_session(
     store: MemoryStore, start_model: StartModel
 ) -> None:
@@ -260,9 +254,6 @@ def test_no_id_makes_the_cursor_of_another_user_or_agent(users: tuple[str, str],
     chosen.append((f"{agents[0]!r} of {users[0]}", None))
     readers = {RelevantFactsBlock(user_id=name, agent_id=agent).reader_of("chat") for name, agent in chosen}
     assert len(readers) == len(set(chosen))
-
-
-# ---- giving, taking, and mistakes ----------------------------------------------------------------------------
 
 
 async def test_a_fact_can_be_shared_and_taken_back(store: MemoryStore) -> None:

@@ -67,9 +67,6 @@ class OfflineModel(MockLLM):
         return ChatResponse(message=assistant(json.dumps({"new_facts": [fact]})))
 
 
-# ---- what is read --------------------------------------------------------------------------------------
-
-
 async def test_a_plain_memorys_history_is_read_once(any_database_uri: str | None, learns: Learns) -> None:
     """Its newest turns too, which are still active; even where no facts are extracted otherwise."""
     memory, server = learns(session_id="old", extract_facts=False, async_database_uri=any_database_uri)
@@ -134,9 +131,6 @@ async def test_messages_without_a_question_are_left_behind_without_a_request(
     assert await memory.abackfill() == Backfilled(sessions=1, messages=1)
     assert await memory.abackfill() == Backfilled(sessions=1)
     assert server.requests == []
-
-
-# ---- failures ------------------------------------------------------------------------------------------
 
 
 async def test_a_session_that_fails_does_not_stop_the_others(
@@ -262,9 +256,6 @@ async def test_two_workers_store_nothing_twice(open_memory: OpenMemory, any_data
     assert await contents(memory) == ["Likes tea"]
 
 
-# ---- days ----------------------------------------------------------------------------------------------
-
-
 async def test_what_was_said_on_another_day_is_read_as_of_that_day(database_uri: str, learns: Learns) -> None:
     """One request for each day; a fact is as old as its words."""
     memory, server = learns(session_id="old", extract_facts=False)
@@ -330,9 +321,6 @@ def test_batches_hold_whole_turns_of_one_day_and_no_more_than_fits(rows: list[tu
         elif left and not left[0][0]:
             # A turn is torn only if it does not fit by itself.
             assert sum(begins for begins, _, _ in batch) <= 1
-
-
-# ---- the bar -------------------------------------------------------------------------------------------
 
 
 async def test_a_bar_counts_messages_only_on_request(

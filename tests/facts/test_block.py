@@ -14,14 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_index.core.agent.workflow import FunctionAgent
 
-from llama_index_memory_ext import (
-    Fact,
-    FactError,
-    MemoryStore,
-    RelevantFactsBlock,
-    SettingError,
-    TokenCounter,
-)
+from llama_index_memory_ext import Fact, FactError, MemoryStore, RelevantFactsBlock, SettingError, TokenCounter
 from llama_index_memory_ext.fact import retire
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.language.tokens import visible
@@ -83,15 +76,9 @@ async def test_the_context_is_what_was_said_in_the_last_turns(open_memory: OpenM
     for content in ("Prefers pytest for testing", "Knows Python well", "Uses FastAPI daily", "Deploys with Docker"):
         await open_memory("chat", user_id="ann").facts.aadd(content, confidence=0.9)
     memory = open_memory("chat", user_id="ann")
+    traffic = calling(("c", "run", {"in": "Docker"})), result("c", "Docker")
     await memory.aput_messages([user("I'm working on a Python project"), assistant("Good.")])
-    await memory.aput_messages(
-        [
-            user("It uses FastAPI and SQLAlchemy"),
-            calling(("c", "run", {"in": "Docker"})),
-            result("c", "Docker"),
-            assistant("Ok."),
-        ]
-    )
+    await memory.aput_messages([user("It uses FastAPI and SQLAlchemy"), *traffic, assistant("Ok.")])
     await memory.aput(user("How do I write tests?"))
     for worker in (memory, open_memory("chat", user_id="ann")):
         facts = shown(sent_text(await worker.aget()))
@@ -163,11 +150,13 @@ async def test_a_failing_model_costs_nothing(
         return say("I would rather not say {")
 
     llm, _ = start_model(model)
-    extractor = (
-        type(llm)(model="gpt-4o-mini", api_base="http://127.0.0.1:9", api_key="x", max_retries=0)
-        if failure == "no key"
-        else llm
-    )
+    unreachable: dict[str, Any] = {
+        "model": "gpt-4o-mini",
+        "api_base": "http://127.0.0.1:9",
+        "api_key": "x",
+        "max_retries": 0,
+    }
+    extractor = type(llm)(**unreachable) if failure == "no key" else llm
     memory = open_memory("chat", user_id="ann", llm=extractor)
     agent = FunctionAgent(llm=llm)
     await agent.run("I like tea.", memory=memory)
@@ -331,7 +320,7 @@ async def test_a_program_has_its_own_categories_and_says_what_to_look_for(
     await memory.aput_messages([user("I like tea."), assistant("Fine.")])
     await memory.aflush()
     assert [fact.category for fact in await memory.facts.alist()] == ["diet"]
-    assert "What the user eats or drinks." in server.requests[0][0]["content"]
+    assert "What the user eats." in server.requests[0][0]["content"]
     assert "diet (what they eat)" in server.requests[0][0]["content"]
 
 

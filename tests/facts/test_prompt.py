@@ -90,9 +90,6 @@ class Scripted(CustomLLM):
         raise NotImplementedError
 
 
-# ---- the prompt --------------------------------------------------------------------------------------
-
-
 def test_the_model_reads_one_text_with_the_transcript_the_known_facts_and_the_date() -> None:
     assert [message.role.value for message in PROMPT] == ["system", "user"]
     assert PROMPT[-1].content == (
@@ -133,9 +130,6 @@ def test_no_text_closes_the_transcript_or_the_known_facts(said: list[str], facts
         assert len(re.findall(rf"<\s*/\s*{tag}(?![\w.:-])", text, re.IGNORECASE)) == times
     numbered = text.partition("<transcript>")[0].splitlines()[1:-1]
     assert len(numbered) == max(len(facts), 1)
-
-
-# ---- asking ------------------------------------------------------------------------------------------
 
 
 async def test_a_function_calling_model_reports_through_a_tool(start_model: StartModel) -> None:
@@ -272,9 +266,6 @@ async def test_an_answer_without_a_reply_is_refused_with_the_response(
     assert pickle.loads(pickle.dumps(refused.value)).response is None
 
 
-# ---- the form of the answer --------------------------------------------------------------------------
-
-
 async def test_a_server_that_refuses_the_schema_is_asked_without_and_only_once(start_client: StartClient) -> None:
     clients = [start_client(OpenAI, answering(json.dumps(ARGUMENTS)), **IN_TEXT) for _ in range(2)]
     complaint = "Invalid parameter: 'response_format' of type 'json_schema' is not supported with this model."
@@ -301,9 +292,6 @@ async def test_a_request_that_is_refused_either_way_says_nothing_of_the_schema(s
         await ask_for_facts(llm, [ChatMessage(role="tool", content="no call before it")])
     await ask_for_facts(llm, PROMPT)
     assert "response_format" in server.bodies[-1]
-
-
-# ---- categories and instructions of a program --------------------------------------------------------
 
 
 @pytest.mark.parametrize("categories", [["Diet", "allergy"], {"Diet": "what they eat", "allergy": ""}])

@@ -29,17 +29,18 @@ COUNTER = TokenCounter()
 class Small(OpenAI):
     """A model whose name LlamaIndex does not know, with a window of 8,192 tokens."""
 
+    window: int = 8_192
+
     @property
     def metadata(self) -> LLMMetadata:
-        return LLMMetadata(context_window=8_192, is_chat_model=True, is_function_calling_model=True, model_name="s")
+        known: dict[str, Any] = {"context_window": self.window} if self.window else {}
+        return LLMMetadata(**known, is_chat_model=True, is_function_calling_model=True, model_name="s")
 
 
-class Unknown(OpenAI):
+class Unknown(Small):
     """One whose window LlamaIndex does not know either."""
 
-    @property
-    def metadata(self) -> LLMMetadata:
-        return LLMMetadata(is_chat_model=True, is_function_calling_model=True, model_name="u")
+    window: int = 0
 
 
 def in_text(messages: list[Message], tools: list[str]) -> Message:
@@ -58,9 +59,6 @@ def tokens_of(body: dict[str, Any]) -> int:
 def refuse_longer_than(server: OpenAIServer, window: int) -> None:
     too_long = f"This model's maximum context length is {window} tokens. Please reduce the length of the messages."
     server.complain = lambda body: too_long if tokens_of(body) > window else None
-
-
-# ---- batches -------------------------------------------------------------------------------------------
 
 
 async def test_batches_fit_into_the_window_of_the_model(open_memory: OpenMemory, start_client: StartClient) -> None:
@@ -116,8 +114,6 @@ async def test_what_takes_too_long_is_read_in_smaller_parts_and_not_set_aside(
     assert (await memory.astats()).set_aside == ()
 
 
-# ---- loops ---------------------------------------------------------------------------------------------
-
 LOOPS = {
     "in a text": '{"new_facts": [{"label": "n1", "content": "Likes tea and ' + "is a software engineer and " * 900,
     "of facts": '{"new_facts": ['
@@ -152,9 +148,6 @@ async def test_of_a_reply_that_loops_nothing_is_stored_that_nobody_said(
     await memory.aput_messages([user("I like tea."), assistant("Fine.")])
     await memory.aflush()
     assert await contents(memory) == []
-
-
-# ---- servers as they are -------------------------------------------------------------------------------
 
 
 async def test_a_server_that_leaves_the_tool_out_is_asked_in_text_from_then_on(learns: Learns) -> None:
