@@ -98,15 +98,12 @@ def names_of_numbers(language: str) -> dict[str, float]:
         for form in ("cardinal", "ordinal") if number <= _MOST_ORDINAL else ("cardinal",):
             # Some languages lack a form, and fail in ways of their own.
             with suppress(Exception):
-                name = _plain(num2words(number, lang=language, to=form))
+                spelt = num2words(number, lang=language, to=form).casefold()
+                name = " ".join(word for word in re.findall(_WORD, spelt) if word != "and")
                 names.setdefault(name, float(number))
                 for ending in _ORDINAL_ENDINGS.get(name[-1:], ()) if form == "ordinal" else ():
                     names.setdefault(name[:-1] + ending, float(number))
     return names | _more_in_english(names) if language == "en" else names
-
-
-def _plain(name: str) -> str:
-    return " ".join(word for word in re.findall(r"[^\W\d_]+", name.casefold()) if word != "and")
 
 
 def _more_in_english(names: Mapping[str, float]) -> dict[str, float]:
