@@ -312,10 +312,7 @@ async def test_a_program_has_its_own_categories_and_says_what_to_look_for(
 ) -> None:
     fact = {"content": "Likes tea", "category": "Diet", "confidence": 0.9, "quote": "I like tea"}
     llm, server = start_model(lambda messages, tools: call(("c", "report_facts", {"new_facts": [fact]})))
-    own: dict[str, Any] = {
-        "categories": {"diet": "what they eat"},
-        "extraction_prompt": "What the user eats or drinks.",
-    }
+    own: dict[str, Any] = {"categories": {"diet": "what they eat"}, "extraction_prompt": "What the user eats."}
     memory = open_memory("chat", user_id="ann", llm=llm, **own)
     await memory.aput_messages([user("I like tea."), assistant("Fine.")])
     await memory.aflush()
