@@ -115,10 +115,8 @@ async def test_of_a_day_of_which_all_tell_their_time_the_order_is_that_of_the_ti
     assert told == ["First", "Second", "Third", "Fifth", "Sixth"]
 
 
-async def test_without_a_limit_for_it_nothing_comes_back(open_memory: OpenMemory) -> None:
-    memory = open_memory(**{**SMALL, "recall_token_limit": 0})
-    await say(memory, user("Caroline breeds alpacas."))
-    await fill(memory, 40)
+async def test_without_a_limit_for_it_nothing_comes_back(memory: CondensedMemory) -> None:
+    memory.condensed_block.recall_token_limit = 0
     assert "Caroline" not in (await ask(memory, "And Caroline?")).partition("</memory>")[0]
 
 
@@ -254,8 +252,7 @@ async def test_a_message_has_the_day_on_which_it_was_said(open_memory: OpenMemor
 @pytest.mark.parametrize("told", ["soon", 7, None, "2999-01-01", [], {"at": 1}])
 async def test_a_time_that_cannot_be_is_not_when_it_was_said(open_memory: OpenMemory, told: object) -> None:
     memory = open_memory(**SMALL)
-    message = ChatMessage(role="user", content="Caroline breeds alpacas.", additional_kwargs={"timestamp": told})
-    await say(memory, message, assistant("How nice."))
+    await say(memory, ChatMessage("Caroline breeds alpacas.", additional_kwargs={"timestamp": told}), assistant("Oh."))
     (found,) = await memory.condensed_block.asearch("alpacas", session_id="chat", most=1)
     assert {found.day} <= await days_of(memory)
 
@@ -336,26 +333,17 @@ async def test_a_broken_index_costs_no_answer_and_is_made_anew(caplog: pytest.Lo
 # ---- with other limits ---------------------------------------------------------------------------------
 
 
-async def test_it_works_with_a_number_of_messages(open_memory: OpenMemory) -> None:
-    memory = open_memory(**{**SMALL, "condensed_token_limit": 5_000}, max_messages=4, keep_messages=2)
-    await say(memory, user("Caroline breeds alpacas."), assistant("How nice."))
-    await fill(memory, 3)
-    prompt = await ask(memory, "What does Caroline breed?")
-    assert len(verbatim(prompt)) <= 4
-    assert CAROLINE in recalled(prompt)
-
-
-@pytest.mark.parametrize("limit", [1, 20, 40, 60, 100])
-async def test_a_small_limit_shows_whole_elements_or_nothing(open_memory: OpenMemory, limit: int) -> None:
-    memory = open_memory(**{**SMALL, "recall_token_limit": limit})
-    await say(memory, user("Caroline breeds alpacas."), assistant("How nice."))
-    await fill(memory)
-    prompt = await ask(memory, "What does Caroline breed?")
-    start = prompt.find(EARLIER_OPENING)
-    if start >= 0:
-        assert COUNTER.count(prompt[start : prompt.index(EARLIER_CLOSING)] + EARLIER_CLOSING) <= 1.5 * limit
-        assert all(text.strip() for _, text in recalled(prompt))
-        assert recalled(prompt)
+async def test_a_small_limit_shows_whole_elements_or_nothing(memory: CondensedMemory) -> None:
+    await memory.aput(user("What does Caroline breed?"))
+    for limit in (1, 20, 40, 60, 100):
+        memory.condensed_block.recall_token_limit = limit
+        prompt = await ask(memory, f"What does Caroline breed within {limit} tokens?")
+        start = prompt.find(EARLIER_OPENING)
+        if start >= 0:
+            assert COUNTER.count(prompt[start : prompt.index(EARLIER_CLOSING)] + EARLIER_CLOSING) <= 1.5 * limit
+            assert recalled(prompt)
+            assert all(text.strip() for _, text in recalled(prompt))
+    assert start >= 0
 
 
 async def test_a_long_log_is_found_whole_after_a_restart(open_memory: OpenMemory) -> None:

@@ -29,7 +29,7 @@ from llama_index_memory_ext.store.tables import LogRow
 from llama_index_memory_ext.text.messages import Entry, entry_of, escape_tags, storable
 from llama_index_memory_ext.text.tokens import as_counter
 from tests.conversation import assistant, calling, result, user
-from tests.openai_server import Message, fail, say, why_refused
+from tests.openai_server import Message, fail, say
 from tests.scripted_models import StartModel
 from tests.search.test_embeddings import in_event_loop
 
@@ -275,13 +275,6 @@ PARTS = [*REFUSALS[:3], *ERRORS[:3], "<think>", "</think>\n", "<summary>", "</su
 replies = st.lists(st.sampled_from(PARTS) | st.text(max_size=10), max_size=6).map("".join)
 
 
-@given(reply=replies, previous=st.sampled_from(["", "Logan.", LONG]), said=st.sampled_from(["", text_of(*TRIP)]))
-def test_any_answer_is_taken_or_refused(reply: str, previous: str, said: str) -> None:
-    """And a summary comes of it."""
-    with suppress(SummaryReplyError):
-        assert re.search(r"\w", checked_summary(reply, previous, said, COUNTER))
-
-
 @pytest.mark.parametrize(
     "part",
     ["<think>", "<summary>", "```\n", "I ", "\n", " \n", "</think>", "{", "*", "Here is the very ", "500 a", " ", "a",
@@ -341,13 +334,6 @@ def test_the_prompt_cannot_be_forged_from_within(previous: str, said: list[str])
         assert len(re.findall(rf"<\s*{tag}\b", asked, re.IGNORECASE)) == 1
         assert len(re.findall(rf"<\s*/\s*{tag}\b", asked, re.IGNORECASE)) == 1
     assert len(re.findall(r"<\s*message\b", asked)) == asked.count("</message>\n") == len(entries)
-
-
-def test_the_prompt_is_accepted_by_openai() -> None:
-    """Though there are calls and results in it, for they are text."""
-    entries = entries_of(calling(("call_1", "look", {})), result("call_1", "a hailstorm"))
-    prompt = summary_prompt("", entries, token_limit=9)
-    assert why_refused([{"role": message.role.value, "content": message.content} for message in prompt]) is None
 
 
 # ---- how much goes into one request --------------------------------------------------------------------
@@ -419,12 +405,6 @@ async def test_the_answer_of_the_model_is_the_summary(start_model: StartModel) -
     assert "I am Logan." in str(request[1]["content"])
 
 
-@pytest.mark.parametrize("limit", [1, 5, 20, 60])
-async def test_a_summary_that_is_too_long_is_clipped(start_model: StartModel, limit: int) -> None:
-    text, _ = await ask(start_model, say(LONG), LONG, token_limit=limit)
-    assert COUNTER.count(text) <= limit
-
-
 @pytest.mark.parametrize("limit", [30, 99, 100])
 async def test_a_summary_may_shrink_to_a_limit_that_was_lowered(start_model: StartModel, limit: int) -> None:
     """Else none would be taken any more."""
@@ -481,6 +461,7 @@ async def test_a_summary_is_never_longer_than_its_limit(reply: str, previous: st
     with suppress(SummaryReplyError):
         text = await ask_for_summary(Parrot(reply=reply), previous, entries, token_limit=limit, counter=COUNTER)
         assert COUNTER.count(text) <= limit
+        assert limit < 10 or re.search(r"\w", text)
 
 
 async def test_a_long_answer_does_not_hold_up_the_event_loop() -> None:
