@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import sys
@@ -71,6 +72,9 @@ def walking() -> Iterator[Walk]:
     """Records what this thread, and threads that are started, run through until the block ends."""
     walk, loop = Walk(), asyncio.get_running_loop()
     loop.set_task_factory(walk.make_task)
+    # What ends here of other tests' memories is no part of the walk.
+    gc.collect()
+    gc.disable()
     threading.setprofile(walk.see)
     sys.setprofile(walk.see)
     try:
@@ -78,6 +82,7 @@ def walking() -> Iterator[Walk]:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
+        gc.enable()
         loop.set_task_factory(None)
 
 
