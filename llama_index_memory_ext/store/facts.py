@@ -194,10 +194,8 @@ class Facts:
             stored, replaced_by = newer.get(fact.id), same.get(fact.replaced_by or "", fact.replaced_by)
             if stored is None and same[fact.id] == fact.id:
                 merged.append(fact.model_copy(update={"replaced_by": replaced_by}))
-            elif stored and _is_ended(stored, fact):
-                merged.append(
-                    retire(stored, fact.retired_reason or "", fact.updated_at, replaced_by, by=fact.retired_by)
-                )
+            elif stored is not None:
+                merged += _ended(stored, fact, replaced_by)
         self._put_all(conn, namespace, merged)
         return True
 
@@ -216,10 +214,13 @@ class Facts:
         conn.execute(self._set_user, {"ns": namespace, "change": last + len(rows), **begun_again})
 
 
-def _is_ended(stored: Fact, extracted: Fact) -> bool:
-    """Whether the user's own words have ended a fact, whatever was made of it meanwhile."""
+def _ended(stored: Fact, extracted: Fact, replaced_by: str | None) -> list[Fact]:
+    """A stored fact as the user's own words have ended it, whatever was made of it meanwhile; [] if they have not."""
     is_new = not stored.retired or extracted.retired_by == "request"
-    return extracted.retired and not stored.pinned and is_new
+    if not extracted.retired or stored.pinned or not is_new:
+        return []
+    reason, by = extracted.retired_reason or "", extracted.retired_by
+    return [retire(stored, reason, extracted.updated_at, replaced_by, by=by)]
 
 
 @dataclass(frozen=True, slots=True)

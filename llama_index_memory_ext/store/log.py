@@ -77,31 +77,40 @@ class Log:
         ``Users.claim_within``, which may refuse it.
         Returns copies of the messages that went into the log, oldest first; those that were there are not among them.
         """
-        speakers = _speakers_in(messages, opening) if opening else set()
-        before: list[LogRow] = []
+        speakers = _speakers_in(messages, opening)
         if replace:
-            found = self._readers.find_within(conn, key, [ARCHIVED, ACTIVE], limit=len(messages))
-            pairs = zip(found, messages, strict=False)
-            before = [row for row, _ in takewhile(lambda pair: is_same(pair[0].data, storable(pair[1])), pairs)]
-            self._users.delete_within(conn, key, self._rows.c.id > (before[-1].id if before else 0))
-        elif plan_flush:
-            before = self._readers.find_within(conn, key, [ACTIVE])
-        messages = self.unknown_within(conn, key, messages[len(before) :] if replace else messages)
+            before = self._keep_unchanged(conn, key, messages)
+            messages = messages[len(before) :]
+        else:
+            before = self._readers.find_within(conn, key, [ACTIVE]) if plan_flush else []
+        messages = self.unknown_within(conn, key, messages)
         if not (replace or messages or before):
             conn.rollback()
             return []
         is_shared = opening is not None and self._users.claim_within(conn, key, opening, speakers, readers)
         count = plan_flush(as_taken([*(row.message for row in before), *messages])) if plan_flush else 0
-        flushed = [row for row in before[:count] if row.is_active]
-        back = [row for row in before[count:] if not row.is_active]
+        flushed = self._move(conn, key, before, count)
+        user_id = opening.user_id if opening and is_shared else None
+        return [*flushed, *self.insert_within(conn, key, messages, user_id, archived=count - len(before))]
+
+    def _keep_unchanged(self, conn: Connection, key: str, messages: Sequence[ChatMessage]) -> list[LogRow]:
+        """Delete the rows of a session but for the oldest ones, as far as they hold these messages; return those."""
+        found = self._readers.find_within(conn, key, [ARCHIVED, ACTIVE], limit=len(messages))
+        pairs = zip(found, messages, strict=False)
+        same = [row for row, _ in takewhile(lambda pair: is_same(pair[0].data, storable(pair[1])), pairs)]
+        self._users.delete_within(conn, key, self._rows.c.id > (same[-1].id if same else 0))
+        return same
+
+    def _move(self, conn: Connection, key: str, rows: Sequence[LogRow], count: int) -> list[ChatMessage]:
+        """Let so many of the oldest rows be in the log and the others active; return the messages that went there."""
+        flushed = [row for row in rows[:count] if row.is_active]
+        back = [row for row in rows[count:] if not row.is_active]
         if flushed:
             self.archive_within(conn, key, flushed[-1].id)
         if back:
             these = (self._rows.c.key == key, self._rows.c.status == ARCHIVED, self._rows.c.id >= back[0].id)
             conn.execute(update(self._rows).where(*these).values(status=ACTIVE))
-        user_id = opening.user_id if opening and is_shared else None
-        written = self.insert_within(conn, key, messages, user_id, archived=count - len(before))
-        return [*(row.as_put for row in flushed), *written]
+        return [row.as_put for row in flushed]
 
     def archive_within(self, conn: Connection, key: str, last_id: int) -> None:
         """Move the active rows up to this one into the log."""
@@ -175,14 +184,14 @@ def _speaker_of(message: ChatMessage, user_id: str) -> str | None:
     return (message_id_of(cleaned(message.additional_kwargs), SPEAKER_KEY) or user_id) if is_users else None
 
 
-def _speakers_in(messages: Sequence[ChatMessage], opening: Opening) -> set[str]:
+def _speakers_in(messages: Sequence[ChatMessage], opening: Opening | None) -> set[str]:
     """Returns the users whom messages name, but for the one who is opening their session.
 
     Without a user no message names one. A MessageError if another is named in a session that is not shared.
     """
-    user_id = opening.user_id
-    if user_id is None:
+    if opening is None or opening.user_id is None:
         return set()
+    user_id = opening.user_id
     others = {one for message in messages if (one := _speaker_of(message, user_id)) not in (user_id, None)}
     if others and not opening.shared:
         raise MessageError(

@@ -265,7 +265,9 @@ class Database:
         names = {("session", key) for key in sessions} | {("user", namespace) for namespace in users}
         # As a reader of the code knows it: "Log.append".
         name = function.__qualname__.partition(".<locals>")[0].replace("._", ".")
-        result = await self._call(step, name, names, seconds, writes=writes, in_transaction=in_transaction)
+        result = await self._call(
+            step, name, names, seconds or self.seconds, writes=writes, in_transaction=in_transaction
+        )
         for mark in done:
             self.done.put(mark, value=True)
         return result
@@ -283,7 +285,9 @@ class Database:
         """As ``MemoryStore.read_schema_version``."""
         if self.engine is None and self._lent is None and address.is_missing(self.url):
             return None
-        return await self._call(partial(version_of, tables=self.tables), "read_schema_version", set(), writes=False)
+        return await self._call(
+            partial(version_of, tables=self.tables), "read_schema_version", set(), self.seconds, writes=False
+        )
 
     async def aclose(self) -> None:
         """Close the engine, unless it was lent; a later call opens it again. A database in memory is gone for good.
@@ -327,7 +331,7 @@ class Database:
         names = {("setup",)}
         try:
             # Looking comes first: mostly all tables exist, and then a database user need not be allowed to make any.
-            version = await self._call(self._look, "opening", names, writes=False)
+            version = await self._call(self._look, "opening", names, self.seconds, writes=False)
             if version != SCHEMA_VERSION or self._rows:
                 seconds = max(self.seconds, _SETUP_SECONDS)
                 await self._call(self._make, address.MAKING, names, seconds, writes=True)
@@ -361,13 +365,12 @@ class Database:
         step: Callable[[Connection], T],
         name: str,
         names: Collection[tuple[str, ...]],
-        seconds: float = 0,
+        seconds: float,
         *,
         writes: bool,
         in_transaction: bool = True,
     ) -> T:
         """The result of a step on a connection; a StoreTimeoutError after so many seconds."""
-        seconds = seconds or self.seconds
         alone = {(*self.identity, *one) for one in names}
         if self.backend == "sqlite":
             # SQLite lets one writer in at a time, and not in their order. In memory there is one connection.

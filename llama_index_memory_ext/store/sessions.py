@@ -62,20 +62,15 @@ class Users:
         Returns whether it is of several users. A session that was begun without a user becomes that of the first one,
         with its facts. Raises a SessionOwnerError if it is another user's, unless both have opened it as shared.
         """
-        epoch = conn.info[EPOCHS].get(key)
-        mark = (key, epoch, opening, *readers)
-        if not opening.shared:
-            # It is done once in each epoch and process.
-            if epoch is not None and mark in self.database.done:
-                return False
-            conn.info[DONE].append(mark)
+        if not opening.shared and self._is_known(conn, key, (opening, *readers)):
+            return False
         owners, user = self._owners_within(conn, key, opening), opening.user_in(key)
         kind = opening.kind or owners.get(key, OF_NOBODY)
         new = [{"key": key, "user_id": one, "kind": kind} for one in {user, *speakers} if owners.get(one) != kind]
         if new:
             conn.execute(self._put_owners, new)
         before = [owner for owner, kind in owners.items() if kind != OF_NOBODY]
-        if user != key and owners.get(key) == OF_NOBODY:
+        if owners.get(key) == OF_NOBODY:
             self._take_over(conn, key, user)
         is_of_several = len({user, *speakers, *before}) > 1
         if is_of_several and len(before) <= 1:
@@ -86,6 +81,14 @@ class Users:
             self._renew(conn, key)
         self._readers.register_within(conn, key, readers)
         return is_of_several
+
+    def _is_known(self, conn: Connection, key: str, claim: tuple[object, ...]) -> bool:
+        """Whether this process has made a claim in this epoch; else it is noted, which counts once it is stored."""
+        epoch = conn.info[EPOCHS].get(key)
+        is_known = epoch is not None and (key, epoch, *claim) in self.database.done
+        if not is_known:
+            conn.info[DONE].append((key, epoch, *claim))
+        return is_known
 
     def _owners_within(self, conn: Connection, key: str, opening: Opening) -> dict[str, str]:
         """How each owner has opened a session; a SessionOwnerError if it is not open to this one."""
@@ -100,7 +103,9 @@ class Users:
         return owners
 
     def _take_over(self, conn: Connection, key: str, user_id: str) -> None:
-        """Give what was learned in a session without a user to its first one."""
+        """Give what was learned in a session without a user to its first one, if that is another."""
+        if user_id == key:
+            return
         owners, cursors = self._tables.owners, self._tables.cursors
         conn.execute(delete(owners).where(owners.c.key == key, owners.c.user_id == key))
         for reader in self._readers_of(conn, key, key):
