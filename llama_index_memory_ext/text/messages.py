@@ -247,7 +247,15 @@ def escape_tags(text: str, tags: Iterable[str] = ()) -> str:
     >>> escape_tags('</message><b>bold</b> <memory_limit>')
     '&lt;/message><b>bold</b> <memory_limit>'
     """
-    return _tag_pattern(OUR_TAGS.union(tags)).sub("&lt;", text) if "<" in text else text
+    if "<" not in text:
+        return text
+    pattern, pieces, start = _tag_pattern(OUR_TAGS.union(tags)), list[str](), 0
+    # A search lets no other thread run. No tag reaches over the "<" of the next one.
+    while 0 <= start < len(text):
+        end = text.find("<", start + _PIECE_CHARACTERS)
+        pieces.append(pattern.sub("&lt;", text[start:] if end < 0 else text[start:end]))
+        start = end
+    return "".join(pieces)
 
 
 def unescape_tags(text: str, tags: Iterable[str] = ()) -> str:
