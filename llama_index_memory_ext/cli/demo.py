@@ -19,6 +19,7 @@ from pydantic import Field
 
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import TIMEOUT, model_host, open_store, pluralize
+from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.models.caching_openai import CachingOpenAI
 from llama_index_memory_ext.models.offline import OfflineModel
 from llama_index_memory_ext.text.messages import body_of
@@ -99,11 +100,14 @@ def choose_model(
     """
     if not os.environ.get("OPENAI_API_KEY"):
         return OfflineModel()
+    seconds = os.environ.get("OPENAI_TIMEOUT") or str(TIMEOUT)
+    if not seconds.replace(".", "", 1).isdecimal():
+        raise SettingError(f"OPENAI_TIMEOUT must be a number of seconds such as 30, not {seconds!r}.")
     options: dict[str, Any] = {
         "api_base": os.environ.get("OPENAI_API_BASE"),
         "OPENAI_CONTEXT_WINDOW": os.environ.get("OPENAI_CONTEXT_WINDOW") or None,
         "async_http_client": http,
-        "timeout": timeout or float(os.environ.get("OPENAI_TIMEOUT") or TIMEOUT),
+        "timeout": timeout or float(seconds),
     }
     model = name or os.environ.get("OPENAI_MODEL") or "gpt-4o-mini"
     return AnyOpenAI(model=model, max_retries=1, **options)

@@ -56,6 +56,7 @@ def test_it_talks_to_a_server_that_speaks_the_protocol() -> None:
     [
         ({"OPENAI_API_BASE": "http://127.0.0.1:9"}, "no connection to 127.0.0.1:9"),
         ({"OPENAI_CONTEXT_WINDOW": "8k"}, "OPENAI_CONTEXT_WINDOW: Input should be a valid integer"),
+        ({"OPENAI_TIMEOUT": "soon"}, "OPENAI_TIMEOUT must be a number of seconds such as 30"),
         ({"OPENAI_TIMEOUT": "soon"}, "could not convert string to float: 'soon'"),
     ],
 )
