@@ -124,6 +124,8 @@ CLOSING = "</message>\n"
 MEDIA_TOKENS = {"image": 256, "audio": 256, "video": 256, "document": 2048}
 # Of a picture: its size stands at the beginning, and the whole takes long to decode. Whole groups of base64.
 _BEGINNING = 65_536
+# Long texts are searched in pieces of so many.
+_PIECE_CHARACTERS = 100_000
 
 # Shown by a block or by the tags of an entry, or added by LlamaIndex for its own use, as by its Anthropic class.
 _SHOWN_ELSEWHERE = frozenset({*CALL_KEYS, ID_KEY, SPEAKER_KEY, _HOSTS_KEY, "tool_call_id", "name", "images"})
