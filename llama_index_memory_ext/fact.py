@@ -50,6 +50,10 @@ def _not_blank(value: str) -> str:
 # By what a fact was retired: it was true until then; it never was; the user wants it forgotten; a person or a program
 # has retired it; there were too many facts.
 RetiredBy: TypeAlias = Literal["change", "correction", "request", "hand", "limit"]
+# How the user said it, by the model that extracted it. Facts of the last four are not stored.
+SaidAs: TypeAlias = Literal["stated", "confirmed", "planned", "past", "asked", "supposed", "denied", "quoted"]
+# Whom a fact is about: the user, or somebody whom its content names.
+About: TypeAlias = Literal["user", "other"]
 # What a fact is at a time: it holds; it was true before; it is not shown any more, but kept; its time is up.
 FactState: TypeAlias = Literal["present", "past", "retired", "expired"]
 
@@ -117,6 +121,13 @@ class Fact(BaseModel):
     session_id: Text | None = Field(default=None, description="The session in which the user stated it.")
     message_ids: tuple[int, ...] = Field(default=(), description="The rows of the log in which the user stated it.")
     quote: Visible = Field(default="", description="The words of the user that state it, verbatim.")
+    said_as: SaidAs | None = Field(
+        default=None,
+        description="stated, confirmed (a yes to the assistant), planned or past; None: nobody has told, as by hand.",
+    )
+    about: About | None = Field(
+        default=None, description="user, or other: somebody whom the content names; None: nobody has told."
+    )
     source: Visible = Field(default="", description="The text around the quote, by which it is found too.")
     imported_from: Visible | None = Field(
         default=None, description="The memory whose export it was read from: mem0, LangGraph or Zep; None: none."
@@ -200,6 +211,8 @@ class FactFields(TypedDict, total=False):
     session_id: str | None
     message_ids: tuple[int, ...]
     quote: str
+    said_as: SaidAs | None
+    about: About | None
     source: str
     retired_at: datetime | None
     retired_reason: str | None

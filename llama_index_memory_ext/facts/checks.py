@@ -11,11 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
-from unicodedata import normalize
 
 from llama_index_memory_ext.facts.source import Place, Source
 from llama_index_memory_ext.language import pattern, phrases, word_lists
-from llama_index_memory_ext.language.names import missing_names, shares_word
+from llama_index_memory_ext.language.names import has_subject, missing_names, relations_in, shares_word
 from llama_index_memory_ext.language.numbers import has_numbers, missing_numbers
 from llama_index_memory_ext.language.quotes import find_quote, tokens_in
 from llama_index_memory_ext.language.said_dates import ages_in, missing_dates, without_dates
@@ -23,7 +22,6 @@ from llama_index_memory_ext.language.secrets import holds_secret
 from llama_index_memory_ext.language.stems import is_translation, may_be_english, script_of
 from llama_index_memory_ext.language.tokens import (
     IRREGULAR,
-    STOP_CHARACTERS,
     STOP_WORDS,
     are_forms,
     keywords,
@@ -35,7 +33,7 @@ from llama_index_memory_ext.text.messages import escape_tags
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from llama_index_memory_ext.fact import Fact
+    from llama_index_memory_ext.fact import Fact, SaidAs
     from llama_index_memory_ext.facts.reply import NewFact
     from llama_index_memory_ext.language.quotes import Span
 
@@ -43,7 +41,9 @@ if TYPE_CHECKING:
 # In characters.
 MAX_FACT = 500
 _MAX_QUOTE, _MAX_WORD = 2_000, 50
-# The least share of a fact's keywords that must be the user's; and where tools and pages have said something, too.
+# The least share of a fact's keywords that its message must have; of so few a name, a number or a date is enough.
+_LEAST_SHARE, _FEW_WORDS = 0.2, 6
+# The least share that must be the user's of what an agent's tool stores; and where tools and pages have said something, too.
 _USERS_SHARE, _USERS_SHARE_BESIDE_OTHERS = 0.4, 0.6
 _NOTHING = r"(?i)[\W_]*(?:null|none|nil|nan|n/a|undefined|unknown)?[\W_]*"
 # What nobody sees: tags (U+E0000 to U+E007F), and marks that turn the direction of a text.
@@ -51,14 +51,12 @@ _INVISIBLE = "[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]"
 _LONG_WORD = rf"[A-Za-z]{{{_MAX_WORD + 1}}}"
 _ADDRESS_OR_TAG = r"\w+://\S+|</?[A-Za-z][\w-]*"
 _SENTENCE = r"[^.!?\u3002\uff01\uff1f\n]*(?:[.!?\u3002\uff01\uff1f]+|\n|$)"
-_KANJI_OR_KATAKANA = "[\u3400-\u9fff]|[\u30a1-\u30fa\u30fc]+"
+# Why words do not say a fact, for each way in which they may be said that stores none.
 _UNSAID = {
-    "question": "The user only asked it.",
-    "hypothesis": "The user only supposed it.",
-    "quoted": "The user only quoted it.",
-    "negated": "The user said the opposite.",
-    "past": "The user said it of the past.",
-    "other_subject": "The user said it of somebody else.",
+    "asked": "The user only asked it.",
+    "supposed": "The user only supposed it.",
+    "denied": "The user said that it is not so.",
+    "quoted": "The words are somebody else's.",
 }
 
 
@@ -68,6 +66,11 @@ class Rejection:
 
     reason: str
     detail: str = field(repr=False)
+
+
+# By "I don't like tea any more" a fact ends, by what is not so yet it does not.
+_ENDS_NOTHING = {name: _UNSAID[name] for name in ("asked", "supposed", "quoted")}
+_ENDS_NOTHING["planned"] = "It is only planned."
 
 
 class Candidate(NamedTuple):
@@ -90,6 +93,7 @@ class Ending(NamedTuple):
     new: Fact | None
     is_only: bool
     is_asked: bool
+    said_as: SaidAs = "stated"
 
 
 Checked = TypeVar("Checked")
@@ -155,30 +159,50 @@ def is_the_users(candidate: Candidate, source: Source) -> Rejection | None:
 
 
 def shares_words(candidate: Candidate, source: Source) -> Rejection | None:
-    """Reject a fact that has no telling word, name, number or date of its message, or of the question it answers."""
+    """Reject a fact of which too little is in its message, or in the question that this answers."""
     content, place = candidate.new.content, candidate.place
     if place is None:
         return None
-    question = source.question(place)
-    if question and denies(place.text) and not denies(content):
-        return Rejection("negated", _UNSAID["negated"])
-    words = f"{place.text}\n{question}"
+    words = f"{place.text}\n{source.question(place)}"
     if place.is_translated:
         words = f"{words}\n{candidate.new.quote}"
     elif is_translation(content, words):
         return None
     plain = without_dates(content)
-    if (
+    telling = keywords(plain)
+    if len(shared(telling, keywords(words))) >= max(1, _LEAST_SHARE * len(telling)):
+        return None
+    if len(telling) <= _FEW_WORDS and (
         shares_word(content, words)
         or (plain != content and not missing_dates(content, words, source.said_on))
         or (has_numbers(plain) and not missing_numbers(plain, words, also=ages_in(words, source.said_on)))
     ):
         return None
-    return Rejection("not_the_users_words", "None of its words are in the message that its quote is from.")
+    return Rejection("not_the_users_words", "Too few of its words are in the message that its quote is from.")
+
+
+def is_meant(candidate: Candidate, _: Source) -> Rejection | None:
+    """Reject what the model itself calls asked, supposed, denied or quoted: it reads all languages."""
+    said_as = candidate.new.said_as
+    return Rejection(said_as, _UNSAID[said_as]) if said_as in _UNSAID else None
+
+
+def names_whom(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject a fact about somebody else whose content does not say whom: it would be taken for the user's.
+
+    Where the words name a relative or a friend, the content has that, or a name that stands there too.
+    """
+    new, place = candidate.new, candidate.place
+    if new.about == "user" or place is None:
+        return None
+    subject = " ".join(new.content.split()[:_SUBJECT_WORDS])
+    named, said = relations_in(subject), relations_in(" ".join(sentences_at(place.text, place.span)))
+    is_named = bool(named & said if said else named) or has_subject(new.content, place.quote if said else source.said)
+    return None if is_named else Rejection("other", "It is about somebody else, and does not say whom.")
 
 
 def is_said_in_earnest(candidate: Candidate, _: Source) -> Rejection | None:
-    """Reject what the user only asked, supposed or quoted, or said otherwise: see ``unsaid_reason``."""
+    """Reject what by the words around the quote was only asked, supposed or quoted: see ``unsaid_reason``."""
     place = candidate.place
     if place is None or place.is_translated:
         return None
@@ -249,15 +273,19 @@ CHECKS: tuple[Check, ...] = (
     is_sure,
     has_no_secret,
     has_quote,
+    is_meant,
     is_the_users,
-    shares_words,
-    is_said_in_earnest,
     has_no_markup,
     has_said_addresses,
+    names_whom,
+    shares_words,
+    is_said_in_earnest,
     has_said_dates,
     has_said_numbers,
     has_said_names,
 )
+# What these reject may have been said in other words.
+DOUBTS: tuple[Check, ...] = (has_said_numbers, has_said_names)
 # An agent reads what others wrote, too.
 TOOL_CHECKS = (*CHECKS, has_enough_users_words)
 
@@ -289,9 +317,10 @@ def is_contradicted(ending: Ending, source: Source) -> Rejection | None:
     fact, place, new = ending.fact, ending.place, ending.new
     if place is None:
         return None
-    reason = unsaid_reason(fact.content, place.text, place.span, may_presuppose=False)
-    if reason in ("question", "hypothesis", "quoted"):
-        return Rejection(reason, _UNSAID[reason])
+    reason = ending.said_as if ending.said_as in _ENDS_NOTHING else ""
+    reason = reason or unsaid_reason(fact.content, place.text, place.span, may_presuppose=False)
+    if reason:
+        return Rejection(reason, _ENDS_NOTHING[reason])
     said = " ".join(sentences_at(place.text, place.span))
     words = f"{said}\n{source.question(place)}\n{new.content if new else ''}"
     is_told = (ending.is_only or new is not None) and tells_change(said)
@@ -317,11 +346,8 @@ def _words(section: str) -> frozenset[str]:
     return frozenset(chain(*word_lists("clauses")[section]))
 
 
-_SPEAKERS = _words("speakers")
-_LIGHT = (STOP_WORDS | _words("articles") | _words("adverbs")) - _SPEAKERS
-# A negation may be so many words before what it denies.
-_NEAR = 2
-_MOST_SUBJECT, _LEAST_QUOTED = 4, 3
+_LIGHT = (STOP_WORDS | _words("articles") | _words("adverbs")) - _words("speakers")
+_LEAST_QUOTED, _SUBJECT_WORDS = 3, 3
 _QUOTATION_MARKS = (("\u201c", "\u201d"), ("\u201e", "\u201c"), ("\u300c", "\u300d"), ('"', '"'), ("'", "'"))
 
 
@@ -350,34 +376,29 @@ def tells_change(text: str) -> bool:
     [True, True, False, False]
     """
     words = [word.removesuffix("'ve") for word in _words_in(text) if word not in ("have", "had")]
-    acted = (word for before, word in pairwise(words) if before in _SPEAKERS and _may_be_past(word))
+    acted = (word for before, word in pairwise(words) if before in _words("speakers") and _may_be_past(word))
     return any(term_of(word) != word for word in acted) or bool(phrases("clauses", "since_now").search(text))
 
 
 def unsaid_reason(statement: str, text: str, span: Span, *, may_presuppose: bool = True) -> str:
-    """Return why the words around a quote do not say a statement; "" if they may say it.
+    """Return "asked", "supposed" or "quoted" if that is how the words around a quote say a statement, else "".
 
     ``may_presuppose``: "What do my two cats eat?" says that there are two cats.
 
     >>> from llama_index_memory_ext.language.quotes import find_quote
-    >>> text = "I don't like coffee. Should I learn Rust?"
-    >>> unsaid_reason("Likes coffee", text, find_quote("like coffee", text))
-    'negated'
+    >>> text = "I like coffee. Should I learn Rust?"
     >>> unsaid_reason("Is learning Rust", text, find_quote("learn Rust", text))
-    'question'
+    'asked'
     """
     inside = sentences_at(text, span)
     if not _is_told(statement, text):
         is_asked = bool(inside) and all(map(_is_question, inside))
         if is_asked and not (may_presuppose and _is_presupposed(statement, inside)):
-            return "question"
+            return "asked"
         is_supposed = any(map(phrases("clauses", "supposed").search, inside))
         if is_supposed and not phrases("clauses", "conditional").search(statement):
-            return "hypothesis"
-    if _is_quoted(text, span):
-        return "quoted"
-    clauses = (clause for sentence in inside for clause in phrases("clauses", "clause_end").split(sentence))
-    return next(filter(None, (_clause_reason(statement, clause) for clause in clauses)), "")
+            return "supposed"
+    return "quoted" if _is_quoted(text, span) else ""
 
 
 def _is_told(statement: str, text: str) -> bool:
@@ -422,71 +443,9 @@ def _is_quoted(text: str, span: Span) -> bool:
     return False
 
 
-def _clause_reason(statement: str, clause: str) -> str:
-    """Return why a clause with the telling words of a statement says something else; "" also for any other clause."""
-    over = phrases("clauses", "over")
-    is_over = bool(over.search(clause)) and not over.search(statement)
-    if script_of(clause) == "cjk":
-        return _reason_in_characters(statement, clause, is_over=is_over)
-    words, said = _words_in(clause), _words_in(statement)
-    telling = [word for word in said if word not in _LIGHT and not _negates(word)]
-    places = [i for i, word in enumerate(words) if _is_among(word, telling)]
-    missing = [word for word in telling if not _is_among(word, words)]
-    if not places:
-        return ""
-    if denies(statement):
-        # "I like olives" is the opposite of "Does not like olives".
-        is_the_speakers = places[0] > 0 and words[places[0] - 1] in _SPEAKERS
-        is_opposite = is_the_speakers and not (missing or is_over or any(map(_negates, words)))
-    else:
-        is_opposite = _is_negated(words, places, missing, said[0])
-    if is_opposite:
-        return "negated"
-    # The verb may be another form of the one that was said: "war" and "ist".
-    if missing not in ([], said[:1]):
-        return ""
-    if is_over or _is_past(words, said[0]):
-        return "past"
-    return "other_subject" if _has_other_subject(words, said) else ""
-
-
-def _is_negated(words: Sequence[str], places: Sequence[int], missing: Sequence[str], verb: str) -> bool:
-    """Return whether what a statement shares with a clause is denied there.
-
-    The negation stands among the shared words, close before them, or ends the clause ("Bier trinke ich nie"); where a
-    word of the statement is missing, right before one of them or before a form of its verb.
-    """
-    # "not without" affirms.
-    if len(missing) > 1 or ("without" in words and sum(map(_negates, words)) > 1):
-        return False
-    behind = [word for word in words[places[-1] + 1 :] if word not in _LIGHT | _SPEAKERS]
-    if behind and _negates(behind[-1]) and all(_negates(word) or _may_be_forms(word, verb) for word in behind):
-        return True
-    if missing:
-        return any(_is_denied(words[:i], verb if missing[0] == verb else "") for i in places)
-    return _is_denied(words[: places[0]], "") or any(map(_negates, words[max(places[0] - _NEAR, 0) : places[-1]]))
-
-
-def _is_denied(before: Sequence[str], verb: str) -> bool:
-    """Return whether words end in a negation, behind which only light words and a form of a verb stand."""
-    for word in reversed(before):
-        if _negates(word):
-            return True
-        if _may_be_forms(word, verb):
-            verb = ""
-        elif word not in _LIGHT:
-            return False
-    return False
-
-
 def _negates(word: str) -> bool:
     """Return whether a word denies: a negation, or a form with one such as "don't" and "dont"."""
     return word in _words("negations") or word.endswith("n't") or (word.endswith("nt") and word in STOP_WORDS)
-
-
-def _may_be_forms(word: str, verb: str) -> bool:
-    """Return whether a word begins as a verb does: come and como, fährt and fahre; False without a verb."""
-    return bool(verb) and normalize("NFD", word)[:2] == normalize("NFD", verb)[:2]
 
 
 def _words_in(text: str) -> list[str]:
@@ -502,49 +461,5 @@ def _are_one(one: str, other: str) -> bool:
     return one == other or not keywords(one).isdisjoint(keywords(other)) or are_forms(one, other)
 
 
-def _is_past(words: Sequence[str], verb: str) -> bool:
-    """Return whether a clause has a verb in the past ("I lived in Rome") that a statement has in the present."""
-    # "to be" has no stem.
-    if was := {"is": ("was", "were"), "ist": ("war", "waren")}.get(verb):
-        return any(before in _SPEAKERS and word in was for before, word in pairwise(words))
-    if not verb.endswith("s") or len(verb) <= len("is"):
-        return False
-    # "need" is no form of the past.
-    past = [i for i, word in enumerate(words) if _may_be_past(word) and word not in (verb, verb[:-1])]
-    places = [i for i in past if _are_one(words[i], verb)]
-    return bool(places) and all(i and words[i - 1] not in _words("auxiliaries") for i in places)
-
-
 def _may_be_past(word: str) -> bool:
     return word.endswith("ed") or (word in IRREGULAR and not word.endswith("n"))
-
-
-def _has_other_subject(words: Sequence[str], said: Sequence[str]) -> bool:
-    """Return whether a statement copies what a clause says of another: "Is a pilot" of "my best friend is a pilot"."""
-    plain, wanted = ([word for word in some if word not in _words("articles")] for some in (words, said))
-    for i in range(1, len(plain) - len(wanted) + 1):
-        if all(_are_one(*pair) for pair in zip(plain[i : i + len(wanted)], wanted, strict=True)):
-            # A longer noun needs the very verb behind it.
-            subject = plain[max(i - (_MOST_SUBJECT if plain[i] == wanted[0] else 2), 0) : i]
-            if subject[-1] in _words("others"):
-                return True
-            mark = next((word for word in reversed(subject) if word in _words("possessives") | STOP_WORDS), "")
-            return mark in _words("possessives") and mark != subject[-1]
-    return False
-
-
-def _reason_in_characters(statement: str, clause: str, *, is_over: bool) -> str:
-    """Return the same as ``_clause_reason`` for a clause in a script without spaces."""
-    negation = phrases("clauses", "negation_in_characters")
-    telling = {*pattern(_KANJI_OR_KATAKANA).findall(statement)} - STOP_CHARACTERS - {*negation.findall(statement)}
-    if not telling or any(part not in clause for part in telling):
-        return ""
-    before = clause[: min(map(clause.index, telling))]
-    is_denied = negation.search(clause) is not None
-    if negation.search(statement):
-        is_denied = not is_denied and before.endswith(("我", "我们"))
-    if is_denied:
-        return "negated"
-    if phrases("clauses", "kins").search(before) and not phrases("clauses", "kin").search(statement):
-        return "other_subject"
-    return "past" if is_over else ""

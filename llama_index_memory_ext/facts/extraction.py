@@ -355,7 +355,7 @@ class Extractor:
             related = await self._related(batch)
             reply = await self._reply(batch, related)
             valid = await self._validated(reply, batch.lines, related, batch.asked_at, context=batch.before)
-            if self.verify and (valid.accepted or valid.retired):
+            if self.verify and (valid.accepted or valid.retired or valid.doubted):
                 places = range(1, len(related) + 1)
                 quotes = {related[one.number - 1].id: one.quote for one in reply.retired if one.number in places}
                 valid = await self._verified(valid, batch, quotes)
@@ -473,7 +473,7 @@ class Extractor:
             outcome = "they are stored without it"
             logger.warning("%d facts were not verified (%s); %s.", len(claims), type(error).__name__, outcome)
             return valid
-        return verification.verified(valid, judgements, similar, now=batch.asked_at)
+        return verification.verified(valid, judgements, similar, batch.lines, now=batch.asked_at)
 
     def _changes(self, valid: ValidatedReply) -> tuple[list[Fact], ValidatedReply]:
         """Return what changes by a validated reply; over ``max_facts`` the least confident own facts are retired."""

@@ -106,11 +106,13 @@ def days_of(fact: Fact) -> dict[str, str]:
 def fact_line(fact: Fact) -> str:
     """One fact as one line: ``<fact date="2026-11-20">Prefers pytest for testing</fact>`` and a newline.
 
-    What has ended, or will, has its last day behind that: ``<fact date="2023-05-01" until="2025-11-20">``. Category and
-    confidence would double the tokens of a short fact.
+    What has ended, or will, has its last day behind that: ``<fact date="2023-05-01" until="2025-11-20">``, and a plan
+    says that it is one: ``<fact date="2026-11-20" planned="yes">``. Category and confidence would double the tokens of
+    a short fact.
     """
     content = escape_tags(" ".join(fact.content.split()))
-    attributes = "".join(f' {name}="{day}"' for name, day in days_of(fact).items())
+    planned = {"planned": "yes"} if fact.said_as == "planned" else {}
+    attributes = "".join(f' {name}="{value}"' for name, value in (days_of(fact) | planned).items())
     return f"<fact{attributes}>{content}</fact>\n"
 
 

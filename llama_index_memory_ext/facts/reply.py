@@ -7,13 +7,13 @@ import re
 from contextlib import suppress
 from datetime import date
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import from_json
 
 from llama_index_memory_ext.errors import FactReplyError
-from llama_index_memory_ext.fact import CATEGORIES, DEFAULT_CATEGORY
+from llama_index_memory_ext.fact import CATEGORIES, DEFAULT_CATEGORY, About, SaidAs
 from llama_index_memory_ext.text.messages import unescape_tags
 
 if TYPE_CHECKING:
@@ -193,6 +193,18 @@ def read_confidence(value: Json) -> float:
     return value / scale if 0 <= value <= scale else 0.0
 
 
+def read_said_as(value: Json) -> SaidAs:
+    """Return how something was said; "stated" for a reply that does not tell, or in other words than asked for."""
+    found = get_close_matches(str(value).strip().lower()[:_PERCENT], get_args(SaidAs), n=1, cutoff=0.8)
+    return found[0] if found else "stated"  # type: ignore[return-value] # one of the names
+
+
+def read_about(value: Json) -> About:
+    """Return whom a fact is about; "user" unless a reply tells of somebody else."""
+    text = str(value).strip().lower() if isinstance(value, str) else ""
+    return "user" if text in ("", "user", "the user", "self", "me", "speaker") or _NOTHING.fullmatch(text) else "other"
+
+
 def read_day(value: Json) -> str:
     """Return a year, a month or a day as "2023", "2023-05" or "2023-05-17"; "" for anything else."""
     text = str(value).strip() if isinstance(value, str | int) else ""
@@ -238,6 +250,8 @@ _Label = Annotated[str, BeforeValidator(read_label)]
 _Number = Annotated[int, BeforeValidator(read_number)]
 _Quote = Annotated[str, BeforeValidator(read_text)]
 _Day = Annotated[str, BeforeValidator(read_day)]
+SaidAsField = Annotated[SaidAs, BeforeValidator(read_said_as)]
+AboutField = Annotated[About, BeforeValidator(read_about)]
 
 
 class _Entry(BaseModel):
@@ -270,6 +284,8 @@ class NewFact(_Entry):
         None, "0 to 1", "confidence", "certainty", "score"
     )
     quote: _Quote = _field("", "The user's own words, verbatim.", *_QUOTES)
+    said_as: SaidAsField = _field("", "How the user says it.", "said_as")
+    about: AboutField = _field("", "Whom it is about.", "about")
     valid_from: _Day = _field("", "A date or empty.", "valid_from", "from", "since")
     valid_until: _Day = _field("", "A date or empty.", *_UNTIL)
 
@@ -290,6 +306,7 @@ class Retirement(_Entry):
         "", "The label of the new fact that holds instead, or empty.", "replaced_by", "replacement"
     )
     quote: _Quote = _field("", "The user's own words, verbatim.", *_QUOTES)
+    said_as: SaidAsField = _field("", "How the user says what is in the quote.", "said_as")
     valid_until: _Day = _field("", "A date or empty.", *_UNTIL)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE, Fact, normalised, raised, retire
 from llama_index_memory_ext.facts.checks import (
     CHECKS,
     CONFIRMATION_CHECKS,
+    DOUBTS,
     ENDING_CHECKS,
     MAX_FACT,
     Candidate,
@@ -41,6 +43,8 @@ class ValidatedReply:
     confirmed: tuple[Fact, ...] = field(default=(), repr=False)
     retired: tuple[Fact, ...] = field(default=(), repr=False)
     rejected: tuple[Rejection, ...] = ()
+    # What only its names or numbers speak against; a second reading may find the words that say them.
+    doubted: tuple[tuple[Fact, Rejection], ...] = field(default=(), repr=False)
 
     @property
     def rejections(self) -> dict[str, int]:
@@ -86,6 +90,7 @@ def validate_reply(
     confirmed: dict[str, Fact] = {}
     retired: dict[str, Fact] = {}
     rejected: list[Rejection] = []
+    doubted: list[tuple[Fact, Rejection]] = []
 
     for new in reply.new_facts:
         content, place, fact = normalised(new.content), source.find(new.quote), None
@@ -98,6 +103,8 @@ def validate_reply(
             else:
                 fact = by_content[content] = _new_fact(new, place, source, now, session_id)
                 accepted.append(fact)
+        elif place and rejection and _is_only_doubted(Candidate(new, place, min_confidence), source, checks):
+            doubted.append((_new_fact(new, place, source, now, session_id), rejection))
         rejected += [rejection] if rejection else []
         by_label.setdefault(new.label, fact)
 
@@ -110,7 +117,8 @@ def validate_reply(
             continue
         instead = by_label.get(entry.replaced_by) if entry.replaced_by else None
         is_only = quotes[entry.quote] == 1
-        ending = Ending(fact, entry.quote, source.find(entry.quote), instead, is_only=is_only, is_asked=is_asked)
+        place = source.find(entry.quote)
+        ending = Ending(fact, entry.quote, place, instead, is_only, is_asked, entry.said_as)
         if rejection := first_rejection(ending, source, ENDING_CHECKS):
             rejected.append(rejection)
         else:
@@ -125,7 +133,12 @@ def validate_reply(
 
     others_ids = {*retired, *(fact.id for fact in accepted)}
     left = tuple(fact for fact in confirmed.values() if fact.id not in others_ids)
-    return ValidatedReply(tuple(accepted), left, tuple(retired.values()), tuple(rejected))
+    return ValidatedReply(tuple(accepted), left, tuple(retired.values()), tuple(rejected), tuple(doubted))
+
+
+def _is_only_doubted(candidate: Candidate, source: Source, checks: Sequence[Check]) -> bool:
+    """Return whether nothing but names and numbers speaks against a new fact."""
+    return first_rejection(candidate, source, [check for check in checks if check not in DOUBTS]) is None
 
 
 def raised_fact(fact: Fact, now: datetime) -> Fact:
@@ -161,6 +174,11 @@ def _new_fact(new: NewFact, place: Place, source: Source, now: datetime, session
     What was said elsewhere stands in no row, and in no session.
     """
     places = source.lines_with(place)
+    valid_until = source.day(new.valid_until, 1)
+    if new.said_as == "past":
+        # It was over when it was said.
+        day_before = source.said_on - timedelta(days=1)
+        valid_until = min(valid_until or day_before, day_before)
     rows = tuple(source.lines[i].row_id for i in sorted(places))
     is_logged = any(rows)
     return Fact(
@@ -168,8 +186,10 @@ def _new_fact(new: NewFact, place: Place, source: Source, now: datetime, session
         category=new.category,
         confidence=new.confidence,
         quote=place.quote,
+        said_as=new.said_as,
+        about=new.about,
         valid_from=source.day(new.valid_from, 0),
-        valid_until=source.day(new.valid_until, 1),
+        valid_until=valid_until,
         created_at=now,
         session_id=session_id if is_logged else None,
         message_ids=rows if is_logged else (),

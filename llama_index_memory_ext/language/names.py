@@ -7,10 +7,10 @@ from difflib import SequenceMatcher
 from itertools import product
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.language import pattern, phrases
+from llama_index_memory_ext.language import pattern, phrases, word_lists
 from llama_index_memory_ext.language.quotes import tokens_in
 from llama_index_memory_ext.language.said_dates import without_dates
-from llama_index_memory_ext.language.stems import HAN, KANA, is_translation, language_of
+from llama_index_memory_ext.language.stems import HAN, KANA, is_translation, language_of, script_of
 from llama_index_memory_ext.language.tokens import STOP_CHARACTERS, STOP_WORDS, comparable, keywords, shared
 
 if TYPE_CHECKING:
@@ -36,12 +36,13 @@ _NUMERONYM = r"[a-z](\d{1,2})([a-z])"
 _NAMED = r"(?:名叫|名字叫|叫做|叫作|叫|名字是|名前は|という名前)([\u3400-\u9fff\u3040-\u30ff]{1,4})"
 # Before these a word in katakana is the name of a place or a company.
 _KATAKANA_NAME = "([\u30a1-\u30fa\u30fc]{2,})(?:に住|で働|に勤|で勤|の社員|出身|という)"
-# A new word in front of one of these is the subject, whom nobody has named: "Julia is the wife".
-_COPULA = rf"^([{_LETTER}]+) (?:is|was|ist|war) (?:the|der|die|das) "
+_DOTTED = r"\b(?:[A-Z]\.){2,}"
 # How far from a word the mark that ends a sentence may be.
 _NEAR = 10
 # The least run of new Chinese characters, and their share of a statement, that is taken for a name.
 _NEW_RUN, _NEW_SHARE = 2, 0.35
+# In so many words or characters a statement names its subject.
+_SUBJECT = 2
 
 
 def missing_names(statement: str, source: str, known: str = "") -> list[str]:
@@ -56,8 +57,45 @@ def missing_names(statement: str, source: str, known: str = "") -> list[str]:
     """
     if is_translation(statement, source):
         return []
+    statement, source = _undotted(statement), _undotted(source)
     missing = _missing(statement, source)
     return _missing(statement, f"{source}\n{known}") if missing and known else missing
+
+
+def _undotted(text: str) -> str:
+    return pattern(_DOTTED).sub(lambda match: match.group().replace(".", ""), text)
+
+
+def has_subject(statement: str, text: str) -> bool:
+    """Return whether a statement begins with a name that stands in a text.
+
+    >>> has_subject("Ann is a nurse", "My sister Ann is one"), has_subject("Is a nurse in Rome", "She lives in Rome")
+    (True, False)
+    """
+    if script_of(statement) == "cjk":
+        name = statement[:_SUBJECT]
+        return name in text and STOP_CHARACTERS.isdisjoint(name)
+    said = set(tokens_in(text))
+    first = [word for word in tokens_in(statement)[:_SUBJECT] if word.casefold() not in STOP_WORDS]
+    return any(word[:1].isupper() and word in said for word in first)
+
+
+def relations_in(text: str) -> set[str]:
+    """Return whom a text names by their relation to the user: "mother" for mom, Mutter and 妈妈.
+
+    >>> sorted(relations_in("My mom and my hubby's boss"))
+    ['boss', 'husband', 'mother']
+    """
+    words, is_spaced = (
+        set(tokens_in(text.casefold().replace("\u2019", "'").replace("'s", ""))),
+        script_of(text) != "cjk",
+    )
+    return {
+        relation
+        for relation, *others in word_lists("relations")[""]
+        for one in (relation, *others)
+        if (one in words if is_spaced or one.isascii() else one in text)
+    }
 
 
 def shares_word(statement: str, text: str) -> bool:
@@ -80,8 +118,9 @@ def _missing(statement: str, evidence: str) -> list[str]:
     is_german = "de" in (language_of(statement), language_of(evidence))
     names = [name for name in _by_capital(plain) if not is_german or name[1:] != name[1:].lower()]
     found = _shortened(names, evidence, words) | _named_by_nouns(statement, evidence)
+    relations = relations_in(evidence)
     missing = [name for name in names if name not in found and not _has_name(name, words)]
-    missing += [subject for subject in pattern(_COPULA).findall(statement) if not _is_word_of(subject, words)]
+    missing = [name for name in missing if not relations_in(name) & relations]
     return [*dict.fromkeys(missing), *_missing_in_characters(plain, evidence)]
 
 

@@ -110,6 +110,8 @@ def _more_in_english(names: Mapping[str, float]) -> dict[str, float]:
     """Return the names of a hundred, half a million, two and a half, two and a half million."""
     halved = {f"{name} a half": value + 0.5 for name, value in names.items() if value < _MOST_HALVED}
     more = dict(halved)
+    # The thirties, of a life or of a century.
+    more |= {f"{name.removesuffix('y')}ies": value for name, value in names.items() if value in _TENS}
     for one, times in (("hundred", 100.0), ("thousand", 1e3), ("million", 1e6)):
         more |= {one: times, f"a {one}": times, f"half a {one}": times / 2}
         more |= {f"{name} {one}": value * times for name, value in halved.items()}
@@ -119,6 +121,8 @@ def _more_in_english(names: Mapping[str, float]) -> dict[str, float]:
 _TIMES = {"k": 1e3, "m": 1e6, "bn": 1e9, "th": 1e3, "ta": 1e3, "mi": 1e6, "bi": 1e9}
 # What English has besides the numbers that a library spells. Only a source is read with them.
 _MORE = {"twice": 2.0, "thrice": 3.0, "couple": 2.0, "both": 2.0, "dozen": 12.0, "half": 0.5, "quarter": 0.25}
+_MORE |= {"pair": 2.0, "twins": 2.0, "triplets": 3.0, "every other": 2.0, "an hour a half": 1.5}
+_TENS = range(20, 100, 10)
 # In words: quatre-cent-quatre-vingt-dix-sept.
 _LONGEST_SPELT, _WORD = 8, r"[^\W\d_]+"
 _SHORTEST_PREFIX, _CJK = 4, "[\u3040-\u9fff]"
@@ -194,16 +198,25 @@ def quantities(text: str, language: str | None, *, with_more: bool = False) -> t
         for match in phrases("numbers", "chinese").finditer(without_digits)
     )
     for code in {language or "en", "en"}:
-        names = names_of_numbers(code)
-        found += _in_words(without_digits, names | _MORE if with_more else names)
+        found += _in_words(without_digits, *_read_names(code, with_more=with_more))
     return tuple(found)
 
 
-def _in_words(text: str, names: Mapping[str, float]) -> Iterator[Quantity]:
+@lru_cache(maxsize=16)
+def _read_names(language: str, *, with_more: bool) -> tuple[Mapping[str, float], frozenset[str]]:
+    """Return the names that are read, and their first words: at most places of a text none begins."""
+    names = names_of_numbers(language) | (_MORE if with_more else {})
+    return names, frozenset(name.partition(" ")[0] for name in names)
+
+
+def _in_words(text: str, names: Mapping[str, float], beginnings: frozenset[str]) -> Iterator[Quantity]:
     """Yield the numbers in words, the longest that can be read at each place."""
     words = [match for match in pattern(_WORD).finditer(text.lower()) if match.group() != "and"]
     i = 0
     while i < len(words):
+        if words[i].group().casefold() not in beginnings:
+            i += 1
+            continue
         for length in range(min(_LONGEST_SPELT, len(words) - i), 0, -1):
             written = " ".join(word.group().casefold() for word in words[i : i + length])
             if written in names:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from difflib import SequenceMatcher, get_close_matches
+from difflib import Match, SequenceMatcher, get_close_matches
 from functools import lru_cache
 from html import unescape
 from itertools import chain
@@ -36,6 +36,8 @@ _MOST_MENDED, _MOST_LIKELY = 10, 500
 # The passage may be longer than the quote by this factor and this number of tokens.
 _STRETCH, _SLACK = 1.5, 6
 _MOST_TOKENS = 400
+# A quote of which the middle was left out has two runs of so many tokens each, which are nearly all of it.
+_MOST_RUNS, _SHORTEST_RUN, _LEAST_SHARE_OF_RUNS = 2, 3, 0.9
 
 
 def tokens_in(text: str) -> list[str]:
@@ -100,16 +102,27 @@ def _nearly(quote: str, text: str, wanted: Sequence[_Token], tokens: Sequence[_T
         most = int(len(keys) * _STRETCH) + _SLACK
         first = _densest(tokens, set(keys), most)
         window = tokens[first : first + most]
-    matcher = SequenceMatcher(None, keys, [token.key for token in window], autojunk=False)
-    *blocks, _ = matcher.get_matching_blocks()
+    blocks = _runs(keys, window)
     matched = [token for block in blocks for token in wanted[block.a : block.a + block.size]]
     share = sum(token.weight for token in matched) / sum(token.weight for token in wanted)
+    if (share < _LEAST_SHARE or not _tells(matched, tokens)) and window is not tokens:
+        # Its beginning and its end may stand further apart.
+        blocks = [block for block in _runs(keys, tokens) if block.size >= _SHORTEST_RUN][:_MOST_RUNS]
+        window, matched = tokens, [token for block in blocks for token in wanted[block.a : block.a + block.size]]
+        share = sum(token.weight for token in matched) / sum(token.weight for token in wanted)
+        if share < _LEAST_SHARE_OF_RUNS:
+            return None
     if share < _LEAST_SHARE or not _tells(matched, tokens):
         return None
     start, end = window[blocks[0].b].start, window[blocks[-1].b + blocks[-1].size - 1].end
     # The mark at the end of a sentence belongs to the words.
     end += text.startswith(_ENDS, end) and quote.endswith(_ENDS)
     return Span(start, end, share)
+
+
+def _runs(keys: Sequence[str], tokens: Sequence[_Token]) -> list[Match]:
+    *blocks, _ = SequenceMatcher(None, keys, [token.key for token in tokens], autojunk=False).get_matching_blocks()
+    return blocks
 
 
 @lru_cache(maxsize=64)

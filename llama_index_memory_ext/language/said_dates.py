@@ -6,7 +6,7 @@ from datetime import date, datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from llama_index_memory_ext.language import pattern
+from llama_index_memory_ext.language import pattern, phrases, word_lists
 from llama_index_memory_ext.language.dates import Day, Found, dates_in, period_of
 from llama_index_memory_ext.language.numbers import digits_of, quantities
 from llama_index_memory_ext.language.stems import language_of, script_of
@@ -67,9 +67,25 @@ def _worked_out(statement: str, source: str, said_on: date) -> Iterator[Day]:
         yield Day(year, said_on.month)
         # Who turns 40 in May was born 40 years before that, which may be next year.
         yield from (Day(year + i, month) for month in months for i in (0, 1))
+    for match in phrases("calendar", "day_of_month").finditer(source):
+        for months in (-1, 0, 1):
+            year, month = divmod(said_on.year * 12 + said_on.month - 1 + months, 12)
+            yield Day(year, month + 1, int(match["d"]))
+    for match in phrases("calendar", "year_end").finditer(source):
+        yield Day(int(match["y"] or match["y2"]), 12, 31)
+    yield from _feasts(source, said_on)
     for text in _relative(source):
         for day, period in _parsed(text, code, said_on):
             yield from _meant(text, code, day, period)
+
+
+def _feasts(source: str, said_on: date) -> Iterator[Day]:
+    """Yield the days of the feasts that a source names, of the year before, this year and the next."""
+    folded = source.casefold().replace("new year", "newyear").replace("'s", "")
+    words = set(pattern(_WORD).findall(folded))
+    for month, day, *names in word_lists("calendar")["feasts"]:
+        if any(name in words or (not name.isascii() and name in folded) for name in names):
+            yield from (Day(said_on.year + i, int(month), int(day)) for i in (-1, 0, 1))
 
 
 def _meant(text: str, code: str, day: date, period: str) -> list[Day]:

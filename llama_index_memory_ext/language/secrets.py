@@ -12,7 +12,7 @@ _LONG_WORD = r"[A-Za-z0-9_+/=-]{20,}"
 # A card has 13 to 19 digits; the longest are not phone numbers, dates or amounts, whatever their check digit.
 _CARD, _ACCOUNT_DIGITS = r"(?<![\d.])\d(?:[ -]?\d){12,18}(?![\d.])", 16
 _IBAN = r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]){11,30}\b"
-_SEED_WORDS, _SHORTEST_SECRET, _SHORTEST_KEY = 8, 4, 10
+_SEED_WORDS, _SHORTEST_SECRET, _SHORTEST_CODE, _SHORTEST_KEY = 8, 4, 3, 10
 # A random token changes between letters and digits at least once in so many characters.
 _LETTERS_A_CHANGE = 6
 
@@ -39,12 +39,14 @@ def holds_secret(text: str) -> bool:
 def _has_named_secret(text: str) -> bool:
     """Return whether a text names a password, a key, a login or what a code opens, and a word that looks like it."""
     others = phrases("secrets", "named").sub(" ", text)
-    chosen = phrases("secrets", "login").findall(text)
+    chosen = phrases("secrets", "login").findall(text) + phrases("secrets", "pair").findall(text)
     if phrases("secrets", "key").search(text):
         chosen += [word for word in others.split() if len(word) >= _SHORTEST_KEY]
-    if others != text or phrases("secrets", "opening").search(text):
+    opens = bool(phrases("secrets", "opening").search(text))
+    if others != text or opens:
         chosen += re.sub(r"(?<=\d)[ -](?=\d)", "", others).split()
-    return any(map(_is_chosen, chosen))
+    # Locks have shorter codes than passwords are.
+    return any(_is_chosen(word, _SHORTEST_CODE if opens else _SHORTEST_SECRET) for word in chosen)
 
 
 def _is_random(token: str) -> bool:
@@ -71,11 +73,11 @@ def _is_iban(number: str) -> bool:
     return int("".join(str(int(character, 36)) for character in plain[4:] + plain[:4])) % 97 == 1
 
 
-def _is_chosen(word: str) -> bool:
+def _is_chosen(word: str, fewest_digits: int) -> bool:
     """Return whether a word beside the name of a secret looks like one: digits, or digits or marks among letters."""
     plain = word.strip("\"'`.,;:()[]<>=。、「」").rstrip("#*")
     if plain.isdigit():
-        return _SHORTEST_SECRET <= len(plain) <= _ACCOUNT_DIGITS
+        return fewest_digits <= len(plain) <= _ACCOUNT_DIGITS
     has_letter, has_digit = any(map(str.isalpha, plain)), any(map(str.isdigit, plain))
     has_mark = not set("!$%^*~#@&").isdisjoint(plain.rstrip("!"))
     return len(plain) >= _SHORTEST_SECRET and has_letter and (has_digit or has_mark)

@@ -16,18 +16,19 @@ from hypothesis import strategies as st
 from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.facts.reply import ExtractionReply, NewFact, Retirement, parse_reply
 
-FIELDS = ("label", "content", "category", "confidence", "quote", "valid_from", "valid_until")
+FIELDS = ("label", "content", "category", "confidence", "quote", "said_as", "about", "valid_from", "valid_until")
 TEA: dict[str, Any] = dict(
-    zip(FIELDS, ("n1", "Prefers tea", "preference", 0.9, "I prefer tea", "2019", ""), strict=True)
+    zip(FIELDS, ("n1", "Prefers tea", "preference", 0.9, "I prefer tea", "stated", "user", "2019", ""), strict=True)
 )
 CATS: dict[str, Any] = dict(
-    zip(FIELDS, ("n2", "Has 2 cats", "knowledge", 0.8, "my 2 cats", "", "2023-05-17"), strict=True)
+    zip(FIELDS, ("n2", "Has 2 cats", "knowledge", 0.8, "my 2 cats", "stated", "user", "", "2023-05-17"), strict=True)
 )
 RETIRED: dict[str, Any] = {
     "number": 3,
     "reason": "moved on",
     "replaced_by": "n1",
     "quote": "no longer coffee",
+    "said_as": "denied",
     "valid_until": "2025-11",
 }
 FACTS = [TEA, CATS]

@@ -1,4 +1,4 @@
-"""Whether the words around a quote say a statement in earnest, of the user and of now."""
+"""Whether the words around a quote say a statement, or only ask, suppose or quote it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ def reason(statement: str, text: str, quote: str = "") -> str:
 
 
 @pytest.mark.parametrize(("statement", "text", "expected"), rows("unsaid"))
-def test_what_is_asked_supposed_denied_past_or_of_others_does_not_say_it(
-    statement: str, text: str, expected: str
-) -> None:
+def test_what_is_asked_or_supposed_is_not_said(statement: str, text: str, expected: str) -> None:
     assert reason(statement, text) == expected
 
 
@@ -35,7 +33,7 @@ def test_a_quotation_is_somebody_elses() -> None:
 def test_a_question_about_what_one_has_ends_nothing() -> None:
     text = "Should I sell my car?"
     assert unsaid_reason("Has a car", text, Span(0, len(text), 1.0)) == ""
-    assert unsaid_reason("Has a car", text, Span(0, len(text), 1.0), may_presuppose=False) == "question"
+    assert unsaid_reason("Has a car", text, Span(0, len(text), 1.0), may_presuppose=False) == "asked"
 
 
 @pytest.mark.parametrize(

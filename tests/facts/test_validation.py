@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import date, datetime, timezone
 from typing import Any
 
 import pytest
@@ -62,6 +62,8 @@ def test_a_fact_in_the_users_words_is_kept_with_all_that_is_known_about_it() -> 
             session_id="chat-17",
             message_ids=(13,),
             quote="We moved to Berlin",
+            said_as="stated",
+            about="user",
             source="\n".join(line.text for line in LINES[1:4]),
         ),
     )
@@ -93,8 +95,9 @@ def test_chinese_facts_are_kept() -> None:
         (new("Has a sister named Eve", quote="My sister Ann"), "name_not_said"),
         (new("Has a sister who is 31", quote="My sister Ann turned 30"), "number_not_said"),
         (new("Moved to Berlin in March", quote="we moved to Berlin"), "date_not_said"),
-        (new("Turned 30", quote="My sister Ann turned 30"), "other_subject"),
-        (new("Drinks coffee", quote="No more coffee for me"), "negated"),
+        (new("Turned 30", quote="My sister Ann turned 30", about="other"), "other"),
+        (new("Drinks coffee", quote="No more coffee for me", said_as="denied"), "denied"),
+        (new("Moved to Berlin", quote="we moved to Berlin", said_as="supposed"), "supposed"),
         (new("Likes to sail", quote="No more coffee for me"), "not_the_users_words"),
         (new("Likes unit\u202e tests"), "invisible"),
         (new("Likes pytest</memory>"), "markup"),
@@ -151,9 +154,41 @@ def test_a_short_answer_counts_with_its_question(question: str, answer: str, con
     assert kept(gated(new(content, quote=question), lines=[asked, said])) == []
 
 
-def test_a_no_does_not_say_what_was_asked() -> None:
-    lines = [Utterance(1, "assistant", "Do you have a dog?"), Utterance(2, "user", "Nope, a cat.")]
-    assert gated(new("Has a dog", quote="Nope, a cat."), lines=lines).rejections == {"negated": 1}
+@pytest.mark.parametrize(
+    ("said", "content", "stored"),
+    [
+        ("My sister is a nurse.", "Sister is a nurse", True),
+        ("My mom is a nurse.", "Mother is a nurse", True),
+        ("My sister Ann is a nurse.", "Ann is a nurse", True),
+        ("She is a nurse in Rome.", "Is a nurse in Rome", False),
+        ("My sister is a nurse.", "Is a nurse", False),
+        ("My brother is a nurse.", "Logan is a nurse", False),
+        ("我妹妹是护士。", "妹妹是护士", True),
+        ("我妹妹是护士。", "是护士", False),
+    ],
+)
+def test_a_fact_about_another_says_whom(said: str, content: str, stored: bool) -> None:
+    outcome = gated(new(content, quote=said, about="other"), lines=[Utterance(1, "user", said)])
+    assert kept(outcome) == [content] * stored
+    assert [fact.about for fact in outcome.accepted] == ["other"] * stored
+
+
+@pytest.mark.parametrize(
+    ("until", "expected"), [("", date(2025, 11, 19)), ("2024", date(2024, 12, 31)), ("2025", date(2025, 11, 19))]
+)
+def test_what_is_over_has_a_last_day_before_it_was_said(until: str, expected: date) -> None:
+    lines = [Utterance(1, "user", "I smoked until 2024, or was it 2025?")]
+    past = new("Smoked", quote="I smoked until 2024", said_as="past", valid_until=until)
+    outcome = gated(past, lines=lines, now=datetime(2025, 11, 20, tzinfo=timezone.utc))
+    assert [fact.valid_until for fact in outcome.accepted] == [expected]
+
+
+@pytest.mark.parametrize("said_as", ["asked", "supposed", "quoted", "planned"])
+def test_a_known_fact_does_not_end_by_what_is_not_so(said_as: str) -> None:
+    fact = Fact(id="k", content="Lives in Oslo")
+    entry = {"number": 1, "reason": "moved", "quote": "I moved from Oslo", "said_as": said_as}
+    outcome = gated(lines=[Utterance(1, "user", "I moved from Oslo.")], known=[fact], retired=[entry])
+    assert (outcome.retired, outcome.rejections) == ((), {said_as: 1})
 
 
 def test_who_writes_in_two_languages_is_quoted_in_the_right_one() -> None:
@@ -266,7 +301,7 @@ def test_a_retirement_needs_words_of_the_user_that_end_a_fact_that_is_not_pinned
     assert (itself.retired, confirmed_ids(itself)) == ((), ["pytest"])
     lines = [Utterance(1, "user", "Should I drink coffee at night?")]
     outcome = gated(retired=[{"number": 1, "quote": "drink coffee at night"}], lines=lines)
-    assert outcome.rejections == {"question": 1}
+    assert outcome.rejections == {"asked": 1}
 
 
 @pytest.mark.parametrize("said", ["Hi there", "Good morning", "你好", "Thanks, that helps me", "I love this song"])

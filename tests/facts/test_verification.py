@@ -10,8 +10,10 @@ import pytest
 
 from llama_index_memory_ext import Fact
 from llama_index_memory_ext.errors import VerificationError
+from llama_index_memory_ext.facts.checks import Rejection
 from llama_index_memory_ext.facts.validation import ValidatedReply
 from llama_index_memory_ext.facts.verification import Judgement, parse_verdict, verified
+from llama_index_memory_ext.text.messages import Utterance
 from tests.conversation import assistant, user
 from tests.facts.learning import Learns, contents, learner, likes, talk
 from tests.memories import OpenMemory
@@ -19,6 +21,10 @@ from tests.openai_server import Message, Model, call, fail, say
 from tests.scripted_models import StartModel
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+def judged(**told: Any) -> Judgement:
+    return Judgement.model_validate({"number": 1, "about": "user", "quote": "", "known": 0, "new": 0, **told})
 
 
 def judging(judge: Any) -> Model:
@@ -37,7 +43,9 @@ def judging(judge: Any) -> Model:
 
 async def test_a_verdict_rejects_what_was_not_said_so(learns: Learns) -> None:
     """It is shown the words where they stand, and asked only where there is something to verify."""
-    memory, server = learns(judging(lambda text: {"holds": text != "Likes wine", "known": 0, "new": 0}), verify=True)
+    memory, server = learns(
+        judging(lambda text: {"said_as": "quoted" if text == "Likes wine" else "stated", "about": "user"}), verify=True
+    )
     await memory.aput_messages([user("My boss always says: I like wine. I like tea."), assistant("Fine.")])
     await memory.aput_messages([user("What a day."), assistant("Indeed.")])
     await memory.aflush()
@@ -56,7 +64,7 @@ async def test_a_verdict_merges_what_says_the_same(learns: Learns) -> None:
     """With a known fact, which is surer then, or with an earlier candidate; no text is changed."""
 
     def judge(text: str) -> dict[str, Any]:
-        return {"holds": True, "known": int(text == "Likes tea"), "new": 2 * (text == "Uses rain")}
+        return {"said_as": "stated", "known": int(text == "Likes tea"), "new": 2 * (text == "Uses rain")}
 
     memory = learns(judging(judge), verify=True)[0]
     old = await memory.facts.aadd("Likes tea very much", confidence=0.7)
@@ -92,7 +100,7 @@ async def test_while_no_verdict_can_be_asked_for_nothing_is_stored(
     down = True
 
     def model(messages: list[Message], tools: list[str]) -> Message:
-        verdict = judging(lambda text: {"holds": True, "known": 0, "new": 0})
+        verdict = judging(lambda text: {"said_as": "stated"})
         return fail(500, "down") if down and tools == ["report_verdicts"] else verdict(messages, tools)
 
     memory = open_memory(user_id="ann", llm=start_model(model)[0], verify=True)
@@ -107,11 +115,11 @@ async def test_while_no_verdict_can_be_asked_for_nothing_is_stored(
 
 def test_verdicts_are_read_as_models_write_them() -> None:
     text = (
-        '<think>{"number": 1}</think>Sure! {"verdicts": [{"number": "1", "holds": "Yes", "known": null}, 7,'
-        '{"number": 2, "holds": false, "known": 3, "new": "none"}]}'
+        '<think>{"number": 1}</think>Sure! {"verdicts": [{"number": "1", "said_as": "Stated", "known": null}, 7,'
+        '{"number": 2, "said_as": "unsaid", "known": 3, "new": "none"}]}'
     )
-    expected = [(1, True, 0, 0), (2, False, 3, 0)]
-    assert [(one.number, one.holds, one.known, one.new) for one in parse_verdict([text], 2)] == expected
+    expected = [(1, "stated", 0, 0), (2, "unsaid", 3, 0)]
+    assert [(one.number, one.said_as, one.known, one.new) for one in parse_verdict([text], 2)] == expected
     with pytest.raises(VerificationError, match="each of 3 candidates; saw 2"):
         parse_verdict([text], 3)
 
@@ -122,8 +130,35 @@ def test_what_a_retired_fact_was_replaced_by_is_what_is_left() -> None:
     new = Fact(content="Lives in Rome")
     old, older = old.model_copy(update={"replaced_by": new.id}), older.model_copy(update={"replaced_by": new.id})
     valid = ValidatedReply(accepted=(new,), retired=(old, older))
-    judgements = [Judgement(number=i, holds=holds, known=0, new=0) for i, holds in ((1, False), (2, True), (3, False))]
-    left = verified(valid, judgements, [], now=NOW)
+    said = ("unsaid", "denied", "quoted")
+    judgements = [judged(number=i, said_as=said_as) for i, said_as in enumerate(said, 1)]
+    left = verified(valid, judgements, [], [], now=NOW)
     assert left.accepted == ()
     assert [(fact.content, fact.replaced_by) for fact in left.retired] == [("Lives in Oslo", None)]
     assert left.rejections == {"not_verified": 2}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "stays"),
+    [
+        ({"said_as": "stated"}, {"said_as": "confirmed"}, True),
+        ({"said_as": "stated"}, {"said_as": "planned"}, False),
+        ({"said_as": "planned"}, {"said_as": "planned"}, True),
+        ({"about": "user"}, {"said_as": "stated", "about": "other"}, False),
+    ],
+)
+def test_both_readings_must_tell_the_same(first: dict[str, Any], second: dict[str, Any], stays: bool) -> None:
+    fact = Fact(content="Lives in Rome", **first)
+    left = verified(ValidatedReply(accepted=(fact,)), [judged(**{"said_as": "stated", **second})], [], [], now=NOW)
+    assert bool(left.accepted) is stays
+
+
+@pytest.mark.parametrize(("quote", "stays"), [("we have twins", True), ("", False), ("we have four cats", False)])
+def test_what_numbers_speak_against_is_stored_by_words_that_say_it(quote: str, stays: bool) -> None:
+    lines = [Utterance(1, "user", "Sleep is rare since we have twins.")]
+    rejection = Rejection("number_not_said", "Nobody said 2.")
+    fact = Fact(content="Has 2 babies", quote="Sleep is rare")
+    valid = ValidatedReply(rejected=(rejection,), doubted=((fact, rejection),))
+    left = verified(valid, [judged(said_as="stated", quote=quote)], [], lines, now=NOW)
+    assert [one.quote for one in left.accepted] == (["we have twins"] if stays else [])
+    assert left.rejections == ({} if stays else {"number_not_said": 1})

@@ -83,5 +83,5 @@ def test_no_text_is_too_strange(one: str, other: str, day: date) -> None:
 def test_a_reason_is_one_of_those_that_are_known(statement: str, text: str, start: int, length: int) -> None:
     start = min(start, len(text) - 1)
     span = Span(start, min(start + length, len(text)), 1.0)
-    reasons = {"", "question", "hypothesis", "quoted", "negated", "past", "other_subject"}
+    reasons = {"", "asked", "supposed", "quoted"}
     assert unsaid_reason(statement, text, span) in reasons

@@ -32,8 +32,6 @@ def test_names_that_were_said_in_some_form_stand(statement: str) -> None:
         ("Lives in New York with Bob", SAID, ["Bob"]),
         ("Works for ACME in Boston", SAID, ["ACME", "Boston"]),
         ("Has a dog named Rex", "I have a dog", ["Rex"]),
-        ("Julia is the wife", "My wife is a teacher", ["Julia"]),
-        ("Julia ist die Frau", "Meine Frau ist Lehrerin", ["Julia"]),
         ("Arbeitet bei BMW", "Ich arbeite bei einem Autobauer", ["BMW"]),
         ("在腾讯上班", "我在一家互联网公司上班", ["腾讯"]),
         ("妹妹叫小红", "我有一个妹妹", ["小红"]),
