@@ -43,7 +43,7 @@ MAX_FACT = 500
 _MAX_QUOTE, _MAX_WORD = 2_000, 50
 # The least share of a fact's keywords that its message must have; of so few a name, a number or a date is enough.
 _LEAST_SHARE, _FEW_WORDS = 0.2, 6
-# The least share that must be the user's of what an agent's tool stores; and where tools and pages have said something, too.
+# The least share that must be the user's of what an agent's tool stores, and where others have said something, too.
 _USERS_SHARE, _USERS_SHARE_BESIDE_OTHERS = 0.4, 0.6
 _NOTHING = r"(?i)[\W_]*(?:null|none|nil|nan|n/a|undefined|unknown)?[\W_]*"
 # What nobody sees: tags (U+E0000 to U+E007F), and marks that turn the direction of a text.
@@ -317,7 +317,7 @@ def is_contradicted(ending: Ending, source: Source) -> Rejection | None:
     fact, place, new = ending.fact, ending.place, ending.new
     if place is None:
         return None
-    reason = ending.said_as if ending.said_as in _ENDS_NOTHING else ""
+    reason: str = ending.said_as if ending.said_as in _ENDS_NOTHING else ""
     reason = reason or unsaid_reason(fact.content, place.text, place.span, may_presuppose=False)
     if reason:
         return Rejection(reason, _ENDS_NOTHING[reason])

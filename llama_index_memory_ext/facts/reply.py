@@ -196,7 +196,7 @@ def read_confidence(value: Json) -> float:
 def read_said_as(value: Json) -> SaidAs:
     """Return how something was said; "stated" for a reply that does not tell, or in other words than asked for."""
     found = get_close_matches(str(value).strip().lower()[:_PERCENT], get_args(SaidAs), n=1, cutoff=0.8)
-    return found[0] if found else "stated"  # type: ignore[return-value] # one of the names
+    return found[0] if found else "stated"
 
 
 def read_about(value: Json) -> About:

@@ -68,9 +68,9 @@ def _worked_out(statement: str, source: str, said_on: date) -> Iterator[Day]:
         # Who turns 40 in May was born 40 years before that, which may be next year.
         yield from (Day(year + i, month) for month in months for i in (0, 1))
     for match in phrases("calendar", "day_of_month").finditer(source):
-        for months in (-1, 0, 1):
-            year, month = divmod(said_on.year * 12 + said_on.month - 1 + months, 12)
-            yield Day(year, month + 1, int(match["d"]))
+        for shift in (-1, 0, 1):
+            in_year, before = divmod(said_on.year * 12 + said_on.month - 1 + shift, 12)
+            yield Day(in_year, before + 1, int(match["d"]))
     for match in phrases("calendar", "year_end").finditer(source):
         yield Day(int(match["y"] or match["y2"]), 12, 31)
     yield from _feasts(source, said_on)
