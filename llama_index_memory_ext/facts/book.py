@@ -183,10 +183,13 @@ class FactBook:
         return (await self._store.facts.read(self.namespace, view=self._view)).facts
 
     async def _by_words(self, question: str) -> list[RankedFact]:
-        now = self._clock()
-        present = [fact for fact in await self.alist() if fact.state(now) == "present"]
-        ranked = await asyncio.to_thread(rank, present, question)
-        return [entry for entry in ranked if entry.similarity]
+        facts, now = await self._all(), self._clock()
+
+        def found() -> list[RankedFact]:
+            present = [fact for fact in facts if fact.state(now) == "present"]
+            return [entry for entry in rank(present, question) if entry.similarity]
+
+        return await asyncio.to_thread(found)
 
     def _checked(self, ttl: timedelta | None, fields: dict[str, Any]) -> dict[str, Any]:
         """The fields, with ``expires_at`` from the ``ttl``; a FactError for what is no ttl or category of this book."""
