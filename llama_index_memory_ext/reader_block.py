@@ -17,7 +17,7 @@ from pydantic import StrictBool
 
 from llama_index_memory_ext.background.jobs import JobKey
 from llama_index_memory_ext.errors import NoModelError
-from llama_index_memory_ext.language.stems import checked_languages
+from llama_index_memory_ext.language.tokens import checked_languages
 from llama_index_memory_ext.settings import checked
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter

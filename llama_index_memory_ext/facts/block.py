@@ -35,7 +35,7 @@ from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.known import UserFacts
 from llama_index_memory_ext.facts.prompt import check_categories
 from llama_index_memory_ext.facts.ranking import Weights
-from llama_index_memory_ext.language.stems import checked_languages
+from llama_index_memory_ext.language.tokens import checked_languages
 from llama_index_memory_ext.models.responses import Usage
 from llama_index_memory_ext.reader_block import DEFAULT_SESSION_ID, LogBlock, Switch
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key

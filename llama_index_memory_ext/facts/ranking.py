@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.fact import CONFIDENCE_WEIGHT, SIMILARITY_WEIGHT, utc_now
 from llama_index_memory_ext.language.dates import date_words
-from llama_index_memory_ext.language.stems import languages_of, words_in
-from llama_index_memory_ext.language.tokens import terms_of
+from llama_index_memory_ext.language.tokens import languages_of, terms_of, words_in
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
 from llama_index_memory_ext.search.tfidf import (
     SOURCE_SHARE,

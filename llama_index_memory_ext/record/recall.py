@@ -18,7 +18,7 @@ from llama_index.core.base.llms.types import MessageRole
 from llama_index_memory_ext.background.jobs import JobKey
 from llama_index_memory_ext.background.locks import Recent, lock_for
 from llama_index_memory_ext.language.dates import date_words
-from llama_index_memory_ext.language.stems import languages_of, terms_in
+from llama_index_memory_ext.language.tokens import languages_of, terms_in
 from llama_index_memory_ext.reader_block import sparing
 from llama_index_memory_ext.record.text import (
     EARLIER_CLOSING,

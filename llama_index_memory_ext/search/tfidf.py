@@ -18,14 +18,16 @@ from numpy.typing import NDArray
 
 from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.errors import SettingError
-from llama_index_memory_ext.language.stems import (
+from llama_index_memory_ext.language.tokens import (
+    Word,
     checked_languages,
+    indexed_words,
     is_function_word,
     languages_in,
     languages_of,
+    term_of,
     words_in,
 )
-from llama_index_memory_ext.language.tokens import Word, indexed_words, term_of
 from llama_index_memory_ext.settings import shown
 from llama_index_memory_ext.text.tokens import TokenCounter
 

@@ -10,7 +10,7 @@ import pytest
 from llama_index_memory_ext import TfidfRanker
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts.ranking import rank
-from llama_index_memory_ext.language.stems import languages_of
+from llama_index_memory_ext.language.tokens import languages_of
 from llama_index_memory_ext.search.tfidf import Document
 from tests.language import cases
 
