@@ -342,11 +342,9 @@ class RelevantFactsBlock(LogBlock):
     async def aopen(self, session_id: str) -> None:
         """Begin with a session: what other sessions of this user have left unread is extracted, too."""
         if self._extracts():
-            reader = self.reader_of(session_id)
-            for other in await self._store.users.read_by(reader, pending=True):
+            for other in await self._store.users.read_by(self.reader_of(session_id), pending=True):
                 if other != session_id:
-                    work = partial(self.extractor(other).extract, with_active=True)
-                    self.jobs.start(JobKey(other, reader), work, self.retry_seconds)
+                    self.jobs.start(self.job_key(other), self.extractor(other).extract, self.retry_seconds)
 
     async def anotice(self, session_id: str, *, answered: bool = False) -> None:
         """A turn of the session has ended, ``answered`` just now: extract facts from it in the background."""
@@ -354,13 +352,12 @@ class RelevantFactsBlock(LogBlock):
             if answered and not self._store.database.in_memory:
                 self._store.jobs.unread.add(session_id)
             work = partial(self.extractor(session_id).extract, least_turns=self.extract_every_turns, answered=True)
-            self.jobs.start(JobKey(session_id, self.reader_of(session_id)), work, self.retry_seconds)
+            self.jobs.start(self.job_key(session_id), work, self.retry_seconds)
 
     async def aflush(self, session_id: str = DEFAULT_SESSION_ID) -> None:
         """Extract what is left of the session, also of a turn that goes on; a failure is logged, and tried again."""
         if self._extracts():
-            work = partial(self.extractor(session_id, at_once=True).extract, with_active=True)
-            await self.jobs.finish(JobKey(session_id, self.reader_of(session_id)), work)
+            await self.jobs.finish(self.job_key(session_id), self.extractor(session_id, at_once=True).extract)
             # What has failed was told.
             self._store.jobs.unread.discard(session_id)
 

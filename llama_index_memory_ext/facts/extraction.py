@@ -80,13 +80,6 @@ class Progress(NamedTuple):
     halved: float = 0
     set_aside: tuple[SetAside, ...] = ()
 
-    @property
-    def state(self) -> Json:
-        """The progress as JSON, about single rows (``Readers.move``); None if there is nothing to know."""
-        fields = self._asdict()
-        turns = fields.pop("set_aside")
-        return None if self == Progress() else {**fields, ROWS: [list(turn) for turn in turns]}
-
     def succeeded(self) -> Progress:
         """Return the progress after a batch was stored."""
         return Progress(set_aside=self.set_aside, halved=max(self.halved - _GROWTH, 0))
@@ -94,6 +87,13 @@ class Progress(NamedTuple):
     def leaving(self, turn: SetAside) -> Progress:
         """Return the progress after a turn was set aside."""
         return Progress(in_a_row=self.in_a_row + 1, set_aside=(*self.set_aside, turn))
+
+    @property
+    def state(self) -> Json:
+        """The progress as JSON, about single rows (``Readers.move``); None if there is nothing to know."""
+        fields = self._asdict()
+        turns = fields.pop("set_aside")
+        return None if self == Progress() else {**fields, ROWS: [list(turn) for turn in turns]}
 
 
 def progress_of(state: Json) -> Progress:
@@ -179,22 +179,18 @@ class Extractor:
     instructions: str | None = None
     at_once: bool = False
 
-    async def extract(self, *, least_turns: int = 1, with_active: bool = False, answered: bool = False) -> None:
-        """Extract batches until fewer than ``least_turns`` turns are left.
-
-        ``answered``: with the turn that has just ended; a question without an answer is left.
-        """
-        while await self.extract_next(least_turns=least_turns, with_active=with_active or answered, answered=answered):
+    async def extract(self, *, least_turns: int = 1, answered: bool = False) -> None:
+        """Extract batches until fewer than ``least_turns`` turns are left."""
+        while await self.extract_next(least_turns=least_turns, answered=answered):
             pass
 
-    async def extract_next(
-        self, *, least_turns: int = 0, with_active: bool = True, answered: bool = False
-    ) -> Extracted | None:
+    async def extract_next(self, *, least_turns: int = 0, answered: bool = False) -> Extracted | None:
         """Extract one batch; None if fewer than ``least_turns`` turns are left. If the model fails, it stays unread.
 
-        What the model raises is raised, unless the batch was halved, or a turn that fails again and again set aside.
+        ``answered``: of the current turn, only if it has its answer. What the model raises is raised, unless the batch
+        was halved, or a turn that fails again and again set aside.
         """
-        unread = await self._unread(with_active=with_active)
+        unread = await self._unread()
         rows, progress = unread.rows, progress_of(unread.state)
         room = self._room(progress.halved) if rows else Room()
         said = await self._said(rows, room)
@@ -282,11 +278,11 @@ class Extractor:
     def _store(self) -> MemoryStore:
         return self.known.store
 
-    async def _unread(self, *, with_active: bool) -> LogPage:
+    async def _unread(self) -> LogPage:
         """Return the oldest unread rows; the session is registered as the user's before anything is made of them."""
         readers = self._store.readers
         while True:
-            unread = await readers.unread(self.session_id, self.reader, with_active=with_active, limit=_BATCH_ROWS)
+            unread = await readers.unread(self.session_id, self.reader, with_active=True, limit=_BATCH_ROWS)
             if unread.registered or not unread.rows:
                 return unread
             # The session may be one that a plain Memory has written.
@@ -319,9 +315,8 @@ class Extractor:
 
     def _room(self, halved: float = 0) -> Room:
         """Return what a request has room for, after so many halvings; all that we ask for if that is unknown."""
-        try:
-            llm = self.block.chosen_llm()
-        except Exception:  # noqa: BLE001 - that there is no model is told when it is asked
+        llm = self.block.known_llm()
+        if llm is None:
             return asking.room_in(None, 0, halved=halved)
         window, answer = context_window(llm), getattr(llm, "max_tokens", None)
         prompt = self._prompt(())
