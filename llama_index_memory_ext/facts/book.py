@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 
 from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.fact import Fact, FactFields, restored, retire, utc_now, view_of
+from llama_index_memory_ext.fact import CATEGORIES, Fact, FactFields, restored, retire, utc_now, view_of
 from llama_index_memory_ext.facts.foreign import EXPORTS, foreign_facts
 from llama_index_memory_ext.facts.history import history_of
 from llama_index_memory_ext.facts.ranking import rank
@@ -247,7 +247,7 @@ def _expiry(ttl: timedelta, now: datetime, fields: dict[str, Any]) -> datetime:
 
 def _parse(lines: str, namespace: str, categories: Sequence[str] | None, view: AgentView) -> list[Fact]:
     is_own = _SCHEMA in lines.partition("\n")[0]
-    facts = None if is_own else foreign_facts(lines, namespace, categories)
+    facts = None if is_own else foreign_facts(lines, namespace, categories or CATEGORIES)
     for number, line in enumerate(filter(str.strip, lines.splitlines() if facts is None else ()), start=1):
         facts = facts or []
         try:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.fact import CONFIDENCE_WEIGHT, SIMILARITY_WEIGHT, utc_now
 from llama_index_memory_ext.language.dates import date_words
-from llama_index_memory_ext.language.tokens import languages_of, terms_of, words_in
+from llama_index_memory_ext.language.tokens import languages_of, terms_in, words_in
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
 from llama_index_memory_ext.search.tfidf import (
     SOURCE_SHARE,
@@ -232,7 +232,7 @@ class ShowableFacts:
         """
         ongoing = 1.0
         if self.period is None:
-            terms = {term for text in (question, *context) for term in terms_of(text)}
+            terms = {term for text in (question, *context) for term in terms_in(text)}
             ongoing = min(1.0, len(terms) / _ONGOING_TERMS) ** 2
         shares = weights.shares(ongoing)
         similarities: Numbers = np.zeros(len(self.facts))

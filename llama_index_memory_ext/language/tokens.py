@@ -151,12 +151,6 @@ def indexed_words(text: str) -> tuple[Word, ...]:
     return tuple(word for word in words_of(text) if word.term != _ANY_VERB)
 
 
-@lru_cache(maxsize=32)
-def terms_of(text: str) -> tuple[str, ...]:
-    """Returns the terms of ``indexed_words``."""
-    return tuple(word.term for word in indexed_words(text))
-
-
 def without_accents(word: str) -> str:
     """Returns a word without the accents on its letters: "cafe" for "café"."""
     if word.isascii():
@@ -238,22 +232,29 @@ def languages_of(text: str, among: tuple[str, ...] | None = None) -> tuple[str, 
     if among is not None and len(among) == 1:
         return among
     plain = (text if len(text) <= 2 * _END else f"{text[:_END]} {text[-_END:]}").casefold()
-    scores: defaultdict[str, float] = defaultdict(float)
-    if not plain.isascii() and len(re.findall("[\u0400-\u04ff]", plain)) > len(re.findall("[a-z\u00c0-\u024f]", plain)):
-        # Ukrainian, Serbian and Macedonian have other endings than Russian.
-        scores["ru"] = 0.0 if re.search("[\u0452-\u045f\u0491]", plain) else 1.0
-    else:
-        words, letters = set(re.findall(r"[^\W\d_]+", plain)), set() if plain.isascii() else set(plain)
-        for known, weight, ones in ((_by_word(), 1.0, words), (_by_letter(), _LETTER_WEIGHT, letters)):
-            for codes in (known[one] for one in ones & known.keys()):
-                for code in codes:
-                    scores[code] += weight / len(codes)
+    scores = _scores(plain)
     best = max(scores.values(), default=0.0)
-    found = ["en"] if scores["en"] == best else [code for code in scores if scores[code] >= _PLAUSIBLE * best]
     if best < _LEAST_SCORE:
-        found = []
+        return among or ()
+    found = [code for code in scores if scores[code] >= _PLAUSIBLE * best]
+    if scores.get("en") == best:
+        found = ["en"]
     found.sort(key=lambda code: (-round(scores[code], 6), code))
     return tuple(code for code in found if among is None or code in among) or among or ()
+
+
+def _scores(plain: str) -> Mapping[str, float]:
+    """Return what the function words and the rare letters of a text in lower case say for each language."""
+    if len(re.findall("[\u0400-\u04ff]", plain)) > len(re.findall("[a-z\u00c0-\u024f]", plain)):
+        # Ukrainian, Serbian and Macedonian have other endings than Russian.
+        return {} if re.search("[\u0452-\u045f\u0491]", plain) else {"ru": 1.0}
+    scores = defaultdict[str, float](float)
+    words = set(re.findall(r"[^\W\d_]+", plain))
+    for known, weight, marks in ((_by_word(), 1.0, words), (_by_letter(), _LETTER_WEIGHT, set(plain))):
+        for mark in marks & known.keys():
+            for code in known[mark]:
+                scores[code] += weight / len(known[mark])
+    return scores
 
 
 def languages_in(frequency: Callable[[str], int], total: int) -> tuple[str, ...]:
@@ -274,7 +275,7 @@ def is_function_word(word: str, codes: Iterable[str]) -> bool:
     return any(word in FUNCTION_WORDS[code] for code in codes)
 
 
-def words_in(text: str, codes: Sequence[str]) -> Iterator[Word]:
+def words_in(text: str, codes: Sequence[str] = ()) -> Iterator[Word]:
     """Yield the words of a text that have a meaning, with their stems in the first of these languages as terms.
 
     Without a code they are those of ``indexed_words``. Two texts are compared in the same language.
@@ -287,7 +288,7 @@ def words_in(text: str, codes: Sequence[str]) -> Iterator[Word]:
             yield Word(word.written, term_of(word.written, code))
 
 
-def terms_in(text: str, codes: Sequence[str]) -> tuple[str, ...]:
+def terms_in(text: str, codes: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the terms of ``words_in``."""
     return tuple(word.term for word in words_in(text, codes))
 
