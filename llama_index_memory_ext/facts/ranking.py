@@ -262,13 +262,12 @@ class Ranking(NamedTuple):
 
     def best_first(self) -> Iterator[RankedFact]:
         """Yield all facts, best first; of equally good ones the newest first."""
-        places = np.arange(len(self.scores))
-        many = len(places) > 2 * _BEST
-        if many:
+        least = 0.0
+        if len(self.scores) > 2 * _BEST:
             # The best ones are often enough.
             least = np.partition(self.scores, -_BEST)[-_BEST]
-            yield from self._sorted(np.flatnonzero(self.scores >= least), end=_BEST)
-        yield from self._sorted(places, start=_BEST if many else 0)
+        yield from self._sorted(np.flatnonzero(self.scores >= least))
+        yield from self._sorted(np.flatnonzero(self.scores < least))
 
     def first(self) -> list[RankedFact]:
         """Return the pinned facts and corrections, best first."""
@@ -326,9 +325,9 @@ class Ranking(NamedTuple):
                 left -= tokens
         return chosen
 
-    def _sorted(self, places: NDArray[np.intp], start: int = 0, end: int | None = None) -> Iterator[RankedFact]:
+    def _sorted(self, places: NDArray[np.intp]) -> Iterator[RankedFact]:
         one = self.showable
-        for i in places[np.lexsort((one.newer[places], -self.scores[places]))][start:end].tolist():
+        for i in places[np.lexsort((one.newer[places], -self.scores[places]))].tolist():
             fact = one.facts[i]
             yield RankedFact(
                 fact,
