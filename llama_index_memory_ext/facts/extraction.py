@@ -191,24 +191,10 @@ class Extractor:
         was halved, or a turn that fails again and again set aside.
         """
         unread = await self._unread()
-        rows, progress = unread.rows, progress_of(unread.state)
-        room = self._room(progress.halved) if rows else Room()
-        said = await self._said(rows, room)
-        end, is_full = len(rows), len(rows) >= _BATCH_ROWS
-        if answered:
-            end = asking.answered_end(said, [row.is_active for row in rows]) or is_full * end
-        turns = sum(one.is_users for one in said[:end])
-        # A full batch is extracted in any case: a turn of very many tool calls must not stand in the way for ever.
-        if not end or (turns < least_turns and not is_full):
-            if not turns:
-                self._store.jobs.unread.discard(self.session_id)
+        progress = progress_of(unread.state)
+        batch = await self._next_batch(unread, progress, least_turns, answered=answered)
+        if batch is None:
             return None
-        texts, count = [one.text for one in said[:end]], self.block.tokenizer_fn.count
-        tokens = await asyncio.to_thread(lambda: [count(text) for text in texts])
-        days = [row.said_at and row.said_at.date() for row in rows[:end]]
-        starts = [one.is_users for one in said[:end]]
-        end = asking.batch_end(starts, tokens, days, token_limit=room.batch, most_turns=progress.most_turns)
-        batch = await self._batch(replace(unread, rows=rows[:end]), said[:end], room)
         try:
             return await self._learn(batch, progress.succeeded())
         except StoreError:
@@ -288,6 +274,27 @@ class Extractor:
             # The session may be one that a plain Memory has written.
             opening = Opening(None if self.known.namespace == self.session_id else self.known.namespace)
             await self._store.users.claim(self.session_id, opening, readers=[self.reader], epoch=unread.epoch)
+
+    async def _next_batch(
+        self, unread: LogPage, progress: Progress, least_turns: int, *, answered: bool
+    ) -> Batch | None:
+        """Return as many of the unread rows as one request may have; None if fewer turns than ``least_turns`` are."""
+        rows, room = unread.rows, self._room(progress.halved) if unread.rows else Room()
+        said = await self._said(rows, room)
+        # A full batch is extracted in any case: a turn of very many tool calls must not stand in the way for ever.
+        end, is_full = len(rows), len(rows) >= _BATCH_ROWS
+        if answered:
+            end = asking.answered_end(said, [row.is_active for row in rows]) or is_full * end
+        starts = [one.is_users for one in said[:end]]
+        if not any(starts) and not is_full:
+            self._store.jobs.unread.discard(self.session_id)
+        if not end or (sum(starts) < least_turns and not is_full):
+            return None
+        texts, count = [one.text for one in said[:end]], self.block.tokenizer_fn.count
+        tokens = await asyncio.to_thread(lambda: [count(text) for text in texts])
+        days = [row.said_at and row.said_at.date() for row in rows[:end]]
+        end = asking.batch_end(starts, tokens, days, token_limit=room.batch, most_turns=progress.most_turns)
+        return await self._batch(replace(unread, rows=rows[:end]), said[:end], room)
 
     async def _said(self, rows: Sequence[LogRow], room: Room) -> list[Utterance]:
         """Return what each row says, clipped to half a batch, and who: the user whose facts these are, or another one.
