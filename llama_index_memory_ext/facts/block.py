@@ -34,7 +34,7 @@ from llama_index_memory_ext.fact import (
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.known import UserFacts
 from llama_index_memory_ext.facts.prompt import check_categories
-from llama_index_memory_ext.facts.ranking import Weights
+from llama_index_memory_ext.facts.ranking import Weights, explain
 from llama_index_memory_ext.language.tokens import checked_languages
 from llama_index_memory_ext.models.responses import Usage
 from llama_index_memory_ext.reader_block import DEFAULT_SESSION_ID, LogBlock, Switch
@@ -54,9 +54,8 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.background.jobs import Jobs
     from llama_index_memory_ext.fact import SetAside
-    from llama_index_memory_ext.facts.explanation import Explanation
     from llama_index_memory_ext.facts.extraction import Extractor
-    from llama_index_memory_ext.facts.ranking import RankedFact, Ranking, ShowableFacts
+    from llama_index_memory_ext.facts.ranking import Explanation, RankedFact, Ranking, ShowableFacts
     from llama_index_memory_ext.search.tfidf import FactRanker
     from llama_index_memory_ext.store.tables import LogPage, Snapshot
 
@@ -284,8 +283,6 @@ class RelevantFactsBlock(LogBlock):
         For a question about the past, each past fact is one of them. Only a block without a ``user_id`` needs a
         ``session_id``; ``context`` are the turns before, oldest first.
         """
-        from llama_index_memory_ext.facts.explanation import explain  # at first use
-
         ranking = await self._ranked(question, session_id, context)
         concern = ranking.concern(self.min_similarity, self.general_facts)
         return await asyncio.to_thread(explain, ranking, self._room, concern)

@@ -1,8 +1,12 @@
-"""Scores facts for a question by similarity, confidence and recency, and chooses those that fit a token limit."""
+"""Scores facts for a question, chooses those that fit a token limit, and explains why."""
 
 from __future__ import annotations
 
+import textwrap
+from collections import defaultdict
 from contextlib import nullcontext
+from dataclasses import dataclass
+from html import escape
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -120,7 +124,7 @@ def counted_line(fact: Fact, counter: TokenCounter) -> CountedText:
 
 
 # Where a fact has a word of what was asked; and that only a turn before the question asks for it.
-OWN, DATE, SOURCE, EARLIER = "", "date", "source", "earlier turn"
+_OWN, _DATE, _SOURCE, _EARLIER = "", "date", "source", "earlier turn"
 
 
 class RankedFact(NamedTuple):
@@ -147,7 +151,7 @@ class RankedFact(NamedTuple):
         compared by their stems in the language of the question.
         """
         fact, found = self.fact, dict[str, str]()
-        texts = {OWN: fact.content, DATE: date_words(fact.began), SOURCE: fact.source}
+        texts = {_OWN: fact.content, _DATE: date_words(fact.began), _SOURCE: fact.source}
         for turn, asked in enumerate(self.asked):
             codes = languages_of(asked, self.languages) or languages_of(
                 f"{fact.content}\n{fact.source}", self.languages
@@ -156,7 +160,7 @@ class RankedFact(NamedTuple):
             for word in words_in(asked, codes):
                 where = next((where for where in terms if word.term in terms[where]), None)
                 if where is not None:
-                    found.setdefault(word.written, ", ".join(filter(None, (where, EARLIER if turn else ""))))
+                    found.setdefault(word.written, ", ".join(filter(None, (where, _EARLIER if turn else ""))))
         return found
 
     @property
@@ -405,3 +409,100 @@ def format_facts(
     lines = {fact.id: counted_line(fact, counter) for fact in present}
     ranking = ShowableFacts(present, _indexed(present), lines=lines).rank(question, context, Weights())
     return "".join(lines[fact.id] for fact in ranking.fit(max_tokens))
+
+
+_COLUMNS = ("fact", "similarity", "confidence", "recency", "score", "words in common", "tokens", "shown")
+_CONTENT_WIDTH, _MOST_WORDS = 48, 5
+_ABOUT_SIMILARITY = "Similarity compares these facts with each other: the one that is most like the question has 1."
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedFact:
+    """One fact for one question: its numbers in 0..1, the words in common, and why it is shown, or why not.
+
+    ``similarity`` is relative: the fact that is most like the question has 1. ``matched`` are the words in common, and
+    ``words`` the same by where they stand: "live; source: paris; earlier turn: trip", "" without any.
+    """
+
+    fact: Fact
+    similarity: float
+    confidence: float
+    score: float
+    matched: tuple[str, ...]
+    tokens: int
+    injected: bool
+    why: str
+    recency: float = 0.0
+    words: str = ""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Explanation:
+    """The facts for one question, best first, the tokens of those that are shown, and what the numbers weigh."""
+
+    facts: tuple[ExplainedFact, ...]
+    tokens: int
+    limit: int
+    weights: Weights
+
+    def __repr__(self) -> str:
+        rows = [_COLUMNS, *map(_cells, self.facts)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join([*lines, *self.notes])
+
+    def _repr_html_(self) -> str:
+        head = f"<th>{'</th><th>'.join(_COLUMNS)}</th>"
+        rows = [head, *(f"<td>{'</td><td>'.join(map(escape, _cells(fact)))}</td>" for fact in self.facts)]
+        return f"<table><tr>{'</tr><tr>'.join(rows)}</tr></table><p>{'<br>'.join(self.notes)}</p>"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the table must know: the tokens, how the score is made, and what similarity is."""
+        parts = [f"{weight:.2f} {name}" for name, weight in self.weights._asdict().items() if round(weight, 2)]
+        number = sum(fact.injected for fact in self.facts)
+        shown = f"{number} fact{'s' * (number != 1)}, {self.tokens} tokens"
+        tokens = f"Shown: {shown}. There is room for {self.limit} tokens: the limit without the tags around all facts."
+        return tokens, f"score = {' + '.join(parts)}", _ABOUT_SIMILARITY
+
+
+def explain(ranking: Ranking, limit: int, concern: Concern) -> Explanation:
+    """Say which of the ranked facts fit into ``limit`` tokens, and why; ``concern`` leaves those that may be shown."""
+    ranked = list(ranking.best_first())
+    concerning = {entry.fact.id for entry in concern(ranked)}
+    shown = {fact.id for fact in ranking.fit(limit, concern)}
+    facts = []
+    for entry in ranked:
+        fact, matches, tokens = entry.fact, entry.matches, ranking.showable.lines[entry.fact.id].tokens
+        if fact.id in shown:
+            why = _why_shown(entry, matches.values())
+        else:
+            why = "left out: no room" if fact.id in concerning else "left out: too little in common"
+        by_place = defaultdict[str, list[str]](list)
+        for word, place in sorted(matches.items(), key=lambda item: bool(item[1])):
+            by_place[place].append(word)
+        listed = {place: ", ".join(words[:_MOST_WORDS]) for place, words in by_place.items()}
+        words = "; ".join(f"{place}: {found}" if place else found for place, found in listed.items())
+        numbers = entry.similarity, entry.confidence, entry.score
+        facts.append(ExplainedFact(fact, *numbers, tuple(matches), tokens, fact.id in shown, why, entry.recency, words))
+    return Explanation(tuple(facts), sum(fact.tokens for fact in facts if fact.injected), limit, ranking.weights)
+
+
+def _why_shown(entry: RankedFact, places: Collection[str]) -> str:
+    """By the best place of a word in common: the fact's own words, for the question itself."""
+    if entry.past:
+        return "was true before"
+    if comes_first(entry.fact):
+        return comes_first(entry.fact)
+    if not entry.similarity:
+        return "nothing in common, but room"
+    for place in (_OWN, _DATE, _SOURCE):
+        if place in places:
+            return f"matches in its {place} only" if place else "matches in its own words"
+    return f"matches an {_EARLIER} only" if places else "similar without a word in common"
+
+
+def _cells(fact: ExplainedFact) -> tuple[str, ...]:
+    content = textwrap.shorten(fact.fact.content, _CONTENT_WIDTH, placeholder="...")
+    numbers = (f"{number:.2f}" for number in (fact.similarity, fact.confidence, fact.recency, fact.score))
+    return (content, *numbers, fact.words, str(fact.tokens), f"yes: {fact.why}" if fact.injected else fact.why)

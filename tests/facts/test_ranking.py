@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from llama_index_memory_ext import CondensedMemory, RelevantFactsBlock, TokenCounter
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.facts.explanation import Explanation
 from llama_index_memory_ext.facts.ranking import (
     FIRST_SHARE,
+    Explanation,
     Ranking,
     ShowableFacts,
     Weights,
