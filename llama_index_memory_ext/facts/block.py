@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
-from datetime import datetime
 from functools import cache, partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,7 +27,6 @@ from llama_index_memory_ext.fact import (
     AgentView,
     Fact,
     Scope,
-    utc_now,
     view_of,
 )
 from llama_index_memory_ext.facts.book import FactBook
@@ -165,7 +163,6 @@ class RelevantFactsBlock(LogBlock):
     _retired_in: Recent[str, int] = PrivateAttr(default_factory=Recent)
     _shown: Recent[tuple[object, ...], tuple[CountedText, list[Fact]]] = PrivateAttr(default_factory=Recent)
     _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
-    _clock: Callable[[], datetime] = PrivateAttr(default_factory=lambda: utc_now)
     _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
 
     # A field's check, because an error of the whole block would carry all of its fields, the model too.
@@ -262,9 +259,14 @@ class RelevantFactsBlock(LogBlock):
 
     def book(self, session_id: str = DEFAULT_SESSION_ID) -> FactBook:
         """The facts of a session's user, to look at and to change."""
-        how: Any = {"categories": tuple(self.categories), "clock": self._clock}
-        how |= {"agent_id": self.agent_id, "scope": self.scope, "search": partial(self.asearch, session_id=session_id)}
-        return FactBook(self._store, self.namespace_of(session_id), **how)
+        return FactBook(
+            self._store,
+            self.namespace_of(session_id),
+            agent_id=self.agent_id,
+            scope=self.scope,
+            categories=tuple(self.categories),
+            search=partial(self.asearch, session_id=session_id),
+        )
 
     async def asearch(self, question: str, *, session_id: str = DEFAULT_SESSION_ID) -> list[RankedFact]:
         """The facts that have something in common with a question, best first; [] if none has.
@@ -397,8 +399,7 @@ class RelevantFactsBlock(LogBlock):
         known = self._users.get(key)
         if known is None:
             make = partial(self._make_ranker, namespace)
-            clock = lambda: self._clock()  # noqa: E731, PLW0108 - it may be set later
-            known = UserFacts(self._store, namespace, view, make, self.tokenizer_fn, clock)
+            known = UserFacts(self._store, namespace, view, make, self.tokenizer_fn)
             self._users.put(key, known)
         return known
 

@@ -39,7 +39,6 @@ class FactBook:
         agent_id: The agent that may have facts of its own.
         scope: Which facts are seen, as for ``RelevantFactsBlock``; "all": those of all agents, and the shared ones.
         categories: The categories that a fact may be given; None: any.
-        clock: Says what time it is, with a time zone.
         search: Finds facts for a question, best first; None: by their words.
 
     Raises:
@@ -54,10 +53,9 @@ class FactBook:
         agent_id: str | None = None,
         scope: Scope | Literal["all"] | None = None,
         categories: Sequence[str] | None = None,
-        clock: Callable[[], datetime] = utc_now,
         search: Callable[[str], Awaitable[Sequence[RankedFact]]] | None = None,
     ) -> None:
-        self._store, self._clock, self._search = store, clock, search or self._by_words
+        self._store, self._search = store, search or self._by_words
         self.namespace, self._view = namespace, view_of(agent_id, scope)
         self.categories = None if categories is None else tuple(categories)
 
@@ -66,7 +64,7 @@ class FactBook:
 
         A fact whose ``valid_until`` has passed is neither: it is listed, and ``fact.state(now)`` is "past".
         """
-        facts, now = await self._all(), self._clock()
+        facts, now = await self._all(), utc_now()
         kept = [fact for fact in facts if with_retired or not fact.retired]
         chosen = [fact for fact in kept if with_expired or not fact.expired(now)]
         return sorted(chosen, key=lambda fact: fact.created_at, reverse=True)
@@ -144,7 +142,7 @@ class FactBook:
 
         ``past_retirements`` keeps that it was retired. What had replaced it holds as well, until somebody retires that.
         """
-        return await self._change(fact_id, lambda fact: restored(fact, self._clock()))
+        return await self._change(fact_id, lambda fact: restored(fact, utc_now()))
 
     async def ahistory(self, fact_id: str) -> list[Fact]:
         """The fact with what it has replaced and what has replaced it, oldest first. A FactError for an unknown id.
@@ -183,7 +181,7 @@ class FactBook:
         return (await self._store.facts.read(self.namespace, view=self._view)).facts
 
     async def _by_words(self, question: str) -> list[RankedFact]:
-        facts, now = await self._all(), self._clock()
+        facts, now = await self._all(), utc_now()
 
         def found() -> list[RankedFact]:
             present = [fact for fact in facts if fact.state(now) == "present"]
@@ -197,7 +195,7 @@ class FactBook:
             self._check_category(visible(fields["category"]))
         if "agent_id" in fields:
             self._view.check(fields["agent_id"])
-        return fields if ttl is None else {**fields, "expires_at": _expiry(ttl, self._clock(), fields)}
+        return fields if ttl is None else {**fields, "expires_at": _expiry(ttl, utc_now(), fields)}
 
     def _check_category(self, category: str) -> None:
         if self.categories is not None and category not in self.categories:

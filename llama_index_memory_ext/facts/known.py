@@ -9,6 +9,7 @@ from datetime import date, datetime, time, timedelta, timezone
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.facts.history import past_facts, period_asked, true_in
 from llama_index_memory_ext.facts.ranking import ShowableFacts, counted_line, document_of
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
@@ -44,10 +45,9 @@ class UserFacts:
         view: AgentView,
         make_ranker: Callable[[], FactRanker],
         counter: TokenCounter,
-        clock: Callable[[], datetime],
     ) -> None:
         self.store, self.namespace, self.view = store, namespace, view
-        self._make_ranker, self._counter, self._clock = make_ranker, counter, clock
+        self._make_ranker, self._counter = make_ranker, counter
         self.changes = NOTHING_READ
         self.facts: dict[str, Fact] = {}
         self.past: tuple[Fact, ...] = ()
@@ -75,7 +75,7 @@ class UserFacts:
             if changes.facts or not changes.fresh:
                 await asyncio.to_thread(self._take, changes)
             self.changes = changes
-        has_ended = self._holds_until and self._holds_until <= self._clock()
+        has_ended = self._holds_until and self._holds_until <= utc_now()
         if has_ended or (self.facts and self._ranker is None):
             await asyncio.to_thread(self._take, NOTHING_READ)
         return self
@@ -83,7 +83,7 @@ class UserFacts:
     async def asked(self, question: str) -> ShowableFacts:
         """Return the facts that may be shown for a question: those that hold, and past ones if it asks for the past."""
         # No time tells facts of one day apart.
-        period = period_asked(question, self._clock().date()) if self.past or self.present.has_times else None
+        period = period_asked(question, utc_now().date()) if self.past or self.present.has_times else None
         return self.present if period is None else await asyncio.to_thread(self._in_period, period)
 
     async def refresh(self) -> None:
@@ -103,7 +103,7 @@ class UserFacts:
         Readers meanwhile see all of a change or nothing.
         """
         with self._guard:
-            now = self._clock()
+            now = utc_now()
             facts = dict(self.facts) if changes.fresh else {}
             facts |= {fact.id: fact for fact in changes.facts}
             active = tuple(fact for fact in facts.values() if fact.state(now) == "present")

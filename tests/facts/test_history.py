@@ -37,7 +37,8 @@ class OpenBlock(Protocol):
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[datetime]:
     """The time of the blocks is the last of these."""
     times = [NOW]
-    monkeypatch.setattr("llama_index_memory_ext.facts.block.utc_now", lambda: times[-1])
+    for name in ("known", "book"):
+        monkeypatch.setattr(f"llama_index_memory_ext.facts.{name}.utc_now", lambda: times[-1])
     return times
 
 
