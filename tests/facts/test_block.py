@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.llms.openai import OpenAI
 
 from llama_index_memory_ext import Fact, FactError, MemoryStore, RelevantFactsBlock, SettingError, TokenCounter
 from llama_index_memory_ext.fact import retire
@@ -27,12 +28,11 @@ from tests.scripted_models import StartModel
 COUNTER = TokenCounter()
 
 
-async def test_another_session_of_the_user_is_shown_what_one_has_said(
-    open_memory: OpenMemory, start_model: StartModel
-) -> None:
-    llm, server = start_model(learner)
+async def test_another_session_of_the_user_is_shown_what_one_has_said(open_memory: OpenMemory, learns: Learns) -> None:
+    memory, server = learns(session_id="monday")
+    llm = memory.facts_block.llm
     agent = FunctionAgent(llm=llm)
-    async with open_memory("monday", user_id="ann", llm=llm) as memory:
+    async with memory:
         await agent.run("I like Python and tea.", memory=memory)
         await agent.run("I use Docker.", memory=memory)
     async with open_memory("friday", user_id="ann", llm=llm) as memory:
@@ -104,7 +104,7 @@ async def test_no_facts_exceed_the_limit(facts: list[tuple[str, float, bool]], l
     await block.aclose()
 
 
-async def test_an_extraction_does_not_delay_the_answer(open_memory: OpenMemory, start_model: StartModel) -> None:
+async def test_an_extraction_does_not_delay_the_answer(open_memory: OpenMemory, learns: Learns) -> None:
     """The model that extracts waits until the next question has been answered: nobody waits for it."""
     answered = threading.Event()
 
@@ -113,9 +113,8 @@ async def test_an_extraction_does_not_delay_the_answer(open_memory: OpenMemory, 
             assert answered.wait(20)
         return learner(messages, tools)
 
-    llm, server = start_model(slow)
-    memory = open_memory("chat", user_id="ann", llm=llm)
-    agent = FunctionAgent(llm=llm)
+    memory, server = learns(slow)
+    agent = FunctionAgent(llm=memory.facts_block.llm)
     await agent.run("I like tea.", memory=memory)
     assert str(await agent.run("And now?", memory=memory)) == "Fine."
     answered.set()
@@ -150,14 +149,8 @@ async def test_a_failing_model_costs_nothing(
         return say("I would rather not say {")
 
     llm, _ = start_model(model)
-    unreachable: dict[str, Any] = {
-        "model": "gpt-4o-mini",
-        "api_base": "http://127.0.0.1:9",
-        "api_key": "x",
-        "max_retries": 0,
-    }
-    extractor = type(llm)(**unreachable) if failure == "no key" else llm
-    memory = open_memory("chat", user_id="ann", llm=extractor)
+    unreachable = OpenAI(model="gpt-4o-mini", api_base="http://127.0.0.1:9", api_key="x", max_retries=0)
+    memory = open_memory("chat", user_id="ann", llm=unreachable if failure == "no key" else llm)
     agent = FunctionAgent(llm=llm)
     await agent.run("I like tea.", memory=memory)
     assert str(await agent.run("And now?", memory=memory)) == "Fine."
@@ -245,15 +238,12 @@ async def test_there_can_be_a_number_of_facts_at_the_most(start_model: StartMode
     await block.aclose()
 
 
-async def test_a_session_that_just_ended_is_picked_up_by_the_next(
-    open_memory: OpenMemory, start_model: StartModel
-) -> None:
+async def test_a_session_that_just_ended_is_picked_up_by_the_next(learns: Learns) -> None:
     """Its process was killed: nothing was flushed, nothing extracted."""
-    llm, _ = start_model(learner)
-    dead = open_memory("monday", user_id="ann", llm=llm, extract_every_turns=100)
+    dead = learns(session_id="monday", extract_every_turns=100)[0]
     await dead.aput_messages([user("I like tea."), assistant("Fine.")])
     await dead.sql_store.aclose()
-    memory = open_memory("friday", user_id="ann", llm=llm)
+    memory = learns(session_id="friday")[0]
     await memory.aput(user("Hello."))
     await memory.facts_block.await_jobs("monday")
     assert await contents(memory) == ["Likes tea"]
@@ -307,13 +297,10 @@ def test_a_program_that_just_ends_is_told_what_to_call(database_uri: str, end: s
         assert "`await memory.aclose()`" in done.stderr
 
 
-async def test_a_program_has_its_own_categories_and_says_what_to_look_for(
-    open_memory: OpenMemory, start_model: StartModel
-) -> None:
+async def test_a_program_has_its_own_categories_and_says_what_to_look_for(learns: Learns) -> None:
     fact = {"content": "Likes tea", "category": "Diet", "confidence": 0.9, "quote": "I like tea"}
-    llm, server = start_model(lambda messages, tools: call(("c", "report_facts", {"new_facts": [fact]})))
     own: dict[str, Any] = {"categories": {"diet": "what they eat"}, "extraction_prompt": "What the user eats."}
-    memory = open_memory("chat", user_id="ann", llm=llm, **own)
+    memory, server = learns(lambda messages, tools: call(("c", "report_facts", {"new_facts": [fact]})), **own)
     await memory.aput_messages([user("I like tea."), assistant("Fine.")])
     await memory.aflush()
     assert [fact.category for fact in await memory.facts.alist()] == ["diet"]
