@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import subprocess
 import sys
 import threading
@@ -20,7 +19,7 @@ from llama_index_memory_ext.fact import retire
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.language.tokens import visible
 from tests.conversation import assistant, calling, result, sent_text, user
-from tests.facts.learning import Learns, contents, extractions, learner, shown
+from tests.facts.learning import Learns, contents, extractions, learner, likes, shown, talk
 from tests.memories import OpenMemory, OpenPlainMemory
 from tests.openai_server import Message, call, say, serve
 from tests.scripted_models import StartModel
@@ -126,7 +125,7 @@ async def test_an_extraction_does_not_delay_the_answer(open_memory: OpenMemory, 
 async def test_turns_can_wait_for_one_extraction(open_memory: OpenMemory, learns: Learns) -> None:
     memory, server = learns(extract_every_turns=3)
     for i in range(5):
-        await memory.aput_messages([user(f"I like thing{i}."), assistant("Fine.")])
+        await memory.aput_messages(talk(f"thing{i}"))
         await memory.facts_block.await_jobs("chat")
     assert len(extractions(server.requests)) == 1
     await memory.aclose()
@@ -211,37 +210,33 @@ async def test_what_is_written_after_others_does_not_undo_what_they_did(any_data
     await store.aclose()
 
 
-async def test_neither_a_long_message_nor_a_long_turn_stands_in_the_way(start_model: StartModel) -> None:
+async def test_neither_a_long_message_nor_a_long_turn_stands_in_the_way(learns: Learns) -> None:
     """One is clipped for the model that extracts, of the other the tool traffic is passed over."""
-    llm, server = start_model(learner)
-    block = RelevantFactsBlock(llm=llm)
+    memory, server = learns()
     traffic = [message for i in range(300) for message in (calling((f"c{i}", "run", {})), result(f"c{i}", "done"))]
-    await block.aput([user("Go."), *traffic, assistant("Done.")], session_id="chat")
-    await block.aput([user("I like tea. " + "word " * 50_000), assistant("Fine.")], session_id="chat")
-    await block.aflush("chat")
-    assert [fact.content for fact in await block.book("chat").alist()] == ["Likes tea"]
+    await memory.aput_messages([user("Go."), *traffic, assistant("Done.")])
+    await memory.aput_messages([user("I like tea. " + "word " * 50_000), assistant("Fine.")])
+    await memory.aflush()
+    assert await contents(memory) == ["Likes tea"]
     assert max(COUNTER.count(text) for text in extractions(server.requests)) < 9_000
     assert "done" not in "".join(extractions(server.requests))
-    await block.aclose()
 
 
-async def test_there_can_be_a_number_of_facts_at_the_most(start_model: StartModel) -> None:
+async def test_there_can_be_a_number_of_facts_at_the_most(learns: Learns) -> None:
     """The least sure are retired, not deleted."""
-    llm, _ = start_model(learner)
-    block = RelevantFactsBlock(llm=llm, max_facts=3)
-    await block.book("chat").aadd("Likes rain", confidence=0.2)
-    await block.aput([user("I like tea. I like cake. I use Python."), assistant("Fine.")], session_id="chat")
-    await block.await_jobs("chat")
-    facts = await block.book("chat").alist(with_retired=True)
-    assert sorted(fact.content for fact in facts if not fact.retired) == ["Likes cake", "Likes tea", "Uses Python"]
+    memory = learns(max_facts=3)[0]
+    await memory.facts.aadd("Likes rain", confidence=0.2)
+    await memory.aput_messages(talk("tea", "cake", "snow"))
+    await memory.aflush()
+    assert await contents(memory) == ["Likes cake", "Likes snow", "Likes tea"]
+    facts = await memory.facts.alist(with_retired=True)
     assert [fact.retired_reason for fact in facts if fact.retired] == ["over max_facts"]
-    await block.aclose()
 
 
 async def test_a_session_that_just_ended_is_picked_up_by_the_next(learns: Learns) -> None:
     """Its process was killed: nothing was flushed, nothing extracted."""
     dead = learns(session_id="monday", extract_every_turns=100)[0]
-    await dead.aput_messages([user("I like tea."), assistant("Fine.")])
+    await dead.aput_messages(talk("tea"))
     await dead.sql_store.aclose()
     memory = learns(session_id="friday")[0]
     await memory.aput(user("Hello."))
@@ -301,7 +296,7 @@ async def test_a_program_has_its_own_categories_and_says_what_to_look_for(learns
     fact = {"content": "Likes tea", "category": "Diet", "confidence": 0.9, "quote": "I like tea"}
     own: dict[str, Any] = {"categories": {"diet": "what they eat"}, "extraction_prompt": "What the user eats."}
     memory, server = learns(lambda messages, tools: call(("c", "report_facts", {"new_facts": [fact]})), **own)
-    await memory.aput_messages([user("I like tea."), assistant("Fine.")])
+    await memory.aput_messages(talk("tea"))
     await memory.aflush()
     assert [fact.category for fact in await memory.facts.alist()] == ["diet"]
     assert "What the user eats." in server.requests[0][0]["content"]
@@ -327,7 +322,7 @@ async def test_extraction_starts_with_the_answer_and_reads_each_turn_once(
     assert len(server.requests) == 1
     await memory.aput(assistant("Good."))
     await memory.facts_block.await_jobs("monday")
-    assert [re.findall(r"I like (\w+)", text) for text in extractions(server.requests)] == [["tea"], ["rain"]]
+    assert likes(server.requests) == [["tea"], ["rain"]]
     assert (await memory.astats()).pending == 0
 
 
