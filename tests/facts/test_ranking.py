@@ -26,6 +26,7 @@ from llama_index_memory_ext.facts.ranking import (
 )
 from llama_index_memory_ext.language.tokens import visible
 from llama_index_memory_ext.search.tfidf import Document, FactRanker, TfidfRanker
+from tests.language import LANGUAGES, rows
 
 THEN = datetime(2026, 11, 20, tzinfo=timezone.utc)
 WORDS = ["python", "testing", "test", "docker", "went", "go", "the", "I", "喜欢吃茶", "8", "May", "c++", "😀"]
@@ -75,19 +76,7 @@ def test_a_question_that_leans_on_the_turn_before_is_understood(question: str) -
     assert order(facts, question, ["Have you met Caroline?"])[0] == "Caroline lives in Oslo"
 
 
-@pytest.mark.parametrize(
-    ("related", "unrelated", "question"),
-    [
-        ("Prefers pytest for testing", "Deploys with Docker", "How do I write tests?"),
-        ("用户喜欢用pytest写测试", "用户住在上海", "怎么写测试?"),
-        ("用户养了一只猫叫小花", "用户在银行工作", "我的小花今天不吃饭"),
-        ("テストにはpytestを使う", "東京に住んでいる", "テストはどう書けばいいですか"),
-        ("コーヒーが好き", "猫を飼っている", "おすすめのコーヒーは?"),
-        ("서울에 살고 있다", "커피를 좋아한다", "서울에서 뭐 하지?"),
-        ("Moved house on a Monday", "Likes tea", "When did you move?"),
-        ("Went to the café", "Likes tea", "Did she go to a cafe?"),
-    ],
-)
+@pytest.mark.parametrize(("related", "unrelated", "question"), rows("related", LANGUAGES))
 def test_a_related_fact_beats_a_surer_one(related: str, unrelated: str, question: str) -> None:
     assert order(facts_of((unrelated, 0.95), (related, 0.55)), question) == [related, unrelated]
 
