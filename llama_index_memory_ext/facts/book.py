@@ -246,19 +246,25 @@ def _expiry(ttl: timedelta, now: datetime, fields: dict[str, Any]) -> datetime:
 def _parse(lines: str, namespace: str, categories: Sequence[str] | None, view: AgentView) -> list[Fact]:
     is_own = _SCHEMA in lines.partition("\n")[0]
     facts = None if is_own else foreign_facts(lines, namespace, categories or CATEGORIES)
-    for number, line in enumerate(filter(str.strip, lines.splitlines() if facts is None else ()), start=1):
-        facts = facts or []
-        try:
-            values = json.loads(line)
-            is_head = number == 1 and isinstance(values, dict) and "version" in values
-            facts += [] if is_head else [Fact.model_validate(values)]
-        except ValueError as error:
-            raise FactError(
-                f"Line {number} is no fact ({type(error).__name__}); expected {EXPORTS}. Nothing was imported."
-            ) from None
-        if is_head and values["version"] != _SCHEMA_VERSION:
-            raise FactError(
-                f"These facts have schema version {values['version']!r}, and this package knows version "
-                f"{_SCHEMA_VERSION}. Import them with the package that wrote them, or a newer one."
-            )
-    return [fact.model_copy(update={"agent_id": view.owner(fact.agent_id)}) for fact in facts or []]
+    if facts is None:
+        read = [_fact_of(line, i) for i, line in enumerate(filter(str.strip, lines.splitlines()), start=1)]
+        facts = [fact for fact in read if fact is not None]
+    return [fact.model_copy(update={"agent_id": view.owner(fact.agent_id)}) for fact in facts]
+
+
+def _fact_of(line: str, number: int) -> Fact | None:
+    """Return the fact of a line that ``aexport`` wrote; None for its first line, which names the version."""
+    try:
+        values = json.loads(line)
+        if number > 1 or not isinstance(values, dict) or "version" not in values:
+            return Fact.model_validate(values)
+    except ValueError as error:
+        raise FactError(
+            f"Line {number} is no fact ({type(error).__name__}); expected {EXPORTS}. Nothing was imported."
+        ) from None
+    if values["version"] != _SCHEMA_VERSION:
+        raise FactError(
+            f"These facts have schema version {values['version']!r}, and this package knows version "
+            f"{_SCHEMA_VERSION}. Import them with the package that wrote them, or a newer one."
+        )
+    return None
