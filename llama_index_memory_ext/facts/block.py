@@ -218,8 +218,8 @@ class RelevantFactsBlock(LogBlock):
         shown = cached = self._shown.get(key)
         if shown is None:
             prepared = await showable.prepare([question, *context])
-            ranking, room = self._rank(showable, question, context), self._room
-            facts = ranking.fit(room, ranking.concern(self.min_similarity, self.general_facts))
+            room = self._room
+            facts = self._rank(showable, question, context).fit(room)
             text = "".join(showable.lines[fact.id] for fact in facts)
             # By some tokenizers a text has more tokens than its lines.
             while facts and self.tokenizer_fn.count(text) > room:
@@ -286,8 +286,7 @@ class RelevantFactsBlock(LogBlock):
         ``session_id``; ``context`` are the turns before, oldest first.
         """
         ranking = await self._ranked(question, session_id, context)
-        concern = ranking.concern(self.min_similarity, self.general_facts)
-        return await asyncio.to_thread(explain, ranking, self._room, concern)
+        return await asyncio.to_thread(explain, ranking, self._room)
 
     @property
     def rejections(self) -> dict[str, int]:
@@ -423,7 +422,8 @@ class RelevantFactsBlock(LogBlock):
 
     def _rank(self, showable: ShowableFacts, question: str, context: Sequence[str]) -> Ranking:
         weights = Weights(self.similarity_weight, self.confidence_weight, self.recency_weight)
-        return showable.rank(question, context, weights, checked_languages(self.languages))
+        ranking = showable.rank(question, context, weights, checked_languages(self.languages))
+        return ranking._replace(min_similarity=self.min_similarity, general_facts=self.general_facts)
 
     @property
     def _room(self) -> int:

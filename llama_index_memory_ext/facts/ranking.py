@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.language.dates import Period
     from llama_index_memory_ext.search.tfidf import FactRanker
 
-    # Leaves out the ranked facts that must not be shown.
-    Concern: TypeAlias = Callable[["Iterable[RankedFact]"], "Iterable[RankedFact]"]
-
 
 Numbers: TypeAlias = NDArray[np.float64]
 # The share of a limit that pinned facts and corrections may take before all others.
@@ -263,6 +260,8 @@ class Ranking(NamedTuple):
     weights: Weights
     similarities: Numbers
     scores: Numbers
+    min_similarity: float = 0.0
+    general_facts: int = 0
 
     def best_first(self) -> Iterator[RankedFact]:
         """Yield all facts, best first; of equally good ones the newest first."""
@@ -281,43 +280,39 @@ class Ranking(NamedTuple):
         """Return those that have something in common with the question, best first."""
         return list(self._sorted(np.flatnonzero(self.similarities > 0)))
 
-    def concern(self, min_similarity: float, general_facts: int) -> Concern:
-        """Return what leaves out the ranked facts that concern the question less than ``min_similarity``.
+    def concerning(self, ranked: Iterable[RankedFact]) -> Iterator[RankedFact]:
+        """Yield the ranked facts that concern the question at least as much as ``min_similarity``.
 
         A fact concerns it by its words or its embedding. Pinned facts stay in any case, and so do so many
         ``general_facts``: preferences that do not concern it. Behind the best facts no others are looked for.
         """
-        if not min_similarity:
-            return iter
+        if not self.min_similarity:
+            yield from ranked
+            return
         question, *context = self.asked
         asked, ranker = Asked(question, context, self.languages), self.showable.ranker
         closeness = ranker.closeness(question) if isinstance(ranker, EmbeddingRanker) else {}
+        left = self.general_facts
+        for place, entry in enumerate(ranked):
+            fact = entry.fact
+            concern = max(asked.concern(fact.content), closeness.get(fact.id, 0.0)) if place < _BEST else 0.0
+            if fact.pinned or concern >= self.min_similarity:
+                yield entry
+            elif left and fact.category == _GENERAL:
+                left -= 1
+                yield entry
 
-        def concerning(ranked: Iterable[RankedFact]) -> Iterator[RankedFact]:
-            left = general_facts
-            for place, entry in enumerate(ranked):
-                fact = entry.fact
-                if fact.pinned or (
-                    place < _BEST and max(asked.concern(fact.content), closeness.get(fact.id, 0.0)) >= min_similarity
-                ):
-                    yield entry
-                elif left and fact.category == _GENERAL:
-                    left -= 1
-                    yield entry
-
-        return concerning
-
-    def fit(self, limit: int, concern: Concern = iter) -> list[Fact]:
-        """Return the facts whose lines fit into ``limit`` tokens, of those that ``concern`` leaves, best first.
+    def fit(self, limit: int) -> list[Fact]:
+        """Return the facts that concern the question and whose lines fit into ``limit`` tokens, best first.
 
         Pinned facts and corrections come before the others, as many as fit into a share of the limit. Facts are looked
         at until what is left has no room for the shortest line.
         """
         lines = self.showable.lines
-        first = [entry.fact for entry in concern(self.first())]
+        first = [entry.fact for entry in self.concerning(self.first())]
         kept = fit_tokens([lines[fact.id].tokens for fact in first], int(FIRST_SHARE * limit))
         front = {first[i].id: first[i] for i in kept}
-        others = (entry.fact for entry in concern(self.best_first()) if entry.fact.id not in front)
+        others = (entry.fact for entry in self.concerning(self.best_first()) if entry.fact.id not in front)
         chosen: list[Fact] = []
         left = limit
         for fact in chain(front.values(), others):
@@ -466,11 +461,11 @@ class Explanation:
         return tokens, f"score = {' + '.join(parts)}", _ABOUT_SIMILARITY
 
 
-def explain(ranking: Ranking, limit: int, concern: Concern) -> Explanation:
-    """Say which of the ranked facts fit into ``limit`` tokens, and why; ``concern`` leaves those that may be shown."""
+def explain(ranking: Ranking, limit: int) -> Explanation:
+    """Say which of the ranked facts are shown within ``limit`` tokens, and why."""
     ranked = list(ranking.best_first())
-    concerning = {entry.fact.id for entry in concern(ranked)}
-    shown = {fact.id for fact in ranking.fit(limit, concern)}
+    concerning = {entry.fact.id for entry in ranking.concerning(ranked)}
+    shown = {fact.id for fact in ranking.fit(limit)}
     facts = []
     for entry in ranked:
         fact, matches, tokens = entry.fact, entry.matches, ranking.showable.lines[entry.fact.id].tokens
