@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -165,33 +166,28 @@ async def test_a_failing_model_costs_nothing(
 
 
 @pytest.mark.parametrize("change", ["retired", "confirmed", "pinned"])
-async def test_what_others_change_while_a_model_is_asked_is_not_undone(
-    open_memory: OpenMemory, change: str, learns: Learns
-) -> None:
+async def test_what_others_change_while_a_model_is_asked_is_not_undone(learns: Learns, change: str) -> None:
     """By hand, or by another worker: the reply is about the facts as they were."""
     loop = asyncio.get_running_loop()
-    memory = open_memory("chat", user_id="ann")
+    memory = learns(extract_facts=False)[0]
     fact = await memory.facts.aadd("Likes tea", confidence=0.8)
-    changes: dict[str, dict[str, Any]] = {"confirmed": {"confidence": 0.95}, "pinned": {"pinned": True}}
-
-    async def meanwhile() -> None:
-        if change == "retired":
-            await memory.facts.aretire(fact.id)
-        else:
-            await memory.facts.aupdate(fact.id, **changes[change])
+    changes: dict[str, Callable[[], Any]] = {
+        "retired": lambda: memory.facts.aretire(fact.id),
+        "confirmed": lambda: memory.facts.aupdate(fact.id, confidence=0.95),
+        "pinned": lambda: memory.facts.aupdate(fact.id, pinned=True),
+    }
 
     def model(messages: list[Message], tools: list[str]) -> Message:
-        asyncio.run_coroutine_threadsafe(meanwhile(), loop).result(30)
+        asyncio.run_coroutine_threadsafe(changes[change](), loop).result(30)
         return learner(messages, tools)
 
     worker = learns(model)[0]
     await worker.aput_messages([user("I like tea. I use Docker."), assistant("Fine.")])
     await worker.aflush()
-    facts = {fact.content: fact for fact in await memory.facts.alist(with_retired=True)}
-    assert sorted(facts) == ["Likes tea", "Uses Docker"]
-    assert facts["Likes tea"].retired == (change == "retired")
-    assert facts["Likes tea"].pinned == (change == "pinned")
-    assert facts["Likes tea"].confidence == (0.95 if change == "confirmed" else 0.8)
+    docker, tea = sorted(await memory.facts.alist(with_retired=True), key=lambda fact: fact.content, reverse=True)
+    assert (tea.content, docker.content) == ("Likes tea", "Uses Docker")
+    assert (tea.retired, tea.pinned) == (change == "retired", change == "pinned")
+    assert tea.confidence == (0.95 if change == "confirmed" else 0.8)
 
 
 async def test_what_is_written_after_others_does_not_undo_what_they_did(any_database_uri: str | None) -> None:
@@ -303,9 +299,7 @@ async def test_a_program_has_its_own_categories_and_says_what_to_look_for(learns
     assert "diet (what they eat)" in server.requests[0][0]["content"]
 
 
-async def test_extraction_starts_with_the_answer_and_reads_each_turn_once(
-    open_memory: OpenMemory, learns: Learns
-) -> None:
+async def test_extraction_starts_with_the_answer_and_reads_each_turn_once(learns: Learns) -> None:
     """Not with the question, nor with a call of a tool; an answer that is given anew is not read again."""
     memory, server = learns(session_id="monday")
     for message in (user("I like tea."), calling(("c", "run", {}), text="Let me see."), result("c", "done")):
@@ -314,7 +308,7 @@ async def test_extraction_starts_with_the_answer_and_reads_each_turn_once(
         assert server.requests == []
     await memory.aput(assistant("Fine."))
     await memory.facts_block.await_jobs("monday")
-    assert await contents(open_memory("friday", user_id="ann")) == ["Likes tea"]
+    assert await contents(memory) == ["Likes tea"]
     assert "Fine." in extractions(server.requests)[0]
     for message in (assistant("Very fine."), user("I like rain.")):
         await memory.aput(message)

@@ -139,7 +139,7 @@ async def test_an_expired_fact_is_gone_without_a_change(open_block: OpenBlock, c
     assert fact.id in [one.id for one in await block.book().alist(with_expired=True)]
 
 
-async def test_an_expired_fact_is_not_known_to_the_model_that_extracts_and_does_not_count(
+async def test_the_model_that_extracts_knows_no_expired_fact_and_none_counts(
     open_block: OpenBlock, start_model: StartModel
 ) -> None:
     llm, server = start_model(learner)
