@@ -19,7 +19,7 @@ from llama_index_memory_ext.facts.reply import ExtractionReply
 from llama_index_memory_ext.text.messages import Utterance
 from tests.conversation import assistant, sent_text, user
 from tests.facts.learning import contents, extractions, learner, shown, talk
-from tests.openai_server import call
+from tests.openai_server import Model, call, say
 from tests.scripted_models import StartModel
 from tests.search.test_embeddings import Meanings
 
@@ -53,6 +53,14 @@ def sees(agent: dict[str, Any]) -> set[str | None]:
 
 def own(agent: dict[str, Any]) -> str | None:
     return None if agent.get("scope") == "user" else agent.get("agent_id")
+
+
+def knowing(*entries: dict[str, Any]) -> Model:
+    """A model that reports these entries: a new fact has content, and a retired one a number."""
+    new = [entry for entry in entries if "content" in entry]
+    retired = [entry for entry in entries if "number" in entry]
+    reply = {"new_facts": new, "confirmed": [], "retired": retired}
+    return lambda _, tools: call(("c", "report_facts", reply)) if tools == ["report_facts"] else say("Fine.")
 
 
 async def tell(memory: CondensedMemory, text: str) -> None:
@@ -172,12 +180,10 @@ async def test_what_an_agent_learns_is_its_own_and_each_agent_reads_the_session(
 
 async def test_what_takes_the_place_of_a_shared_fact_is_shared(store: MemoryStore, start_model: StartModel) -> None:
     """Or the other agents would know nothing of it any more."""
-    new = [
-        {"content": "Lives in Rome", "quote": "I moved to Rome", "confidence": 0.9, "label": "new"},
-        {"content": "Likes Rome", "quote": "I like Rome", "confidence": 0.9},
-    ]
-    retired = [{"number": 1, "reason": "Moved", "quote": "I moved to Rome", "replaced_by": "new"}]
-    llm, _ = start_model(lambda *_: call(("c", "report_facts", {"new_facts": new, "retired": retired})))
+    rome = {"content": "Lives in Rome", "quote": "I moved to Rome", "confidence": 0.9, "label": "new"}
+    liked = {"content": "Likes Rome", "quote": "I like Rome", "confidence": 0.9}
+    gone = {"number": 1, "reason": "Moved", "quote": "I moved to Rome", "replaced_by": "new"}
+    llm, _ = start_model(knowing(rome, liked, gone))
     a, b = on(store, llm=llm, **BOTH_A), on(store, **BOTH_B)
     await b.facts.aadd("Lives in Oslo", agent_id=None)
     assert await contents(b) == ["Lives in Oslo"]
