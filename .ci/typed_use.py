@@ -7,7 +7,7 @@ from llama_index.core.memory import Memory
 from typing_extensions import assert_type
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, Fact, MemoryStore, TokenCounter, trim
-from llama_index_memory_ext.facts.explanation import Explanation
+from llama_index_memory_ext.facts.ranking import Explanation
 
 
 async def use() -> None:

@@ -31,7 +31,7 @@ memory      condensed_memory > settings turns > search stats template     # pres
 ---
 record      block > summary > recall > window > text                      # within the limit
 facts       backfill > block > extraction > verification > validation > checks > source >
-            book explanation known > foreign prompt ranking > history reply               # learned, kept, ranked
+            book known > foreign prompt ranking > history reply                           # learned, kept, ranked
 ---
 .           reader_block                                                  # what both blocks share: they read one log
 ---
@@ -44,7 +44,7 @@ models      ask > caching_openai offline prompt_caches responses          # how 
 ---
 text        trim > limits messages > tokens tool_calls                    # messages as text, counted and cut
 ---
-language    names > said_dates > numbers > quotes stems > secrets tokens > dates > __init__ # words of a text
+language    names > said_dates > numbers > quotes > secrets stems tokens > dates > __init__ # words of a text
 background  jobs > locks loop                                             # work that no answer waits for
 ---
 .           settings > errors events                                      # what all of it uses

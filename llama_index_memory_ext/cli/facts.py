@@ -15,7 +15,7 @@ from llama_index_memory_ext.cli.app import Agent, Db, Json, Output, Session, Use
 
 if TYPE_CHECKING:
     from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
-    from llama_index_memory_ext.facts.explanation import Explanation
+    from llama_index_memory_ext.facts.ranking import Explanation
 
 # Begins with the memory whose facts are meant; the other parameters are the arguments and options of the command.
 _Work: TypeAlias = Callable[..., Awaitable[Output]]

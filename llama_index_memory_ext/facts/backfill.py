@@ -98,13 +98,10 @@ async def _backfill(
             extractor = block.extractor(session_id, at_once=True)
             async for batch in _batches(extractor, again=again):
                 step(batch.messages)
-                kinds = {
-                    "new": batch.reply.accepted,
-                    "confirmed": batch.reply.confirmed,
-                    "retired": batch.reply.retired,
-                }
-                done.update(messages=batch.messages, **{kind: len(facts) for kind, facts in kinds.items()})
-                failures_in_a_row = failures_in_a_row if batch.seconds is None else 0
+                new, confirmed, retired = batch.reply.accepted, batch.reply.confirmed, batch.reply.retired
+                done.update(messages=batch.messages, new=len(new), confirmed=len(confirmed), retired=len(retired))
+                if batch.seconds is not None:
+                    failures_in_a_row = 0
             done.update(sessions=1, set_aside=len(await extractor.set_aside()))
         except Exception as error:  # noqa: BLE001 - a model may fail in any way, and the other sessions go on
             log_failure("Facts were not extracted", session_id, error, "the next backfill goes on there")

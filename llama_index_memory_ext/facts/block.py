@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
-from datetime import datetime
 from functools import cache, partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,14 +27,13 @@ from llama_index_memory_ext.fact import (
     AgentView,
     Fact,
     Scope,
-    utc_now,
     view_of,
 )
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.known import UserFacts
 from llama_index_memory_ext.facts.prompt import check_categories
-from llama_index_memory_ext.facts.ranking import Weights
-from llama_index_memory_ext.language.stems import checked_languages
+from llama_index_memory_ext.facts.ranking import Weights, explain
+from llama_index_memory_ext.language.tokens import checked_languages
 from llama_index_memory_ext.models.responses import Usage
 from llama_index_memory_ext.reader_block import DEFAULT_SESSION_ID, LogBlock, Switch
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
@@ -54,9 +52,8 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.background.jobs import Jobs
     from llama_index_memory_ext.fact import SetAside
-    from llama_index_memory_ext.facts.explanation import Explanation
     from llama_index_memory_ext.facts.extraction import Extractor
-    from llama_index_memory_ext.facts.ranking import RankedFact, Ranking, ShowableFacts
+    from llama_index_memory_ext.facts.ranking import Explanation, RankedFact, Ranking, ShowableFacts
     from llama_index_memory_ext.search.tfidf import FactRanker
     from llama_index_memory_ext.store.tables import LogPage, Snapshot
 
@@ -166,7 +163,6 @@ class RelevantFactsBlock(LogBlock):
     _retired_in: Recent[str, int] = PrivateAttr(default_factory=Recent)
     _shown: Recent[tuple[object, ...], tuple[CountedText, list[Fact]]] = PrivateAttr(default_factory=Recent)
     _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
-    _clock: Callable[[], datetime] = PrivateAttr(default_factory=lambda: utc_now)
     _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
 
     # A field's check, because an error of the whole block would carry all of its fields, the model too.
@@ -222,8 +218,8 @@ class RelevantFactsBlock(LogBlock):
         shown = cached = self._shown.get(key)
         if shown is None:
             prepared = await showable.prepare([question, *context])
-            ranking, room = self._rank(showable, question, context), self._room
-            facts = ranking.fit(room, ranking.concern(self.min_similarity, self.general_facts))
+            room = self._room
+            facts = self._rank(showable, question, context).fit(room)
             text = "".join(showable.lines[fact.id] for fact in facts)
             # By some tokenizers a text has more tokens than its lines.
             while facts and self.tokenizer_fn.count(text) > room:
@@ -263,9 +259,14 @@ class RelevantFactsBlock(LogBlock):
 
     def book(self, session_id: str = DEFAULT_SESSION_ID) -> FactBook:
         """The facts of a session's user, to look at and to change."""
-        how: Any = {"categories": tuple(self.categories), "clock": self._clock}
-        how |= {"agent_id": self.agent_id, "scope": self.scope, "search": partial(self.asearch, session_id=session_id)}
-        return FactBook(self._store, self.namespace_of(session_id), **how)
+        return FactBook(
+            self._store,
+            self.namespace_of(session_id),
+            agent_id=self.agent_id,
+            scope=self.scope,
+            categories=tuple(self.categories),
+            search=partial(self.asearch, session_id=session_id),
+        )
 
     async def asearch(self, question: str, *, session_id: str = DEFAULT_SESSION_ID) -> list[RankedFact]:
         """The facts that have something in common with a question, best first; [] if none has.
@@ -284,11 +285,8 @@ class RelevantFactsBlock(LogBlock):
         For a question about the past, each past fact is one of them. Only a block without a ``user_id`` needs a
         ``session_id``; ``context`` are the turns before, oldest first.
         """
-        from llama_index_memory_ext.facts.explanation import explain  # at first use
-
         ranking = await self._ranked(question, session_id, context)
-        concern = ranking.concern(self.min_similarity, self.general_facts)
-        return await asyncio.to_thread(explain, ranking, self._room, concern)
+        return await asyncio.to_thread(explain, ranking, self._room)
 
     @property
     def rejections(self) -> dict[str, int]:
@@ -342,11 +340,9 @@ class RelevantFactsBlock(LogBlock):
     async def aopen(self, session_id: str) -> None:
         """Begin with a session: what other sessions of this user have left unread is extracted, too."""
         if self._extracts():
-            reader = self.reader_of(session_id)
-            for other in await self._store.users.read_by(reader, pending=True):
+            for other in await self._store.users.read_by(self.reader_of(session_id), pending=True):
                 if other != session_id:
-                    work = partial(self.extractor(other).extract, with_active=True)
-                    self.jobs.start(JobKey(other, reader), work, self.retry_seconds)
+                    self.jobs.start(self.job_key(other), self.extractor(other).extract, self.retry_seconds)
 
     async def anotice(self, session_id: str, *, answered: bool = False) -> None:
         """A turn of the session has ended, ``answered`` just now: extract facts from it in the background."""
@@ -354,13 +350,12 @@ class RelevantFactsBlock(LogBlock):
             if answered and not self._store.database.in_memory:
                 self._store.jobs.unread.add(session_id)
             work = partial(self.extractor(session_id).extract, least_turns=self.extract_every_turns, answered=True)
-            self.jobs.start(JobKey(session_id, self.reader_of(session_id)), work, self.retry_seconds)
+            self.jobs.start(self.job_key(session_id), work, self.retry_seconds)
 
     async def aflush(self, session_id: str = DEFAULT_SESSION_ID) -> None:
         """Extract what is left of the session, also of a turn that goes on; a failure is logged, and tried again."""
         if self._extracts():
-            work = partial(self.extractor(session_id, at_once=True).extract, with_active=True)
-            await self.jobs.finish(JobKey(session_id, self.reader_of(session_id)), work)
+            await self.jobs.finish(self.job_key(session_id), self.extractor(session_id, at_once=True).extract)
             # What has failed was told.
             self._store.jobs.unread.discard(session_id)
 
@@ -403,8 +398,7 @@ class RelevantFactsBlock(LogBlock):
         known = self._users.get(key)
         if known is None:
             make = partial(self._make_ranker, namespace)
-            clock = lambda: self._clock()  # noqa: E731, PLW0108 - it may be set later
-            known = UserFacts(self._store, namespace, view, make, self.tokenizer_fn, clock)
+            known = UserFacts(self._store, namespace, view, make, self.tokenizer_fn)
             self._users.put(key, known)
         return known
 
@@ -428,7 +422,8 @@ class RelevantFactsBlock(LogBlock):
 
     def _rank(self, showable: ShowableFacts, question: str, context: Sequence[str]) -> Ranking:
         weights = Weights(self.similarity_weight, self.confidence_weight, self.recency_weight)
-        return showable.rank(question, context, weights, checked_languages(self.languages))
+        ranking = showable.rank(question, context, weights, checked_languages(self.languages))
+        return ranking._replace(min_similarity=self.min_similarity, general_facts=self.general_facts)
 
     @property
     def _room(self) -> int:

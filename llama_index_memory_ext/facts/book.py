@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 
 from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.fact import Fact, FactFields, restored, retire, utc_now, view_of
+from llama_index_memory_ext.fact import CATEGORIES, Fact, FactFields, restored, retire, utc_now, view_of
 from llama_index_memory_ext.facts.foreign import EXPORTS, foreign_facts
 from llama_index_memory_ext.facts.history import history_of
 from llama_index_memory_ext.facts.ranking import rank
@@ -39,7 +39,6 @@ class FactBook:
         agent_id: The agent that may have facts of its own.
         scope: Which facts are seen, as for ``RelevantFactsBlock``; "all": those of all agents, and the shared ones.
         categories: The categories that a fact may be given; None: any.
-        clock: Says what time it is, with a time zone.
         search: Finds facts for a question, best first; None: by their words.
 
     Raises:
@@ -54,10 +53,9 @@ class FactBook:
         agent_id: str | None = None,
         scope: Scope | Literal["all"] | None = None,
         categories: Sequence[str] | None = None,
-        clock: Callable[[], datetime] = utc_now,
         search: Callable[[str], Awaitable[Sequence[RankedFact]]] | None = None,
     ) -> None:
-        self._store, self._clock, self._search = store, clock, search or self._by_words
+        self._store, self._search = store, search or self._by_words
         self.namespace, self._view = namespace, view_of(agent_id, scope)
         self.categories = None if categories is None else tuple(categories)
 
@@ -66,7 +64,7 @@ class FactBook:
 
         A fact whose ``valid_until`` has passed is neither: it is listed, and ``fact.state(now)`` is "past".
         """
-        facts, now = await self._all(), self._clock()
+        facts, now = await self._all(), utc_now()
         kept = [fact for fact in facts if with_retired or not fact.retired]
         chosen = [fact for fact in kept if with_expired or not fact.expired(now)]
         return sorted(chosen, key=lambda fact: fact.created_at, reverse=True)
@@ -144,7 +142,7 @@ class FactBook:
 
         ``past_retirements`` keeps that it was retired. What had replaced it holds as well, until somebody retires that.
         """
-        return await self._change(fact_id, lambda fact: restored(fact, self._clock()))
+        return await self._change(fact_id, lambda fact: restored(fact, utc_now()))
 
     async def ahistory(self, fact_id: str) -> list[Fact]:
         """The fact with what it has replaced and what has replaced it, oldest first. A FactError for an unknown id.
@@ -183,10 +181,13 @@ class FactBook:
         return (await self._store.facts.read(self.namespace, view=self._view)).facts
 
     async def _by_words(self, question: str) -> list[RankedFact]:
-        now = self._clock()
-        present = [fact for fact in await self.alist() if fact.state(now) == "present"]
-        ranked = await asyncio.to_thread(rank, present, question)
-        return [entry for entry in ranked if entry.similarity]
+        facts, now = await self._all(), utc_now()
+
+        def found() -> list[RankedFact]:
+            present = [fact for fact in facts if fact.state(now) == "present"]
+            return [entry for entry in rank(present, question) if entry.similarity]
+
+        return await asyncio.to_thread(found)
 
     def _checked(self, ttl: timedelta | None, fields: dict[str, Any]) -> dict[str, Any]:
         """The fields, with ``expires_at`` from the ``ttl``; a FactError for what is no ttl or category of this book."""
@@ -194,7 +195,7 @@ class FactBook:
             self._check_category(visible(fields["category"]))
         if "agent_id" in fields:
             self._view.check(fields["agent_id"])
-        return fields if ttl is None else {**fields, "expires_at": _expiry(ttl, self._clock(), fields)}
+        return fields if ttl is None else {**fields, "expires_at": _expiry(ttl, utc_now(), fields)}
 
     def _check_category(self, category: str) -> None:
         if self.categories is not None and category not in self.categories:
@@ -244,20 +245,26 @@ def _expiry(ttl: timedelta, now: datetime, fields: dict[str, Any]) -> datetime:
 
 def _parse(lines: str, namespace: str, categories: Sequence[str] | None, view: AgentView) -> list[Fact]:
     is_own = _SCHEMA in lines.partition("\n")[0]
-    facts = None if is_own else foreign_facts(lines, namespace, categories)
-    for number, line in enumerate(filter(str.strip, lines.splitlines() if facts is None else ()), start=1):
-        facts = facts or []
-        try:
-            values = json.loads(line)
-            is_head = number == 1 and isinstance(values, dict) and "version" in values
-            facts += [] if is_head else [Fact.model_validate(values)]
-        except ValueError as error:
-            raise FactError(
-                f"Line {number} is no fact ({type(error).__name__}); expected {EXPORTS}. Nothing was imported."
-            ) from None
-        if is_head and values["version"] != _SCHEMA_VERSION:
-            raise FactError(
-                f"These facts have schema version {values['version']!r}, and this package knows version "
-                f"{_SCHEMA_VERSION}. Import them with the package that wrote them, or a newer one."
-            )
-    return [fact.model_copy(update={"agent_id": view.owner(fact.agent_id)}) for fact in facts or []]
+    facts = None if is_own else foreign_facts(lines, namespace, categories or CATEGORIES)
+    if facts is None:
+        read = [_fact_of(line, i) for i, line in enumerate(filter(str.strip, lines.splitlines()), start=1)]
+        facts = [fact for fact in read if fact is not None]
+    return [fact.model_copy(update={"agent_id": view.owner(fact.agent_id)}) for fact in facts]
+
+
+def _fact_of(line: str, number: int) -> Fact | None:
+    """Return the fact of a line that ``aexport`` wrote; None for its first line, which names the version."""
+    try:
+        values = json.loads(line)
+        if number > 1 or not isinstance(values, dict) or "version" not in values:
+            return Fact.model_validate(values)
+    except ValueError as error:
+        raise FactError(
+            f"Line {number} is no fact ({type(error).__name__}); expected {EXPORTS}. Nothing was imported."
+        ) from None
+    if values["version"] != _SCHEMA_VERSION:
+        raise FactError(
+            f"These facts have schema version {values['version']!r}, and this package knows version "
+            f"{_SCHEMA_VERSION}. Import them with the package that wrote them, or a newer one."
+        )
+    return None

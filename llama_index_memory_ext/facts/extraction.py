@@ -80,13 +80,6 @@ class Progress(NamedTuple):
     halved: float = 0
     set_aside: tuple[SetAside, ...] = ()
 
-    @property
-    def state(self) -> Json:
-        """The progress as JSON, about single rows (``Readers.move``); None if there is nothing to know."""
-        fields = self._asdict()
-        turns = fields.pop("set_aside")
-        return None if self == Progress() else {**fields, ROWS: [list(turn) for turn in turns]}
-
     def succeeded(self) -> Progress:
         """Return the progress after a batch was stored."""
         return Progress(set_aside=self.set_aside, halved=max(self.halved - _GROWTH, 0))
@@ -94,6 +87,13 @@ class Progress(NamedTuple):
     def leaving(self, turn: SetAside) -> Progress:
         """Return the progress after a turn was set aside."""
         return Progress(in_a_row=self.in_a_row + 1, set_aside=(*self.set_aside, turn))
+
+    @property
+    def state(self) -> Json:
+        """The progress as JSON, about single rows (``Readers.move``); None if there is nothing to know."""
+        fields = self._asdict()
+        turns = fields.pop("set_aside")
+        return None if self == Progress() else {**fields, ROWS: [list(turn) for turn in turns]}
 
 
 def progress_of(state: Json) -> Progress:
@@ -179,40 +179,22 @@ class Extractor:
     instructions: str | None = None
     at_once: bool = False
 
-    async def extract(self, *, least_turns: int = 1, with_active: bool = False, answered: bool = False) -> None:
-        """Extract batches until fewer than ``least_turns`` turns are left.
-
-        ``answered``: with the turn that has just ended; a question without an answer is left.
-        """
-        while await self.extract_next(least_turns=least_turns, with_active=with_active or answered, answered=answered):
+    async def extract(self, *, least_turns: int = 1, answered: bool = False) -> None:
+        """Extract batches until fewer than ``least_turns`` turns are left."""
+        while await self.extract_next(least_turns=least_turns, answered=answered):
             pass
 
-    async def extract_next(
-        self, *, least_turns: int = 0, with_active: bool = True, answered: bool = False
-    ) -> Extracted | None:
+    async def extract_next(self, *, least_turns: int = 0, answered: bool = False) -> Extracted | None:
         """Extract one batch; None if fewer than ``least_turns`` turns are left. If the model fails, it stays unread.
 
-        What the model raises is raised, unless the batch was halved, or a turn that fails again and again set aside.
+        ``answered``: of the current turn, only if it has its answer. What the model raises is raised, unless the batch
+        was halved, or a turn that fails again and again set aside.
         """
-        unread = await self._unread(with_active=with_active)
-        rows, progress = unread.rows, progress_of(unread.state)
-        room = self._room(progress.halved) if rows else Room()
-        said = await self._said(rows, room)
-        end, is_full = len(rows), len(rows) >= _BATCH_ROWS
-        if answered:
-            end = asking.answered_end(said, [row.is_active for row in rows]) or is_full * end
-        turns = sum(one.is_users for one in said[:end])
-        # A full batch is extracted in any case: a turn of very many tool calls must not stand in the way for ever.
-        if not end or (turns < least_turns and not is_full):
-            if not turns:
-                self._store.jobs.unread.discard(self.session_id)
+        unread = await self._unread()
+        progress = progress_of(unread.state)
+        batch = await self._next_batch(unread, progress, least_turns, answered=answered)
+        if batch is None:
             return None
-        texts, count = [one.text for one in said[:end]], self.block.tokenizer_fn.count
-        tokens = await asyncio.to_thread(lambda: [count(text) for text in texts])
-        days = [row.said_at and row.said_at.date() for row in rows[:end]]
-        starts = [one.is_users for one in said[:end]]
-        end = asking.batch_end(starts, tokens, days, token_limit=room.batch, most_turns=progress.most_turns)
-        batch = await self._batch(replace(unread, rows=rows[:end]), said[:end], room)
         try:
             return await self._learn(batch, progress.succeeded())
         except StoreError:
@@ -282,16 +264,37 @@ class Extractor:
     def _store(self) -> MemoryStore:
         return self.known.store
 
-    async def _unread(self, *, with_active: bool) -> LogPage:
+    async def _unread(self) -> LogPage:
         """Return the oldest unread rows; the session is registered as the user's before anything is made of them."""
         readers = self._store.readers
         while True:
-            unread = await readers.unread(self.session_id, self.reader, with_active=with_active, limit=_BATCH_ROWS)
+            unread = await readers.unread(self.session_id, self.reader, with_active=True, limit=_BATCH_ROWS)
             if unread.registered or not unread.rows:
                 return unread
             # The session may be one that a plain Memory has written.
             opening = Opening(None if self.known.namespace == self.session_id else self.known.namespace)
             await self._store.users.claim(self.session_id, opening, readers=[self.reader], epoch=unread.epoch)
+
+    async def _next_batch(
+        self, unread: LogPage, progress: Progress, least_turns: int, *, answered: bool
+    ) -> Batch | None:
+        """Return as many of the unread rows as one request may have; None if fewer turns than ``least_turns`` are."""
+        rows, room = unread.rows, self._room(progress.halved) if unread.rows else Room()
+        said = await self._said(rows, room)
+        # A full batch is extracted in any case: a turn of very many tool calls must not stand in the way for ever.
+        end, is_full = len(rows), len(rows) >= _BATCH_ROWS
+        if answered:
+            end = asking.answered_end(said, [row.is_active for row in rows]) or is_full * end
+        starts = [one.is_users for one in said[:end]]
+        if not any(starts) and not is_full:
+            self._store.jobs.unread.discard(self.session_id)
+        if not end or (sum(starts) < least_turns and not is_full):
+            return None
+        texts, count = [one.text for one in said[:end]], self.block.tokenizer_fn.count
+        tokens = await asyncio.to_thread(lambda: [count(text) for text in texts])
+        days = [row.said_at and row.said_at.date() for row in rows[:end]]
+        end = asking.batch_end(starts, tokens, days, token_limit=room.batch, most_turns=progress.most_turns)
+        return await self._batch(replace(unread, rows=rows[:end]), said[:end], room)
 
     async def _said(self, rows: Sequence[LogRow], room: Room) -> list[Utterance]:
         """Return what each row says, clipped to half a batch, and who: the user whose facts these are, or another one.
@@ -319,9 +322,8 @@ class Extractor:
 
     def _room(self, halved: float = 0) -> Room:
         """Return what a request has room for, after so many halvings; all that we ask for if that is unknown."""
-        try:
-            llm = self.block.chosen_llm()
-        except Exception:  # noqa: BLE001 - that there is no model is told when it is asked
+        llm = self.block.known_llm()
+        if llm is None:
             return asking.room_in(None, 0, halved=halved)
         window, answer = context_window(llm), getattr(llm, "max_tokens", None)
         prompt = self._prompt(())

@@ -17,7 +17,7 @@ from llama_index_memory_ext.formats import loaded_json
 from llama_index_memory_ext.formats.layouts import described
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from llama_index_memory_ext.text.tool_calls import Json
 
@@ -37,7 +37,7 @@ class _Entry(NamedTuple):
     fields: dict[str, Json]
 
 
-def foreign_facts(text: str, namespace: str, categories: Sequence[str] | None = None) -> list[Fact] | None:
+def foreign_facts(text: str, namespace: str, categories: Sequence[str] = CATEGORIES) -> list[Fact] | None:
     """Returns the facts of an export of another memory; None for facts of our own, and for what is no JSON.
 
     Of the facts of several users, only those of ``namespace`` are returned. The ids are those of the export, so that a
@@ -53,33 +53,19 @@ def foreign_facts(text: str, namespace: str, categories: Sequence[str] | None = 
     if isinstance(value, dict):
         value = next((value[key] for key in _LISTS if isinstance(value.get(key), list)), value)
     values = value if isinstance(value, list) else [value]
-    entries = [_read(one) if isinstance(one, dict) else None for one in values]
-    # A fact of our own has a content, and the head before them a version.
-    if (
-        values
-        and not any(entries)
-        and all(isinstance(one, dict) and {"content", "version"} & one.keys() for one in values)
-    ):
+    if values and all(map(_is_ours, values)):
         return None
-    found = list[tuple[int, _Entry]]()
-    for place, (one, entry) in enumerate(zip(values, entries, strict=True)):
-        if entry is None:
-            raise FactError(f"Expected {EXPORTS}; entry {place}: saw {described(one)}. Nothing was imported.")
-        if entry.source == "LangGraph" and not entry.fields["content"]:
-            expected, seen = f"'value' with a text as {', '.join(_TEXTS)}", described(one["value"])
-            raise FactError(f"Expected in entry {place}: {expected}; saw {seen}. Nothing was imported.")
-        found.append((place, entry))
-    users = {one.names for _, one in found}
-    named = [(place, one) for place, one in found if namespace in one.names]
+    entries = {place: _read(one, place) for place, one in enumerate(values)}
+    named = {place: entry for place, entry in entries.items() if namespace in entry.names}
+    users = {entry.names for entry in entries.values()}
     if not named and len(users) > 1:
-        what = "namespaces" if found[0][1].source == "LangGraph" else "users"
+        what = "namespaces" if entries[0].source == "LangGraph" else "users"
         raise FactError(
             "Expected the facts of one user, or of several of whom one is named as here; saw those of "
             f"{len(users)} {what}. Export those of one, or import them under a name that stands there. "
             "Nothing was imported."
         )
-    known = CATEGORIES if categories is None else categories
-    return [_fact(one, place, known) for place, one in named or found if one.fields]
+    return [_fact(entry, place, categories) for place, entry in (named or entries).items() if entry.fields]
 
 
 def _fact(entry: _Entry, place: int, categories: Sequence[str]) -> Fact:
@@ -95,15 +81,34 @@ def _fact(entry: _Entry, place: int, categories: Sequence[str]) -> Fact:
     raise FactError(f"{problem}. Nothing was imported.")  # Outside of the handler, because its error carries the text.
 
 
-def _read(entry: dict[str, Json]) -> _Entry | None:
-    """Return an entry with its fields, by the keys that only this program writes; None for one of none."""
-    if {"namespace", "value"} <= entry.keys():
-        return _of_langgraph(entry)
-    if "fact" in entry:
-        return _of_zep(entry)
+def _is_ours(value: Json) -> bool:
+    """Whether it is a fact of our own, which has a content, or the head before them, which has a version."""
+    return isinstance(value, dict) and _reader_of(value) is None and bool({"content", "version"} & value.keys())
+
+
+def _read(value: Json, place: int) -> _Entry:
+    """Return an entry with its fields; a FactError for what no other program writes."""
+    reader = _reader_of(value)
+    if reader is None:
+        raise FactError(f"Expected {EXPORTS}; entry {place}: saw {described(value)}. Nothing was imported.")
+    entry = reader(value)
+    if entry.source == "LangGraph" and not entry.fields["content"]:
+        expected, seen = f"'value' with a text as {', '.join(_TEXTS)}", described(value["value"])
+        raise FactError(f"Expected in entry {place}: {expected}; saw {seen}. Nothing was imported.")
+    return entry
+
+
+def _reader_of(value: Json) -> Callable[[dict[str, Json]], _Entry] | None:
+    """Return what reads an entry, by the keys that only one program writes; None for what none writes."""
+    if not isinstance(value, dict):
+        return None
+    if {"namespace", "value"} <= value.keys():
+        return _of_langgraph
+    if "fact" in value:
+        return _of_zep
     # A memory of OpenMemory, which is mem0's, has its text as "content", as a fact of our own has.
-    is_openmemorys = "content" in entry and {"metadata", "categories", "hash"} & entry.keys()
-    return _of_mem0(entry) if entry.get("memory") is not None or is_openmemorys else None
+    is_openmemorys = "content" in value and {"metadata", "categories", "hash"} & value.keys()
+    return _of_mem0 if value.get("memory") is not None or is_openmemorys else None
 
 
 def _of_mem0(entry: dict[str, Json]) -> _Entry:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from llama_index_memory_ext.fact import Fact, RetiredBy
+    from llama_index_memory_ext.language.dates import Day
 
 
 # Characters at each end of a long text, which is a question with something pasted.
@@ -70,24 +71,30 @@ def _times_in(sentence: str, today: date, *, marked: bool) -> Iterator[Period]:
     for found in dates_in(sentence):
         written = sentence[found.start : found.end]
         ahead, behind = sentence[: found.start].casefold(), sentence[found.end :]
-        before, since = phrases("past", "before").search(ahead), phrases("past", "since").search(ahead)
         for day in found.readings:
             named = period_of(day, today)
-            if day.month is None:
-                # A number alone is a year if a word before it says so.
-                is_told = marked or before or since or phrases("past", "year").search(ahead)
-                is_time = written.endswith("年") or bool(written.isdigit() and is_told)
-            else:
-                is_whole = day.day or "月" in written or phrases("past", "month").search(ahead)
-                is_time = day.year is not None or bool(marked and is_whole)
-            if named is None or not is_time:
-                continue
-            if before and before["until"]:
-                yield Period(date.min, named.end)
-            elif before or behind.startswith(("前", "之前", "以前")):
-                yield Period(date.min, named.start - timedelta(days=1))
-            else:
-                yield named._replace(end=max(named.end, today)) if since else named
+            if named is not None and _is_time(day, written, ahead, marked=marked):
+                yield _asked_about(named, ahead, behind, today)
+
+
+def _is_time(day: Day, written: str, ahead: str, *, marked: bool) -> bool:
+    if day.month is None:
+        # A number alone is a year if a word before it says so.
+        is_told = marked or any(phrases("past", word).search(ahead) for word in ("before", "since", "year"))
+        return written.endswith("年") or (written.isdigit() and is_told)
+    is_whole = day.day or "月" in written or phrases("past", "month").search(ahead)
+    return day.year is not None or bool(marked and is_whole)
+
+
+def _asked_about(named: Period, ahead: str, behind: str, today: date) -> Period:
+    """Return the time that a named one, with the words around it, stands for: "before 2020", "since May"."""
+    before = phrases("past", "before").search(ahead)
+    if before and before["until"]:
+        return Period(date.min, named.end)
+    if before or behind.startswith(("前", "之前", "以前")):
+        return Period(date.min, named.start - timedelta(days=1))
+    is_since = phrases("past", "since").search(ahead)
+    return named._replace(end=max(named.end, today)) if is_since else named
 
 
 def why_retired(text: str) -> RetiredBy:

@@ -6,16 +6,18 @@ import asyncio
 import threading
 from collections import Counter
 from datetime import date, datetime, time, timedelta, timezone
+from itertools import chain
 from typing import TYPE_CHECKING
 
+from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.facts.history import past_facts, period_asked, true_in
 from llama_index_memory_ext.facts.ranking import ShowableFacts, counted_line, document_of
-from llama_index_memory_ext.reader_block import sparing
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
+from llama_index_memory_ext.search.tfidf import sparing
 from llama_index_memory_ext.store.facts import NOTHING_READ
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from typing_extensions import Self
@@ -43,10 +45,9 @@ class UserFacts:
         view: AgentView,
         make_ranker: Callable[[], FactRanker],
         counter: TokenCounter,
-        clock: Callable[[], datetime],
     ) -> None:
         self.store, self.namespace, self.view = store, namespace, view
-        self._make_ranker, self._counter, self._clock = make_ranker, counter, clock
+        self._make_ranker, self._counter = make_ranker, counter
         self.changes = NOTHING_READ
         self.facts: dict[str, Fact] = {}
         self.past: tuple[Fact, ...] = ()
@@ -74,7 +75,7 @@ class UserFacts:
             if changes.facts or not changes.fresh:
                 await asyncio.to_thread(self._take, changes)
             self.changes = changes
-        has_ended = self._holds_until and self._holds_until <= self._clock()
+        has_ended = self._holds_until and self._holds_until <= utc_now()
         if has_ended or (self.facts and self._ranker is None):
             await asyncio.to_thread(self._take, NOTHING_READ)
         return self
@@ -82,7 +83,7 @@ class UserFacts:
     async def asked(self, question: str) -> ShowableFacts:
         """Return the facts that may be shown for a question: those that hold, and past ones if it asks for the past."""
         # No time tells facts of one day apart.
-        period = period_asked(question, self._clock().date()) if self.past or self.present.has_times else None
+        period = period_asked(question, utc_now().date()) if self.past or self.present.has_times else None
         return self.present if period is None else await asyncio.to_thread(self._in_period, period)
 
     async def refresh(self) -> None:
@@ -102,13 +103,15 @@ class UserFacts:
         Readers meanwhile see all of a change or nothing.
         """
         with self._guard:
-            now = self._clock()
-            facts = {**(self.facts if changes.fresh else {}), **{fact.id: fact for fact in changes.facts}}
+            now = utc_now()
+            facts = dict(self.facts) if changes.fresh else {}
+            facts |= {fact.id: fact for fact in changes.facts}
             active = tuple(fact for fact in facts.values() if fact.state(now) == "present")
             past = tuple(past_facts(facts, now))
             changed = {fact.id for fact in changes.facts}
             with self._sparing():
-                held, self._ranker = self.active if self._ranker else (), self._ranker or self._make_ranker()
+                held = self.active if self._ranker else ()
+                self._ranker = self._ranker or self._make_ranker()
                 _follow(self._ranker, held, active, changed)
                 if self._past_ranker:
                     _follow(self._past_ranker, (*self.active, *self.past), (*active, *past), changed)
@@ -117,11 +120,8 @@ class UserFacts:
             lines = {fact.id: kept.get(fact.id) or counted_line(fact, self._counter) for fact in active}
             self.present = ShowableFacts(active, self._ranker, lines=lines, sparing=self._sparing)
             self.facts, self.past = facts, past
-            # When the next of them expires, or is true no longer.
-            ends = [fact.expires_at for fact in facts.values() if fact.expires_at]
-            days = [fact.valid_until for fact in facts.values() if fact.valid_until and not fact.retired]
-            ends += [datetime.combine(day + timedelta(days=1), time(), timezone.utc) for day in days if day < date.max]
-            self._holds_until = min((end for end in ends if end > now), default=None)
+            ends = [end for end in chain.from_iterable(map(_ends_of, facts.values())) if end > now]
+            self._holds_until = min(ends, default=None)
 
     def _in_period(self, period: Period) -> ShowableFacts:
         """Return what may be shown for a question about the past: the past facts of that time, and those that hold.
@@ -152,6 +152,14 @@ class UserFacts:
             self._ranker = self._past_ranker = self.present.ranker = None
 
         return sparing(self._failures, "Facts were not ranked", drop)
+
+
+def _ends_of(fact: Fact) -> Iterator[datetime]:
+    """Yield when a fact expires, and when it is true no longer, as far as that is known."""
+    if fact.expires_at:
+        yield fact.expires_at
+    if fact.valid_until and fact.valid_until < date.max and not fact.retired:
+        yield datetime.combine(fact.valid_until + timedelta(days=1), time(), timezone.utc)
 
 
 def _follow(ranker: FactRanker, before: Sequence[Fact], now: Sequence[Fact], changed: Collection[str]) -> None:

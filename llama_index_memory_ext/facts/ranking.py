@@ -1,8 +1,12 @@
-"""Scores facts for a question by similarity, confidence and recency, and chooses those that fit a token limit."""
+"""Scores facts for a question, chooses those that fit a token limit, and explains why."""
 
 from __future__ import annotations
 
+import textwrap
+from collections import defaultdict
 from contextlib import nullcontext
+from dataclasses import dataclass
+from html import escape
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -12,8 +16,7 @@ from numpy.typing import NDArray
 from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.fact import CONFIDENCE_WEIGHT, SIMILARITY_WEIGHT, utc_now
 from llama_index_memory_ext.language.dates import date_words
-from llama_index_memory_ext.language.stems import languages_of, words_in
-from llama_index_memory_ext.language.tokens import terms_of
+from llama_index_memory_ext.language.tokens import languages_of, terms_in, words_in
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
 from llama_index_memory_ext.search.tfidf import (
     SOURCE_SHARE,
@@ -34,9 +37,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.language.dates import Period
     from llama_index_memory_ext.search.tfidf import FactRanker
-
-    # Leaves out the ranked facts that must not be shown.
-    Concern: TypeAlias = Callable[["Iterable[RankedFact]"], "Iterable[RankedFact]"]
 
 
 Numbers: TypeAlias = NDArray[np.float64]
@@ -123,7 +123,7 @@ def counted_line(fact: Fact, counter: TokenCounter) -> CountedText:
 
 
 # Where a fact has a word of what was asked; and that only a turn before the question asks for it.
-OWN, DATE, SOURCE, EARLIER = "", "date", "source", "earlier turn"
+_OWN, _DATE, _SOURCE, _EARLIER = "", "date", "source", "earlier turn"
 
 
 class RankedFact(NamedTuple):
@@ -150,7 +150,7 @@ class RankedFact(NamedTuple):
         compared by their stems in the language of the question.
         """
         fact, found = self.fact, dict[str, str]()
-        texts = {OWN: fact.content, DATE: date_words(fact.began), SOURCE: fact.source}
+        texts = {_OWN: fact.content, _DATE: date_words(fact.began), _SOURCE: fact.source}
         for turn, asked in enumerate(self.asked):
             codes = languages_of(asked, self.languages) or languages_of(
                 f"{fact.content}\n{fact.source}", self.languages
@@ -159,7 +159,7 @@ class RankedFact(NamedTuple):
             for word in words_in(asked, codes):
                 where = next((where for where in terms if word.term in terms[where]), None)
                 if where is not None:
-                    found.setdefault(word.written, ", ".join(filter(None, (where, EARLIER if turn else ""))))
+                    found.setdefault(word.written, ", ".join(filter(None, (where, _EARLIER if turn else ""))))
         return found
 
     @property
@@ -235,7 +235,7 @@ class ShowableFacts:
         """
         ongoing = 1.0
         if self.period is None:
-            terms = {term for text in (question, *context) for term in terms_of(text)}
+            terms = {term for text in (question, *context) for term in terms_in(text)}
             ongoing = min(1.0, len(terms) / _ONGOING_TERMS) ** 2
         shares = weights.shares(ongoing)
         similarities: Numbers = np.zeros(len(self.facts))
@@ -262,16 +262,17 @@ class Ranking(NamedTuple):
     weights: Weights
     similarities: Numbers
     scores: Numbers
+    min_similarity: float = 0.0
+    general_facts: int = 0
 
     def best_first(self) -> Iterator[RankedFact]:
         """Yield all facts, best first; of equally good ones the newest first."""
-        places = np.arange(len(self.scores))
-        many = len(places) > 2 * _BEST
-        if many:
+        least = 0.0
+        if len(self.scores) > 2 * _BEST:
             # The best ones are often enough.
             least = np.partition(self.scores, -_BEST)[-_BEST]
-            yield from self._sorted(np.flatnonzero(self.scores >= least), end=_BEST)
-        yield from self._sorted(places, start=_BEST if many else 0)
+        yield from self._sorted(np.flatnonzero(self.scores >= least))
+        yield from self._sorted(np.flatnonzero(self.scores < least))
 
     def first(self) -> list[RankedFact]:
         """Return the pinned facts and corrections, best first."""
@@ -281,43 +282,39 @@ class Ranking(NamedTuple):
         """Return those that have something in common with the question, best first."""
         return list(self._sorted(np.flatnonzero(self.similarities > 0)))
 
-    def concern(self, min_similarity: float, general_facts: int) -> Concern:
-        """Return what leaves out the ranked facts that concern the question less than ``min_similarity``.
+    def concerning(self, ranked: Iterable[RankedFact]) -> Iterator[RankedFact]:
+        """Yield the ranked facts that concern the question at least as much as ``min_similarity``.
 
         A fact concerns it by its words or its embedding. Pinned facts stay in any case, and so do so many
         ``general_facts``: preferences that do not concern it. Behind the best facts no others are looked for.
         """
-        if not min_similarity:
-            return iter
+        if not self.min_similarity:
+            yield from ranked
+            return
         question, *context = self.asked
         asked, ranker = Asked(question, context, self.languages), self.showable.ranker
         closeness = ranker.closeness(question) if isinstance(ranker, EmbeddingRanker) else {}
+        left = self.general_facts
+        for place, entry in enumerate(ranked):
+            fact = entry.fact
+            concern = max(asked.concern(fact.content), closeness.get(fact.id, 0.0)) if place < _BEST else 0.0
+            if fact.pinned or concern >= self.min_similarity:
+                yield entry
+            elif left and fact.category == _GENERAL:
+                left -= 1
+                yield entry
 
-        def concerning(ranked: Iterable[RankedFact]) -> Iterator[RankedFact]:
-            left = general_facts
-            for place, entry in enumerate(ranked):
-                fact = entry.fact
-                if fact.pinned or (
-                    place < _BEST and max(asked.concern(fact.content), closeness.get(fact.id, 0.0)) >= min_similarity
-                ):
-                    yield entry
-                elif left and fact.category == _GENERAL:
-                    left -= 1
-                    yield entry
-
-        return concerning
-
-    def fit(self, limit: int, concern: Concern = iter) -> list[Fact]:
-        """Return the facts whose lines fit into ``limit`` tokens, of those that ``concern`` leaves, best first.
+    def fit(self, limit: int) -> list[Fact]:
+        """Return the facts that concern the question and whose lines fit into ``limit`` tokens, best first.
 
         Pinned facts and corrections come before the others, as many as fit into a share of the limit. Facts are looked
         at until what is left has no room for the shortest line.
         """
         lines = self.showable.lines
-        first = [entry.fact for entry in concern(self.first())]
+        first = [entry.fact for entry in self.concerning(self.first())]
         kept = fit_tokens([lines[fact.id].tokens for fact in first], int(FIRST_SHARE * limit))
         front = {first[i].id: first[i] for i in kept}
-        others = (entry.fact for entry in concern(self.best_first()) if entry.fact.id not in front)
+        others = (entry.fact for entry in self.concerning(self.best_first()) if entry.fact.id not in front)
         chosen: list[Fact] = []
         left = limit
         for fact in chain(front.values(), others):
@@ -329,9 +326,9 @@ class Ranking(NamedTuple):
                 left -= tokens
         return chosen
 
-    def _sorted(self, places: NDArray[np.intp], start: int = 0, end: int | None = None) -> Iterator[RankedFact]:
+    def _sorted(self, places: NDArray[np.intp]) -> Iterator[RankedFact]:
         one = self.showable
-        for i in places[np.lexsort((one.newer[places], -self.scores[places]))][start:end].tolist():
+        for i in places[np.lexsort((one.newer[places], -self.scores[places]))].tolist():
             fact = one.facts[i]
             yield RankedFact(
                 fact,
@@ -409,3 +406,100 @@ def format_facts(
     lines = {fact.id: counted_line(fact, counter) for fact in present}
     ranking = ShowableFacts(present, _indexed(present), lines=lines).rank(question, context, Weights())
     return "".join(lines[fact.id] for fact in ranking.fit(max_tokens))
+
+
+_COLUMNS = ("fact", "similarity", "confidence", "recency", "score", "words in common", "tokens", "shown")
+_CONTENT_WIDTH, _MOST_WORDS = 48, 5
+_ABOUT_SIMILARITY = "Similarity compares these facts with each other: the one that is most like the question has 1."
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedFact:
+    """One fact for one question: its numbers in 0..1, the words in common, and why it is shown, or why not.
+
+    ``similarity`` is relative: the fact that is most like the question has 1. ``matched`` are the words in common, and
+    ``words`` the same by where they stand: "live; source: paris; earlier turn: trip", "" without any.
+    """
+
+    fact: Fact
+    similarity: float
+    confidence: float
+    score: float
+    matched: tuple[str, ...]
+    tokens: int
+    injected: bool
+    why: str
+    recency: float = 0.0
+    words: str = ""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Explanation:
+    """The facts for one question, best first, the tokens of those that are shown, and what the numbers weigh."""
+
+    facts: tuple[ExplainedFact, ...]
+    tokens: int
+    limit: int
+    weights: Weights
+
+    def __repr__(self) -> str:
+        rows = [_COLUMNS, *map(_cells, self.facts)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join([*lines, *self.notes])
+
+    def _repr_html_(self) -> str:
+        head = f"<th>{'</th><th>'.join(_COLUMNS)}</th>"
+        rows = [head, *(f"<td>{'</td><td>'.join(map(escape, _cells(fact)))}</td>" for fact in self.facts)]
+        return f"<table><tr>{'</tr><tr>'.join(rows)}</tr></table><p>{'<br>'.join(self.notes)}</p>"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the table must know: the tokens, how the score is made, and what similarity is."""
+        parts = [f"{weight:.2f} {name}" for name, weight in self.weights._asdict().items() if round(weight, 2)]
+        number = sum(fact.injected for fact in self.facts)
+        shown = f"{number} fact{'s' * (number != 1)}, {self.tokens} tokens"
+        tokens = f"Shown: {shown}. There is room for {self.limit} tokens: the limit without the tags around all facts."
+        return tokens, f"score = {' + '.join(parts)}", _ABOUT_SIMILARITY
+
+
+def explain(ranking: Ranking, limit: int) -> Explanation:
+    """Say which of the ranked facts are shown within ``limit`` tokens, and why."""
+    ranked = list(ranking.best_first())
+    concerning = {entry.fact.id for entry in ranking.concerning(ranked)}
+    shown = {fact.id for fact in ranking.fit(limit)}
+    facts = []
+    for entry in ranked:
+        fact, matches, tokens = entry.fact, entry.matches, ranking.showable.lines[entry.fact.id].tokens
+        if fact.id in shown:
+            why = _why_shown(entry, matches.values())
+        else:
+            why = "left out: no room" if fact.id in concerning else "left out: too little in common"
+        by_place = defaultdict[str, list[str]](list)
+        for word, place in sorted(matches.items(), key=lambda item: bool(item[1])):
+            by_place[place].append(word)
+        listed = {place: ", ".join(words[:_MOST_WORDS]) for place, words in by_place.items()}
+        words = "; ".join(f"{place}: {found}" if place else found for place, found in listed.items())
+        numbers = entry.similarity, entry.confidence, entry.score
+        facts.append(ExplainedFact(fact, *numbers, tuple(matches), tokens, fact.id in shown, why, entry.recency, words))
+    return Explanation(tuple(facts), sum(fact.tokens for fact in facts if fact.injected), limit, ranking.weights)
+
+
+def _why_shown(entry: RankedFact, places: Collection[str]) -> str:
+    """By the best place of a word in common: the fact's own words, for the question itself."""
+    if entry.past:
+        return "was true before"
+    if comes_first(entry.fact):
+        return comes_first(entry.fact)
+    if not entry.similarity:
+        return "nothing in common, but room"
+    for place in (_OWN, _DATE, _SOURCE):
+        if place in places:
+            return f"matches in its {place} only" if place else "matches in its own words"
+    return f"matches an {_EARLIER} only" if places else "similar without a word in common"
+
+
+def _cells(fact: ExplainedFact) -> tuple[str, ...]:
+    content = textwrap.shorten(fact.fact.content, _CONTENT_WIDTH, placeholder="...")
+    numbers = (f"{number:.2f}" for number in (fact.similarity, fact.confidence, fact.recency, fact.score))
+    return (content, *numbers, fact.words, str(fact.tokens), f"yes: {fact.why}" if fact.injected else fact.why)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import unicodedata
+from collections import defaultdict
 from difflib import SequenceMatcher
 from functools import cache, lru_cache
 from html import unescape
@@ -15,7 +16,7 @@ from llama_index_memory_ext.language import pattern, word_lists
 from llama_index_memory_ext.language.dates import with_english_days
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
 # Controls that end a line, and the two separators that do the same.
@@ -150,12 +151,6 @@ def indexed_words(text: str) -> tuple[Word, ...]:
     return tuple(word for word in words_of(text) if word.term != _ANY_VERB)
 
 
-@lru_cache(maxsize=32)
-def terms_of(text: str) -> tuple[str, ...]:
-    """Returns the terms of ``indexed_words``."""
-    return tuple(word.term for word in indexed_words(text))
-
-
 def without_accents(word: str) -> str:
     """Returns a word without the accents on its letters: "cafe" for "café"."""
     if word.isascii():
@@ -192,6 +187,134 @@ def _stemmer(code: str) -> tuple[Any, dict[str, str], list[tuple[re.Pattern[str]
     bases |= {form: base for base, *forms in groups for form in forms}
     endings = [(re.compile(ending), "".join(instead)) for ending, *instead in word_lists("endings").get(code, [])]
     return snowballstemmer.stemmer(LANGUAGES[code]), bases, endings
+
+
+def checked_languages(codes: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return ISO 639-1 codes, each once; None for None. Raise a ValueError for one without a stemmer, and for none.
+
+    >>> checked_languages(["de", "en", "de"])
+    ('de', 'en')
+    """
+    if codes is None:
+        return None
+    named: list[Any] = list(codes) if isinstance(codes, list | tuple) else [codes]
+    unknown = [code for code in named if not isinstance(code, str) or code not in LANGUAGES]
+    if unknown or not named:
+        raise ValueError(
+            f"expected one or more languages: {', '.join(LANGUAGES)}; saw {unknown[0] if unknown else 'none'!r}. None"
+            " tells the language of each question. Chinese, Japanese and Korean need no code."
+        )
+    return tuple(dict.fromkeys(named))
+
+
+# What a text says about its language stands at its beginning and at its end.
+_END = 1_000
+_LETTER_WEIGHT = 0.5
+# A lower score tells nothing: "in" and "a" are words of many languages.
+_LEAST_SCORE = 0.4
+# Languages with this share of the best one's score may be the right one, too.
+_PLAUSIBLE = 0.75
+
+
+@lru_cache(maxsize=1_000)
+def languages_of(text: str, among: tuple[str, ...] | None = None) -> tuple[str, ...]:
+    """Return the languages in which a question may be written, the likeliest first; () if nothing tells.
+
+    Function words and rare letters tell, which takes microseconds, also for the first question of a process.
+
+    Args:
+        text: Any text; of a long one the beginning and the end are looked at.
+        among: Only these languages are possible; where nothing tells, the text may be in any of them.
+
+    >>> languages_of("Wo wohne ich?"), languages_of("Where do I live?"), languages_of("Python?")
+    (('de',), ('en',), ())
+    """
+    if among is not None and len(among) == 1:
+        return among
+    plain = (text if len(text) <= 2 * _END else f"{text[:_END]} {text[-_END:]}").casefold()
+    scores = _scores(plain)
+    best = max(scores.values(), default=0.0)
+    if best < _LEAST_SCORE:
+        return among or ()
+    found = [code for code in scores if scores[code] >= _PLAUSIBLE * best]
+    if scores.get("en") == best:
+        found = ["en"]
+    found.sort(key=lambda code: (-round(scores[code], 6), code))
+    return tuple(code for code in found if among is None or code in among) or among or ()
+
+
+def _scores(plain: str) -> Mapping[str, float]:
+    """Return what the function words and the rare letters of a text in lower case say for each language."""
+    if len(re.findall("[\u0400-\u04ff]", plain)) > len(re.findall("[a-z\u00c0-\u024f]", plain)):
+        # Ukrainian, Serbian and Macedonian have other endings than Russian.
+        return {} if re.search("[\u0452-\u045f\u0491]", plain) else {"ru": 1.0}
+    scores = defaultdict[str, float](float)
+    words = set(re.findall(r"[^\W\d_]+", plain))
+    for known, weight, marks in ((_by_word(), 1.0, words), (_by_letter(), _LETTER_WEIGHT, set(plain))):
+        for mark in marks & known.keys():
+            for code in known[mark]:
+                scores[code] += weight / len(known[mark])
+    return scores
+
+
+def languages_in(frequency: Callable[[str], int], total: int) -> tuple[str, ...]:
+    """Return the languages of ``total`` texts, English apart; ``frequency`` says how many of them have a term.
+
+    Two function words in two of a hundred texts, which at most one more language has, tell that some are written in it.
+    """
+    least = max(0.02 * total, 1)
+    return tuple(
+        code
+        for code in LANGUAGES
+        if code != "en" and sum(frequency(term) >= least for term in _telling_terms(code)) >= 2  # noqa: PLR2004
+    )
+
+
+def is_function_word(word: str, codes: Iterable[str]) -> bool:
+    """Whether a word in lower case has no meaning of its own in one of these languages."""
+    return any(word in FUNCTION_WORDS[code] for code in codes)
+
+
+def words_in(text: str, codes: Sequence[str] = ()) -> Iterator[Word]:
+    """Yield the words of a text that have a meaning, with their stems in the first of these languages as terms.
+
+    Without a code they are those of ``indexed_words``. Two texts are compared in the same language.
+    """
+    code = codes[0] if codes else "en"
+    for word in indexed_words(text):
+        if code == "en" or not word.written.isalpha():
+            yield word
+        elif not is_function_word(word.written, codes):
+            yield Word(word.written, term_of(word.written, code))
+
+
+def terms_in(text: str, codes: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the terms of ``words_in``."""
+    return tuple(word.term for word in words_in(text, codes))
+
+
+@cache
+def _by_word() -> Mapping[str, list[str]]:
+    """Return the languages of each function word, which may be written without its accents."""
+    found = defaultdict[str, list[str]](list)
+    for code in LANGUAGES:
+        for word in FUNCTION_WORDS[code] | set(map(without_accents, FUNCTION_WORDS[code])):
+            found[word].append(code)
+    return dict(found)
+
+
+@cache
+def _by_letter() -> Mapping[str, list[str]]:
+    found = defaultdict[str, list[str]](list)
+    for code, *letters in word_lists("languages")["letters"]:
+        for letter in letters:
+            found[letter].append(code)
+    return dict(found)
+
+
+@cache
+def _telling_terms(code: str) -> frozenset[str]:
+    return frozenset(term_of(word) for word in FUNCTION_WORDS[code] if len(_by_word()[word]) <= 2)  # noqa: PLR2004 - see languages_in
 
 
 _STRAIGHT = str.maketrans("\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u300c\u300d\u300e\u300f", '\'\'\'"""""""""')

@@ -18,8 +18,7 @@ from llama_index.core.base.llms.types import MessageRole
 from llama_index_memory_ext.background.jobs import JobKey
 from llama_index_memory_ext.background.locks import Recent, lock_for
 from llama_index_memory_ext.language.dates import date_words
-from llama_index_memory_ext.language.stems import languages_of, terms_in
-from llama_index_memory_ext.reader_block import sparing
+from llama_index_memory_ext.language.tokens import languages_of, terms_in
 from llama_index_memory_ext.record.text import (
     EARLIER_CLOSING,
     EARLIER_OPENING,
@@ -365,7 +364,7 @@ class MessageSearch:
         """
         # The search in a long log takes longer than an event loop should be blocked.
         chosen: list[tuple[IndexedMessage, float]] = []
-        with sparing(self.failures, "Earlier messages were not found", partial(setattr, index, "epoch", _BROKEN)):
+        with tfidf.sparing(self.failures, "Earlier messages were not found", partial(setattr, index, "epoch", _BROKEN)):
             chosen = await asyncio.to_thread(choose)
         row_ids = [row_id for message, _ in chosen for row_id in message.row_ids]
         stored = await self.store.readers.rows_in(session_id, row_ids, index.epoch)

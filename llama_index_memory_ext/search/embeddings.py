@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from llama_index_memory_ext.background.jobs import BackOff
 from llama_index_memory_ext.background.locks import Recent, lock_for
 from llama_index_memory_ext.background.loop import spawn
-from llama_index_memory_ext.language.tokens import terms_of
+from llama_index_memory_ext.language.tokens import terms_in
 from llama_index_memory_ext.search.tfidf import Document, FactRanker, TfidfRanker, divided_by_best, values_of
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class QueryVectors:
 
     def new_among(self, queries: Iterable[str]) -> list[str]:
         """Returns the queries to be embedded; the similarities to one of stop words or emoji alone are arbitrary."""
-        return [query for query in dict.fromkeys(queries) if query not in self.vectors and terms_of(query)]
+        return [query for query in dict.fromkeys(queries) if query not in self.vectors and terms_in(query)]
 
     async def embed(self, queries: Sequence[str]) -> None:
         """Embeds what is new of these queries; after a failure there is a pause."""

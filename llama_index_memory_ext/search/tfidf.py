@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain, repeat
 from math import log
@@ -18,20 +20,24 @@ from numpy.typing import NDArray
 
 from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.errors import SettingError
-from llama_index_memory_ext.language.stems import (
+from llama_index_memory_ext.language.tokens import (
+    Word,
     checked_languages,
+    indexed_words,
     is_function_word,
     languages_in,
     languages_of,
+    term_of,
     words_in,
 )
-from llama_index_memory_ext.language.tokens import Word, indexed_words, term_of
 from llama_index_memory_ext.settings import shown
 from llama_index_memory_ext.text.tokens import TokenCounter
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+
+logger = logging.getLogger(__name__)
 
 Values: TypeAlias = NDArray[np.float64]
 # The terms that one word of a query means.
@@ -95,6 +101,22 @@ class Vectorizer(Protocol):
 
     def build_analyzer(self) -> Callable[[str], Iterable[str]]:
         """Returns a function that splits a text into terms."""
+
+
+@contextmanager
+def sparing(failures: Counter[str], failed: str, drop: Callable[[], object]) -> Iterator[None]:
+    """Let no failure of an index cost an answer: end the block, and ``drop`` the index, so that it is built anew.
+
+    ``failures`` counts the failures by the type of the error, each of which is logged once.
+    """
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - an index may be broken in any way, and a ranker may be anybody's own
+        drop()
+        kind = type(error).__name__
+        failures[kind] += 1
+        if failures[kind] == 1:
+            logger.warning("%s (%s); nothing is lost, and the next question builds the index anew.", failed, kind)
 
 
 class Posting:

@@ -34,6 +34,16 @@ def learner(messages: list[Message], tools: list[str]) -> Message:
     return call(("call_1", "report_facts", {"new_facts": found, "confirmed": [], "retired": []}))
 
 
+def poisoned(answer: Message, *words: str) -> Model:
+    """A model that gives this answer whenever one of these is talked about."""
+
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        told = str(messages[-1]["content"])
+        return answer if any(f"I like {word}" in told for word in words) else learner(messages, tools)
+
+    return model
+
+
 def extractions(requests: list[list[Message]]) -> list[str]:
     """The transcripts of the requests that asked for facts."""
     return [request[-1]["content"] for request in requests if "<transcript>" in str(request[-1]["content"])]

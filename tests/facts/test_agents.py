@@ -12,21 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import func, select
 
-from llama_index_memory_ext import (
-    CondensedMemory,
-    Fact,
-    FactError,
-    MemoryStore,
-    MemoryToolSpec,
-    RelevantFactsBlock,
-    SettingError,
-)
+from llama_index_memory_ext import CondensedMemory, Fact, FactError, MemoryStore, MemoryToolSpec, RelevantFactsBlock
+from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.reply import ExtractionReply
 from llama_index_memory_ext.text.messages import Utterance
 from tests.conversation import assistant, sent_text, user
-from tests.facts.learning import contents, extractions, learner, shown
-from tests.openai_server import Message, Model, call, say
+from tests.facts.learning import contents, extractions, learner, shown, talk
+from tests.openai_server import Model, call, say
 from tests.scripted_models import StartModel
 from tests.search.test_embeddings import Meanings
 
@@ -67,11 +60,7 @@ def knowing(*entries: dict[str, Any]) -> Model:
     new = [entry for entry in entries if "content" in entry]
     retired = [entry for entry in entries if "number" in entry]
     reply = {"new_facts": new, "confirmed": [], "retired": retired}
-
-    def model(_: list[Message], tools: list[str]) -> Message:
-        return call(("call_1", "report_facts", reply)) if tools == ["report_facts"] else say("Fine.")
-
-    return model
+    return lambda _, tools: call(("c", "report_facts", reply)) if tools == ["report_facts"] else say("Fine.")
 
 
 async def tell(memory: CondensedMemory, text: str) -> None:
@@ -79,18 +68,12 @@ async def tell(memory: CondensedMemory, text: str) -> None:
     await memory.aflush()
 
 
-OPERATIONS = st.lists(
-    st.tuples(
-        st.sampled_from(range(len(AGENTS))),
-        st.sampled_from(["add", "share", "learn", "retire", "forget"]),
-        st.sampled_from(["tea", "rain", "chess"]),
-    ),
-    max_size=8,
-)
+KINDS, THINGS = ["add", "share", "learn", "retire", "forget"], ["tea", "rain", "chess"]
+OPERATIONS = st.tuples(st.sampled_from(range(len(AGENTS))), st.sampled_from(KINDS), st.sampled_from(THINGS))
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(operations=OPERATIONS)
+@given(operations=st.lists(OPERATIONS, max_size=8))
 async def test_each_agent_sees_its_own_facts_and_the_shared_ones_and_forgetting_leaves_none(
     store: MemoryStore, operations: list[tuple[int, str, str]]
 ) -> None:
@@ -183,7 +166,7 @@ async def test_what_an_agent_learns_is_its_own_and_each_agent_reads_the_session(
     llm, server = start_model(learner)
     a, b, shared = (on(store, llm=llm, **agent) for agent in (BOTH_A, BOTH_B, SHARED))
     await b.facts.aadd("Dreams of the sea")
-    await a.aput_messages([user("I like tea."), assistant("Fine.")])
+    await a.aput_messages(talk("tea"))
     for memory, known in ((a, ["Likes tea"]), (b, ["Dreams of the sea", "Likes tea"]), (shared, ["Likes tea"])):
         assert (await memory.astats()).pending == 2
         await memory.aflush()
@@ -197,13 +180,10 @@ async def test_what_an_agent_learns_is_its_own_and_each_agent_reads_the_session(
 
 async def test_what_takes_the_place_of_a_shared_fact_is_shared(store: MemoryStore, start_model: StartModel) -> None:
     """Or the other agents would know nothing of it any more."""
-    llm, _ = start_model(
-        knowing(
-            {"content": "Lives in Rome", "quote": "I moved to Rome", "confidence": 0.9, "label": "new"},
-            {"content": "Likes Rome", "quote": "I like Rome", "confidence": 0.9},
-            {"number": 1, "reason": "Moved", "quote": "I moved to Rome", "replaced_by": "new"},
-        )
-    )
+    rome = {"content": "Lives in Rome", "quote": "I moved to Rome", "confidence": 0.9, "label": "new"}
+    liked = {"content": "Likes Rome", "quote": "I like Rome", "confidence": 0.9}
+    gone = {"number": 1, "reason": "Moved", "quote": "I moved to Rome", "replaced_by": "new"}
+    llm, _ = start_model(knowing(rome, liked, gone))
     a, b = on(store, llm=llm, **BOTH_A), on(store, **BOTH_B)
     await b.facts.aadd("Lives in Oslo", agent_id=None)
     assert await contents(b) == ["Lives in Oslo"]

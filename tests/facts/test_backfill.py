@@ -18,30 +18,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llama_index.core.llms import ChatResponse, MockLLM
 
-from llama_index_memory_ext import Backfilled, CondensedMemory, MemoryStore, RelevantFactsBlock, StoreError
+from llama_index_memory_ext import Backfilled, CondensedMemory, MemoryStore, StoreError
 from llama_index_memory_ext.facts.prompt import batch_end
 from tests.conversation import assistant, user
-from tests.facts.learning import Learns, contents, extractions, learner, likes, talk
+from tests.facts.learning import Learns, contents, extractions, learner, likes, poisoned, talk
 from tests.memories import OpenMemory
-from tests.openai_server import Message, Model, fail
-from tests.scripted_models import StartModel
+from tests.openai_server import Message, fail
 from tests.signals import interruptible
+
+OUT_OF_ORDER = fail(500, "out of order")
 
 
 async def tell(store: MemoryStore, session_id: str, *words: str) -> None:
     await store.add_messages(session_id, talk(*words))
-
-
-def failing_for(*words: str) -> Model:
-    """A model that has an error of its own whenever one of these is talked about."""
-
-    def model(messages: list[Message], tools: list[str]) -> Message:
-        told = str(messages[-1]["content"])
-        return (
-            fail(500, "out of order") if any(f"I like {word}" in told for word in words) else learner(messages, tools)
-        )
-
-    return model
 
 
 def set_day(database_uri: str, session_id: str, first_id: int, day: date) -> None:
@@ -122,23 +111,17 @@ async def test_a_session_that_does_not_exist_is_named_before_a_model_is_asked(
     assert server.requests == []
 
 
-async def test_messages_without_a_question_are_left_behind_without_a_request(
-    open_memory: OpenMemory, start_model: StartModel
-) -> None:
-    llm, server = start_model(learner)
-    memory = open_memory("new", llm=llm)
+async def test_messages_without_a_question_are_left_behind_without_a_request(learns: Learns) -> None:
+    memory, server = learns(session_id="new", user_id=None)
     await memory.sql_store.add_messages("new", [assistant("Hello!")])
     assert await memory.abackfill() == Backfilled(sessions=1, messages=1)
     assert await memory.abackfill() == Backfilled(sessions=1)
     assert server.requests == []
 
 
-async def test_a_session_that_fails_does_not_stop_the_others(
-    open_memory: OpenMemory, start_model: StartModel, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_session_that_fails_does_not_stop_the_others(learns: Learns, caplog: pytest.LogCaptureFixture) -> None:
     """And is gone on with where it stopped."""
-    llm, server = start_model(failing_for("wine"))
-    memory = open_memory("new", user_id="ann", llm=llm)
+    memory, server = learns(poisoned(OUT_OF_ORDER, "wine"), "new")
     for session_id, word in (("a", "tea"), ("b", "wine"), ("c", "rain")):
         await tell(memory.sql_store, session_id, word)
     done = await memory.abackfill(["a", "b", "c"])
@@ -146,8 +129,7 @@ async def test_a_session_that_fails_does_not_stop_the_others(
     assert "session 'b', InternalServerError" in caplog.text
     assert "wine" not in caplog.text + repr(done)
     assert likes(server.requests)[-1] == ["rain"]
-    healed, _ = start_model(learner)
-    again = open_memory("new", user_id="ann", llm=healed)
+    again = learns(session_id="new")[0]
     assert await again.abackfill(["a", "b", "c"]) == Backfilled(sessions=3, messages=2, new=1)
     assert await contents(again) == ["Likes rain", "Likes tea", "Likes wine"]
 
@@ -163,9 +145,7 @@ async def test_after_three_failures_in_a_row_the_rest_is_not_tried(learns: Learn
     assert (done.sessions, done.messages, len(server.requests)) == (0, 0, 3)
 
 
-async def test_a_person_who_is_forgotten_meanwhile_stays_forgotten(
-    open_memory: OpenMemory, start_model: StartModel
-) -> None:
+async def test_a_person_who_is_forgotten_meanwhile_stays_forgotten(open_memory: OpenMemory, learns: Learns) -> None:
     asked, loop, may_answer = asyncio.Event(), asyncio.get_running_loop(), threading.Event()
 
     def model(messages: list[Message], tools: list[str]) -> Message:
@@ -173,8 +153,7 @@ async def test_a_person_who_is_forgotten_meanwhile_stays_forgotten(
         may_answer.wait(20)
         return learner(messages, tools)
 
-    llm, _ = start_model(model)
-    memory, other = (open_memory("chat", user_id="ann", llm=llm, extract_facts=False) for _ in range(2))
+    memory, other = learns(model, extract_facts=False)[0], open_memory(user_id="ann")
     await memory.aput_messages(talk("tea", "rain"))
     task = asyncio.create_task(memory.abackfill())
     await asked.wait()
@@ -200,9 +179,7 @@ except KeyboardInterrupt:
 """
 
 
-async def test_an_interrupted_program_keeps_what_it_has(
-    open_memory: OpenMemory, start_model: StartModel, database_uri: str
-) -> None:
+async def test_an_interrupted_program_keeps_what_it_has(learns: Learns, database_uri: str) -> None:
     """By Ctrl+C, in the midst of the second session."""
     workers: list[subprocess.Popen[str]] = []
 
@@ -212,8 +189,7 @@ async def test_an_interrupted_program_keeps_what_it_has(
             workers[0].wait(60)
         return learner(messages, tools)
 
-    _, server = start_model(model)
-    memory = open_memory("new", user_id="ann")
+    memory, server = learns(model, "new")
     await tell(memory.sql_store, "a", "tea")
     await tell(memory.sql_store, "b", "rain")
     command = [sys.executable, "-c", INTERRUPTED, database_uri, server.api_base]
@@ -226,9 +202,9 @@ async def test_an_interrupted_program_keeps_what_it_has(
     assert await memory.sql_store.users.count("b", reader=memory.facts_block.reader_of("b")) == 2
 
 
-async def test_two_at_once_ask_once(open_memory: OpenMemory, start_model: StartModel) -> None:
-    llm, server = start_model(learner)
-    first, second = (open_memory("chat", user_id="ann", llm=llm) for _ in range(2))
+async def test_two_at_once_ask_once(open_memory: OpenMemory, learns: Learns) -> None:
+    first, server = learns()
+    second = open_memory(user_id="ann", llm=first.facts_block.llm)
     await tell(first.sql_store, "chat", "tea", "rain")
     done = await asyncio.gather(first.abackfill(), second.abackfill())
     assert sorted(one.new for one in done) == [0, 2]
@@ -323,11 +299,9 @@ def test_batches_hold_whole_turns_of_one_day_and_no_more_than_fits(rows: list[tu
             assert sum(begins for begins, _, _ in batch) <= 1
 
 
-async def test_a_bar_counts_messages_only_on_request(
-    open_memory: OpenMemory, start_model: StartModel, capfd: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_bar_counts_messages_only_on_request(learns: Learns, capfd: pytest.CaptureFixture[str]) -> None:
     """It is closed with the last session, however that ends."""
-    memory = open_memory("new", user_id="ann", llm=start_model(failing_for("wine"))[0])
+    memory = learns(poisoned(OUT_OF_ORDER, "wine"), "new")[0]
     for session_id, word in (("a", "tea"), ("b", "snow"), ("c", "wine")):
         await tell(memory.sql_store, session_id, word)
     await memory.abackfill(["a"])
@@ -335,15 +309,3 @@ async def test_a_bar_counts_messages_only_on_request(
     await memory.abackfill(["a", "b", "c"], show_progress=True)
     out, err = capfd.readouterr()
     assert (out, "2/4" in err, err[-1]) == ("", True, "\n")
-
-
-async def test_a_block_without_a_user_keeps_facts_by_session(start_model: StartModel) -> None:
-    llm, _ = start_model(learner)
-    block = RelevantFactsBlock(llm=llm, extract_facts=False)
-    await block.aput(talk("tea"), session_id="chat")
-    batch = await block.extractor("chat").extract_next()
-    assert batch is not None
-    assert (batch.messages, len(batch.reply.accepted)) == (2, 1)
-    assert await block.extractor("chat").extract_next() is None
-    assert [fact.content for fact in await block.book("chat").alist()] == ["Likes tea"]
-    await block.aclose()

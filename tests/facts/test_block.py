@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.llms.openai import OpenAI
 
 from llama_index_memory_ext import Fact, FactError, MemoryStore, RelevantFactsBlock, SettingError, TokenCounter
 from llama_index_memory_ext.fact import retire
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.language.tokens import visible
 from tests.conversation import assistant, calling, result, sent_text, user
-from tests.facts.learning import Learns, contents, extractions, learner, shown
+from tests.facts.learning import Learns, contents, extractions, learner, likes, shown, talk
 from tests.memories import OpenMemory, OpenPlainMemory
 from tests.openai_server import Message, call, say, serve
 from tests.scripted_models import StartModel
@@ -27,12 +28,11 @@ from tests.scripted_models import StartModel
 COUNTER = TokenCounter()
 
 
-async def test_another_session_of_the_user_is_shown_what_one_has_said(
-    open_memory: OpenMemory, start_model: StartModel
-) -> None:
-    llm, server = start_model(learner)
+async def test_another_session_of_the_user_is_shown_what_one_has_said(open_memory: OpenMemory, learns: Learns) -> None:
+    memory, server = learns(session_id="monday")
+    llm = memory.facts_block.llm
     agent = FunctionAgent(llm=llm)
-    async with open_memory("monday", user_id="ann", llm=llm) as memory:
+    async with memory:
         await agent.run("I like Python and tea.", memory=memory)
         await agent.run("I use Docker.", memory=memory)
     async with open_memory("friday", user_id="ann", llm=llm) as memory:
@@ -104,7 +104,7 @@ async def test_no_facts_exceed_the_limit(facts: list[tuple[str, float, bool]], l
     await block.aclose()
 
 
-async def test_an_extraction_does_not_delay_the_answer(open_memory: OpenMemory, start_model: StartModel) -> None:
+async def test_an_extraction_does_not_delay_the_answer(open_memory: OpenMemory, learns: Learns) -> None:
     """The model that extracts waits until the next question has been answered: nobody waits for it."""
     answered = threading.Event()
 
@@ -113,9 +113,8 @@ async def test_an_extraction_does_not_delay_the_answer(open_memory: OpenMemory, 
             assert answered.wait(20)
         return learner(messages, tools)
 
-    llm, server = start_model(slow)
-    memory = open_memory("chat", user_id="ann", llm=llm)
-    agent = FunctionAgent(llm=llm)
+    memory, server = learns(slow)
+    agent = FunctionAgent(llm=memory.facts_block.llm)
     await agent.run("I like tea.", memory=memory)
     assert str(await agent.run("And now?", memory=memory)) == "Fine."
     answered.set()
@@ -127,7 +126,7 @@ async def test_an_extraction_does_not_delay_the_answer(open_memory: OpenMemory, 
 async def test_turns_can_wait_for_one_extraction(open_memory: OpenMemory, learns: Learns) -> None:
     memory, server = learns(extract_every_turns=3)
     for i in range(5):
-        await memory.aput_messages([user(f"I like thing{i}."), assistant("Fine.")])
+        await memory.aput_messages(talk(f"thing{i}"))
         await memory.facts_block.await_jobs("chat")
     assert len(extractions(server.requests)) == 1
     await memory.aclose()
@@ -150,14 +149,8 @@ async def test_a_failing_model_costs_nothing(
         return say("I would rather not say {")
 
     llm, _ = start_model(model)
-    unreachable: dict[str, Any] = {
-        "model": "gpt-4o-mini",
-        "api_base": "http://127.0.0.1:9",
-        "api_key": "x",
-        "max_retries": 0,
-    }
-    extractor = type(llm)(**unreachable) if failure == "no key" else llm
-    memory = open_memory("chat", user_id="ann", llm=extractor)
+    unreachable = OpenAI(model="gpt-4o-mini", api_base="http://127.0.0.1:9", api_key="x", max_retries=0)
+    memory = open_memory("chat", user_id="ann", llm=unreachable if failure == "no key" else llm)
     agent = FunctionAgent(llm=llm)
     await agent.run("I like tea.", memory=memory)
     assert str(await agent.run("And now?", memory=memory)) == "Fine."
@@ -173,33 +166,28 @@ async def test_a_failing_model_costs_nothing(
 
 
 @pytest.mark.parametrize("change", ["retired", "confirmed", "pinned"])
-async def test_what_others_change_while_a_model_is_asked_is_not_undone(
-    open_memory: OpenMemory, change: str, learns: Learns
-) -> None:
+async def test_what_others_change_while_a_model_is_asked_is_not_undone(learns: Learns, change: str) -> None:
     """By hand, or by another worker: the reply is about the facts as they were."""
     loop = asyncio.get_running_loop()
-    memory = open_memory("chat", user_id="ann")
+    memory = learns(extract_facts=False)[0]
     fact = await memory.facts.aadd("Likes tea", confidence=0.8)
-    changes: dict[str, dict[str, Any]] = {"confirmed": {"confidence": 0.95}, "pinned": {"pinned": True}}
-
-    async def meanwhile() -> None:
-        if change == "retired":
-            await memory.facts.aretire(fact.id)
-        else:
-            await memory.facts.aupdate(fact.id, **changes[change])
+    changes: dict[str, Callable[[], Any]] = {
+        "retired": lambda: memory.facts.aretire(fact.id),
+        "confirmed": lambda: memory.facts.aupdate(fact.id, confidence=0.95),
+        "pinned": lambda: memory.facts.aupdate(fact.id, pinned=True),
+    }
 
     def model(messages: list[Message], tools: list[str]) -> Message:
-        asyncio.run_coroutine_threadsafe(meanwhile(), loop).result(30)
+        asyncio.run_coroutine_threadsafe(changes[change](), loop).result(30)
         return learner(messages, tools)
 
     worker = learns(model)[0]
     await worker.aput_messages([user("I like tea. I use Docker."), assistant("Fine.")])
     await worker.aflush()
-    facts = {fact.content: fact for fact in await memory.facts.alist(with_retired=True)}
-    assert sorted(facts) == ["Likes tea", "Uses Docker"]
-    assert facts["Likes tea"].retired == (change == "retired")
-    assert facts["Likes tea"].pinned == (change == "pinned")
-    assert facts["Likes tea"].confidence == (0.95 if change == "confirmed" else 0.8)
+    docker, tea = sorted(await memory.facts.alist(with_retired=True), key=lambda fact: fact.content, reverse=True)
+    assert (tea.content, docker.content) == ("Likes tea", "Uses Docker")
+    assert (tea.retired, tea.pinned) == (change == "retired", change == "pinned")
+    assert tea.confidence == (0.95 if change == "confirmed" else 0.8)
 
 
 async def test_what_is_written_after_others_does_not_undo_what_they_did(any_database_uri: str | None) -> None:
@@ -218,42 +206,35 @@ async def test_what_is_written_after_others_does_not_undo_what_they_did(any_data
     await store.aclose()
 
 
-async def test_neither_a_long_message_nor_a_long_turn_stands_in_the_way(start_model: StartModel) -> None:
+async def test_neither_a_long_message_nor_a_long_turn_stands_in_the_way(learns: Learns) -> None:
     """One is clipped for the model that extracts, of the other the tool traffic is passed over."""
-    llm, server = start_model(learner)
-    block = RelevantFactsBlock(llm=llm)
+    memory, server = learns()
     traffic = [message for i in range(300) for message in (calling((f"c{i}", "run", {})), result(f"c{i}", "done"))]
-    await block.aput([user("Go."), *traffic, assistant("Done.")], session_id="chat")
-    await block.aput([user("I like tea. " + "word " * 50_000), assistant("Fine.")], session_id="chat")
-    await block.aflush("chat")
-    assert [fact.content for fact in await block.book("chat").alist()] == ["Likes tea"]
+    await memory.aput_messages([user("Go."), *traffic, assistant("Done.")])
+    await memory.aput_messages([user("I like tea. " + "word " * 50_000), assistant("Fine.")])
+    await memory.aflush()
+    assert await contents(memory) == ["Likes tea"]
     assert max(COUNTER.count(text) for text in extractions(server.requests)) < 9_000
     assert "done" not in "".join(extractions(server.requests))
-    await block.aclose()
 
 
-async def test_there_can_be_a_number_of_facts_at_the_most(start_model: StartModel) -> None:
+async def test_there_can_be_a_number_of_facts_at_the_most(learns: Learns) -> None:
     """The least sure are retired, not deleted."""
-    llm, _ = start_model(learner)
-    block = RelevantFactsBlock(llm=llm, max_facts=3)
-    await block.book("chat").aadd("Likes rain", confidence=0.2)
-    await block.aput([user("I like tea. I like cake. I use Python."), assistant("Fine.")], session_id="chat")
-    await block.await_jobs("chat")
-    facts = await block.book("chat").alist(with_retired=True)
-    assert sorted(fact.content for fact in facts if not fact.retired) == ["Likes cake", "Likes tea", "Uses Python"]
+    memory = learns(max_facts=3)[0]
+    await memory.facts.aadd("Likes rain", confidence=0.2)
+    await memory.aput_messages(talk("tea", "cake", "snow"))
+    await memory.aflush()
+    assert await contents(memory) == ["Likes cake", "Likes snow", "Likes tea"]
+    facts = await memory.facts.alist(with_retired=True)
     assert [fact.retired_reason for fact in facts if fact.retired] == ["over max_facts"]
-    await block.aclose()
 
 
-async def test_a_session_that_just_ended_is_picked_up_by_the_next(
-    open_memory: OpenMemory, start_model: StartModel
-) -> None:
+async def test_a_session_that_just_ended_is_picked_up_by_the_next(learns: Learns) -> None:
     """Its process was killed: nothing was flushed, nothing extracted."""
-    llm, _ = start_model(learner)
-    dead = open_memory("monday", user_id="ann", llm=llm, extract_every_turns=100)
-    await dead.aput_messages([user("I like tea."), assistant("Fine.")])
+    dead = learns(session_id="monday", extract_every_turns=100)[0]
+    await dead.aput_messages(talk("tea"))
     await dead.sql_store.aclose()
-    memory = open_memory("friday", user_id="ann", llm=llm)
+    memory = learns(session_id="friday")[0]
     await memory.aput(user("Hello."))
     await memory.facts_block.await_jobs("monday")
     assert await contents(memory) == ["Likes tea"]
@@ -307,23 +288,18 @@ def test_a_program_that_just_ends_is_told_what_to_call(database_uri: str, end: s
         assert "`await memory.aclose()`" in done.stderr
 
 
-async def test_a_program_has_its_own_categories_and_says_what_to_look_for(
-    open_memory: OpenMemory, start_model: StartModel
-) -> None:
+async def test_a_program_has_its_own_categories_and_says_what_to_look_for(learns: Learns) -> None:
     fact = {"content": "Likes tea", "category": "Diet", "confidence": 0.9, "quote": "I like tea"}
-    llm, server = start_model(lambda messages, tools: call(("c", "report_facts", {"new_facts": [fact]})))
     own: dict[str, Any] = {"categories": {"diet": "what they eat"}, "extraction_prompt": "What the user eats."}
-    memory = open_memory("chat", user_id="ann", llm=llm, **own)
-    await memory.aput_messages([user("I like tea."), assistant("Fine.")])
+    memory, server = learns(lambda messages, tools: call(("c", "report_facts", {"new_facts": [fact]})), **own)
+    await memory.aput_messages(talk("tea"))
     await memory.aflush()
     assert [fact.category for fact in await memory.facts.alist()] == ["diet"]
     assert "What the user eats." in server.requests[0][0]["content"]
     assert "diet (what they eat)" in server.requests[0][0]["content"]
 
 
-async def test_extraction_starts_with_the_answer_and_reads_each_turn_once(
-    open_memory: OpenMemory, learns: Learns
-) -> None:
+async def test_extraction_starts_with_the_answer_and_reads_each_turn_once(learns: Learns) -> None:
     """Not with the question, nor with a call of a tool; an answer that is given anew is not read again."""
     memory, server = learns(session_id="monday")
     for message in (user("I like tea."), calling(("c", "run", {}), text="Let me see."), result("c", "done")):
@@ -332,7 +308,7 @@ async def test_extraction_starts_with_the_answer_and_reads_each_turn_once(
         assert server.requests == []
     await memory.aput(assistant("Fine."))
     await memory.facts_block.await_jobs("monday")
-    assert await contents(open_memory("friday", user_id="ann")) == ["Likes tea"]
+    assert await contents(memory) == ["Likes tea"]
     assert "Fine." in extractions(server.requests)[0]
     for message in (assistant("Very fine."), user("I like rain.")):
         await memory.aput(message)
@@ -340,7 +316,7 @@ async def test_extraction_starts_with_the_answer_and_reads_each_turn_once(
     assert len(server.requests) == 1
     await memory.aput(assistant("Good."))
     await memory.facts_block.await_jobs("monday")
-    assert [re.findall(r"I like (\w+)", text) for text in extractions(server.requests)] == [["tea"], ["rain"]]
+    assert likes(server.requests) == [["tea"], ["rain"]]
     assert (await memory.astats()).pending == 0
 
 

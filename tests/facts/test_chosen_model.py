@@ -13,7 +13,7 @@ from llama_index.core.settings import Settings
 
 from llama_index_memory_ext.errors import NoModelError
 from tests.conversation import assistant, user
-from tests.facts.learning import contents, learner
+from tests.facts.learning import contents, learner, talk
 from tests.memories import OpenMemory
 from tests.openai_server import OpenAIServer, serve
 from tests.scripted_models import StartModel
@@ -77,16 +77,12 @@ def test_the_model_that_the_program_has_set_reads_them_and_is_named_once(tmp_pat
 
 @pytest.mark.parametrize("chosen", [None, MockLLM()], ids=["none was set", "none is wanted"])
 async def test_what_was_said_without_a_model_is_read_as_soon_as_there_is_one(
-    open_memory: OpenMemory,
-    start_model: StartModel,
-    monkeypatch: pytest.MonkeyPatch,
-    any_database_uri: str | None,
-    chosen: MockLLM | None,
+    open_memory: OpenMemory, start_model: StartModel, monkeypatch: pytest.MonkeyPatch, chosen: MockLLM | None
 ) -> None:
     monkeypatch.setattr(Settings, "_llm", chosen)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
-    memory = open_memory(user_id="ann", extract_facts=True, async_database_uri=any_database_uri)
-    await memory.aput_messages([user("I like tea."), assistant("Fine."), user("I like rain."), assistant("Fine.")])
+    memory = open_memory(user_id="ann", extract_facts=True)
+    await memory.aput_messages(talk("tea", "rain"))
     for _ in range(3):
         await memory.aflush()
     stats = await memory.astats()

@@ -48,10 +48,6 @@ class Failing(TfidfRanker):
         return super().similarities(query)
 
 
-def failing(fails: dict[str, int]) -> Any:
-    return partial(Failing, fails)
-
-
 async def remember(memory: CondensedMemory, *contents: str) -> None:
     for place, content in enumerate(contents or BY_CONFIDENCE):
         await memory.facts.aadd(content, confidence=max(0.9 - place / 20, 0.1))
@@ -70,8 +66,7 @@ async def test_a_ranker_that_fails_once_costs_no_answer(
     open_memory: OpenMemory, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
     fails: dict[str, int] = {}
-    memory = open_memory(user_id="ann")
-    memory.facts_block.ranker_factory = failing(fails)
+    memory = open_memory(user_id="ann", ranker_factory=partial(Failing, fails))
     await remember(memory)
     fails[what] = 2
     assert await ask(memory) == BY_CONFIDENCE
@@ -86,8 +81,9 @@ async def test_a_ranker_that_always_fails_is_told_once(
     open_memory: OpenMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Pinned facts come first then, and nothing exceeds the limit."""
-    memory = open_memory(user_id="ann", facts_token_limit=150)
-    memory.facts_block.ranker_factory = failing({"similarities": 1_000_000})
+    memory = open_memory(
+        user_id="ann", ranker_factory=partial(Failing, {"similarities": 1_000_000}), facts_token_limit=150
+    )
     known = [*(f"Knows {name}" for name in ("Cleo", "Dan", "Emma", "Finn", "Gina", "Hal", "Ida", "Jo")), "Has a dog"]
     await remember(memory, *known)
     await memory.facts.aadd("Is called Ann", confidence=0.3, pinned=True)
@@ -104,16 +100,14 @@ async def test_a_ranker_that_answers_with_nonsense_costs_no_answer(open_memory: 
         def similarities(self, query: str) -> Any:
             return found
 
-    memory = open_memory(user_id="ann")
-    memory.facts_block.ranker_factory = Wrong
+    memory = open_memory(user_id="ann", ranker_factory=Wrong)
     await remember(memory)
     assert await ask(memory) == BY_CONFIDENCE
 
 
 async def test_a_question_about_the_past_is_answered_too(open_memory: OpenMemory) -> None:
     fails: dict[str, int] = {}
-    memory = open_memory(user_id="ann")
-    memory.facts_block.ranker_factory = failing(fails)
+    memory = open_memory(user_id="ann", ranker_factory=partial(Failing, fails))
     await remember(memory)
     await memory.facts.aadd("Had a cat", confidence=0.5, valid_until=date(2020, 5, 1))
     assert await ask(memory, "dog?") == RANKED
@@ -158,11 +152,8 @@ async def test_an_embedding_model_that_fails_in_a_new_way_leaves_the_words(
 
 async def test_facts_are_learned_though_ranking_fails(learns: Learns) -> None:
     """Whatever is compared with known facts meanwhile."""
-    memory = learns()[0]
-    memory.facts_block.ranker_factory = failing({"similarities": 1_000_000})
-    await remember(
-        memory, *(f"Knows that {number} is a number of {number} digits and no more" for number in range(300))
-    )
+    memory = learns(ranker_factory=partial(Failing, {"similarities": 1_000_000}))[0]
+    await remember(memory, *(f"Knows that {number} has {number} digits and not one more" for number in range(300)))
     await memory.aput(user("I like Python."))
     await memory.aflush()
     assert "Likes Python" in [fact.content for fact in await memory.facts.alist()]
@@ -171,8 +162,7 @@ async def test_facts_are_learned_though_ranking_fails(learns: Learns) -> None:
 
 async def test_searches_and_explanations_are_spared_too(open_memory: OpenMemory) -> None:
     fails = {"similarities": 3}
-    memory = open_memory(user_id="ann")
-    memory.facts_block.ranker_factory = failing(fails)
+    memory = open_memory(user_id="ann", ranker_factory=partial(Failing, fails))
     await remember(memory)
     assert await memory.facts_block.asearch("Which dogs?") == []
     explained = await memory.facts_block.aexplain("Which dogs?")

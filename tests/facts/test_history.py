@@ -16,6 +16,7 @@ from llama_index_memory_ext import Fact, FactError, MemoryRetriever, MemoryToolS
 from llama_index_memory_ext.fact import retire
 from llama_index_memory_ext.facts.ranking import fact_line
 from tests.conversation import assistant, user
+from tests.facts.learning import Learns, learner
 from tests.memories import OpenMemory
 from tests.openai_server import Message, call
 from tests.scripted_models import StartModel
@@ -37,7 +38,8 @@ class OpenBlock(Protocol):
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[datetime]:
     """The time of the blocks is the last of these."""
     times = [NOW]
-    monkeypatch.setattr("llama_index_memory_ext.facts.block.utc_now", lambda: times[-1])
+    for name in ("known", "book"):
+        monkeypatch.setattr(f"llama_index_memory_ext.facts.{name}.utc_now", lambda: times[-1])
     return times
 
 
@@ -137,14 +139,10 @@ async def test_an_expired_fact_is_gone_without_a_change(open_block: OpenBlock, c
     assert fact.id in [one.id for one in await block.book().alist(with_expired=True)]
 
 
-async def test_an_expired_fact_is_not_known_to_the_model_that_extracts_and_does_not_count(
+async def test_the_model_that_extracts_knows_no_expired_fact_and_none_counts(
     open_block: OpenBlock, start_model: StartModel
 ) -> None:
-    def model(messages: list[Message], tools: list[str]) -> Message:
-        new = {"content": "Likes tea", "category": "preference", "confidence": 0.9, "quote": "I like tea"}
-        return call(("c", "report_facts", {"new_facts": [new], "confirmed": [], "retired": []}))
-
-    llm, server = start_model(model)
+    llm, server = start_model(learner)
     block = await open_block(llm=llm, max_facts=1, extract_facts=True)
     await block.book("chat").aadd("Is in Rome", expires_at=NOW - timedelta(days=999))
     await block.aput([user("I like tea."), assistant("Fine.")], session_id="chat")
@@ -183,9 +181,7 @@ async def test_embeddings_rank_past_facts_too(open_block: OpenBlock) -> None:
     assert OSLO_LINE in await shown(block, "Where did I live before?")
 
 
-async def test_an_extraction_tells_a_change_from_a_correction_and_a_wish_to_forget(
-    open_memory: OpenMemory, start_model: StartModel
-) -> None:
+async def test_an_extraction_tells_a_change_from_a_correction_and_a_wish_to_forget(learns: Learns) -> None:
     said = {"Oslo": "I moved away from Oslo", "Rome": "I never lived in Rome", "Bonn": "forget about Bonn"}
 
     def model(messages: list[Message], tools: list[str]) -> Message:
@@ -193,8 +189,7 @@ async def test_an_extraction_tells_a_change_from_a_correction_and_a_wish_to_forg
         gone = [{"number": int(number), "reason": "", "quote": said[town]} for number, town in numbers]
         return call(("c", "report_facts", {"new_facts": [], "retired": gone}))
 
-    llm, _ = start_model(model)
-    memory = open_memory("chat", user_id="ann", llm=llm)
+    memory = learns(model)[0]
     for town in said:
         await memory.facts.aadd(f"Lived in {town}")
     await memory.aput_messages([user(". ".join(said.values())), assistant("Fine.")])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from itertools import pairwise
-from time import perf_counter
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -18,26 +18,24 @@ FACTS = [Fact(content=f"Likes tea number {i} with {'milk ' * 40}", confidence=0.
 QUESTION = "Which tea do I like with milk?"
 
 
-@asynccontextmanager
-async def ticking() -> AsyncIterator[list[float]]:
-    """The moments at which the event loop was free, and those of the beginning and the end."""
-    moments = [perf_counter()]
+@contextmanager
+def little_in_the_event_loop() -> Iterator[None]:
+    """Fails if this thread, in which the event loop runs, makes so many calls that some are made for each fact.
 
-    async def tick() -> None:
-        while True:
-            await asyncio.sleep(0.001)
-            moments.append(perf_counter())
+    Other threads may make as many as they like: between two of theirs the event loop has its turn.
+    """
+    count = 0
 
-    task = asyncio.create_task(tick())
-    yield moments
-    moments.append(perf_counter())
-    task.cancel()
+    def see(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
 
-
-def longest_share(moments: list[float]) -> float:
-    """The longest pause, as a share of the whole time."""
-    pauses = (after - before for before, after in pairwise(moments))
-    return max(pauses) / (moments[-1] - moments[0])
+    sys.setprofile(see)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+    assert count < len(FACTS)
 
 
 @pytest.fixture
@@ -54,18 +52,15 @@ async def test_questions_do_not_hold_the_event_loop(store: MemoryStore, counter:
     counter.count("Tea")
     block = RelevantFactsBlock(store=store, user_id="ann", token_limit=200, extract_facts=False, tokenizer_fn=counter)
     for new in ("coffee", "juice"):
-        async with ticking() as moments:
+        with little_in_the_event_loop():
             assert "tea" in await block.aget([user(QUESTION)])
-        assert longest_share(moments) < 0.6
         await block.book().aadd(f"Likes {new}" + " with milk" * 20)
 
 
 async def test_searches_and_explanations_do_not_hold_the_event_loop(store: MemoryStore) -> None:
     block = RelevantFactsBlock(store=store, user_id="ann", extract_facts=False)
     await block.aget([user(QUESTION)])
-    async with ticking() as explaining:
+    with little_in_the_event_loop():
         assert len((await block.aexplain(QUESTION)).facts) == len(FACTS)
-    async with ticking() as searching:
+    with little_in_the_event_loop():
         assert len(await FactBook(store, "ann").asearch(QUESTION, similarity_top_k=5)) == 5
-    assert longest_share(explaining) < 0.6
-    assert longest_share(searching) < 0.6

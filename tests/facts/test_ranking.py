@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from llama_index_memory_ext import CondensedMemory, RelevantFactsBlock, TokenCounter
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.facts.explanation import Explanation
 from llama_index_memory_ext.facts.ranking import (
     FIRST_SHARE,
+    Explanation,
     Ranking,
     ShowableFacts,
     Weights,
@@ -26,24 +26,10 @@ from llama_index_memory_ext.facts.ranking import (
 )
 from llama_index_memory_ext.language.tokens import visible
 from llama_index_memory_ext.search.tfidf import Document, FactRanker, TfidfRanker
+from tests.language import LANGUAGES, rows
 
 THEN = datetime(2026, 11, 20, tzinfo=timezone.utc)
-WORDS = [
-    "python",
-    "testing",
-    "test",
-    "docker",
-    "deploys",
-    "went",
-    "go",
-    "the",
-    "I",
-    "喜欢吃茶",
-    "8",
-    "May",
-    "c++",
-    "😀",
-]
+WORDS = ["python", "testing", "test", "docker", "went", "go", "the", "I", "喜欢吃茶", "8", "May", "c++", "😀"]
 TEXTS = st.lists(st.sampled_from(WORDS), max_size=8).map(" ".join)
 
 
@@ -84,25 +70,13 @@ def test_what_was_said_before_counts_too_but_less() -> None:
     assert ranked[3] == "Deploys with Docker"
 
 
-def test_a_question_that_leans_on_the_turn_before_is_understood() -> None:
+@pytest.mark.parametrize("question", ["And where does she live?", "And she?"])
+def test_a_question_that_leans_on_the_turn_before_is_understood(question: str) -> None:
     facts = facts_of("Bob lives in Rome", "Caroline lives in Oslo", "Ann lives in Bonn")
-    assert order(facts, "And where does she live?", ["Have you met Caroline?"])[0] == "Caroline lives in Oslo"
-    assert order(facts, "And she?", ["Have you met Caroline?"])[0] == "Caroline lives in Oslo"
+    assert order(facts, question, ["Have you met Caroline?"])[0] == "Caroline lives in Oslo"
 
 
-@pytest.mark.parametrize(
-    ("related", "unrelated", "question"),
-    [
-        ("Prefers pytest for testing", "Deploys with Docker", "How do I write tests?"),
-        ("用户喜欢用pytest写测试", "用户住在上海", "怎么写测试?"),
-        ("用户养了一只猫叫小花", "用户在银行工作", "我的小花今天不吃饭"),
-        ("テストにはpytestを使う", "東京に住んでいる", "テストはどう書けばいいですか"),
-        ("コーヒーが好き", "猫を飼っている", "おすすめのコーヒーは?"),
-        ("서울에 살고 있다", "커피를 좋아한다", "서울에서 뭐 하지?"),
-        ("Moved house on a Monday", "Likes tea", "When did you move?"),
-        ("Went to the café", "Likes tea", "Did she go to a cafe?"),
-    ],
-)
+@pytest.mark.parametrize(("related", "unrelated", "question"), rows("related", LANGUAGES))
 def test_a_related_fact_beats_a_surer_one(related: str, unrelated: str, question: str) -> None:
     assert order(facts_of((unrelated, 0.95), (related, 0.55)), question) == [related, unrelated]
 
@@ -128,17 +102,10 @@ def test_the_parts_of_a_score_can_be_read() -> None:
 
 def test_a_word_of_the_question_is_worth_more_than_a_little_confidence() -> None:
     """The word may stand in one of the turns before."""
-    facts = facts_of(
-        ("Uses Docker for containerization", 0.9),
-        ("Likes type hints in Python", 0.8),
-        ("Prefers pytest for tests", 0.9),
-    )
+    docker, hints, pytests = "Uses Docker for containers", "Likes type hints in Python", "Prefers pytest for tests"
+    facts = facts_of((docker, 0.9), (hints, 0.8), (pytests, 0.9))
     turns = ["I'm working on a Python project", "It uses FastAPI and SQLAlchemy"]
-    assert order(facts, "How do I write tests?", turns) == [
-        "Prefers pytest for tests",
-        "Likes type hints in Python",
-        "Uses Docker for containerization",
-    ]
+    assert order(facts, "How do I write tests?", turns) == [pytests, hints, docker]
 
 
 PLAN = (
@@ -160,9 +127,8 @@ def test_newer_facts_count_more_while_something_is_going_on() -> None:
     for entry in rank(facts, "And now?", [PLAN], recency_weight=0.4):
         total = 0.6 * entry.similarity + 0.4 * entry.confidence + 0.4 * entry.recency
         assert entry.score == pytest.approx(total / 1.4)
-    assert all(
-        entry.score == pytest.approx(0.6 * entry.similarity + 0.4 * entry.confidence) for entry in rank(facts, PLAN)
-    )
+    for entry in rank(facts, PLAN):
+        assert entry.score == pytest.approx(0.6 * entry.similarity + 0.4 * entry.confidence)
 
 
 def test_the_order_of_many_facts_is_that_of_their_scores() -> None:
@@ -170,10 +136,7 @@ def test_the_order_of_many_facts_is_that_of_their_scores() -> None:
     facts = facts_of(*[(f"Likes tea {i % 7} and cake {i % 13}", 0.5 + i % 5 / 10) for i in range(1_500)])
     for question in ("tea 3", "zebra", "cake 11 with tea 2"):
         ranked = list(rank(facts, question))
-        assert [entry.fact.id for entry in ranked] == [
-            entry.fact.id
-            for entry in sorted(ranked, key=lambda entry: (-entry.score, -entry.fact.created_at.timestamp()))
-        ]
+        assert ranked == sorted(ranked, key=lambda entry: (-entry.score, -entry.fact.created_at.timestamp()))
         assert len({entry.fact.id for entry in ranked}) == 1_500
 
 
@@ -183,11 +146,7 @@ def test_weights_that_mean_nothing_are_refused(weights: tuple[float, float]) -> 
         rank(STACK, "tests", similarity_weight=weights[0], confidence_weight=weights[1])
 
 
-@given(
-    contents=st.lists(st.text(max_size=12).map(visible).filter(str.strip), max_size=6),
-    question=st.text(),
-    turn=st.text(),
-)
+@given(st.lists(st.text(max_size=12).map(visible).filter(str.strip), max_size=6), st.text(), st.text())
 def test_any_text_can_be_ranked(contents: list[str], question: str, turn: str) -> None:
     """All facts come back once, and every number is within 0..1."""
     ranked = rank(facts_of(*contents), question, [turn])
@@ -229,10 +188,9 @@ def test_the_words_of_a_source_count_less_than_those_of_the_fact() -> None:
 
 def test_formatted_facts_are_those_for_the_last_turn() -> None:
     context = "I'm working on a Python project\n\nIt uses FastAPI and SQLAlchemy\n\nHow do I write tests?"
-    assert "pytest" in format_facts(STACK, current_context=context).splitlines()[0]
-    assert format_facts(STACK, current_context=context.replace("\n\n", "\n")) == format_facts(
-        STACK, current_context=context
-    )
+    found = format_facts(STACK, current_context=context)
+    assert "pytest" in found.splitlines()[0]
+    assert format_facts(STACK, current_context=context.replace("\n\n", "\n")) == found
     for nothing in (None, "", " \n\n "):
         assert "Docker" in format_facts(STACK, current_context=nothing).splitlines()[0]
 
@@ -252,13 +210,10 @@ def ranking_of(facts: Sequence[Fact], question: str) -> Ranking:
 @given(entries=st.lists(st.tuples(st.integers(1, 30), st.booleans())), limit=st.integers(0, 2_000))
 def test_pinned_facts_overtake_others_within_their_share(entries: list[tuple[int, bool]], limit: int) -> None:
     """One that is too large for what is left of the share keeps its place."""
-    ranking = ranking_of(
-        [Fact(content=f"{i}" + " tea" * words, pinned=pinned) for i, (words, pinned) in enumerate(entries)], "tea"
-    )
-    facts, tokens = (
-        [entry.fact for entry in ranking.best_first()],
-        {name: line.tokens for name, line in ranking.showable.lines.items()},
-    )
+    made = [Fact(content=f"{i}" + " tea" * words, pinned=pinned) for i, (words, pinned) in enumerate(entries)]
+    ranking = ranking_of(made, "tea")
+    facts = [entry.fact for entry in ranking.best_first()]
+    tokens = {name: line.tokens for name, line in ranking.showable.lines.items()}
     shown = ranking.fit(limit)
     assert sum(tokens[fact.id] for fact in shown) <= limit
     place = {fact.id: at for at, fact in enumerate(shown)}
@@ -270,11 +225,7 @@ def test_pinned_facts_overtake_others_within_their_share(entries: list[tuple[int
     assert sum(tokens[fact.id] for fact in moved) <= FIRST_SHARE * limit
 
 
-@given(
-    words=st.lists(st.integers(1, 40), max_size=60),
-    limit=st.integers(0, 900),
-    question=st.sampled_from(["tea", "is 3"]),
-)
+@given(st.lists(st.integers(1, 40), max_size=60), st.integers(0, 900), st.sampled_from(["tea", "is 3"]))
 def test_the_facts_that_fit_are_shown_best_first(words: list[int], limit: int, question: str) -> None:
     """As if all were tried, though none is once the shortest one has no room."""
     facts = [Fact(content=f"{i} is" + " tea" * some, confidence=some / 40) for i, some in enumerate(words)]
@@ -299,7 +250,6 @@ def test_pinned_facts_and_corrections_come_first_and_retired_ones_never() -> Non
     assert len(lines) == len(STACK) + 2
 
 
-THEN = datetime(2026, 11, 20, tzinfo=timezone.utc)
 CONTENTS = st.lists(st.text(min_size=1).filter(lambda text: visible(text).strip()), max_size=5)
 
 
@@ -310,12 +260,6 @@ def fact(content: str) -> Fact:
 def test_a_fact_is_one_line_with_its_day() -> None:
     line = fact_line(fact("Prefers pytest\n for  testing"))
     assert line == '<fact date="2026-11-20">Prefers pytest for testing</fact>\n'
-
-
-@given(CONTENTS)
-def test_lines_come_apart_as_they_were_put_together(contents: list[str]) -> None:
-    lines = [fact_line(fact(content)) for content in contents]
-    assert "".join(lines).splitlines(keepends=True) == lines
 
 
 @given(CONTENTS)

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from llama_index_memory_ext.errors import Blame, FactReplyError, StoreError, VerificationError, blame_of
 from llama_index_memory_ext.fact import SetAside
 from llama_index_memory_ext.facts.extraction import Progress, after_failure, progress_of
-from tests.facts.learning import Learns, contents, learner, likes, talk
+from tests.facts.learning import Learns, contents, likes, poisoned, talk
 from tests.memories import OpenMemory
-from tests.openai_server import Message, Model, fail, say
-from tests.scripted_models import StartModel
+from tests.openai_server import Message, fail, say
 
 TOO_LONG = "This model's maximum context length is 8192 tokens."
 FILTERED = {"role": "assistant", "content": None, "refusal": "I cannot help with that.", "finish_reason": "stop"}
@@ -28,23 +27,12 @@ BAD: dict[str, Message] = {
 }
 
 
-def poisoned(answer: Message, *words: str) -> Model:
-    """A model that gives this answer whenever one of these is talked about."""
-
-    def model(messages: list[Message], tools: list[str]) -> Message:
-        told = str(messages[-1]["content"])
-        return answer if any(f"I like {word}" in told for word in words) else learner(messages, tools)
-
-    return model
-
-
 @pytest.mark.parametrize("answer", BAD.values(), ids=BAD.keys())
 async def test_a_turn_that_fails_for_good_is_set_aside_and_all_others_are_read(
-    open_memory: OpenMemory, start_model: StartModel, caplog: pytest.LogCaptureFixture, answer: Message
+    open_memory: OpenMemory, learns: Learns, caplog: pytest.LogCaptureFixture, answer: Message
 ) -> None:
     """It is found by halves, listed, also by another process, and tried again on purpose."""
-    llm, server = start_model(poisoned(answer, "wine"))
-    memory = open_memory(user_id="ann", llm=llm)
+    memory, server = learns(poisoned(answer, "wine"))
     words = ["tea", "rain", "snow", "wine", "milk", "hail"]
     await memory.sql_store.log.append("chat", talk(*words), len)
     await memory.aflush()
@@ -58,7 +46,7 @@ async def test_a_turn_that_fails_for_good_is_set_aside_and_all_others_are_read(
     stats = await open_memory(user_id="ann").astats()
     assert [(turn.first, turn.last) for turn in stats.set_aside] == [(7, 8)]
     assert "1 turns set aside" in str(stats)
-    again = open_memory(user_id="ann", llm=start_model(learner)[0])
+    again = learns()[0]
     assert (await again.abackfill()).set_aside == 1
     done = await again.abackfill(failed=True)
     assert (done.messages, done.new, done.set_aside) == (2, 1, 0)
@@ -66,21 +54,17 @@ async def test_a_turn_that_fails_for_good_is_set_aside_and_all_others_are_read(
     assert (await again.astats()).set_aside == ()
 
 
-async def test_three_tries_have_a_pause_between_them_and_survive_a_restart(
-    open_memory: OpenMemory, start_model: StartModel
-) -> None:
-    """Two here, by two processes, and the last one elsewhere."""
-    llm, server = start_model(poisoned(BAD["unreadable"], "wine"))
+async def test_three_tries_have_a_pause_between_them_and_survive_a_restart(learns: Learns) -> None:
+    """Each by another process."""
     for tries in range(1, 4):
-        memory = open_memory(user_id="ann", llm=llm)
-        memory.facts_block.retry_seconds = 3600
+        memory, server = learns(poisoned(BAD["unreadable"], "wine"), retry_seconds=3600)
         if tries == 1:
             await memory.aput_messages(talk("wine"))
         else:
             await memory.facts_block.anotice("chat")
         await memory.facts_block.await_jobs("chat")
         # By a tool, and in text, which may be all that the server knows.
-        assert len(server.requests) == 2 * tries
+        assert len(server.requests) == 2
         assert len((await memory.astats()).set_aside) == (tries == 3)
 
 

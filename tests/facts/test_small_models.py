@@ -19,7 +19,6 @@ from llama_index_memory_ext.facts.reply import parse_reply
 from tests.conversation import assistant, user
 from tests.facts.learning import Learns, contents, learner, likes, talk
 from tests.facts.test_prompt import ARGUMENTS, PROMPT
-from tests.memories import OpenMemory
 from tests.openai_server import Message, OpenAIServer, call, fail, say
 from tests.scripted_models import StartClient
 
@@ -61,11 +60,10 @@ def refuse_longer_than(server: OpenAIServer, window: int) -> None:
     server.complain = lambda body: too_long if tokens_of(body) > window else None
 
 
-async def test_batches_fit_into_the_window_of_the_model(open_memory: OpenMemory, start_client: StartClient) -> None:
+async def test_batches_fit_into_the_window_of_the_model(learns: Learns) -> None:
     """With the known facts, the instructions and the answer: nothing is refused, and nothing is left out."""
-    llm, server = start_client(Small, learner)
+    memory, server = learns(client=Small)
     refuse_longer_than(server, 8_192)
-    memory = open_memory(user_id="ann", llm=llm)
     for i in range(150):
         await memory.facts.aadd(f"Has visited the {COUNTER.clip(f'town{i} ' * 40, 40)} of the north")
     turns = [(user(f"I like drink{i}. {'And so on. ' * 150}"), assistant("Fine. " * 100)) for i in range(40)]
@@ -78,13 +76,10 @@ async def test_batches_fit_into_the_window_of_the_model(open_memory: OpenMemory,
 
 
 @pytest.mark.parametrize("words", [9_000, 60_000])
-async def test_a_turn_that_is_too_long_is_clipped_further_until_it_is_read(
-    open_memory: OpenMemory, start_client: StartClient, words: int
-) -> None:
+async def test_a_turn_that_is_too_long_is_clipped_further_until_it_is_read(learns: Learns, words: int) -> None:
     """Where the window is not known."""
-    llm, server = start_client(Unknown, learner)
+    memory, server = learns(client=Unknown)
     refuse_longer_than(server, 4_096)
-    memory = open_memory(user_id="ann", llm=llm)
     await memory.sql_store.log.append("chat", [user(f"I like tea. {'so ' * words}"), assistant("Fine.")], len)
     await memory.abackfill()
     assert await contents(memory) == ["Likes tea"]
@@ -92,23 +87,20 @@ async def test_a_turn_that_is_too_long_is_clipped_further_until_it_is_read(
     assert 0 < len(server.refusals) < 3
 
 
-async def test_what_takes_too_long_is_read_in_smaller_parts_and_not_set_aside(
-    open_memory: OpenMemory, start_client: StartClient
-) -> None:
+async def test_what_takes_too_long_is_read_in_smaller_parts_and_not_set_aside(learns: Learns) -> None:
     """And the next parts begin as small."""
 
     def model(messages: list[Message], tools: list[str]) -> Message:
         slow = COUNTER.count(str(messages[-1]["content"])) > 2_000
         return fail(504, "The upstream server is timing out.") if slow else learner(messages, tools)
 
-    llm, server = start_client(Small, model)
-    memory = open_memory(user_id="ann", llm=llm)
+    memory, server = learns(model, client=Small)
     turns = [(user(f"I like drink{i}. {'And so on. ' * 100}"), assistant("Fine.")) for i in range(60)]
     await memory.sql_store.log.append("chat", [message for turn in turns for message in turn], len)
     done = await memory.abackfill()
     assert (done.new, done.set_aside, done.failed) == (60, 0, {})
     assert len(server.requests) < 30
-    memory = open_memory("hopeless", user_id="bob", llm=start_client(Small, lambda *_: fail(504, "Late."))[0])
+    memory = learns(lambda *_: fail(504, "Late."), "hopeless", Small, user_id="bob")[0]
     await memory.sql_store.log.append("hopeless", talk("tea"), len)
     assert (await memory.abackfill()).failed == {"hopeless": "InternalServerError"}
     assert (await memory.astats()).set_aside == ()
@@ -175,9 +167,8 @@ async def test_a_server_that_leaves_the_tool_out_is_asked_in_text_from_then_on(l
 async def test_a_server_that_refuses_tools_is_asked_in_text_from_then_on(
     start_client: StartClient, status: int, complaint: str
 ) -> None:
-    llm, server = start_client(
-        Small, lambda messages, tools: fail(status, complaint) if tools else say(json.dumps(ARGUMENTS))
-    )
+    refused, read = fail(status, complaint), say(json.dumps(ARGUMENTS))
+    llm, server = start_client(Small, lambda messages, tools: refused if tools else read)
     for _ in range(2):
         assert (await ask_for_facts(llm, PROMPT))[0].confirmed == [1]
     assert ["tools" in body for body in server.bodies] in ([True, False, False], [True, True, False, False])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+LANGUAGES = "languages.txt"
+
 
 def cases(name: str) -> dict[str, list[str]]:
     """Read a file of this folder: the lines of each section, of which the first line is its name in brackets."""
@@ -11,6 +13,6 @@ def cases(name: str) -> dict[str, list[str]]:
     return {name: lines.splitlines() for name, lines in (section.split("]\n", 1) for section in sections)}
 
 
-def rows(section: str) -> list[list[str]]:
-    """Read the columns of each line of a section of ``statements.txt``."""
-    return [line.split(" | ") for line in cases("statements.txt")[section]]
+def rows(section: str, name: str = "statements.txt") -> list[list[str]]:
+    """Read the columns of each line of a section of a file of this folder."""
+    return [line.split(" | ") for line in cases(name)[section]]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_memory_ext.language.dates import MONTHS, date_words, with_english_days
-from llama_index_memory_ext.language.tokens import terms_of
+from llama_index_memory_ext.language.tokens import terms_in
 from llama_index_memory_ext.search.tfidf import Document, TfidfRanker
 from tests.language import cases
 
@@ -28,16 +28,16 @@ def written(form: str, day: date) -> str:
 
 @given(st.dates(date(1900, 1, 1), date(2099, 12, 31)), st.sampled_from(["{}", "On {}.", '<a date="{}">']))
 def test_a_day_in_any_form_has_the_terms_of_the_form_that_is_indexed(day: date, around: str) -> None:
-    expected = sorted(terms_of(around.format(date_words(day))))
+    expected = sorted(terms_in(around.format(date_words(day))))
     for form in FORMS:
-        assert sorted(terms_of(around.format(written(form, day)))) == expected
+        assert sorted(terms_in(around.format(written(form, day)))) == expected
 
 
 @given(st.dates(date(1900, 1, 1), date(2099, 12, 31)))
 def test_a_day_that_can_be_read_in_two_ways_is_found_by_both(day: date) -> None:
     other = date(day.year, day.day, day.month) if day.day <= 12 else day
     for form in TWO_WAYS:
-        assert set(terms_of(written(form, day))) == {*terms_of(date_words(day)), *terms_of(date_words(other))}
+        assert set(terms_in(written(form, day))) == {*terms_in(date_words(day)), *terms_in(date_words(other))}
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_day_that_can_be_read_in_two_ways_is_found_by_both(day: date) -> None:
     ],
 )
 def test_months_and_times_of_a_day_are_read_too(text: str, terms: tuple[str, ...]) -> None:
-    assert terms_of(text) == terms
+    assert terms_in(text) == terms
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_other_numbers_are_no_days(text: str) -> None:
     cases("may.txt")["month"],
 )
 def test_may_as_a_month_is_found(text: str) -> None:
-    assert "may" in terms_of(text)
+    assert "may" in terms_in(text)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_may_as_a_month_is_found(text: str) -> None:
 )
 @pytest.mark.parametrize("case", [str, str.lower, str.upper, str.title])
 def test_the_verb_may_is_no_month(text: str, case: type[str]) -> None:
-    assert "may" not in terms_of(case(text))
+    assert "may" not in terms_in(case(text))
 
 
 def test_a_question_with_the_verb_finds_nothing_of_may() -> None:

@@ -10,15 +10,15 @@ from itertools import product
 import pytest
 import snowballstemmer  # type: ignore[import-untyped]
 
-from llama_index_memory_ext.language.tokens import terms_of, words_of
+from llama_index_memory_ext.language.tokens import terms_in, words_of
 
 
 def test_words_of_many_scripts_are_found() -> None:
-    assert terms_of("I've used C++, C# and Next.js") == ("c++", "c#", "next", "js")
-    assert terms_of("我喜欢吃什么") == ("我喜", "喜欢", "欢吃", "吃什")
-    assert terms_of("コーヒーが好きです") == ("コー", "ーヒ", "ヒー", "が好", "好き", "きで")
-    assert terms_of("हिन्दी में") == ("हिन्दी", "में")
-    assert terms_of("\uff50\uff39thon Café") == ("python", "cafe")
+    assert terms_in("I've used C++, C# and Next.js") == ("c++", "c#", "next", "js")
+    assert terms_in("我喜欢吃什么") == ("我喜", "喜欢", "欢吃", "吃什")
+    assert terms_in("コーヒーが好きです") == ("コー", "ーヒ", "ヒー", "が好", "好き", "きで")
+    assert terms_in("हिन्दी में") == ("हिन्दी", "में")
+    assert terms_in("\uff50\uff39thon Café") == ("python", "cafe")
 
 
 def test_a_word_comes_with_its_term_and_as_it_is_written() -> None:
@@ -30,18 +30,18 @@ def test_a_word_comes_with_its_term_and_as_it_is_written() -> None:
 )
 def test_a_verb_in_the_third_person_is_found_by_its_other_forms(fact: str, question: str) -> None:
     """They are seldom the plurals of "life" and "leaf"."""
-    assert set(terms_of(fact)) & set(terms_of(question))
+    assert set(terms_in(fact)) & set(terms_in(question))
 
 
 @pytest.mark.parametrize("text", ["", " \n", "😀😀", "a", "?", "猫", "What is it that you do?", "我的是什么呢"])
 def test_stop_words_and_single_characters_are_no_terms(text: str) -> None:
-    assert terms_of(text) == ()
+    assert terms_in(text) == ()
 
 
 def test_a_very_long_word_is_a_term_as_it_is() -> None:
     """The stemmer's time grows with the square of the length."""
     word = "ay" * 100_000
-    assert terms_of(word) == (word,)
+    assert terms_in(word) == (word,)
 
 
 @pytest.fixture
@@ -58,5 +58,5 @@ def test_threads_do_not_mix_up_the_words_they_stem() -> None:
     words = ["".join(letters) for letters in product("bcd", "ao", "rst", "tn", ("ing", "ed", "ization", "fulness"))]
     stems = snowballstemmer.stemmer("english").stemWords(words)
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(terms_of, words * 4))
+        found = list(threads.map(terms_in, words * 4))
     assert found == [(stem,) for stem in stems * 4]

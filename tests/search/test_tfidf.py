@@ -19,7 +19,7 @@ from sklearn.feature_extraction.text import (  # type: ignore[import-untyped]
 )
 
 from llama_index_memory_ext.errors import SettingError
-from llama_index_memory_ext.language.tokens import terms_of
+from llama_index_memory_ext.language.tokens import terms_in
 from llama_index_memory_ext.search.tfidf import Document, TfidfRanker, similarities_with_context
 
 WORDS = str.split("python testing test docker deploys went go the I 喜欢吃茶 8 May c++ 😀")
@@ -46,10 +46,10 @@ def similarities(ranker: TfidfRanker, count: int, query: str) -> list[float]:
 def by_formula(texts: Sequence[str], query: str) -> list[float]:
     """The documented formula, with scikit-learn's counts and idf; it refuses texts without a single word."""
     try:
-        vectorizer = TfidfVectorizer(analyzer=terms_of, norm=None).fit(texts)
+        vectorizer = TfidfVectorizer(analyzer=terms_in, norm=None).fit(texts)
     except ValueError:
         return [0.0] * len(texts)
-    counts = CountVectorizer(analyzer=terms_of, vocabulary=vectorizer.vocabulary_)
+    counts = CountVectorizer(analyzer=terms_in, vocabulary=vectorizer.vocabulary_)
     counted = np.asarray(counts.transform(texts).todense(), dtype=float)
     lengths = counted.sum(1, keepdims=True)
     weights = counted * 2 / (counted + 0.6 + 0.4 * lengths / lengths.mean())
