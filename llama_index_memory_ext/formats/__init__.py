@@ -157,7 +157,11 @@ def _read(value: Json) -> ChatMessage:
         value = theirs or value
     if not isinstance(value, dict) or value.get("role") is None:
         raise MessageError(f"Expected an object with a 'role'; saw {described(value)}.")
-    _check_role(value["role"])
+    role = value["role"]
+    if role not in _ROLES:
+        is_shown = isinstance(role, str) and role.isidentifier() and len(role) <= _LONGEST
+        seen = repr(role) if is_shown else described(role)
+        raise MessageError(f"Expected a 'role' that is one of {', '.join(_ROLES)}; saw {seen}.")
     message = _own(value) or from_openai(value)
     # A number or a text, which say the same once they are stored.
     told = {key: value[key] for key in times_in(value)}
@@ -165,13 +169,6 @@ def _read(value: Json) -> ChatMessage:
     if theirs and ID_KEY in theirs:
         message.additional_kwargs[ID_KEY] = theirs[ID_KEY]
     return message
-
-
-def _check_role(role: Json) -> None:
-    if role not in _ROLES:
-        is_shown = isinstance(role, str) and role.isidentifier() and len(role) <= _LONGEST
-        seen = repr(role) if is_shown else described(role)
-        raise MessageError(f"Expected a 'role' that is one of {', '.join(_ROLES)}; saw {seen}.")
 
 
 def _check_values(value: Json, levels: int) -> None:

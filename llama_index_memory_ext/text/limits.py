@@ -130,10 +130,8 @@ def excerpt(
         score = len(frozenset().union(*hits[start:end])), before[end] - before[start]
         if score[0] and score > best:
             best, first, last = score, start, end
-    while first < last:
-        shown = _BEFORE * (first > 0) + "".join(pieces[first:last]).strip() + _AFTER * (last < len(pieces))
-        if counter.count(shown) <= limit:
-            return shown
-        # The tokens of pieces need not add up.
-        first, last = (first + 1, last) if len(hits[first]) < len(hits[last - 1]) else (first, last - 1)
-    return counter.clip(text, limit)
+    if first == last:
+        return counter.clip(text, limit)
+    shown = _BEFORE * (first > 0) + "".join(pieces[first:last]).strip() + _AFTER * (last < len(pieces))
+    # The tokens of pieces need not add up.
+    return counter.clip(shown, limit)

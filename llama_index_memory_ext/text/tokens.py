@@ -155,18 +155,9 @@ class TokenCounter:
             return ""
         if self.count(text) <= limit:
             return text
-
-        def fits(start: int) -> bool:
-            return self.count(text[start:]) <= limit
-
-        ids = self(text)
-        low, high = (len(text) - len(self._cut(text, ids, -tokens)) for tokens in (limit + 1, limit))
-        # The end of a text need not have as many tokens as it has within the whole text.
-        if not fits(high):
-            low, high = high, len(text)
-        elif fits(low):
-            low, high = 0, low
-        return text[bisect_left(range(high), x=True, lo=low, key=fits) :]
+        # The end of a text need not have as many tokens as it has within the whole text, so that ends are counted.
+        starts = range(len(text))
+        return text[bisect_left(starts, x=True, key=lambda start: self.count(text[start:]) <= limit) :]
 
     def _cut(self, text: str, ids: list[Any], tokens: int) -> str:
         """Returns the first n tokens of a text, or its last n tokens for -n. ``ids`` are all of its tokens."""

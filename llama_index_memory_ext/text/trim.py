@@ -261,7 +261,9 @@ def clip_start(text: str, limit: int, counter: TokenCounter, text_splitter: Spli
 
 
 def _checked_roles(option: str, roles: str | Sequence[str] | None) -> frozenset[str]:
-    names = [] if roles is None else [roles] if isinstance(roles, str) or not isinstance(roles, Iterable) else roles
+    if roles is None:
+        return frozenset()
+    names = roles if isinstance(roles, Iterable) and not isinstance(roles, str) else [roles]
     known = [role.value for role in MessageRole]
     for name in names:
         if name not in known:

@@ -151,17 +151,6 @@ async def test_a_question_with_nothing_to_go_by_is_not_embedded(question: str) -
     assert not ranker.similarities(question)
 
 
-async def test_what_was_removed_or_replaced_counts_for_nothing() -> None:
-    ranker = ranker_of(model := Meanings(asked=[]))
-    await ranker.aprepare(["puppy"])
-    ranker.remove([FACTS[0].id, "unknown"])
-    ranker.add([document_of(FACTS[1].model_copy(update={"content": "Walks a hound"}))])
-    assert await ranker.aprepare(["puppy"])
-    assert FACTS[0].id not in ranker.similarities("puppy")
-    assert first([FACTS[1], FACTS[2]], "puppy", ranker) == FACTS[1].content
-    assert sorted(model.asked) == sorted([*(fact.content for fact in FACTS), "puppy", "Walks a hound"])
-
-
 @given(steps=st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(0, 3)), max_size=30))
 @settings(max_examples=30)
 async def test_a_ranker_answers_for_the_documents_that_are_left(steps: list[tuple[bool, int, int]]) -> None:

@@ -205,10 +205,6 @@ def test_what_is_stored_is_valid_unicode_without_nul(text: str, extra: Any) -> N
     assert message.model_dump() == before
 
 
-def test_two_surrogates_that_belong_together_become_their_character() -> None:
-    assert storable(user("\ud83d\ude00 \ud83d"))["blocks"][0]["text"] == "😀 \ufffd"
-
-
 @pytest.mark.parametrize("role", ["user", "assistant", "model"])
 def test_what_users_and_answers_say_is_spoken(role: str) -> None:
     assert spoken(ChatMessage(role=role, blocks=[TextBlock(text="one"), TextBlock(text="two")])) == "one\ntwo"
