@@ -59,6 +59,8 @@ Agent = Annotated[str | None, option("--agent", "ID", _AGENT_HELP)]
 Timeout = Annotated[float, option("--timeout", "SECONDS", _TIMEOUT_HELP, **_SECONDS)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else; errors as JSON on stderr.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+_MODEL_HELP = "One of OpenAI's, or any at OPENAI_API_BASE; default: OPENAI_MODEL, or gpt-4o-mini."
+Model = Annotated[str | None, option("--model", "NAME", _MODEL_HELP)]
 _Table = Annotated[str, option("--table", "NAME", _TABLE_HELP, envvar="LLAMA_INDEX_MEMORY_TABLE")]
 _Schema = Annotated[str | None, option("--schema", "NAME", _SCHEMA_HELP, envvar="LLAMA_INDEX_MEMORY_SCHEMA")]
 

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, ExitStack, aclosing, suppress
 from datetime import datetime
 from importlib import import_module
 from secrets import token_hex
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -15,16 +15,13 @@ import llama_index_memory_ext as ext
 from llama_index_memory_ext.background.loop import BackgroundLoop
 from llama_index_memory_ext.cli import TIMEOUT, TerminalError, describe_error, one_line, plain
 from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.app import Db, Session, Timeout, User
+from llama_index_memory_ext.cli.app import Db, Model, Session, Timeout, User
 from llama_index_memory_ext.cli.facts import explanation_table, facts_table
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from llama_index.core.agent.workflow import FunctionAgent
-
-_MODEL_HELP = "One of OpenAI's, or any at OPENAI_API_BASE; default: OPENAI_MODEL, or gpt-4o-mini."
-_Model = Annotated[str | None, cli.option("--model", "NAME", _MODEL_HELP)]
 
 _HELP = """\
 /facts           what is known about you; the command `facts forget ID` deletes a fact
@@ -35,7 +32,7 @@ _HELP = """\
 
 @cli.app.command()
 def chat(
-    *, session: Session = None, user: User = None, db: Db = None, model: _Model = None, timeout: Timeout = TIMEOUT
+    *, session: Session = None, user: User = None, db: Db = None, model: Model = None, timeout: Timeout = TIMEOUT
 ) -> None:
     """Talk with an agent that remembers.
 

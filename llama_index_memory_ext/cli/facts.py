@@ -1,17 +1,20 @@
 """The commands under ``facts``: show and change what is known about a user."""
 
 # No annotation is a string here: Typer reads those of the commands, through the signatures that _command makes.
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from inspect import Signature, signature
+from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 from rich.console import Group, RenderableType
 
-from llama_index_memory_ext.cli import TerminalError, UsageError, one_line, pluralize
+from llama_index_memory_ext.cli import TIMEOUT, TerminalError, UsageError, one_line, pluralize
 from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.app import Agent, Db, Json, Output, Session, User, Yes
+from llama_index_memory_ext.cli.app import Agent, Db, Json, Model, Output, Session, Timeout, User, Yes
 
 if TYPE_CHECKING:
     from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
@@ -33,6 +36,7 @@ _Expired = Annotated[bool, typer.Option("--expired", help="Also facts whose time
 _Ttl = Annotated[float | None, typer.Option("--ttl", metavar="DAYS", help="After how many days it is shown no more.")]
 _Category = Annotated[str, typer.Option(metavar="CATEGORY", help=_CATEGORY_HELP)]
 _Pin = Annotated[bool, typer.Option("--pin", help="Show it before facts that match better.")]
+_File = Annotated[Path, typer.Argument(metavar="FILE", help="Messages as JSON or JSON Lines.")]
 _Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why it is no longer true.")]
 _All = Annotated[bool, typer.Option("--all", help="All facts of the user.")]
 
@@ -142,6 +146,78 @@ async def _forget(memory: "CondensedMemory", fact_ids: _Ids = None, *, all_: _Al
     # Without ids all facts would be deleted.
     count = await cli.book_of(memory).aforget(*facts) if facts else 0
     return {"facts": count}, f"Deleted {pluralize(count, 'fact')} of {namespace}. {WORDS_STAY}"
+
+
+@app.command("check")
+def _check(file: _File, *, model: Model = None, timeout: Timeout = TIMEOUT, json: Json = False) -> None:
+    """Measure what of a conversation your model would have stored, with and without a second reading.
+
+    FILE holds messages as `import --session` reads them; nothing is stored. With OPENAI_API_KEY set a model of OpenAI's
+    reads them (OPENAI_API_BASE for another address), else a small offline one. What is kept and what is rejected, why,
+    and at which cost, is for you to judge by your own conversations.
+    """
+    try:
+        content = file.expanduser().read_bytes()
+    except OSError as error:
+        raise TerminalError(f"{file} cannot be read: {error.strerror}.") from None
+    cli.show(asyncio.run(_checked(content, model, timeout)), as_json=json)
+
+
+async def _checked(content: bytes, model: str | None, timeout: float) -> Output:
+    # Imported here: they import LlamaIndex.
+    from openai import DefaultAsyncHttpxClient
+
+    from llama_index_memory_ext import CondensedMemory, messages_from_json
+    from llama_index_memory_ext.cli.demo import choose_model, describe_model
+
+    messages = messages_from_json(content)
+    if not messages:
+        raise TerminalError("there is no message in it: expected a conversation with at least one message of the user.")
+    found = []
+    async with DefaultAsyncHttpxClient() as client:
+        llm = choose_model(model, client, timeout)
+        for verify in (False, True):
+            async with CondensedMemory.from_defaults(user_id="user", llm=llm, verify=verify) as memory:
+                started = perf_counter()
+                await memory.aput_messages(messages)
+                await memory.aflush()
+                stats, facts = await memory.astats(), await memory.facts.alist(with_retired=True)
+                counted = stats.usage.values()
+                found.append(
+                    {
+                        "verify": verify,
+                        "kept": facts,
+                        "rejected": stats.rejections,
+                        "failures": {name: failure.error for name, failure in stats.failures.items()},
+                        "calls": sum(one.calls for one in counted),
+                        "tokens_sent": sum(one.prompt_tokens for one in counted),
+                        "tokens_received": sum(one.completion_tokens for one in counted),
+                        "seconds": round(perf_counter() - started, 2),
+                    }
+                )
+    return {"model": describe_model(llm), "runs": found}, _checked_table(describe_model(llm), found)
+
+
+def _checked_table(model: str, runs: Sequence[dict[str, Any]]) -> RenderableType:
+    """Returns the figures of both runs side by side, and each fact with the runs that keep it."""
+    names = ("calls", "tokens_sent", "tokens_received", "seconds")
+    reasons = sorted({reason for run in runs for reason in run["rejected"]})
+    rows = [["facts kept", *(str(len(run["kept"])) for run in runs)]]
+    rows += [[f"rejected as {reason}", *(str(run["rejected"].get(reason, 0)) for run in runs)] for reason in reasons]
+    rows += [[name.replace("_", " "), *(str(run[name]) for run in runs)] for name in names]
+    if any(run["failures"] for run in runs):
+        rows.append(["failed", *(", ".join(run["failures"].values()) for run in runs)])
+    kept = [{_content(fact): fact for fact in run["kept"]} for run in runs]
+    facts = [
+        [content, *("yes" if content in run else "" for run in kept), fact.said_as or "", fact.quote]
+        for content, fact in (kept[1] | kept[0]).items()
+    ]
+    return Group(
+        f"model: {model}\n",
+        cli.table(["", "without verify", "with verify"], rows),
+        "",
+        cli.table(["fact", "without", "with", "said as", "the user's words"], facts, empty="No fact was kept."),
+    )
 
 
 async def _all_facts(memory: "CondensedMemory") -> list["Fact"]:
