@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
 from collections.abc import Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from llama_index.core.bridge.pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr
@@ -23,16 +21,11 @@ from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:
-    import collections
-    from collections.abc import Callable, Iterator
-
     from llama_index.core.base.llms.types import ChatMessage
     from typing_extensions import Self
 
     from llama_index_memory_ext.background.jobs import Failure, Jobs
 
-
-logger = logging.getLogger(__name__)
 
 DEFAULT_SESSION_ID = "default"
 
@@ -52,22 +45,6 @@ def llm_of_settings() -> LLM | None:
     llm = Settings._llm  # noqa: SLF001
     # What LlamaIndex takes where somebody sets None.
     return None if type(llm) is MockLLM else llm
-
-
-@contextmanager
-def sparing(failures: collections.Counter[str], failed: str, drop: Callable[[], object]) -> Iterator[None]:
-    """Let no failure of an index cost an answer: end the block, and ``drop`` the index, so that it is built anew.
-
-    ``failures`` counts the failures by the type of the error, each of which is logged once.
-    """
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001 - an index may be broken in any way, and a ranker may be anybody's own
-        drop()
-        kind = type(error).__name__
-        failures[kind] += 1
-        if failures[kind] == 1:
-            logger.warning("%s (%s); nothing is lost, and the next question builds the index anew.", failed, kind)
 
 
 class LogBlock(BaseMemoryBlock[str]):

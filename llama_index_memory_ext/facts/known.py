@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.facts.history import past_facts, period_asked, true_in
 from llama_index_memory_ext.facts.ranking import ShowableFacts, counted_line, document_of
-from llama_index_memory_ext.reader_block import sparing
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
+from llama_index_memory_ext.search.tfidf import sparing
 from llama_index_memory_ext.store.facts import NOTHING_READ
 
 if TYPE_CHECKING:

@@ -49,7 +49,6 @@ class CondensedOptions(TypedDict, total=False):
     max_messages: int | None
     keep_messages: int | None
     include_system: bool
-    message_ratio: float | None
     summarize: bool
     summary_token_limit: int | None
     recall_token_limit: int
@@ -95,13 +94,6 @@ class CondensedMemoryBlock(LogBlock):
     )
     keep_ratio: float = Field(
         default=0.4, gt=0, le=1, description="Share of the limit that is left when the record is cut; 1: each turn."
-    )
-    message_ratio: float | None = Field(
-        default=None,
-        gt=0,
-        le=1,
-        description="Share of the limit that one message (a tool call with its results counts as one) may have; a "
-        "longer one is clipped in its middle. Default: two thirds of `keep_ratio`, at most 0.5.",
     )
     max_messages: int | None = Field(default=None, ge=1, description="Most messages of the record; None: any number.")
     keep_messages: int | None = Field(
@@ -296,7 +288,6 @@ class CondensedMemoryBlock(LogBlock):
                 counter=self.tokenizer_fn,
                 room=max(self.token_limit - tags, 0),
                 limits=_checked_limits(self.__dict__),
-                message_ratio=self.message_ratio or min(0.5, self.keep_ratio / 1.5),
                 include_system=self.include_system,
                 summarize=self.summarize,
                 summary_limit=_summary_limit(self.token_limit, self.summary_token_limit),

@@ -19,7 +19,6 @@ from llama_index_memory_ext.background.jobs import JobKey
 from llama_index_memory_ext.background.locks import Recent, lock_for
 from llama_index_memory_ext.language.dates import date_words
 from llama_index_memory_ext.language.stems import languages_of, terms_in
-from llama_index_memory_ext.reader_block import sparing
 from llama_index_memory_ext.record.text import (
     EARLIER_CLOSING,
     EARLIER_OPENING,
@@ -27,6 +26,7 @@ from llama_index_memory_ext.record.text import (
     clip_entries,
     day_heading,
     earlier_element,
+    entries_of,
     shown_day,
 )
 from llama_index_memory_ext.search import tfidf
@@ -36,7 +36,6 @@ from llama_index_memory_ext.text.limits import excerpt
 from llama_index_memory_ext.text.messages import (
     INSTRUCTION_ROLES,
     body_of,
-    entry_of,
     question_in,
     spoken,
     tokens_of,
@@ -171,14 +170,9 @@ class MessageIndex:
         terms = partial(terms_in, codes=codes)
         wanted = set(terms(question))
         clip = partial(excerpt, counter=self._counter, wanted=wanted, terms=terms) if wanted else None
-        shown = clip_entries(self._whole(rows), limit, self._counter, clip)
+        shown = clip_entries(entries_of(rows, self._counter, self._tags, brief=True), limit, self._counter, clip)
         fits = tokens_of(shown) <= limit
         return shown if fits and all(entry.body.strip() for entry in shown) else []
-
-    def _whole(self, rows: Sequence[LogRow]) -> list[Entry]:
-        counter, tags = self._counter, self._tags
-        found = (entry_of(row.id, row.message, counter, tags, speaker=row.speaker, brief=True) for row in rows)
-        return [entry for entry in found if entry is not None]
 
     def _add(self, row: LogRow) -> None:
         """Add a row to the units that are to be indexed, with the words by which it is found."""
@@ -204,7 +198,7 @@ class MessageIndex:
         documents: list[tfidf.Document] = []
         for i, unit in list(enumerate(self._units))[first:]:
             rows = [row for row, _ in unit]
-            whole, said_at = self._whole(rows), rows[0].said_at
+            whole, said_at = entries_of(rows, self._counter, self._tags, brief=True), rows[0].said_at
             if whole:
                 row_ids = tuple(row.id for row in rows)
                 self._messages.append(IndexedMessage(row_ids, days[i], tokens_of(whole)))
@@ -254,7 +248,7 @@ class FoundMessage:
 
 @dataclass(frozen=True)
 class MessageSearch:
-    """Finds messages of sessions; ``indexes`` are of the last sessions, ``found`` is what was recalled last.
+    """Finds messages of sessions; ``indexes`` are of the last sessions, ``failures`` those of rankers by their types.
 
     With an ``embed_model``, messages are embedded in the background, and no question waits for that.
     """
@@ -263,7 +257,6 @@ class MessageSearch:
     settings: RecordSettings
     embed_model: BaseEmbedding | None = field(default=None, repr=False, compare=False)
     indexes: Recent[str, MessageIndex] = field(default_factory=lambda: Recent(32))
-    found: Recent[tuple[object, ...], CountedText] = field(default_factory=Recent)
     failures: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -306,11 +299,7 @@ class MessageSearch:
         usual = limit if _ASKS.search(question) else int(limit * _TOLD_SHARE)
         most = min(int(limit * _ASKED_SHARE), max(free, limit)) if usual == limit else usual
         message_limit = int((limit - tags) * _MESSAGE_SHARE)
-        prepared = await self._prepare(session_id, index, [question, *context])
-        key = (session_id, index.epoch, index.newest, prepared, before, most, question, *context)
-        known = self.found.get(key)
-        if known is not None:
-            return known
+        await self._prepare(session_id, index, [question, *context])
 
         def choose() -> list[tuple[IndexedMessage, float]]:
             ranked = index.ranked(question, context, before)
@@ -320,9 +309,7 @@ class MessageSearch:
         if shown is None:
             # Rows were deleted meanwhile, and the record was read before.
             return NO_TEXT
-        element = earlier_element([(rows, entries) for _, rows, entries in shown], counter)
-        self.found.put(key, element)
-        return element
+        return earlier_element([(rows, entries) for _, rows, entries in shown], counter)
 
     async def search(self, session_id: str, question: str, *, most: int, message_limit: int) -> list[FoundMessage]:
         """Returns the messages most similar to a question, best first, of the log and of answered active turns.
@@ -365,7 +352,7 @@ class MessageSearch:
         """
         # The search in a long log takes longer than an event loop should be blocked.
         chosen: list[tuple[IndexedMessage, float]] = []
-        with sparing(self.failures, "Earlier messages were not found", partial(setattr, index, "epoch", _BROKEN)):
+        with tfidf.sparing(self.failures, "Earlier messages were not found", partial(setattr, index, "epoch", _BROKEN)):
             chosen = await asyncio.to_thread(choose)
         row_ids = [row_id for message, _ in chosen for row_id in message.row_ids]
         stored = await self.store.readers.rows_in(session_id, row_ids, index.epoch)
@@ -412,8 +399,7 @@ class MessageSearch:
                     if index.embeddings is not None:
                         self.store.jobs.watch(index.embeddings)
                     self.indexes.put(session_id, index)
-                    if after:
-                        continue
+                    continue
                 if page.rows:
                     await asyncio.to_thread(index.take, page.rows)
                     if index.embeddings is not None:
@@ -421,14 +407,12 @@ class MessageSearch:
                 if len(page.rows) < _INDEXED_ROWS:
                     return index
 
-    async def _prepare(self, session_id: str, index: MessageIndex, queries: Sequence[str]) -> bool:
-        """Embed a question, and start to embed what is not embedded yet; False if there is something of either left."""
-        if index.embeddings is None:
-            return True
-        prepared = await index.embeddings.prepare_queries(queries)
-        if not index.embeddings.is_complete:
-            self.embed(session_id)
-        return prepared and index.embeddings.is_complete
+    async def _prepare(self, session_id: str, index: MessageIndex, queries: Sequence[str]) -> None:
+        """Embed questions, and start to embed what is not embedded yet."""
+        if index.embeddings is not None:
+            await index.embeddings.prepare_queries(queries)
+            if not index.embeddings.is_complete:
+                self.embed(session_id)
 
 
 def without_open_turn(rows: Sequence[LogRow]) -> list[LogRow]:

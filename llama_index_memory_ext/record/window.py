@@ -23,10 +23,10 @@ from typing_extensions import Self
 from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.events import HistoryCondensedEvent, is_heard, send
 from llama_index_memory_ext.reader_block import Switch
-from llama_index_memory_ext.record.text import NO_TEXT, clip_entries, summary_element
+from llama_index_memory_ext.record.text import NO_TEXT, clip_entries, entries_of, summary_element
 from llama_index_memory_ext.store.tables import LogPage, Seen
 from llama_index_memory_ext.text.limits import Limits, plan_cut
-from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, MEDIA_TOKENS, Entry, clip_entry, entry_of, tokens_of
+from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, MEDIA_TOKENS, Entry, clip_entry, tokens_of
 from llama_index_memory_ext.text.tokens import LONG_CHARACTERS, CountedText
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, tool_call_groups
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store.tables import LogRow, Snapshot
     from llama_index_memory_ext.text.tokens import TokenCounter
 
-_PAGE_ROWS, _CHUNK_ROWS = 256, 16
+_PAGE_ROWS = 64
 # A block has at least one of so many parts of the record's room, so there are no more blocks than this. With more of
 # them less is left behind the last one, which is paid in full each time. How far caches look (OpenAI at the latest 80
 # marks, Anthropic at 20 blocks before a mark) does not matter: a request marks where the one before has ended.
@@ -65,12 +65,10 @@ class RecordText(CountedText):
     ends: Mapping[int, int]
     marks: Sequence[int]
 
-    def __new__(
-        cls, text: str, tokens: int, head: int = 0, ends: Mapping[int, int] | None = None, marks: Sequence[int] = ()
-    ) -> Self:
+    def __new__(cls, text: str, tokens: int, head: int, ends: Mapping[int, int], marks: Sequence[int]) -> Self:
         """Make it of a text, its number of tokens, the length of its head, and where its blocks end."""
         record = super().__new__(cls, text, tokens)
-        record.head, record.ends, record.marks = head, ends or {}, marks
+        record.head, record.ends, record.marks = head, ends, marks
         return record
 
     def content_blocks(self, cache_points: CachePoints = False, others: int = 0) -> list[ContentBlock]:
@@ -102,7 +100,6 @@ class RecordSettings:
     counter: TokenCounter
     room: int
     limits: Limits
-    message_ratio: float
     include_system: bool
     summarize: bool
     summary_limit: int
@@ -121,16 +118,20 @@ class RecordSettings:
             max(count - len(instructions), 1) for count in (self.limits.max_messages, self.limits.keep_messages)
         )
         limits = replace(self.limits, tokens=max(self.room - taken, 0), max_messages=most, keep_messages=keep)
-        return Selection(limits, self.counter, int(limits.tokens * min(self.message_ratio, limits.keep_ratio)))
+        return Selection(limits, self.counter)
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Selects messages within limits. A message, or a call with its results, is clipped to ``message_limit`` tokens."""
+    """Selects messages within limits."""
 
     limits: Limits
     counter: TokenCounter
-    message_limit: int
+
+    @property
+    def message_limit(self) -> int:
+        """The tokens to which a message, or a call with its results, is clipped: two thirds of what a cut leaves."""
+        return int(self.limits.tokens * min(0.5, self.limits.keep_ratio / 1.5))
 
     def is_over(self, entries: Sequence[Entry]) -> bool:
         """Returns whether the entries exceed one of the limits."""
@@ -180,11 +181,6 @@ class Window:
     def place(self) -> tuple[int, int]:
         """The epoch and the cursor with which it was read."""
         return self.seen.epoch, self.seen.position
-
-    @cached_property
-    def head(self) -> str:
-        """What stands in front of the messages: the first instructions and the summary."""
-        return "".join([*(entry.text for entry in self.instructions), self.element])
 
     @cached_property
     def tokens(self) -> int:
@@ -239,9 +235,11 @@ class RecordReader:
         ends, before = block_ends(window.kept, self.settings.room), self.ended.get(session_id) or ()
         rows = list(ends)
         self.ended.put(session_id, tuple(sorted({*before, *rows[-1:]})[-2:]))
-        text = "".join([window.head, *(entry.text for entry in window.kept), earlier])
+        # What stands in front of the messages: the first instructions and the summary.
+        head = "".join([*(entry.text for entry in window.instructions), window.element])
+        text = "".join([head, *(entry.text for entry in window.kept), earlier])
         marks = marked_rows(rows, window.kept, before)
-        return RecordText(text, window.tokens + earlier.tokens, len(window.head), ends, marks)
+        return RecordText(text, window.tokens + earlier.tokens, len(head), ends, marks)
 
     async def shown(self, session_id: str, snapshot: Snapshot | None = None) -> Window:
         """The window within its limits, for which it is cut, for every process.
@@ -366,19 +364,12 @@ class RecordReader:
 
     async def _newest(self, session_id: str, window: Window, seen: Seen, page: LogPage) -> tuple[list[Entry], bool]:
         """The newest entries that were not seen, as many as can be shown, and whether there are older ones."""
-        new: list[Entry] = []
-        rows, selection = page.rows, window.selection
-        while rows:
-            rows, chunk = rows[:-_CHUNK_ROWS], rows[-_CHUNK_ROWS:]
-            new = await self._counted(chunk) + new
-            if (rows or page.more) and await asyncio.to_thread(selection.are_full, new):
-                break
-            if not rows and page.more:
-                page = await self._page(session_id, seen, before=chunk[0].id)
-                rows = page.rows
+        new, selection = await self._counted(page.rows), window.selection
+        while page.more and not await asyncio.to_thread(selection.are_full, new):
+            page = await self._page(session_id, seen, before=page.rows[0].id)
+            new = await self._counted(page.rows) + new
         is_short = tokens_of(new) <= selection.message_limit
-        shown = new if is_short else await asyncio.to_thread(selection.within_shares, new)
-        return shown, bool(rows) or page.more
+        return new if is_short else await asyncio.to_thread(selection.within_shares, new), page.more
 
     async def _page(
         self, session_id: str, seen: Seen, before: int | None = None, snapshot: Snapshot | None = None
@@ -389,13 +380,10 @@ class RecordReader:
         return await self.store.readers.page(session_id, self.settings.name, seen, before=before, limit=_PAGE_ROWS)
 
     async def _counted(self, rows: Sequence[LogRow]) -> list[Entry]:
-        def entries() -> list[Entry]:
-            counter, tags = self.settings.counter, (self.settings.name,)
-            found = (entry_of(row.id, row.message, counter, tags, speaker=row.speaker) for row in rows)
-            return [entry for entry in found if entry is not None]
-
-        is_long = sum(row.characters for row in rows) > LONG_CHARACTERS
-        return await asyncio.to_thread(entries) if is_long else entries()
+        counter, tags = self.settings.counter, (self.settings.name,)
+        if sum(row.characters for row in rows) > LONG_CHARACTERS:
+            return await asyncio.to_thread(entries_of, rows, counter, tags)
+        return entries_of(rows, counter, tags)
 
 
 def marked_rows(ends: Sequence[int], entries: Sequence[Entry], ended: Collection[int]) -> list[int]:

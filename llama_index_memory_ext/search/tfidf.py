@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain, repeat
 from math import log
@@ -32,6 +34,8 @@ from llama_index_memory_ext.text.tokens import TokenCounter
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+
+logger = logging.getLogger(__name__)
 
 Values: TypeAlias = NDArray[np.float64]
 # The terms that one word of a query means.
@@ -88,6 +92,22 @@ class FactRanker(Similar, Protocol):
 
     def remove(self, ids: Iterable[str]) -> None:
         """Removes documents, so that they have no influence any more; unknown ids are ignored."""
+
+
+@contextmanager
+def sparing(failures: Counter[str], failed: str, drop: Callable[[], object]) -> Iterator[None]:
+    """Let no failure of an index cost an answer: end the block, and ``drop`` the index, so that it is built anew.
+
+    ``failures`` counts the failures by the type of the error, each of which is logged once.
+    """
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - an index may be broken in any way, and a ranker may be anybody's own
+        drop()
+        kind = type(error).__name__
+        failures[kind] += 1
+        if failures[kind] == 1:
+            logger.warning("%s (%s); nothing is lost, and the next question builds the index anew.", failed, kind)
 
 
 class Vectorizer(Protocol):

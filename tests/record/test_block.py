@@ -226,12 +226,11 @@ async def test_instructions_count_as_a_message(open_block: OpenBlock) -> None:
         ({"token_limit": 0}, "token_limit"),
         ({"keep_ratio": 0}, "keep_ratio"),
         ({"keep_ratio": 1.5}, "keep_ratio"),
-        ({"message_ratio": -1}, "message_ratio"),
         ({"max_messages": 0}, "max_messages"),
         ({"recall_token_limit": -1}, "recall_token_limit"),
         ({"summary_token_limit": 0}, "summary_token_limit"),
         ({"max_message": 3}, "no argument 'max_message'"),
-        ({"start_on": "user"}, "no argument 'start_on'"),
+        ({"message_ratio": 1}, "no argument 'message_ratio'"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(options: dict[str, Any], said: str) -> None:

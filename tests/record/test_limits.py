@@ -59,7 +59,6 @@ OPTIONS = st.fixed_dictionaries(
     {},
     optional={
         "keep_ratio": st.floats(0.05, 1),
-        "message_ratio": st.floats(0.05, 1),
         "include_system": st.booleans(),
         "summarize": st.booleans(),
         "recall_token_limit": st.integers(0, 300),

@@ -309,7 +309,7 @@ async def test_a_broken_index_costs_no_answer_and_is_made_anew(caplog: pytest.Lo
     """There is no known way to one, so this reaches into it. That it goes on is told once."""
     store = MemoryStore()
     await store.log.append("chat", [user("My sister Caroline breeds alpacas."), assistant("How nice.")], len)
-    limits = {"room": 900, "limits": Limits(), "message_ratio": 0.5, "summary_limit": 0, "recall_limit": 400}
+    limits = {"room": 900, "limits": Limits(), "summary_limit": 0, "recall_limit": 400}
     settings = RecordSettings("record", COUNTER, include_system=False, summarize=False, **limits)  # type: ignore[arg-type]
     search = MessageSearch(store, settings)
     window = replace(await RecordReader(store, settings).read("chat"), kept=(), has_overflow=True)

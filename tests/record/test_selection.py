@@ -44,12 +44,9 @@ def places(kept: Sequence[Entry]) -> str:
     return " ".join(f"{LETTERS[entry.role]}{entry.row_id}" for entry in kept)
 
 
-def limits(
-    tokens: int = 10_000, *, message_ratio: float = 0.5, counter: TokenCounter = WORDS, **options: Any
-) -> Selection:
+def limits(tokens: int = 10_000, *, counter: TokenCounter = WORDS, **options: Any) -> Selection:
     most, keep = options.get("max_messages"), options.get("keep_messages")
-    limits = Limits.checked(tokens, most, keep, options.get("keep_ratio", 0.75))
-    return Selection(limits, counter, int(tokens * min(message_ratio, limits.keep_ratio)))
+    return Selection(Limits.checked(tokens, most, keep, options.get("keep_ratio", 0.75)), counter)
 
 
 def cut(notation: str, tokens: int = 10_000, **options: Any) -> tuple[Entry, ...]:
@@ -109,8 +106,7 @@ def test_as_much_is_kept_as_fits(notation: str, options: dict[str, Any], left: s
     [
         ("u5 a5", {"tokens": 40}, [8, 8]),
         ("u500 a5", {"tokens": 100}, [50, 8]),
-        ("u500 a5", {"tokens": 100, "message_ratio": 0.3}, [30, 8]),
-        ("u500 a5", {"tokens": 100, "message_ratio": 1.0}, [75, 8]),
+        ("u500 a5", {"tokens": 100, "keep_ratio": 0.45}, [30, 8]),
         # A call and its results have one share together; the short ones are shown whole.
         ("a5 t500 t500", {"tokens": 100}, [8, 21, 21]),
         # What has no room even for its tags is not shown, and neither is anything of its unit.
@@ -136,7 +132,6 @@ any_limits = st.builds(
     tokens=st.integers(60, 300),
     counter=st.sampled_from([WORDS, COUNTER]),
     keep_ratio=st.floats(0.3, 1),
-    message_ratio=st.floats(0.3, 1),
 )
 
 
