@@ -51,20 +51,12 @@ def shown_day(row: LogRow) -> str:
 
 
 def earlier_element(found: Iterable[tuple[Sequence[LogRow], Sequence[Entry]]], counter: TokenCounter) -> CountedText:
-    """Returns messages from before the record, in the order of their rows, under headings of their days; "" for none.
-
-    Where all messages of a day tell their time they go by that: of two that were put at once, the later may have been
-    written first.
-    """
-    days: dict[str, list[tuple[Sequence[LogRow], Sequence[Entry]]]] = {}
+    """Returns earlier messages, in the order of their rows, under headings of their days; "" for none."""
+    days: dict[str, str] = {}
     for rows, entries in found:
-        days.setdefault(shown_day(rows[0]), []).append((rows, entries))
-    shown = ""
-    for day, said in sorted(days.items()):
-        times = [rows[0].told_at for rows, _ in said]
-        known = [time for time in times if time is not None]
-        order = sorted(range(len(said)), key=known.__getitem__) if len(known) == len(said) else range(len(said))
-        shown += day_heading(day) + "".join(entry.text for i in order for entry in said[i][1])
+        day = shown_day(rows[0])
+        days[day] = days.get(day, day_heading(day)) + "".join(entry.text for entry in entries)
+    shown = "".join(days[day] for day in sorted(days))
     text = f"{EARLIER_OPENING}{shown}{EARLIER_CLOSING}" if shown else ""
     return CountedText(text, counter.count(text))
 

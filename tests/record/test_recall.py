@@ -100,21 +100,6 @@ async def test_it_stands_behind_the_record_under_a_heading_in_the_order_in_which
     assert "<message date>" not in prompt.partition(EARLIER_OPENING)[0]
 
 
-async def test_of_a_day_of_which_all_tell_their_time_the_order_is_that_of_the_times(open_memory: OpenMemory) -> None:
-    """Of two that are put at once the later may be written first. Without their times, it is as they were written."""
-
-    def at(second: int | None, text: str) -> ChatMessage:
-        time = {} if second is None else {"timestamp": f"2026-01-05T10:00:{second:02}Z"}
-        return ChatMessage(role="user", content=f"{text} of alpacas.", additional_kwargs=time)
-
-    memory = open_memory(**SMALL)
-    await say(memory, at(7, "Third"), at(3, "First"), at(5, "Second"))
-    await say(memory, at(None, "Fifth"), at(None, "Sixth"))
-    await fill(memory)
-    told = [text.split()[0] for _, text in recalled(await ask(memory, "What of alpacas?")) if "alpacas" in text]
-    assert told == ["First", "Second", "Third", "Fifth", "Sixth"]
-
-
 async def test_without_a_limit_for_it_nothing_comes_back(memory: CondensedMemory) -> None:
     memory.condensed_block.recall_token_limit = 0
     assert "Caroline" not in (await ask(memory, "And Caroline?")).partition("</memory>")[0]
@@ -194,18 +179,6 @@ async def test_while_an_agent_works_the_same_comes_back_in_every_round(memory: C
     prompt = await ask(memory, "What does Caroline breed?")
     await say(memory, calling(("call_1", "look", {"who": "stamps"})), result("call_1", "chess and stamps"))
     assert sent_text((await memory.aget())[:1]) == prompt
-
-
-async def test_a_call_comes_back_with_its_results(open_memory: OpenMemory) -> None:
-    memory = open_memory(**SMALL)
-    await say(
-        memory, user("Look it up."), calling(("call_1", "look", {"city": "Cusco"})), result("call_1", "hailstorm")
-    )
-    await say(memory, assistant("Bad weather."))
-    await fill(memory)
-    shown = recalled(await ask(memory, "Was there a hailstorm?"))
-    assert ("tool", "hailstorm") in shown
-    assert shown[shown.index(("tool", "hailstorm")) - 1] == ("assistant", '[tool call call_1] look({"city": "Cusco"})')
 
 
 async def test_a_question_uses_what_the_record_leaves_free(open_memory: OpenMemory) -> None:

@@ -56,14 +56,6 @@ async def row_of(memory: CondensedMemory, text: str) -> int:
     return next(row.id for row in rows if row.message.content == text)
 
 
-async def test_a_message_is_recalled_by_its_meaning(open_memory: OpenMemory) -> None:
-    memory = open_memory(**SMALL, embed_model=Meanings())
-    await begin(memory)
-    assert HOUND in await ask(memory)
-    words = open_memory(**SMALL)
-    assert HOUND not in await ask(words)
-
-
 async def test_a_search_finds_messages_by_their_meaning(open_memory: OpenMemory) -> None:
     """The first search has them embedded, if nothing is recalled; until then it goes by words."""
     memory = open_memory(**{**SMALL, "recall_token_limit": 0}, embed_model=(model := Meanings(asked=[])))

@@ -77,13 +77,6 @@ def test_what_a_cut_leaves(notation: str, options: dict[str, Any], left: str) ->
     assert places(cut(notation, **options)) == left
 
 
-def test_a_cut_can_be_asked_for_before_the_limit_is_reached() -> None:
-    """What is summarised goes down to what is kept, at once."""
-    before, rules = tuple(entries("u a u a u a")), limits(24, keep_ratio=0.5)
-    assert rules.evict(before) == before
-    assert places(rules.evict(before, rules.limits.kept)) == "u5 a6"
-
-
 @pytest.mark.parametrize(
     ("notation", "options", "left"),
     [
