@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -275,21 +275,23 @@ class RecordReader:
 
         A ``snapshot`` of the session spares a query.
         """
-        window, page = await self._known(session_id, snapshot)
-        has_moved = page.position != window.seen.position
-        if page.rows or has_moved:
-            moved = await self._moved(session_id, window, page) if has_moved else window
-            if moved is None:
+        window = self.windows.get(session_id)
+        page = await self._page(session_id, window.seen if window else Seen(), snapshot=snapshot)
+        if window is not None:
+            # A result shares the room of its call.
+            is_result = window.kept and page.rows and page.rows[0].is_result
+            if not page.fresh or page.position != window.seen.position or is_result:
+                window, page = None, await self._page(session_id, Seen())
+        if window is None:
+            window = await self._empty(session_id, page)
+            if window is None:
                 # Another process has moved the cursor since.
                 return await self.read(session_id)
-            new, has_older = await self._newest(session_id, moved, window.seen, page)
+        if page.rows:
+            new, has_older = await self._newest(session_id, window, page)
             # If there are older messages than these, they and the known ones have no room in the record any more.
-            known = () if has_older else window.kept
-            after = max([page.position, *(entry.row_id for entry in window.instructions)])
-            kept = (*known, *new)
-            kept = kept[bisect_right(kept, after, key=lambda entry: entry.row_id) :]
-            seen = Seen(page.epoch, page.position, page.rows[-1].id if page.rows else window.seen.last_id)
-            window = replace(moved, kept=kept, seen=seen)
+            kept = (*(() if has_older else window.kept), *new)
+            window = replace(window, kept=kept, seen=replace(window.seen, last_id=page.rows[-1].id))
         self.windows.put(session_id, window)
         return window
 
@@ -320,56 +322,36 @@ class RecordReader:
             )
             send(event)
 
-    async def _known(self, session_id: str, snapshot: Snapshot | None) -> tuple[Window, LogPage]:
-        """The window that was read last, and what the log has gained; a new window if that cannot be continued."""
-        window = self.windows.get(session_id)
-        if window is not None and window.seen.last_id:
-            page = await self._page(session_id, window.seen, snapshot=snapshot)
-            # A result shares the room of its call; and rows that were not shown may have room again after a move.
-            is_result = window.kept and page.rows and page.rows[0].is_result
-            is_moved = window.has_overflow and page.position != window.seen.position
-            if page.fresh and not is_result and not is_moved:
-                return window, page
-        instructions = await self._first_instructions(session_id) if self.settings.include_system else ()
-        window = Window(Seen(), self.settings.selection(instructions), instructions)
-        return window, await self._page(session_id, window.seen, snapshot=snapshot)
-
-    async def _first_instructions(self, session_id: str) -> tuple[Entry, ...]:
-        """The entry of the first message of the log if that instructs the assistant."""
-        rows = (await self.store.readers.unread(session_id, self.settings.name, after=0, limit=1)).rows
-        entries = await self._counted([row for row in rows if row.role in INSTRUCTION_ROLES])
-        room = self.settings.room - self.settings.reserved
-        long = [clip_entry(entry, room // 2, self.settings.counter) for entry in entries if entry.tokens > room]
-        return tuple(entry for entry in (long or entries) if entry.tokens <= room)
-
-    async def _moved(self, session_id: str, window: Window, page: LogPage) -> Window | None:
-        """The window with the summary of the rows before the page; None if the cursor has moved since."""
+    async def _empty(self, session_id: str, page: LogPage) -> Window | None:
+        """A window with the first instructions and the summary of what stands before a page; None if that has moved."""
         settings = self.settings
-        position, stored = await self.store.readers.state(session_id, settings.name)
-        if position != page.position:
+        first = await self.store.readers.unread(session_id, settings.name, after=0, limit=1)
+        if first.position != page.position:
             return None
-        state = stored or {}
-        summary, limit = str(state.get("summary") or ""), settings.summary_limit
+        room, instructions = settings.room - settings.reserved, tuple[Entry, ...]()
+        if settings.include_system:
+            entries = await self._counted([row for row in first.rows if row.role in INSTRUCTION_ROLES])
+            clipped = [clip_entry(entry, room // 2, settings.counter) for entry in entries]
+            instructions = tuple(entry for entry in clipped if entry.tokens <= room)
+        state, limit = first.state or {}, settings.summary_limit
         if not settings.summarize:
-            # A stored one that is no longer extended leaves half to messages.
-            limit = min(limit, (settings.room - settings.recall_limit - tokens_of(window.instructions)) // 2)
+            # A stored summary that is no longer extended leaves half to messages.
+            limit = min(limit, (room - tokens_of(instructions)) // 2)
+        summary = str(state.get("summary") or "")
         element = summary_element(summary, limit, settings.counter, (settings.name,))
-        return replace(
-            window,
-            selection=settings.selection(window.instructions, element.tokens),
-            summary=summary,
-            element=element,
-            summarised=int(state.get("summarised") or 0),
-        )
+        selection, summarised = settings.selection(instructions, element.tokens), int(state.get("summarised") or 0)
+        return Window(Seen(page.epoch, page.position), selection, instructions, summary, element, summarised)
 
-    async def _newest(self, session_id: str, window: Window, seen: Seen, page: LogPage) -> tuple[list[Entry], bool]:
-        """The newest entries that were not seen, as many as can be shown, and whether there are older ones."""
+    async def _newest(self, session_id: str, window: Window, page: LogPage) -> tuple[list[Entry], bool]:
+        """The newest entries up to a page, as many as can be shown, and whether there are older ones."""
         new, selection = await self._counted(page.rows), window.selection
         while page.more and not await asyncio.to_thread(selection.are_full, new):
-            page = await self._page(session_id, seen, before=page.rows[0].id)
+            page = await self._page(session_id, window.seen, before=page.rows[0].id)
             new = await self._counted(page.rows) + new
-        is_short = tokens_of(new) <= selection.message_limit
-        return new if is_short else await asyncio.to_thread(selection.within_shares, new), page.more
+        if tokens_of(new) > selection.message_limit:
+            new = await asyncio.to_thread(selection.within_shares, new)
+        first = {entry.row_id for entry in window.instructions}
+        return [entry for entry in new if entry.row_id not in first], page.more
 
     async def _page(
         self, session_id: str, seen: Seen, before: int | None = None, snapshot: Snapshot | None = None
