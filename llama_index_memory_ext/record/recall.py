@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.background.jobs import Jobs
     from llama_index_memory_ext.record.window import RecordSettings, Window
-    from llama_index_memory_ext.search.embeddings import VectorKeeper
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.tables import LogRow, Seen
     from llama_index_memory_ext.text.messages import Entry
@@ -88,8 +87,8 @@ class MessageIndex:
     A message is found by its own words, by the day on which it was said and, with less weight, by the words of the
     messages around it on the same day. So the last ones are indexed again when others come. Threads may call at the
     same time. ``epoch`` is that of the log, and ``tags`` are element names, besides our own, that no text must be able
-    to forge; ``languages`` are those in which questions may be, None for any. With an ``embed_model`` messages are
-    ranked by their embeddings, too, which the ``keeper`` stores.
+    to forge; ``languages`` are those in which questions may be, None for any. With ``embeddings`` messages are ranked
+    by these, too.
     """
 
     def __init__(
@@ -98,17 +97,14 @@ class MessageIndex:
         counter: TokenCounter,
         tags: tuple[str, ...] = (),
         languages: tuple[str, ...] | None = None,
-        embed_model: BaseEmbedding | None = None,
-        keeper: VectorKeeper | None = None,
     ) -> None:
         self.epoch, self.newest = epoch, 0
         # Replaced and never changed, because it is read while another thread indexes.
         self.turns: list[list[str]] = []
         self._counter, self._tags, self._languages = counter, tags, languages
         self._day_tokens = counter.count(day_heading("2026-11-20"))
-        words = tfidf.TfidfRanker(languages=languages)
-        self.embeddings = EmbeddingRanker(embed_model, lexical=words, keeper=keeper) if embed_model else None
-        self.ranker: tfidf.FactRanker = self.embeddings or words
+        self.ranker: tfidf.FactRanker = tfidf.TfidfRanker(languages=languages)
+        self.embeddings: EmbeddingRanker | None = None
         self._messages: list[IndexedMessage] = []
         # The last ones, whose neighbours may still come, and the neighbours before them: rows, each with its words.
         self._units: list[list[tuple[LogRow, str]]] = []
@@ -309,7 +305,7 @@ class MessageSearch:
         if shown is None:
             # Rows were deleted meanwhile, and the record was read before.
             return NO_TEXT
-        return earlier_element([(rows, entries) for _, rows, entries in shown], counter)
+        return earlier_element([(message.day, entries) for message, entries in shown], counter)
 
     async def search(self, session_id: str, question: str, *, most: int, message_limit: int) -> list[FoundMessage]:
         """Returns the messages most similar to a question, best first, of the log and of answered active turns.
@@ -327,16 +323,7 @@ class MessageSearch:
         if shown is None and index.epoch != _BROKEN:
             # Rows were deleted meanwhile.
             return await self.search(session_id, question, most=most, message_limit=message_limit)
-        return [
-            FoundMessage(
-                similarity,
-                tuple(row.id for row in rows),
-                rows[0].role,
-                shown_day(rows[0]),
-                "\n".join(entry.body for entry in entries),
-            )
-            for similarity, rows, entries in shown or []
-        ]
+        return [message for message, _ in shown or []]
 
     async def _shown(
         self,
@@ -345,8 +332,8 @@ class MessageSearch:
         question: str,
         choose: Callable[[], list[tuple[IndexedMessage, float]]],
         limit: int,
-    ) -> list[tuple[float, list[LogRow], list[Entry]]] | None:
-        """Returns the similarity, the rows and the entries of each chosen message, as far as it can be shown.
+    ) -> list[tuple[FoundMessage, list[Entry]]] | None:
+        """Returns the chosen messages that can be shown, each with its entries.
 
         None if rows were deleted since they were indexed.
         """
@@ -360,15 +347,18 @@ class MessageSearch:
             return None
         by_id = {row.id: row for row in stored}
 
-        def entries() -> list[tuple[float, list[LogRow], list[Entry]]]:
-            found = []
+        def show() -> list[tuple[FoundMessage, list[Entry]]]:
+            shown = []
             for message, similarity in chosen:
                 rows = [by_id[row_id] for row_id in message.row_ids if row_id in by_id]
-                if shown := index.entries(rows, question, limit):
-                    found.append((similarity, rows, shown))
-            return found
+                entries = index.entries(rows, question, limit)
+                if entries:
+                    text = "\n".join(entry.body for entry in entries)
+                    row_ids = tuple(row.id for row in rows)
+                    shown.append((FoundMessage(similarity, row_ids, rows[0].role, message.day, text), entries))
+            return shown
 
-        return await asyncio.to_thread(entries)
+        return await asyncio.to_thread(show)
 
     async def _indexed(self, session_id: str, seen: Seen) -> MessageIndex | None:
         """Returns the index with all that was seen, or with less if that takes too long; None: there is none yet."""
@@ -391,12 +381,11 @@ class MessageSearch:
                 after = index.newest if index else 0
                 page = await self.store.readers.unread(session_id, "", after=after, limit=_INDEXED_ROWS)
                 if index is None or index.epoch != page.epoch:
+                    index = MessageIndex(page.epoch, settings.counter, (settings.name,), settings.languages)
                     model = self.embed_model
-                    key = model_key(model) if model else ""
-                    keeper = KeptVectors.of_messages(self.store.readers, session_id, page.epoch, key)
-                    tags, languages = (settings.name,), settings.languages
-                    index = MessageIndex(page.epoch, settings.counter, tags, languages, model, keeper)
-                    if index.embeddings is not None:
+                    if model is not None:
+                        keeper = KeptVectors.of_messages(self.store.readers, session_id, page.epoch, model_key(model))
+                        index.ranker = index.embeddings = EmbeddingRanker(model, lexical=index.ranker, keeper=keeper)
                         self.store.jobs.watch(index.embeddings)
                     self.indexes.put(session_id, index)
                     continue

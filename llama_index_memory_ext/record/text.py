@@ -50,11 +50,10 @@ def shown_day(row: LogRow) -> str:
     return said_at.date().isoformat() if said_at else ""
 
 
-def earlier_element(found: Iterable[tuple[Sequence[LogRow], Sequence[Entry]]], counter: TokenCounter) -> CountedText:
-    """Returns earlier messages, in the order of their rows, under headings of their days; "" for none."""
+def earlier_element(found: Iterable[tuple[str, Sequence[Entry]]], counter: TokenCounter) -> CountedText:
+    """Returns earlier messages, each with its day and its entries, under headings of their days; "" for none."""
     days: dict[str, str] = {}
-    for rows, entries in found:
-        day = shown_day(rows[0])
+    for day, entries in found:
         days[day] = days.get(day, day_heading(day)) + "".join(entry.text for entry in entries)
     shown = "".join(days[day] for day in sorted(days))
     text = f"{EARLIER_OPENING}{shown}{EARLIER_CLOSING}" if shown else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from itertools import pairwise
 
 import pytest
@@ -21,7 +20,6 @@ from llama_index_memory_ext.record.text import (
     summary_element,
     truncated,
 )
-from llama_index_memory_ext.store.tables import LogRow
 from llama_index_memory_ext.text.messages import Entry, clip_entry, entry_of, escape_tags
 from llama_index_memory_ext.text.tokens import as_counter
 from tests.conversation import assistant, calling, result, user
@@ -85,11 +83,8 @@ def test_a_record_is_taken_apart_exactly_as_it_was_put_together(
 
 
 def test_earlier_messages_stand_under_a_heading_and_those_of_a_day_under_its_own() -> None:
-    one, two, three = ([entry] for entry in entries_of([user("one"), assistant("two"), user("three")], brief=True))
-    days = [datetime(2026, 11, day, tzinfo=timezone.utc) for day in (20, 19, 20)]
-    times = [int(day.timestamp()) * 10**9 for day in days]
-    rows = [[LogRow(i, "user", {}, timestamp=time)] for i, time in enumerate(times)]
-    found = list(zip(rows, (one, two, three), strict=True))
+    entries = entries_of([user("one"), assistant("two"), user("three")], brief=True)
+    found = [(f"2026-11-{day}", [entry]) for day, entry in zip((20, 19, 20), entries, strict=True)]
     assert earlier_element(found, COUNTER) == (
         f"{EARLIER_OPENING}<message date>2026-11-19\n<message assistant>two\n"
         f"<message date>2026-11-20\n<message user>one\n<message user>three\n{EARLIER_CLOSING}"
