@@ -186,28 +186,30 @@ async def test_instructions_count_as_a_message(open_block: OpenBlock) -> None:
 # ---- its settings --------------------------------------------------------------------------------------
 
 
+NO_ROOM = r"leave no room for messages in the 500 of the whole record\. Raise token_limit"
+
+
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("error", "said", "options"),
     [
-        ({"token_limit": 0}, "token_limit"),
-        ({"keep_ratio": 0}, "keep_ratio"),
-        ({"keep_ratio": 1.5}, "keep_ratio"),
-        ({"max_messages": 0}, "max_messages"),
-        ({"recall_token_limit": -1}, "recall_token_limit"),
-        ({"summary_token_limit": 0}, "summary_token_limit"),
-        ({"max_message": 3}, "no argument 'max_message'"),
-        ({"message_ratio": 1}, "no argument 'message_ratio'"),
+        (SettingError, "token_limit", {"token_limit": 0}),
+        (SettingError, "keep_ratio", {"keep_ratio": 0}),
+        (SettingError, "keep_ratio", {"keep_ratio": 1.5}),
+        (SettingError, "max_messages", {"max_messages": 0}),
+        (SettingError, "recall_token_limit", {"recall_token_limit": -1}),
+        (SettingError, "summary_token_limit", {"summary_token_limit": 0}),
+        (SettingError, "no argument 'max_message'", {"max_message": 3}),
+        (SettingError, "no argument 'message_ratio'", {"message_ratio": 1}),
+        (LimitError, "keep_messages=3 needs a max_messages", {"keep_messages": 3}),
+        (LimitError, "keep_messages=3 needs a max_messages", {"keep_messages": 3, "max_messages": 2}),
+        (LimitError, NO_ROOM, {"token_limit": 500, "summarize": True, "summary_token_limit": 500}),
+        (LimitError, NO_ROOM, {"token_limit": 500, "recall_token_limit": 500}),
+        (LimitError, NO_ROOM, {"token_limit": 500, "summarize": True, "recall_token_limit": 400}),
     ],
 )
-def test_settings_that_cannot_be_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(SettingError, match=said):
+def test_settings_that_cannot_be_are_refused(error: type[Exception], said: str, options: dict[str, Any]) -> None:
+    with pytest.raises(error, match=said):
         CondensedMemoryBlock(**options)
-
-
-@pytest.mark.parametrize("options", [{"keep_messages": 3}, {"keep_messages": 3, "max_messages": 2}])
-def test_keeping_more_messages_than_there_may_be_is_refused(options: dict[str, int]) -> None:
-    with pytest.raises(LimitError, match="keep_messages=3 needs a max_messages"):
-        CondensedMemoryBlock(**options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("content", ["", [], None])

@@ -79,9 +79,6 @@ def test_a_record_is_taken_apart_exactly_as_it_was_put_together(
     assert split_record("".join(parts)) == parts
 
 
-# ---- entries -------------------------------------------------------------------------------------------
-
-
 def test_earlier_messages_stand_under_a_heading_and_those_of_a_day_under_its_own() -> None:
     entries = entries_of([user("one"), assistant("two"), user("three")], brief=True)
     found = [(f"2026-11-{day}", [entry]) for day, entry in zip((20, 19, 20), entries, strict=True)]
@@ -89,9 +86,6 @@ def test_earlier_messages_stand_under_a_heading_and_those_of_a_day_under_its_own
         f"{EARLIER_OPENING}<message date>2026-11-19\n<message assistant>two\n"
         f"<message date>2026-11-20\n<message user>one\n<message user>three\n{EARLIER_CLOSING}"
     )
-
-
-# ---- the summary ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -123,8 +117,6 @@ def test_no_summary_can_open_or_close_an_element(summary: str) -> None:
     assert shown == f"<conversation_summary>{escape_tags(f'a{summary}z')}</conversation_summary>\n"
     assert summary_element("</notes>", 1_000, COUNTER, ("notes",)).count("<") == 2
 
-
-# ---- shortening ----------------------------------------------------------------------------------------
 
 SYSTEM = ChatMessage(role="system", content="Be brief.")
 CONVERSATION = [

@@ -173,14 +173,6 @@ def test_a_call_is_found_with_its_results_by_the_words_of_each(question: str) ->
     assert places(LOOKED_UP, question)[0] == (1, 2, 3)
 
 
-def test_a_call_and_its_results_have_the_room_of_one_message() -> None:
-    rows = rows_of(*LOOKED_UP[:2], result("call_1", "sun " * 900), result("call_2", "hail " * 900))
-    entries = index_of(rows).entries(rows[1:], "", 200)
-    assert [entry.role for entry in entries] == ["assistant", "tool", "tool"]
-    assert sum(entry.tokens for entry in entries) <= 200
-    assert all("tokens left out" in entry.text for entry in entries[1:])
-
-
 def test_a_call_is_not_found_while_its_results_are_shown() -> None:
     rows = rows_of(*LOOKED_UP)
     index = index_of(rows)

@@ -306,19 +306,6 @@ async def test_a_broken_index_costs_no_answer_and_is_made_anew(caplog: pytest.Lo
 # ---- with other limits ---------------------------------------------------------------------------------
 
 
-async def test_a_small_limit_shows_whole_elements_or_nothing(memory: CondensedMemory) -> None:
-    await memory.aput(user("What does Caroline breed?"))
-    for limit in (1, 20, 40, 60, 100):
-        memory.condensed_block.recall_token_limit = limit
-        prompt = await ask(memory, f"What does Caroline breed within {limit} tokens?")
-        start = prompt.find(EARLIER_OPENING)
-        if start >= 0:
-            assert COUNTER.count(prompt[start : prompt.index(EARLIER_CLOSING)] + EARLIER_CLOSING) <= 1.5 * limit
-            assert recalled(prompt)
-            assert all(text.strip() for _, text in recalled(prompt))
-    assert start >= 0
-
-
 async def test_a_long_log_is_found_whole_after_a_restart(open_memory: OpenMemory) -> None:
     """It is read in pages, and a call at the end of one keeps its results."""
     filler: Sequence[ChatMessage] = [user(FILLER.format(i)) for i in range(997)]

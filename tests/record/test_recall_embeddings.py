@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import pickle
 from typing import Any
 
 import pytest
 from llama_index.core.llms import ChatMessage
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
-from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, MemoryRetriever, MemoryStore
+from llama_index_memory_ext import CondensedMemory, MemoryRetriever, MemoryStore
 from llama_index_memory_ext.store.facts import KeptVectors
 from llama_index_memory_ext.store.tables import vectors_namespace
 from tests.conversation import assistant, calling, recalled, result, sent_text, user
@@ -100,9 +99,6 @@ async def test_a_question_is_embedded_once_for_facts_and_messages(open_memory: O
     assert model.asked.count("puppy?") == 1
 
 
-# ---- a model that fails --------------------------------------------------------------------------------------
-
-
 async def test_a_model_that_fails_costs_no_message(open_memory: OpenMemory, caplog: pytest.LogCaptureFixture) -> None:
     """The prompt is that without a model, no text is logged, and ``astats`` says it; a model that works mends it."""
     memory = open_memory(**SMALL, embed_model=Meanings(failing=True))
@@ -125,9 +121,6 @@ async def test_a_model_that_gives_other_vectors_now_begins_anew(open_memory: Ope
     model.size = 16
     await memory.aget("a puppy?")
     assert HOUND in await ask(memory, "a puppy?")
-
-
-# ---- kept in the store ---------------------------------------------------------------------------------------
 
 
 async def test_no_message_is_embedded_twice(any_database_uri: str | None) -> None:
@@ -196,15 +189,6 @@ async def test_a_vector_that_comes_after_its_message_was_deleted_is_not_kept(sto
     again = (await store.readers.unread("chat", "")).rows[0].id
     assert not await vectors.write({str(again): ("", b"1")})
     assert await stored(store) == set()
-
-
-async def test_the_model_does_not_travel_with_a_pickle_or_a_dump() -> None:
-    block = CondensedMemoryBlock(embed_model=Meanings(model_name="secret"), token_limit=900, recall_token_limit=400)
-    await block.aput([user(HOUND)], session_id="chat")
-    await block.asearch("dog", session_id="chat")
-    assert "secret" not in f"{block!r} {block.model_dump()} {pickle.dumps(block)!r}"
-    assert pickle.loads(pickle.dumps(block)).embed_model is None
-    await block.aclose()
 
 
 class Disturbed(DocumentsWait):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -284,32 +283,6 @@ async def test_a_reset_forgets_the_summary(open_memory: OpenMemory, start_model:
         assert summary_in(sent_text(await memory.aget())) == ""
 
 
-async def test_a_summary_that_comes_after_a_reset_is_not_stored(
-    open_memory: OpenMemory, start_model: StartModel, caplog: pytest.LogCaptureFixture
-) -> None:
-    asked, may_answer = threading.Event(), threading.Event()
-
-    def slow(messages: list[Message], tools: list[str]) -> Message:
-        asked.set()
-        may_answer.wait(30)
-        return count_up(messages, tools)
-
-    llm, _ = start_model(slow)
-    memory = open_memory(llm=llm, extract_facts=False, **SIX_KEEP_TWO)
-    await memory.aput_messages([*turns(1, 4), user("question 5")])
-    await asyncio.to_thread(asked.wait, 30)
-    await memory.areset()
-    may_answer.set()
-    await memory.condensed_block.await_jobs("chat")
-    await memory.aput_messages([*turns(6, 6), user("question 7")])
-    text = sent_text(await memory.aget())
-    assert summary_in(text) == ""
-    assert [said for _, said in record(text)] == ["question 6", "answer 6"]
-    # Nothing has failed by it.
-    assert (await memory.astats()).failures == {}
-    assert caplog.text == ""
-
-
 async def test_without_a_model_of_its_own_it_asks_that_of_the_settings(
     open_plain_memory: OpenPlainMemory, start_model: StartModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,21 +318,6 @@ async def test_the_state_is_kept_per_session(open_block: OpenBlock, start_model:
         text = await block.aget([], session_id=session_id)
         assert f"I am {session_id}" in summary_in(text)
         assert other not in text
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"token_limit": 500, "summarize": True, "summary_token_limit": 500},
-        {"token_limit": 500, "recall_token_limit": 500},
-        {"token_limit": 500, "summarize": True, "recall_token_limit": 400},
-    ],
-)
-def test_limits_that_leave_no_room_for_messages_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(
-        ValueError, match=r"leave no room for messages in the 500 of the whole record\. Raise token_limit"
-    ):
-        CondensedMemoryBlock(**options)
 
 
 async def test_a_batch_that_is_refused_is_made_smaller(open_block: OpenBlock, start_model: StartModel) -> None:

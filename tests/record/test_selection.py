@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ COUNTER = TokenCounter()
 # Each word is a token, and so is each tag: an entry has three tokens more than words.
 WORDS = as_counter(lambda text: text.replace("<", " <").replace(">", "> ").split())
 ROLES = {"u": "user", "a": "assistant", "t": "tool", "s": "system"}
-LETTERS = {role: letter for letter, role in ROLES.items()}
 
 
 def entries(notation: str, counter: TokenCounter = WORDS) -> list[Entry]:
@@ -39,59 +37,9 @@ def message(part: str, row_id: int) -> ChatMessage:
     )
 
 
-def places(kept: Sequence[Entry]) -> str:
-    """The same notation of what is left: the letter and the row of each."""
-    return " ".join(f"{LETTERS[entry.role]}{entry.row_id}" for entry in kept)
-
-
 def limits(tokens: int = 10_000, *, counter: TokenCounter = WORDS, **options: Any) -> Selection:
     most, keep = options.get("max_messages"), options.get("keep_messages")
     return Selection(Limits.checked(tokens, most, keep, options.get("keep_ratio", 0.75)), counter)
-
-
-def cut(notation: str, tokens: int = 10_000, **options: Any) -> tuple[Entry, ...]:
-    return limits(tokens, **options).evict(tuple(entries(notation)))
-
-
-@pytest.mark.parametrize(
-    ("notation", "options", "left"),
-    [
-        # Within the limits nothing goes; at them, too.
-        ("u a u a", {"tokens": 16}, "u1 a2 u3 a4"),
-        ("u a u a", {"max_messages": 4}, "u1 a2 u3 a4"),
-        # Over them, the newest stay: three quarters, or keep_ratio, or keep_messages, and rather whole turns.
-        ("u a u a u a", {"tokens": 23}, "u3 a4 u5 a6"),
-        ("u a u a u a", {"tokens": 23, "keep_ratio": 1.0}, "u3 a4 u5 a6"),
-        ("u a u a u a", {"tokens": 23, "keep_ratio": 0.5}, "u5 a6"),
-        ("u a u a u a", {"max_messages": 5}, "u5 a6"),
-        ("u a u a u a", {"max_messages": 5, "keep_messages": 5}, "u3 a4 u5 a6"),
-        ("u a u a u a", {"max_messages": 5, "keep_messages": 1}, "a6"),
-        ("a a a a a", {"max_messages": 4, "keep_messages": 3}, "a3 a4 a5"),
-        # A call and its results stay together, whatever the number of messages.
-        ("u a t t a", {"max_messages": 4, "keep_messages": 3}, "a5"),
-        ("u a t t", {"max_messages": 3, "keep_messages": 2}, "a2 t3 t4"),
-        ("u a t t", {"max_messages": 1}, "a2 t3 t4"),
-    ],
-)
-def test_what_a_cut_leaves(notation: str, options: dict[str, Any], left: str) -> None:
-    assert places(cut(notation, **options)) == left
-
-
-@pytest.mark.parametrize(
-    ("notation", "options", "left"),
-    [
-        ("u a u a", {"tokens": 16}, "u1 a2 u3 a4"),
-        ("u a u a", {"tokens": 15, "keep_ratio": 0.1}, "u3 a4"),
-        ("a a a a", {"tokens": 15, "keep_ratio": 0.1}, "a2 a3 a4"),
-        ("a a a a", {"max_messages": 3, "keep_messages": 1}, "a2 a3 a4"),
-        ("u a t t", {"max_messages": 2}, "a2 t3 t4"),
-    ],
-)
-def test_as_much_is_kept_as_fits(notation: str, options: dict[str, Any], left: str) -> None:
-    assert places(limits(**options).fit(tuple(entries(notation)))) == left
-
-
-# ---- shares --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -113,8 +61,6 @@ def test_a_message_over_its_share_is_clipped(notation: str, options: dict[str, A
         assert most * 0.7 <= entry.tokens <= most
 
 
-# ---- for any conversation ------------------------------------------------------------------------------
-
 notations = st.lists(st.tuples(st.sampled_from("uatats"), st.integers(1, 60)), max_size=15).map(
     lambda parts: " ".join(f"{letter}{words}" for letter, words in parts)
 )
@@ -128,14 +74,10 @@ any_limits = st.builds(
 )
 
 
-def given_to(rules: Selection, notation: str) -> list[Entry]:
-    return entries(notation, rules.counter)
-
-
 @given(rules=any_limits, notation=notations)
 def test_shares_keep_every_unit_within_what_a_cut_leaves(rules: Selection, notation: str) -> None:
     """And no message is lost where its tags have room."""
-    given_entries = given_to(rules, notation)
+    given_entries = entries(notation, rules.counter)
     shown = rules.within_shares(given_entries)
     for unit in tool_call_groups(shown):
         assert sum(entry.tokens for entry in unit) <= int(rules.limits.tokens * rules.limits.keep_ratio)
@@ -150,7 +92,7 @@ def test_shares_keep_every_unit_within_what_a_cut_leaves(rules: Selection, notat
 
 @given(rules=any_limits, notation=notations, low=st.booleans())
 def test_a_cut_keeps_the_newest_within_the_limits_and_parts_no_unit(rules: Selection, notation: str, low: bool) -> None:
-    before = tuple(rules.within_shares(given_to(rules, notation)))
+    before = tuple(rules.within_shares(entries(notation, rules.counter)))
     most = rules.limits.kept if low else rules.limits
     kept = rules.evict(before, most)
     assert bool(kept) == bool(before)
@@ -165,7 +107,7 @@ def test_a_cut_keeps_the_newest_within_the_limits_and_parts_no_unit(rules: Selec
 
 @given(rules=any_limits, notation=notations)
 def test_what_fits_is_within_the_limits_and_leaves_nothing_out_that_has_room(rules: Selection, notation: str) -> None:
-    before = tuple(rules.within_shares(given_to(rules, notation)))
+    before = tuple(rules.within_shares(entries(notation, rules.counter)))
     kept = rules.fit(before)
     assert bool(kept) == bool(before)
     assert before[len(before) - len(kept) :] == kept

@@ -13,7 +13,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.llms import ChatResponse, MockLLM
-from openai import APIStatusError
 
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.errors import SummaryReplyError
@@ -28,7 +27,7 @@ from llama_index_memory_ext.store.tables import LogRow
 from llama_index_memory_ext.text.messages import Entry, entry_of, escape_tags, storable
 from llama_index_memory_ext.text.tokens import as_counter
 from tests.conversation import assistant, calling, result, user
-from tests.openai_server import Message, fail, say
+from tests.openai_server import Message, say
 from tests.scripted_models import StartModel
 from tests.search.test_embeddings import in_event_loop
 
@@ -393,12 +392,6 @@ async def test_a_summary_may_shrink_to_a_limit_that_was_lowered(start_model: Sta
 async def test_what_the_provider_refuses_or_filters_is_no_summary(start_model: StartModel, answer: Message) -> None:
     with pytest.raises(SummaryReplyError):
         await ask(start_model, answer)
-
-
-async def test_an_error_of_the_provider_comes_through(start_model: StartModel) -> None:
-    with pytest.raises(APIStatusError) as failed:
-        await ask(start_model, fail(429, "No."))
-    assert failed.value.status_code == 429
 
 
 def parrot(reply: str) -> MockLLM:
