@@ -302,10 +302,10 @@ async def _with_next_batch(
     if (unread.epoch, unread.position) != window.place:
         return None
     rows = [row for row in unread.rows if row.id <= position]
-    is_all = len(rows) < _SUMMARISED_ROWS
-    # Of more rows the next ones are unknown: they may be results of a call among the last ones.
-    if not is_all:
+    if len(rows) == _SUMMARISED_ROWS:
+        # The next rows are unknown: they may be results of a call among the last ones.
         rows = rows[: max((i for i, row in enumerate(rows) if not row.is_result), default=0)] or rows
+        position = rows[-1].id
     limit, counter = settings.summary_limit, settings.counter
     fixed = sum(counter.count(message.content or "") for message in summary_prompt("", (), token_limit=limit))
     batch, answer = summary_room(context_window(llm), fixed + _AROUND, token_limit=limit, halved=halved)
@@ -317,7 +317,7 @@ async def _with_next_batch(
         summary = await ask_for_summary(
             llm, summary, entries, token_limit=limit, counter=counter, spent=spent, answer_tokens=answer
         )
-    if taken < len(rows) or not is_all:
+    if taken < len(rows):
         position = rows[taken - 1].id
     return replace(window, summary=summary, summarised=window.summarised + taken), position
 

@@ -92,8 +92,8 @@ class RecordText(CountedText):
 class RecordSettings:
     """How a block keeps its record short.
 
-    ``room`` is the tokens inside the element ``name``. The tokens of ``limits`` are not used: ``selection`` sets them
-    to what the rest of the record leaves.
+    ``room`` is the tokens inside the element ``name``. The tokens of ``limits`` are not used: messages have what the
+    rest of the record leaves.
     """
 
     name: str
@@ -105,20 +105,6 @@ class RecordSettings:
     summary_limit: int
     recall_limit: int
     languages: tuple[str, ...] | None = None
-
-    @property
-    def reserved(self) -> int:
-        """Tokens that messages may not have: those of the summary and of recalled messages."""
-        return self.recall_limit + (self.summary_limit if self.summarize else 0)
-
-    def selection(self, instructions: Sequence[Entry], summary_tokens: int = 0) -> Selection:
-        """Returns how messages are selected, with first instructions and a summary of so many tokens in front."""
-        taken = self.reserved + (0 if self.summarize else summary_tokens) + tokens_of(instructions)
-        most, keep = (
-            max(count - len(instructions), 1) for count in (self.limits.max_messages, self.limits.keep_messages)
-        )
-        limits = replace(self.limits, tokens=max(self.room - taken, 0), max_messages=most, keep_messages=keep)
-        return Selection(limits, self.counter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,18 +314,26 @@ class RecordReader:
         first = await self.store.readers.unread(session_id, settings.name, after=0, limit=1)
         if first.position != page.position:
             return None
-        room, instructions = settings.room - settings.reserved, tuple[Entry, ...]()
+        room, instructions = settings.room - settings.recall_limit, tuple[Entry, ...]()
+        if settings.summarize:
+            room -= settings.summary_limit
         if settings.include_system:
             entries = await self._counted([row for row in first.rows if row.role in INSTRUCTION_ROLES])
             clipped = [clip_entry(entry, room // 2, settings.counter) for entry in entries]
             instructions = tuple(entry for entry in clipped if entry.tokens <= room)
-        state, limit = first.state or {}, settings.summary_limit
-        if not settings.summarize:
-            # A stored summary that is no longer extended leaves half to messages.
-            limit = min(limit, (room - tokens_of(instructions)) // 2)
+            room -= tokens_of(instructions)
+        # A stored summary that is no longer extended leaves half to messages.
+        limit = settings.summary_limit if settings.summarize else min(settings.summary_limit, room // 2)
+        state = first.state or {}
         summary = str(state.get("summary") or "")
         element = summary_element(summary, limit, settings.counter, (settings.name,))
-        selection, summarised = settings.selection(instructions, element.tokens), int(state.get("summarised") or 0)
+        if not settings.summarize:
+            room -= element.tokens
+        # The instructions count as messages.
+        most = max(settings.limits.max_messages - len(instructions), 1)
+        keep = max(settings.limits.keep_messages - len(instructions), 1)
+        limits = replace(settings.limits, tokens=max(room, 0), max_messages=most, keep_messages=keep)
+        selection, summarised = Selection(limits, settings.counter), int(state.get("summarised") or 0)
         return Window(Seen(page.epoch, page.position), selection, instructions, summary, element, summarised)
 
     async def _newest(self, session_id: str, window: Window, page: LogPage) -> tuple[list[Entry], bool]:
