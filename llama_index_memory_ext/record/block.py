@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.core.base.llms.types import ChatMessage, TextBlock
+from llama_index.core.base.llms.types import TextBlock
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 from typing_extensions import TypedDict
 
@@ -18,21 +18,13 @@ from llama_index_memory_ext.models.responses import Usage
 from llama_index_memory_ext.reader_block import DEFAULT_SESSION_ID, LogBlock, Switch
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS, FoundMessage, MessageSearch
 from llama_index_memory_ext.record.text import NO_TEXT, truncated
-from llama_index_memory_ext.record.window import (
-    CachePoints,
-    RecordReader,
-    RecordSettings,
-    Window,
-    cache_points_in,
-    can_be_sent,
-    whose_media,
-)
+from llama_index_memory_ext.record.window import CachePoints, RecordReader, RecordSettings, Window, cache_points_in
 from llama_index_memory_ext.text.limits import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from llama_index.core.base.llms.types import ContentBlock
+    from llama_index.core.base.llms.types import ChatMessage, ContentBlock
 
     from llama_index_memory_ext.background.jobs import Jobs
     from llama_index_memory_ext.store.tables import Snapshot
@@ -210,21 +202,8 @@ class CondensedMemoryBlock(LogBlock):
         is: with none there is no message for media, and each further one is one turn less. Only media that are shown
         are read, and the next ones; none is kept.
         """
-        shown: list[ContentBlock] = []
-        window = self._reader.windows.get(session_id)
-        if window is None or not questions:
-            return shown
-        for row_id, whose in whose_media(window.kept, self.media_turns - questions + 1).items():
-            for row in await self._store.readers.rows_in(session_id, [row_id], window.seen.epoch) or []:
-                # Megabytes are decoded, for which the event loop must not be blocked.
-                message = await asyncio.to_thread(getattr, row, "message")
-                for block in filter(can_be_sent, reversed(message.blocks)):
-                    lined = [TextBlock(text=f"[{block.block_type} of {whose}]\n"), block]
-                    room -= tokens(ChatMessage(blocks=lined))
-                    if room < 0:
-                        return shown
-                    shown = [*lined, *shown]
-        return shown
+        turns = self.media_turns - questions + 1
+        return await self._reader.media(session_id, turns, room, tokens) if questions else []
 
     async def asummary(self, session_id: str = DEFAULT_SESSION_ID) -> str:
         """The running summary of what has left the record; "" if there is none."""

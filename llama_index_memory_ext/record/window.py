@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from llama_index.core.base.llms.types import (
     CacheControl,
     CachePoint,
+    ChatMessage,
     ContentBlock,
     ImageBlock,
     MessageRole,
@@ -31,9 +32,7 @@ from llama_index_memory_ext.text.tokens import LONG_CHARACTERS, CountedText
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, tool_call_groups
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from llama_index.core.base.llms.types import ChatMessage
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from llama_index_memory_ext.models.responses import Usage
     from llama_index_memory_ext.store import MemoryStore
@@ -280,6 +279,26 @@ class RecordReader:
             window = replace(window, kept=kept, seen=replace(window.seen, last_id=page.rows[-1].id))
         self.windows.put(session_id, window)
         return window
+
+    async def media(
+        self, session_id: str, turns: int, room: int, tokens: Callable[[ChatMessage], int]
+    ) -> list[ContentBlock]:
+        """The newest media of the last turns that were shown, within a room, each behind a line that says whose."""
+        shown: list[ContentBlock] = []
+        window = self.windows.get(session_id)
+        if window is None:
+            return shown
+        for row_id, whose in whose_media(window.kept, turns).items():
+            for row in await self.store.readers.rows_in(session_id, [row_id], window.seen.epoch) or []:
+                # Megabytes are decoded, for which the event loop must not be blocked.
+                message = await asyncio.to_thread(getattr, row, "message")
+                for block in filter(can_be_sent, reversed(message.blocks)):
+                    lined = [TextBlock(text=f"[{block.block_type} of {whose}]\n"), block]
+                    room -= tokens(ChatMessage(blocks=lined))
+                    if room < 0:
+                        return shown
+                    shown = [*lined, *shown]
+        return shown
 
     async def move(self, session_id: str, window: Window, position: int) -> bool:
         """Move the cursor, and store the summary of the window; False as ``Readers.move``."""
