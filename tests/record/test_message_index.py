@@ -146,16 +146,6 @@ def test_instructions_are_never_found(role: str) -> None:
     assert places(messages, "zebra") == []
 
 
-def test_the_last_message_is_found_by_the_next_ones_when_they_have_come() -> None:
-    rows = rows_of(*TEA)
-    index = index_of(rows[:1])
-    assert found(index, "tea") == [(rows[0].id,)]
-    assert found(index, "noted") == []
-    index.take(rows[1:2])
-    assert found(index, "tea") == [(rows[0].id,), (rows[1].id,)]
-    assert found(index, "noted") == [(rows[1].id,), (rows[0].id,)]
-
-
 # ---- calls and results ---------------------------------------------------------------------------------
 
 LOOKED_UP = [

@@ -137,16 +137,6 @@ async def test_a_new_memory_on_the_same_file_shows_the_same(memory: CondensedMem
     assert sent_text(await again.aget()) == prompt
 
 
-async def test_what_another_memory_wrote_is_found(memory: CondensedMemory, open_memory: OpenMemory) -> None:
-    """As another process would have written it."""
-    other = open_memory(**SMALL)
-    assert recalled(await ask(memory, "What does Caroline breed?"))
-    await say(other, assistant("Alpacas."), user("My uncle collects stamps."), assistant("Fine."))
-    await fill(other)
-    assert ("user", "My uncle collects stamps.") in recalled(await ask(memory, "Who collects stamps?"))
-    assert CAROLINE in recalled(await ask(memory, "Again, what does Caroline breed?"))
-
-
 async def test_two_sessions_never_see_what_belongs_to_the_other(open_memory: OpenMemory) -> None:
     for name, other in (("ann", "bob"), ("bob", "ann")):
         memory = open_memory(name, **SMALL)

@@ -90,15 +90,6 @@ async def test_tools_are_embedded_with_their_results_and_instructions_are_not(op
     assert not any("briefly" in text for text in model.asked)
 
 
-async def test_a_question_is_embedded_once_for_facts_and_messages(open_memory: OpenMemory) -> None:
-    memory = open_memory(**{**SMALL, "facts_token_limit": 100}, embed_model=(model := Meanings(asked=[])))
-    await memory.facts.aadd("Has a dog")
-    await begin(memory)
-    for _ in range(2):
-        assert HOUND in await ask(memory, "puppy?")
-    assert model.asked.count("puppy?") == 1
-
-
 async def test_a_model_that_fails_costs_no_message(open_memory: OpenMemory, caplog: pytest.LogCaptureFixture) -> None:
     """The prompt is that without a model, no text is logged, and ``astats`` says it; a model that works mends it."""
     memory = open_memory(**SMALL, embed_model=Meanings(failing=True))
@@ -112,15 +103,6 @@ async def test_a_model_that_fails_costs_no_message(open_memory: OpenMemory, capl
     await fresh.aput_messages([user("And?"), assistant("So.")])
     await fresh.aput(user("Then?"))
     assert HOUND in await ask(fresh)
-
-
-async def test_a_model_that_gives_other_vectors_now_begins_anew(open_memory: OpenMemory) -> None:
-    memory = open_memory(**SMALL, embed_model=(model := Meanings()))
-    await begin(memory)
-    assert HOUND in await ask(memory)
-    model.size = 16
-    await memory.aget("a puppy?")
-    assert HOUND in await ask(memory, "a puppy?")
 
 
 async def test_no_message_is_embedded_twice(any_database_uri: str | None) -> None:

