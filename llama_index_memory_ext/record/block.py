@@ -107,7 +107,7 @@ class CondensedMemoryBlock(LogBlock):
         ge=0,
         validate_default=True,
         description="Tokens for messages found for the question, which get three tenths more if it asks something and "
-        "the record leaves them free, or a fifth less if it does not; 0: none.",
+        "the record leaves them free; 0: none.",
     )
 
     media_turns: int = Field(

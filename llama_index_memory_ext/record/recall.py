@@ -213,9 +213,8 @@ def neighbours(place: int, texts: Sequence[str], days: Sequence[str]) -> tuple[t
 LONGEST_MESSAGE_TOKENS = 500
 
 # The shares of the limit that one recalled message may have, and all of them for a text that asks something, where the
-# record leaves so much, and for one that does not. What is recalled is in no prompt cache.
-_MESSAGE_SHARE = 0.25
-_ASKED_SHARE, _TOLD_SHARE = 1.3, 0.8
+# record leaves so much.
+_MESSAGE_SHARE, _ASKED_SHARE = 0.25, 1.3
 # Many questions are written without a question mark.
 _ASKS = re.compile(
     r"[?\uff1f\u061f]|[吗嗎谁誰]|什么|什麼|哪|怎么|怎麼|多少|几|幾|为何|か。?\s*$"
@@ -292,14 +291,13 @@ class MessageSearch:
         before = window.kept[0].row_id if window.kept else seen.last_id + 1
         free = self.settings.room - window.tokens
         question, context = question_in(messages, index.turns, CONTEXT_TURNS)
-        usual = limit if _ASKS.search(question) else int(limit * _TOLD_SHARE)
-        most = min(int(limit * _ASKED_SHARE), max(free, limit)) if usual == limit else usual
+        most = max(limit, min(int(limit * _ASKED_SHARE), free)) if _ASKS.search(question) else limit
         message_limit = int((limit - tags) * _MESSAGE_SHARE)
         await self._prepare(session_id, index, [question, *context])
 
         def choose() -> list[tuple[IndexedMessage, float]]:
             ranked = index.ranked(question, context, before)
-            return sorted(index.fitting(ranked, usual - tags, most - tags, message_limit))
+            return sorted(index.fitting(ranked, limit - tags, most - tags, message_limit))
 
         shown = await self._shown(session_id, index, question, choose, message_limit)
         if shown is None:
