@@ -106,55 +106,17 @@ class RecordSettings:
     languages: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Selects messages within limits."""
-
-    limits: Limits
-    counter: TokenCounter
-
-    @property
-    def message_limit(self) -> int:
-        """The tokens to which a message, or a call with its results, is clipped: two thirds of what a cut leaves."""
-        return int(self.limits.tokens * min(0.5, self.limits.keep_ratio / 1.5))
-
-    def is_over(self, entries: Sequence[Entry]) -> bool:
-        """Returns whether the entries exceed one of the limits."""
-        return len(entries) > self.limits.max_messages or tokens_of(entries) > self.limits.tokens
-
-    def are_full(self, entries: Sequence[Entry]) -> bool:
-        """Returns whether nothing older than these can be shown. The oldest group of them may be incomplete."""
-        return self.is_over(entries) and self.is_over(self.within_shares(entries[len(tool_call_groups(entries)[0]) :]))
-
-    def within_shares(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Returns the entries, those over their share clipped. A call and its results have one share together."""
-        limit = self.message_limit
-        shown: list[Entry] = []
-        for group in tool_call_groups(entries):
-            clipped = clip_entries(group, limit, self.counter)
-            if tokens_of(clipped) <= limit:
-                shown += clipped
-        return shown
-
-    def evict(self, entries: tuple[Entry, ...], limits: Limits | None = None) -> tuple[Entry, ...]:
-        """Returns all entries if they are within the limits, else the newest; the limits may be others."""
-        return entries[plan_cut(entries, limits or self.limits, turn_starts=(MessageRole.USER,)) :]
-
-    def fit(self, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
-        """Returns the newest entries within the limits, as many as possible."""
-        return self.evict(entries, replace(self.limits, keep_ratio=1.0, keep_messages=self.limits.max_messages))
-
-
 @dataclass(frozen=True)
 class Window:
-    """What this process remembers of the record of one session.
+    """What this process remembers of the record of one session, and the limits of its messages.
 
     ``instructions`` are the first ones, if they stay, and ``summary`` is of ``summarised`` messages; ``element`` is how
     it is shown. ``has_overflow``: there are rows that are neither kept nor left behind.
     """
 
     seen: Seen
-    selection: Selection
+    limits: Limits
+    counter: TokenCounter
     instructions: tuple[Entry, ...] = ()
     summary: str = ""
     element: CountedText = NO_TEXT
@@ -175,15 +137,38 @@ class Window:
     @cached_property
     def is_over(self) -> bool:
         """Whether the messages exceed a limit."""
-        return self.selection.is_over(self.kept)
+        return len(self.kept) > self.limits.max_messages or tokens_of(self.kept) > self.limits.tokens
 
-    def evicted(self) -> Window:
-        """The window after a cut."""
-        return replace(self, kept=self.selection.evict(self.kept))
+    @property
+    def message_limit(self) -> int:
+        """The tokens to which a message, or a call with its results, is clipped: two thirds of what a cut leaves."""
+        return int(self.limits.tokens * min(0.5, self.limits.keep_ratio / 1.5))
+
+    def within_shares(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Returns entries, those over their share clipped. A call and its results have one share together."""
+        shown: list[Entry] = []
+        for group in tool_call_groups(entries):
+            clipped = clip_entries(group, self.message_limit, self.counter)
+            if tokens_of(clipped) <= self.message_limit:
+                shown += clipped
+        return shown
+
+    def is_filled_by(self, entries: Sequence[Entry]) -> bool:
+        """Returns whether nothing older than these can be shown. The oldest group of them may be incomplete."""
+        if not replace(self, kept=tuple(entries)).is_over:
+            return False
+        whole = entries[len(tool_call_groups(entries)[0]) :]
+        return replace(self, kept=tuple(self.within_shares(whole))).is_over
+
+    def evicted(self, limits: Limits | None = None) -> Window:
+        """The window after a cut, if it is over its limits, or over others."""
+        first = plan_cut(self.kept, limits or self.limits, turn_starts=(MessageRole.USER,))
+        return replace(self, kept=self.kept[first:])
 
     def fitted(self) -> Window:
         """The window without what has no room. As little as possible is left out."""
-        return replace(self, kept=self.selection.fit(self.kept), has_overflow=True)
+        as_many = replace(self.limits, keep_ratio=1.0, keep_messages=self.limits.max_messages)
+        return replace(self.evicted(as_many), has_overflow=True)
 
 
 def block_ends(entries: Sequence[Entry], room: int) -> dict[int, int]:
@@ -352,17 +337,17 @@ class RecordReader:
         most = max(settings.limits.max_messages - len(instructions), 1)
         keep = max(settings.limits.keep_messages - len(instructions), 1)
         limits = replace(settings.limits, tokens=max(room, 0), max_messages=most, keep_messages=keep)
-        selection, summarised = Selection(limits, settings.counter), int(state.get("summarised") or 0)
-        return Window(Seen(page.epoch, page.position), selection, instructions, summary, element, summarised)
+        seen, summarised = Seen(page.epoch, page.position), int(state.get("summarised") or 0)
+        return Window(seen, limits, settings.counter, instructions, summary, element, summarised)
 
     async def _newest(self, session_id: str, window: Window, page: LogPage) -> tuple[list[Entry], bool]:
         """The newest entries up to a page, as many as can be shown, and whether there are older ones."""
-        new, selection = await self._counted(page.rows), window.selection
-        while page.more and not await asyncio.to_thread(selection.are_full, new):
+        new = await self._counted(page.rows)
+        while page.more and not await asyncio.to_thread(window.is_filled_by, new):
             page = await self._page(session_id, window.seen, before=page.rows[0].id)
             new = await self._counted(page.rows) + new
-        if tokens_of(new) > selection.message_limit:
-            new = await asyncio.to_thread(selection.within_shares, new)
+        if tokens_of(new) > window.message_limit:
+            new = await asyncio.to_thread(window.within_shares, new)
         first = {entry.row_id for entry in window.instructions}
         return [entry for entry in new if entry.row_id not in first], page.more
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import TokenCounter
-from llama_index_memory_ext.record.window import Selection
+from llama_index_memory_ext.record.window import Window
+from llama_index_memory_ext.store.tables import Seen
 from llama_index_memory_ext.text.limits import Limits
 from llama_index_memory_ext.text.messages import Entry, entry_of
 from llama_index_memory_ext.text.tokens import as_counter
@@ -37,9 +39,9 @@ def message(part: str, row_id: int) -> ChatMessage:
     )
 
 
-def limits(tokens: int = 10_000, *, counter: TokenCounter = WORDS, **options: Any) -> Selection:
+def limits(tokens: int = 10_000, *, counter: TokenCounter = WORDS, **options: Any) -> Window:
     most, keep = options.get("max_messages"), options.get("keep_messages")
-    return Selection(Limits.checked(tokens, most, keep, options.get("keep_ratio", 0.75)), counter)
+    return Window(Seen(), Limits.checked(tokens, most, keep, options.get("keep_ratio", 0.75)), counter)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,7 @@ any_limits = st.builds(
 
 
 @given(rules=any_limits, notation=notations)
-def test_shares_keep_every_unit_within_what_a_cut_leaves(rules: Selection, notation: str) -> None:
+def test_shares_keep_every_unit_within_what_a_cut_leaves(rules: Window, notation: str) -> None:
     """And no message is lost where its tags have room."""
     given_entries = entries(notation, rules.counter)
     shown = rules.within_shares(given_entries)
@@ -91,28 +93,28 @@ def test_shares_keep_every_unit_within_what_a_cut_leaves(rules: Selection, notat
 
 
 @given(rules=any_limits, notation=notations, low=st.booleans())
-def test_a_cut_keeps_the_newest_within_the_limits_and_parts_no_unit(rules: Selection, notation: str, low: bool) -> None:
+def test_a_cut_keeps_the_newest_within_the_limits_and_parts_no_unit(rules: Window, notation: str, low: bool) -> None:
     before = tuple(rules.within_shares(entries(notation, rules.counter)))
     most = rules.limits.kept if low else rules.limits
-    kept = rules.evict(before, most)
+    kept = replace(rules, kept=before).evicted(most).kept
     assert bool(kept) == bool(before)
     assert before[len(before) - len(kept) :] == kept
     assert sum(entry.tokens for entry in kept) <= rules.limits.tokens
     only_unit = len(tool_call_groups(kept)) == 1
-    assert not rules.is_over(kept) or only_unit
+    assert not replace(rules, kept=kept).is_over or only_unit
     if kept and kept != before:
         assert not kept[0].is_result
-    assert rules.evict(kept, most) == kept
+    assert replace(rules, kept=kept).evicted(most).kept == kept
 
 
 @given(rules=any_limits, notation=notations)
-def test_what_fits_is_within_the_limits_and_leaves_nothing_out_that_has_room(rules: Selection, notation: str) -> None:
+def test_what_fits_is_within_the_limits_and_leaves_nothing_out_that_has_room(rules: Window, notation: str) -> None:
     before = tuple(rules.within_shares(entries(notation, rules.counter)))
-    kept = rules.fit(before)
+    kept = replace(rules, kept=before).fitted().kept
     assert bool(kept) == bool(before)
     assert before[len(before) - len(kept) :] == kept
-    assert not rules.is_over(kept) or len(tool_call_groups(kept)) == 1
+    assert not replace(rules, kept=kept).is_over or len(tool_call_groups(kept)) == 1
     units = tool_call_groups(before)
     gone = units[: len(units) - len(tool_call_groups(kept))]
     if gone and not any(entry.role == "user" for entry in before):
-        assert rules.is_over([*gone[-1], *kept])
+        assert replace(rules, kept=(*gone[-1], *kept)).is_over
