@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.core.base.llms.types import TextBlock
+from llama_index.core.base.llms.types import ChatMessage, ContentBlock, TextBlock
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 from typing_extensions import TypedDict
 
@@ -23,8 +23,6 @@ from llama_index_memory_ext.text.limits import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
-
-    from llama_index.core.base.llms.types import ChatMessage, ContentBlock
 
     from llama_index_memory_ext.background.jobs import Jobs
     from llama_index_memory_ext.store.tables import Snapshot

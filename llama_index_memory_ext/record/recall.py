@@ -13,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from llama_index.core.base.llms.types import MessageRole
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
-from llama_index_memory_ext.background.jobs import JobKey
+from llama_index_memory_ext.background.jobs import JobKey, Jobs
 from llama_index_memory_ext.background.locks import Recent, lock_for
 from llama_index_memory_ext.language.dates import date_words
 from llama_index_memory_ext.language.stems import languages_of, terms_in
@@ -47,9 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
-    from llama_index.core.base.llms.types import ChatMessage
 
-    from llama_index_memory_ext.background.jobs import Jobs
     from llama_index_memory_ext.record.window import RecordSettings, Window
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.tables import LogRow, Seen

@@ -22,7 +22,7 @@ from llama_index_memory_ext.language.tokens import keywords, sentences_in, term_
 from llama_index_memory_ext.models.ask import ask_with, context_window, token_bound, tokens_left
 from llama_index_memory_ext.models.responses import Usage, usage_of, was_refused, was_truncated
 from llama_index_memory_ext.record.text import clip_entries
-from llama_index_memory_ext.text.messages import clip_entry, entry_of, escape_tags, unescape_tags
+from llama_index_memory_ext.text.messages import Entry, clip_entry, entry_of, escape_tags, unescape_tags
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.background.jobs import JobKey, Jobs
     from llama_index_memory_ext.record.window import RecordReader, Window
     from llama_index_memory_ext.store.tables import LogRow
-    from llama_index_memory_ext.text.messages import Entry
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 

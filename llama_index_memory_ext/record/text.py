@@ -6,15 +6,13 @@ import re
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.text.limits import share_out
-from llama_index_memory_ext.text.messages import clip_entry, clipped_element, entry_of, escape_tags
-from llama_index_memory_ext.text.tokens import CountedText
+from llama_index_memory_ext.text.messages import Entry, clip_entry, clipped_element, entry_of, escape_tags
+from llama_index_memory_ext.text.tokens import CountedText, TokenCounter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from llama_index_memory_ext.store.tables import LogRow
-    from llama_index_memory_ext.text.messages import Entry
-    from llama_index_memory_ext.text.tokens import TokenCounter
 
 
 _SUMMARY_OPENING, _SUMMARY_CLOSING = "<conversation_summary>", "</conversation_summary>\n"

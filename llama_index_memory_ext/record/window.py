@@ -25,10 +25,10 @@ from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.events import HistoryCondensedEvent, is_heard, send
 from llama_index_memory_ext.reader_block import Switch
 from llama_index_memory_ext.record.text import NO_TEXT, clip_entries, entries_of, summary_element
-from llama_index_memory_ext.store.tables import LogPage, Seen
+from llama_index_memory_ext.store.tables import LogPage, LogRow, Seen, Snapshot
 from llama_index_memory_ext.text.limits import Limits, plan_cut
 from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, MEDIA_TOKENS, Entry, clip_entry, tokens_of
-from llama_index_memory_ext.text.tokens import LONG_CHARACTERS, CountedText
+from llama_index_memory_ext.text.tokens import LONG_CHARACTERS, CountedText, TokenCounter
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, tool_call_groups
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.models.responses import Usage
     from llama_index_memory_ext.store import MemoryStore
-    from llama_index_memory_ext.store.tables import LogRow, Snapshot
-    from llama_index_memory_ext.text.tokens import TokenCounter
 
 _PAGE_ROWS = 64
 # A block has at least one of so many parts of the record's room, so there are no more blocks than this. With more of
