@@ -13,7 +13,7 @@ from llama_index.core.memory import BaseMemoryBlock
 from llama_index.core.settings import Settings
 from pydantic import StrictBool
 
-from llama_index_memory_ext.background.jobs import JobKey
+from llama_index_memory_ext.background.jobs import Failure, JobKey, Jobs
 from llama_index_memory_ext.errors import NoModelError
 from llama_index_memory_ext.language.tokens import checked_languages
 from llama_index_memory_ext.settings import checked
@@ -23,8 +23,6 @@ from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatMessage
     from typing_extensions import Self
-
-    from llama_index_memory_ext.background.jobs import Failure, Jobs
 
 
 DEFAULT_SESSION_ID = "default"

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.core.base.llms.types import ChatMessage, TextBlock
+from llama_index.core.base.llms.types import ChatMessage, ContentBlock, TextBlock
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 from typing_extensions import TypedDict
 
@@ -18,21 +18,11 @@ from llama_index_memory_ext.models.responses import Usage
 from llama_index_memory_ext.reader_block import DEFAULT_SESSION_ID, LogBlock, Switch
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS, FoundMessage, MessageSearch
 from llama_index_memory_ext.record.text import NO_TEXT, truncated
-from llama_index_memory_ext.record.window import (
-    CachePoints,
-    RecordReader,
-    RecordSettings,
-    Window,
-    cache_points_in,
-    can_be_sent,
-    whose_media,
-)
+from llama_index_memory_ext.record.window import CachePoints, RecordReader, RecordSettings, Window, cache_points_in
 from llama_index_memory_ext.text.limits import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
-
-    from llama_index.core.base.llms.types import ContentBlock
 
     from llama_index_memory_ext.background.jobs import Jobs
     from llama_index_memory_ext.store.tables import Snapshot
@@ -49,7 +39,6 @@ class CondensedOptions(TypedDict, total=False):
     max_messages: int | None
     keep_messages: int | None
     include_system: bool
-    message_ratio: float | None
     summarize: bool
     summary_token_limit: int | None
     recall_token_limit: int
@@ -96,13 +85,6 @@ class CondensedMemoryBlock(LogBlock):
     keep_ratio: float = Field(
         default=0.4, gt=0, le=1, description="Share of the limit that is left when the record is cut; 1: each turn."
     )
-    message_ratio: float | None = Field(
-        default=None,
-        gt=0,
-        le=1,
-        description="Share of the limit that one message (a tool call with its results counts as one) may have; a "
-        "longer one is clipped in its middle. Default: two thirds of `keep_ratio`, at most 0.5.",
-    )
     max_messages: int | None = Field(default=None, ge=1, description="Most messages of the record; None: any number.")
     keep_messages: int | None = Field(
         default=None, ge=1, description="Messages that are left when the record is cut; default: by `keep_ratio`."
@@ -123,7 +105,7 @@ class CondensedMemoryBlock(LogBlock):
         ge=0,
         validate_default=True,
         description="Tokens for messages found for the question, which get three tenths more if it asks something and "
-        "the record leaves them free, or a fifth less if it does not; 0: none.",
+        "the record leaves them free; 0: none.",
     )
 
     media_turns: int = Field(
@@ -218,21 +200,8 @@ class CondensedMemoryBlock(LogBlock):
         is: with none there is no message for media, and each further one is one turn less. Only media that are shown
         are read, and the next ones; none is kept.
         """
-        shown: list[ContentBlock] = []
-        window = self._reader.windows.get(session_id)
-        if window is None or not questions:
-            return shown
-        for row_id, whose in whose_media(window.kept, self.media_turns - questions + 1).items():
-            for row in await self._store.readers.rows_in(session_id, [row_id], window.seen.epoch) or []:
-                # Megabytes are decoded, for which the event loop must not be blocked.
-                message = await asyncio.to_thread(getattr, row, "message")
-                for block in filter(can_be_sent, reversed(message.blocks)):
-                    lined = [TextBlock(text=f"[{block.block_type} of {whose}]\n"), block]
-                    room -= tokens(ChatMessage(blocks=lined))
-                    if room < 0:
-                        return shown
-                    shown = [*lined, *shown]
-        return shown
+        turns = self.media_turns - questions + 1
+        return await self._reader.media(session_id, turns, room, tokens) if questions else []
 
     async def asummary(self, session_id: str = DEFAULT_SESSION_ID) -> str:
         """The running summary of what has left the record; "" if there is none."""
@@ -296,7 +265,6 @@ class CondensedMemoryBlock(LogBlock):
                 counter=self.tokenizer_fn,
                 room=max(self.token_limit - tags, 0),
                 limits=_checked_limits(self.__dict__),
-                message_ratio=self.message_ratio or min(0.5, self.keep_ratio / 1.5),
                 include_system=self.include_system,
                 summarize=self.summarize,
                 summary_limit=_summary_limit(self.token_limit, self.summary_token_limit),

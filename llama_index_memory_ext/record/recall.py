@@ -13,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from llama_index.core.base.llms.types import MessageRole
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
-from llama_index_memory_ext.background.jobs import JobKey
+from llama_index_memory_ext.background.jobs import JobKey, Jobs
 from llama_index_memory_ext.background.locks import Recent, lock_for
 from llama_index_memory_ext.language.dates import date_words
 from llama_index_memory_ext.language.tokens import languages_of, terms_in
@@ -26,6 +26,7 @@ from llama_index_memory_ext.record.text import (
     clip_entries,
     day_heading,
     earlier_element,
+    entries_of,
     shown_day,
 )
 from llama_index_memory_ext.search import tfidf
@@ -35,7 +36,6 @@ from llama_index_memory_ext.text.limits import excerpt
 from llama_index_memory_ext.text.messages import (
     INSTRUCTION_ROLES,
     body_of,
-    entry_of,
     question_in,
     spoken,
     tokens_of,
@@ -47,11 +47,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
-    from llama_index.core.base.llms.types import ChatMessage
 
-    from llama_index_memory_ext.background.jobs import Jobs
     from llama_index_memory_ext.record.window import RecordSettings, Window
-    from llama_index_memory_ext.search.embeddings import VectorKeeper
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.tables import LogRow, Seen
     from llama_index_memory_ext.text.messages import Entry
@@ -88,8 +85,8 @@ class MessageIndex:
     A message is found by its own words, by the day on which it was said and, with less weight, by the words of the
     messages around it on the same day. So the last ones are indexed again when others come. Threads may call at the
     same time. ``epoch`` is that of the log, and ``tags`` are element names, besides our own, that no text must be able
-    to forge; ``languages`` are those in which questions may be, None for any. With an ``embed_model`` messages are
-    ranked by their embeddings, too, which the ``keeper`` stores.
+    to forge; ``languages`` are those in which questions may be, None for any. With ``embeddings`` messages are ranked
+    by these, too.
     """
 
     def __init__(
@@ -98,17 +95,14 @@ class MessageIndex:
         counter: TokenCounter,
         tags: tuple[str, ...] = (),
         languages: tuple[str, ...] | None = None,
-        embed_model: BaseEmbedding | None = None,
-        keeper: VectorKeeper | None = None,
     ) -> None:
         self.epoch, self.newest = epoch, 0
         # Replaced and never changed, because it is read while another thread indexes.
         self.turns: list[list[str]] = []
         self._counter, self._tags, self._languages = counter, tags, languages
         self._day_tokens = counter.count(day_heading("2026-11-20"))
-        words = tfidf.TfidfRanker(languages=languages)
-        self.embeddings = EmbeddingRanker(embed_model, lexical=words, keeper=keeper) if embed_model else None
-        self.ranker: tfidf.FactRanker = self.embeddings or words
+        self.ranker: tfidf.FactRanker = tfidf.TfidfRanker(languages=languages)
+        self.embeddings: EmbeddingRanker | None = None
         self._messages: list[IndexedMessage] = []
         # The last ones, whose neighbours may still come, and the neighbours before them: rows, each with its words.
         self._units: list[list[tuple[LogRow, str]]] = []
@@ -170,14 +164,9 @@ class MessageIndex:
         terms = partial(terms_in, codes=codes)
         wanted = set(terms(question))
         clip = partial(excerpt, counter=self._counter, wanted=wanted, terms=terms) if wanted else None
-        shown = clip_entries(self._whole(rows), limit, self._counter, clip)
+        shown = clip_entries(entries_of(rows, self._counter, self._tags, brief=True), limit, self._counter, clip)
         fits = tokens_of(shown) <= limit
         return shown if fits and all(entry.body.strip() for entry in shown) else []
-
-    def _whole(self, rows: Sequence[LogRow]) -> list[Entry]:
-        counter, tags = self._counter, self._tags
-        found = (entry_of(row.id, row.message, counter, tags, speaker=row.speaker, brief=True) for row in rows)
-        return [entry for entry in found if entry is not None]
 
     def _add(self, row: LogRow) -> None:
         """Add a row to the units that are to be indexed, with the words by which it is found."""
@@ -203,7 +192,7 @@ class MessageIndex:
         documents: list[tfidf.Document] = []
         for i, unit in list(enumerate(self._units))[first:]:
             rows = [row for row, _ in unit]
-            whole, said_at = self._whole(rows), rows[0].said_at
+            whole, said_at = entries_of(rows, self._counter, self._tags, brief=True), rows[0].said_at
             if whole:
                 row_ids = tuple(row.id for row in rows)
                 self._messages.append(IndexedMessage(row_ids, days[i], tokens_of(whole)))
@@ -222,9 +211,8 @@ def neighbours(place: int, texts: Sequence[str], days: Sequence[str]) -> tuple[t
 LONGEST_MESSAGE_TOKENS = 500
 
 # The shares of the limit that one recalled message may have, and all of them for a text that asks something, where the
-# record leaves so much, and for one that does not. What is recalled is in no prompt cache.
-_MESSAGE_SHARE = 0.25
-_ASKED_SHARE, _TOLD_SHARE = 1.3, 0.8
+# record leaves so much.
+_MESSAGE_SHARE, _ASKED_SHARE = 0.25, 1.3
 # Many questions are written without a question mark.
 _ASKS = re.compile(
     r"[?\uff1f\u061f]|[吗嗎谁誰]|什么|什麼|哪|怎么|怎麼|多少|几|幾|为何|か。?\s*$"
@@ -253,7 +241,7 @@ class FoundMessage:
 
 @dataclass(frozen=True)
 class MessageSearch:
-    """Finds messages of sessions; ``indexes`` are of the last sessions, ``found`` is what was recalled last.
+    """Finds messages of sessions; ``indexes`` are of the last sessions, ``failures`` those of rankers by their types.
 
     With an ``embed_model``, messages are embedded in the background, and no question waits for that.
     """
@@ -262,7 +250,6 @@ class MessageSearch:
     settings: RecordSettings
     embed_model: BaseEmbedding | None = field(default=None, repr=False, compare=False)
     indexes: Recent[str, MessageIndex] = field(default_factory=lambda: Recent(32))
-    found: Recent[tuple[object, ...], CountedText] = field(default_factory=Recent)
     failures: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -302,26 +289,19 @@ class MessageSearch:
         before = window.kept[0].row_id if window.kept else seen.last_id + 1
         free = self.settings.room - window.tokens
         question, context = question_in(messages, index.turns, CONTEXT_TURNS)
-        usual = limit if _ASKS.search(question) else int(limit * _TOLD_SHARE)
-        most = min(int(limit * _ASKED_SHARE), max(free, limit)) if usual == limit else usual
+        most = max(limit, min(int(limit * _ASKED_SHARE), free)) if _ASKS.search(question) else limit
         message_limit = int((limit - tags) * _MESSAGE_SHARE)
-        prepared = await self._prepare(session_id, index, [question, *context])
-        key = (session_id, index.epoch, index.newest, prepared, before, most, question, *context)
-        known = self.found.get(key)
-        if known is not None:
-            return known
+        await self._prepare(session_id, index, [question, *context])
 
         def choose() -> list[tuple[IndexedMessage, float]]:
             ranked = index.ranked(question, context, before)
-            return sorted(index.fitting(ranked, usual - tags, most - tags, message_limit))
+            return sorted(index.fitting(ranked, limit - tags, most - tags, message_limit))
 
         shown = await self._shown(session_id, index, question, choose, message_limit)
         if shown is None:
             # Rows were deleted meanwhile, and the record was read before.
             return NO_TEXT
-        element = earlier_element([(rows, entries) for _, rows, entries in shown], counter)
-        self.found.put(key, element)
-        return element
+        return earlier_element([(message.day, entries) for message, entries in shown], counter)
 
     async def search(self, session_id: str, question: str, *, most: int, message_limit: int) -> list[FoundMessage]:
         """Returns the messages most similar to a question, best first, of the log and of answered active turns.
@@ -339,16 +319,7 @@ class MessageSearch:
         if shown is None and index.epoch != _BROKEN:
             # Rows were deleted meanwhile.
             return await self.search(session_id, question, most=most, message_limit=message_limit)
-        return [
-            FoundMessage(
-                similarity,
-                tuple(row.id for row in rows),
-                rows[0].role,
-                shown_day(rows[0]),
-                "\n".join(entry.body for entry in entries),
-            )
-            for similarity, rows, entries in shown or []
-        ]
+        return [message for message, _ in shown or []]
 
     async def _shown(
         self,
@@ -357,8 +328,8 @@ class MessageSearch:
         question: str,
         choose: Callable[[], list[tuple[IndexedMessage, float]]],
         limit: int,
-    ) -> list[tuple[float, list[LogRow], list[Entry]]] | None:
-        """Returns the similarity, the rows and the entries of each chosen message, as far as it can be shown.
+    ) -> list[tuple[FoundMessage, list[Entry]]] | None:
+        """Returns the chosen messages that can be shown, each with its entries.
 
         None if rows were deleted since they were indexed.
         """
@@ -372,15 +343,18 @@ class MessageSearch:
             return None
         by_id = {row.id: row for row in stored}
 
-        def entries() -> list[tuple[float, list[LogRow], list[Entry]]]:
-            found = []
+        def show() -> list[tuple[FoundMessage, list[Entry]]]:
+            shown = []
             for message, similarity in chosen:
                 rows = [by_id[row_id] for row_id in message.row_ids if row_id in by_id]
-                if shown := index.entries(rows, question, limit):
-                    found.append((similarity, rows, shown))
-            return found
+                entries = index.entries(rows, question, limit)
+                if entries:
+                    text = "\n".join(entry.body for entry in entries)
+                    row_ids = tuple(row.id for row in rows)
+                    shown.append((FoundMessage(similarity, row_ids, rows[0].role, message.day, text), entries))
+            return shown
 
-        return await asyncio.to_thread(entries)
+        return await asyncio.to_thread(show)
 
     async def _indexed(self, session_id: str, seen: Seen) -> MessageIndex | None:
         """Returns the index with all that was seen, or with less if that takes too long; None: there is none yet."""
@@ -403,16 +377,14 @@ class MessageSearch:
                 after = index.newest if index else 0
                 page = await self.store.readers.unread(session_id, "", after=after, limit=_INDEXED_ROWS)
                 if index is None or index.epoch != page.epoch:
+                    index = MessageIndex(page.epoch, settings.counter, (settings.name,), settings.languages)
                     model = self.embed_model
-                    key = model_key(model) if model else ""
-                    keeper = KeptVectors.of_messages(self.store.readers, session_id, page.epoch, key)
-                    tags, languages = (settings.name,), settings.languages
-                    index = MessageIndex(page.epoch, settings.counter, tags, languages, model, keeper)
-                    if index.embeddings is not None:
+                    if model is not None:
+                        keeper = KeptVectors.of_messages(self.store.readers, session_id, page.epoch, model_key(model))
+                        index.ranker = index.embeddings = EmbeddingRanker(model, lexical=index.ranker, keeper=keeper)
                         self.store.jobs.watch(index.embeddings)
                     self.indexes.put(session_id, index)
-                    if after:
-                        continue
+                    continue
                 if page.rows:
                     await asyncio.to_thread(index.take, page.rows)
                     if index.embeddings is not None:
@@ -420,14 +392,12 @@ class MessageSearch:
                 if len(page.rows) < _INDEXED_ROWS:
                     return index
 
-    async def _prepare(self, session_id: str, index: MessageIndex, queries: Sequence[str]) -> bool:
-        """Embed a question, and start to embed what is not embedded yet; False if there is something of either left."""
-        if index.embeddings is None:
-            return True
-        prepared = await index.embeddings.prepare_queries(queries)
-        if not index.embeddings.is_complete:
-            self.embed(session_id)
-        return prepared and index.embeddings.is_complete
+    async def _prepare(self, session_id: str, index: MessageIndex, queries: Sequence[str]) -> None:
+        """Embed questions, and start to embed what is not embedded yet."""
+        if index.embeddings is not None:
+            await index.embeddings.prepare_queries(queries)
+            if not index.embeddings.is_complete:
+                self.embed(session_id)
 
 
 def without_open_turn(rows: Sequence[LogRow]) -> list[LogRow]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import zlib
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -21,17 +22,16 @@ from llama_index_memory_ext.language.tokens import keywords, sentences_in, term_
 from llama_index_memory_ext.models.ask import ask_with, context_window, token_bound, tokens_left
 from llama_index_memory_ext.models.responses import Usage, usage_of, was_refused, was_truncated
 from llama_index_memory_ext.record.text import clip_entries
-from llama_index_memory_ext.text.messages import clip_entry, entry_of, escape_tags, unescape_tags
+from llama_index_memory_ext.text.messages import Entry, clip_entry, entry_of, escape_tags, unescape_tags
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from llama_index.core.llms import LLM
 
     from llama_index_memory_ext.background.jobs import JobKey, Jobs
     from llama_index_memory_ext.record.window import RecordReader, Window
     from llama_index_memory_ext.store.tables import LogRow
-    from llama_index_memory_ext.text.messages import Entry
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 
@@ -40,12 +40,6 @@ PROMPT_TAGS = ("summary_so_far", "transcript")
 # Of the entries only the text was said.
 _ENTRY_TAGS = re.compile(r'<message role="\w+"|</message>')
 
-# What a model says instead of a summary. It may have been said in the conversation, too.
-_NO_SUMMARY = re.compile(
-    r"(?i)\W*(?:\(?none\)?|n/a|null|nan|undefined|\[?(?:the )?(?:(?:extended|running|updated) )?summary\]?:?"
-    r"|ok(?:ay)?|sure|certainly|of course|understood|done|got it|(?:there (?:is|are) )?no (?:new )?"
-    r"(?:summary|information|changes?|messages?)(?: to (?:add|report|summari[sz]e))?)\W*"
-)
 # A copy of the prompt: its first sentence, its last, one of its tags on a line of its own, or a message with its tag.
 _PROMPT = re.compile(
     r"(?m)You keep the running summary of|Extend the summary by what is new in"
@@ -63,7 +57,6 @@ _WRAPPING = re.compile(
     r"|<(?P<tag>(?:conversation_|extended_)?summary|summary_so_far)>(?P<tagged>.*)</(?P=tag)>\Z)"
 )
 _MOST_LAYERS = 8
-_BLANK = "\ufeff\u200b"
 
 # Who speaks, in the languages in which summaries are written most.
 _ROLES = """user assistant Nutzer Nutzerin Benutzer Benutzerin Assistent Assistentin utilisateur utilisatrice assistante
@@ -99,12 +92,12 @@ _FEWEST_LEFT = 0.5
 # A summary that fills half of its room is replaced by an answer that has this share of its telling words.
 _FULL, _KEPT = 0.5, 0.2
 
-# A word, or a character of a script without spaces; and numbers of a list, by which its entries differ.
-_WORD = re.compile(rf"{_UNSPACED.pattern}|(?:(?!{_UNSPACED.pattern})\w)+")
+# A text that goes round in a circle is compressed to less than a tenth of its bytes. A short text says too little.
+_LEAST_SHARE, _FEWEST_BYTES = 0.1, 200
+# So much at the end is looked at alone: a model that begins well may still end in a circle.
+_END = 1_000
+# By these the entries of a list differ though all else of them is the same.
 _LIST_NUMBER = re.compile(r"(?m)(?:^\s*(?:[-*\u2022]\s+)?|(?<=[.!?\u3002]))\s*\d{1,4}[.):\u3001]\s*")
-_GRAM, _FEWEST_GRAMS, _MOST_REPEATED = 4, 20, 0.5
-# So many words at the end are looked at alone: a model that begins well may still end in a circle.
-_END_WORDS = 150
 
 
 def checked_summary(
@@ -120,60 +113,56 @@ def checked_summary(
         SummaryReplyError: The answer is empty, repeats itself or the prompt, or does not tell what was said, as
             refusals and error messages do not.
     """
-    messages, text = unescape_tags(_ENTRY_TAGS.sub(" ", said), PROMPT_TAGS), _unwrapped(visible(reply))
+    messages, text = unescape_tags(_ENTRY_TAGS.sub(" ", said), PROMPT_TAGS), visible(reply).strip()
+    for _ in range(_MOST_LAYERS):
+        text = _WRAPPING.sub(r"\g<fenced>\g<tagged>", text).strip()
     reason = _rejection_reason(text)
     # Our tags are escaped in the prompt from which the model has copied them.
-    text = unescape_tags(text, PROMPT_TAGS)
-    if not reason and not _tells(text, messages, previous):
+    text, source = unescape_tags(text, PROMPT_TAGS), f"{messages}\n{previous}"
+    new, known = keywords(messages), keywords(previous)
+    is_translated = language_of(text) not in (language_of(messages), language_of(previous), None)
+    if not reason and not _tells(text, source, new | known, is_translated):
         reason = "it does not tell what was said"
     if reason:
         raise SummaryReplyError(reply, reason)
     pieces = sentences_in(text)
-    taken = _supported(pieces, messages, previous)
+    taken = _supported(pieces, previous, source, new | known, is_translated)
     if _share_kept(text, "".join(taken)) < _FEWEST_LEFT:
         raise SummaryReplyError(reply, "it tells what nobody said")
     if len(taken) == len(pieces) and not is_cut:
         is_full = counter.count(previous) > _FULL * token_limit > 0
-        if _share_kept(previous, text) >= _KEPT if is_full else not _changes_unasked(pieces, messages, previous):
+        if _share_kept(previous, text) >= _KEPT if is_full else not _changes_unasked(pieces, previous, new):
             return text
-    is_torn = is_cut and taken[-1:] == pieces[-1:] and not _TERMINAL.search(pieces[-1])
-    new = "".join(_new_sentences(taken[:-1] if is_torn else taken, messages, previous)).strip()
-    if not new and not previous:
+    if is_cut and taken[-1:] == pieces[-1:] and not _TERMINAL.search(pieces[-1]):
+        taken.pop()
+    added = "".join(piece for piece in taken if piece.strip() not in previous and _is_news(piece, new, known)).strip()
+    if not added and not previous:
         raise SummaryReplyError(reply, "no sentence of it is whole")
-    return "\n".join(filter(None, (previous, new)))
-
-
-def _unwrapped(reply: str) -> str:
-    text = reply
-    for _ in range(_MOST_LAYERS):
-        text = _WRAPPING.sub(r"\g<fenced>\g<tagged>", text.strip().strip(_BLANK).strip())
-    return text.strip().strip(_BLANK).strip()
+    return "\n".join(filter(None, (previous, added)))
 
 
 def _rejection_reason(text: str) -> str:
     """Returns why a text is no summary, whatever was said; "" if it may be one."""
-    if not re.search(r"\w", text) or _NO_SUMMARY.fullmatch(text):
+    if not re.search(r"\w", text):
         return "it is empty"
-    words = _WORD.findall(_LIST_NUMBER.sub(" ", text).casefold())
-    for some in (words, words[-_END_WORDS:]):
-        grams = [tuple(some[i : i + _GRAM]) for i in range(len(some) - _GRAM + 1)]
-        if len(grams) >= _FEWEST_GRAMS and 1 - len(set(grams)) / len(grams) > _MOST_REPEATED:
+    unnumbered = _LIST_NUMBER.sub(" ", text)
+    for part in (unnumbered.encode(), unnumbered[-_END:].encode()):
+        if len(part) >= _FEWEST_BYTES and len(zlib.compress(part)) < _LEAST_SHARE * len(part):
             return "it repeats itself"
     return "it repeats the prompt" if _PROMPT.search(text) else ""
 
 
-def _tells(text: str, messages: str, previous: str) -> bool:
+def _tells(text: str, source: str, heard: frozenset[str], is_translated: bool) -> bool:
     """Returns whether enough of the telling words of a text were said; in another language, some names and numbers."""
-    words, heard = keywords(text), keywords(messages) | keywords(previous)
-    anchors = {anchor for anchor in _ANCHOR.findall(f"{messages}\n{previous}") if anchor in text}
+    words = keywords(text)
+    anchors = {anchor for anchor in _ANCHOR.findall(source) if anchor in text}
     has_role = not _ROLE_WORDS.isdisjoint(words)
-    languages = language_of(messages), language_of(previous), language_of(text)
-    is_translated = languages[0] and languages[2] and languages[2] not in languages[:2]
     if is_translated and len(anchors) + has_role >= _FEWEST_ANCHORS:
         return True
     needed = min(len(heard) // _WORDS_FOR_ONE, _MOST_NEEDED)
-    is_particular = not needed or has_role or anchors or text == text.lower()
-    return _is_said(words, heard) and len(words & heard - _ROLE_WORDS) >= needed and bool(is_particular)
+    if needed and not (has_role or anchors or text == text.lower()):
+        return False
+    return _is_said(words, heard) and len(words & heard - _ROLE_WORDS) >= needed
 
 
 def _is_said(words: frozenset[str], heard: frozenset[str]) -> bool:
@@ -183,11 +172,11 @@ def _is_said(words: frozenset[str], heard: frozenset[str]) -> bool:
     return len(words & (heard | _ROLE_WORDS)) >= (_UNSPACED_SHARE if is_unspaced else _SHARE) * max(len(words), 1)
 
 
-def _supported(pieces: Sequence[str], messages: str, previous: str) -> list[str]:
+def _supported(
+    pieces: Sequence[str], previous: str, source: str, heard: frozenset[str], is_translated: bool
+) -> list[str]:
     """Returns the sentences with no number, name, address or tag that nobody said, and enough words that were."""
-    source = f"{messages}\n{previous}"
-    heard, evidence = keywords(messages) | keywords(previous), with_english_days(source)[0]
-    is_translated = language_of("".join(pieces)) not in (language_of(messages), language_of(previous), None)
+    evidence = with_english_days(source)[0]
     taken: list[str] = []
     for piece in pieces:
         words = keywords(piece)
@@ -197,30 +186,26 @@ def _supported(pieces: Sequence[str], messages: str, previous: str) -> list[str]
             if not (is_translated or len(words) <= _FEW_WORDS or _is_said(words, heard)):
                 continue
             plain = re.sub("[*`]", "", _LABEL.sub("", with_english_days(piece)[0], count=1))
-            if missing_numbers(_MONTH.sub(" ", plain), evidence) or (
-                not is_translated and missing_names(plain, evidence)
-            ):
+            if missing_numbers(_MONTH.sub(" ", plain), evidence):
+                continue
+            if not is_translated and missing_names(plain, evidence):
                 continue
         taken.append(piece)
     return taken
 
 
-def _changes_unasked(pieces: Sequence[str], messages: str, previous: str) -> bool:
+def _changes_unasked(pieces: Sequence[str], previous: str, new: frozenset[str]) -> bool:
     """Returns whether sentences differ from those of the summary before, though no message is about them."""
-    heard, text = keywords(messages), "".join(pieces)
+    text = "".join(pieces)
     changed = [piece for piece in pieces if piece.strip() not in previous] if previous else []
     gone = [piece for piece in sentences_in(previous) if piece.strip() not in text]
-    return any((keywords(piece) - _ROLE_WORDS).isdisjoint(heard) for piece in (*changed, *gone))
+    return any((keywords(piece) - _ROLE_WORDS).isdisjoint(new) for piece in (*changed, *gone))
 
 
-def _new_sentences(pieces: Sequence[str], messages: str, previous: str) -> Iterator[str]:
-    """Yields the sentences that are not in the summary before and are about something in the messages."""
-    heard, known = keywords(messages), keywords(previous)
-    for piece in pieces:
-        words = keywords(piece) - _ROLE_WORDS
-        is_about = words & heard - known or 2 * len(words & heard) >= max(len(words), 1)
-        if is_about and piece.strip() not in previous:
-            yield piece
+def _is_news(piece: str, new: frozenset[str], known: frozenset[str]) -> bool:
+    """Returns whether a sentence is about something in the messages that is not known, or mostly about the messages."""
+    words = keywords(piece) - _ROLE_WORDS
+    return bool(words & new - known) or 2 * len(words & new) >= max(len(words), 1)
 
 
 def _share_kept(before: str, after: str) -> float:
@@ -279,7 +264,7 @@ async def summarise(
     session_id = key.session_id
     window = await reader.read(session_id)
     while window.has_overflow or window.is_over:
-        kept = window.selection.evict(window.kept, window.selection.limits.kept)
+        kept = window.evicted(window.limits.kept).kept
         if not kept or kept[0].row_id <= window.seen.position + 1:
             return
         started, spent = perf_counter(), list[Usage]()
@@ -316,10 +301,10 @@ async def _with_next_batch(
     if (unread.epoch, unread.position) != window.place:
         return None
     rows = [row for row in unread.rows if row.id <= position]
-    is_all = len(rows) < _SUMMARISED_ROWS
-    # Of more rows the next ones are unknown: they may be results of a call among the last ones.
-    if not is_all:
+    if len(rows) == _SUMMARISED_ROWS:
+        # The next rows are unknown: they may be results of a call among the last ones.
         rows = rows[: max((i for i, row in enumerate(rows) if not row.is_result), default=0)] or rows
+        position = rows[-1].id
     limit, counter = settings.summary_limit, settings.counter
     fixed = sum(counter.count(message.content or "") for message in summary_prompt("", (), token_limit=limit))
     batch, answer = summary_room(context_window(llm), fixed + _AROUND, token_limit=limit, halved=halved)
@@ -331,7 +316,7 @@ async def _with_next_batch(
         summary = await ask_for_summary(
             llm, summary, entries, token_limit=limit, counter=counter, spent=spent, answer_tokens=answer
         )
-    if taken < len(rows) or not is_all:
+    if taken < len(rows):
         position = rows[taken - 1].id
     return replace(window, summary=summary, summarised=window.summarised + taken), position
 

@@ -6,15 +6,13 @@ import re
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.text.limits import share_out
-from llama_index_memory_ext.text.messages import clip_entry, clipped_element, escape_tags
-from llama_index_memory_ext.text.tokens import CountedText
+from llama_index_memory_ext.text.messages import Entry, clip_entry, clipped_element, entry_of, escape_tags
+from llama_index_memory_ext.text.tokens import CountedText, TokenCounter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from llama_index_memory_ext.store.tables import LogRow
-    from llama_index_memory_ext.text.messages import Entry
-    from llama_index_memory_ext.text.tokens import TokenCounter
 
 
 _SUMMARY_OPENING, _SUMMARY_CLOSING = "<conversation_summary>", "</conversation_summary>\n"
@@ -50,23 +48,22 @@ def shown_day(row: LogRow) -> str:
     return said_at.date().isoformat() if said_at else ""
 
 
-def earlier_element(found: Iterable[tuple[Sequence[LogRow], Sequence[Entry]]], counter: TokenCounter) -> CountedText:
-    """Returns messages from before the record, in the order of their rows, under headings of their days; "" for none.
-
-    Where all messages of a day tell their time they go by that: of two that were put at once, the later may have been
-    written first.
-    """
-    days: dict[str, list[tuple[Sequence[LogRow], Sequence[Entry]]]] = {}
-    for rows, entries in found:
-        days.setdefault(shown_day(rows[0]), []).append((rows, entries))
-    shown = ""
-    for day, said in sorted(days.items()):
-        times = [rows[0].told_at for rows, _ in said]
-        known = [time for time in times if time is not None]
-        order = sorted(range(len(said)), key=known.__getitem__) if len(known) == len(said) else range(len(said))
-        shown += day_heading(day) + "".join(entry.text for i in order for entry in said[i][1])
+def earlier_element(found: Iterable[tuple[str, Sequence[Entry]]], counter: TokenCounter) -> CountedText:
+    """Returns earlier messages, each with its day and its entries, under headings of their days; "" for none."""
+    days: dict[str, str] = {}
+    for day, entries in found:
+        days[day] = days.get(day, day_heading(day)) + "".join(entry.text for entry in entries)
+    shown = "".join(days[day] for day in sorted(days))
     text = f"{EARLIER_OPENING}{shown}{EARLIER_CLOSING}" if shown else ""
     return CountedText(text, counter.count(text))
+
+
+def entries_of(
+    rows: Iterable[LogRow], counter: TokenCounter, tags: Iterable[str], *, brief: bool = False
+) -> list[Entry]:
+    """Returns the entries of rows, but for those with nothing to show; no text can forge our tags or ``tags``."""
+    found = (entry_of(row.id, row.message, counter, tags, speaker=row.speaker, brief=brief) for row in rows)
+    return [entry for entry in found if entry is not None]
 
 
 def clip_entries(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from llama_index.core.base.llms.types import (
     CacheControl,
     CachePoint,
+    ChatMessage,
     ContentBlock,
     ImageBlock,
     MessageRole,
@@ -23,24 +24,20 @@ from typing_extensions import Self
 from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.events import HistoryCondensedEvent, is_heard, send
 from llama_index_memory_ext.reader_block import Switch
-from llama_index_memory_ext.record.text import NO_TEXT, clip_entries, summary_element
-from llama_index_memory_ext.store.tables import LogPage, Seen
+from llama_index_memory_ext.record.text import NO_TEXT, clip_entries, entries_of, summary_element
+from llama_index_memory_ext.store.tables import LogPage, LogRow, Seen, Snapshot
 from llama_index_memory_ext.text.limits import Limits, plan_cut
-from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, MEDIA_TOKENS, Entry, clip_entry, entry_of, tokens_of
-from llama_index_memory_ext.text.tokens import LONG_CHARACTERS, CountedText
+from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, MEDIA_TOKENS, Entry, clip_entry, tokens_of
+from llama_index_memory_ext.text.tokens import LONG_CHARACTERS, CountedText, TokenCounter
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, tool_call_groups
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from llama_index.core.base.llms.types import ChatMessage
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from llama_index_memory_ext.models.responses import Usage
     from llama_index_memory_ext.store import MemoryStore
-    from llama_index_memory_ext.store.tables import LogRow, Snapshot
-    from llama_index_memory_ext.text.tokens import TokenCounter
 
-_PAGE_ROWS, _CHUNK_ROWS = 256, 16
+_PAGE_ROWS = 64
 # A block has at least one of so many parts of the record's room, so there are no more blocks than this. With more of
 # them less is left behind the last one, which is paid in full each time. How far caches look (OpenAI at the latest 80
 # marks, Anthropic at 20 blocks before a mark) does not matter: a request marks where the one before has ended.
@@ -65,12 +62,10 @@ class RecordText(CountedText):
     ends: Mapping[int, int]
     marks: Sequence[int]
 
-    def __new__(
-        cls, text: str, tokens: int, head: int = 0, ends: Mapping[int, int] | None = None, marks: Sequence[int] = ()
-    ) -> Self:
+    def __new__(cls, text: str, tokens: int, head: int, ends: Mapping[int, int], marks: Sequence[int]) -> Self:
         """Make it of a text, its number of tokens, the length of its head, and where its blocks end."""
         record = super().__new__(cls, text, tokens)
-        record.head, record.ends, record.marks = head, ends or {}, marks
+        record.head, record.ends, record.marks = head, ends, marks
         return record
 
     def content_blocks(self, cache_points: CachePoints = False, others: int = 0) -> list[ContentBlock]:
@@ -94,81 +89,32 @@ class RecordText(CountedText):
 class RecordSettings:
     """How a block keeps its record short.
 
-    ``room`` is the tokens inside the element ``name``. The tokens of ``limits`` are not used: ``selection`` sets them
-    to what the rest of the record leaves.
+    ``room`` is the tokens inside the element ``name``. The tokens of ``limits`` are not used: messages have what the
+    rest of the record leaves.
     """
 
     name: str
     counter: TokenCounter
     room: int
     limits: Limits
-    message_ratio: float
     include_system: bool
     summarize: bool
     summary_limit: int
     recall_limit: int
     languages: tuple[str, ...] | None = None
 
-    @property
-    def reserved(self) -> int:
-        """Tokens that messages may not have: those of the summary and of recalled messages."""
-        return self.recall_limit + (self.summary_limit if self.summarize else 0)
-
-    def selection(self, instructions: Sequence[Entry], summary_tokens: int = 0) -> Selection:
-        """Returns how messages are selected, with first instructions and a summary of so many tokens in front."""
-        taken = self.reserved + (0 if self.summarize else summary_tokens) + tokens_of(instructions)
-        most, keep = (
-            max(count - len(instructions), 1) for count in (self.limits.max_messages, self.limits.keep_messages)
-        )
-        limits = replace(self.limits, tokens=max(self.room - taken, 0), max_messages=most, keep_messages=keep)
-        return Selection(limits, self.counter, int(limits.tokens * min(self.message_ratio, limits.keep_ratio)))
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Selects messages within limits. A message, or a call with its results, is clipped to ``message_limit`` tokens."""
-
-    limits: Limits
-    counter: TokenCounter
-    message_limit: int
-
-    def is_over(self, entries: Sequence[Entry]) -> bool:
-        """Returns whether the entries exceed one of the limits."""
-        return len(entries) > self.limits.max_messages or tokens_of(entries) > self.limits.tokens
-
-    def are_full(self, entries: Sequence[Entry]) -> bool:
-        """Returns whether nothing older than these can be shown. The oldest group of them may be incomplete."""
-        return self.is_over(entries) and self.is_over(self.within_shares(entries[len(tool_call_groups(entries)[0]) :]))
-
-    def within_shares(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Returns the entries, those over their share clipped. A call and its results have one share together."""
-        limit = self.message_limit
-        shown: list[Entry] = []
-        for group in tool_call_groups(entries):
-            clipped = clip_entries(group, limit, self.counter)
-            if tokens_of(clipped) <= limit:
-                shown += clipped
-        return shown
-
-    def evict(self, entries: tuple[Entry, ...], limits: Limits | None = None) -> tuple[Entry, ...]:
-        """Returns all entries if they are within the limits, else the newest; the limits may be others."""
-        return entries[plan_cut(entries, limits or self.limits, turn_starts=(MessageRole.USER,)) :]
-
-    def fit(self, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
-        """Returns the newest entries within the limits, as many as possible."""
-        return self.evict(entries, replace(self.limits, keep_ratio=1.0, keep_messages=self.limits.max_messages))
-
 
 @dataclass(frozen=True)
 class Window:
-    """What this process remembers of the record of one session.
+    """What this process remembers of the record of one session, and the limits of its messages.
 
     ``instructions`` are the first ones, if they stay, and ``summary`` is of ``summarised`` messages; ``element`` is how
     it is shown. ``has_overflow``: there are rows that are neither kept nor left behind.
     """
 
     seen: Seen
-    selection: Selection
+    limits: Limits
+    counter: TokenCounter
     instructions: tuple[Entry, ...] = ()
     summary: str = ""
     element: CountedText = NO_TEXT
@@ -182,11 +128,6 @@ class Window:
         return self.seen.epoch, self.seen.position
 
     @cached_property
-    def head(self) -> str:
-        """What stands in front of the messages: the first instructions and the summary."""
-        return "".join([*(entry.text for entry in self.instructions), self.element])
-
-    @cached_property
     def tokens(self) -> int:
         """The tokens of the record without the element around it, and without what is recalled."""
         return self.element.tokens + tokens_of(self.instructions) + tokens_of(self.kept)
@@ -194,15 +135,38 @@ class Window:
     @cached_property
     def is_over(self) -> bool:
         """Whether the messages exceed a limit."""
-        return self.selection.is_over(self.kept)
+        return len(self.kept) > self.limits.max_messages or tokens_of(self.kept) > self.limits.tokens
 
-    def evicted(self) -> Window:
-        """The window after a cut."""
-        return replace(self, kept=self.selection.evict(self.kept))
+    @property
+    def message_limit(self) -> int:
+        """The tokens to which a message, or a call with its results, is clipped: two thirds of what a cut leaves."""
+        return int(self.limits.tokens * min(0.5, self.limits.keep_ratio / 1.5))
+
+    def within_shares(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Returns entries, those over their share clipped. A call and its results have one share together."""
+        shown: list[Entry] = []
+        for group in tool_call_groups(entries):
+            clipped = clip_entries(group, self.message_limit, self.counter)
+            if tokens_of(clipped) <= self.message_limit:
+                shown += clipped
+        return shown
+
+    def is_filled_by(self, entries: Sequence[Entry]) -> bool:
+        """Returns whether nothing older than these can be shown. The oldest group of them may be incomplete."""
+        if not replace(self, kept=tuple(entries)).is_over:
+            return False
+        whole = entries[len(tool_call_groups(entries)[0]) :]
+        return replace(self, kept=tuple(self.within_shares(whole))).is_over
+
+    def evicted(self, limits: Limits | None = None) -> Window:
+        """The window after a cut, if it is over its limits, or over others."""
+        first = plan_cut(self.kept, limits or self.limits, turn_starts=(MessageRole.USER,))
+        return replace(self, kept=self.kept[first:])
 
     def fitted(self) -> Window:
         """The window without what has no room. As little as possible is left out."""
-        return replace(self, kept=self.selection.fit(self.kept), has_overflow=True)
+        as_many = replace(self.limits, keep_ratio=1.0, keep_messages=self.limits.max_messages)
+        return replace(self.evicted(as_many), has_overflow=True)
 
 
 def block_ends(entries: Sequence[Entry], room: int) -> dict[int, int]:
@@ -239,9 +203,11 @@ class RecordReader:
         ends, before = block_ends(window.kept, self.settings.room), self.ended.get(session_id) or ()
         rows = list(ends)
         self.ended.put(session_id, tuple(sorted({*before, *rows[-1:]})[-2:]))
-        text = "".join([window.head, *(entry.text for entry in window.kept), earlier])
+        # What stands in front of the messages: the first instructions and the summary.
+        head = "".join([*(entry.text for entry in window.instructions), window.element])
+        text = "".join([head, *(entry.text for entry in window.kept), earlier])
         marks = marked_rows(rows, window.kept, before)
-        return RecordText(text, window.tokens + earlier.tokens, len(window.head), ends, marks)
+        return RecordText(text, window.tokens + earlier.tokens, len(head), ends, marks)
 
     async def shown(self, session_id: str, snapshot: Snapshot | None = None) -> Window:
         """The window within its limits, for which it is cut, for every process.
@@ -277,23 +243,45 @@ class RecordReader:
 
         A ``snapshot`` of the session spares a query.
         """
-        window, page = await self._known(session_id, snapshot)
-        has_moved = page.position != window.seen.position
-        if page.rows or has_moved:
-            moved = await self._moved(session_id, window, page) if has_moved else window
-            if moved is None:
+        window = self.windows.get(session_id)
+        page = await self._page(session_id, window.seen if window else Seen(), snapshot=snapshot)
+        if window is not None:
+            # A result shares the room of its call.
+            is_result = window.kept and page.rows and page.rows[0].is_result
+            if not page.fresh or page.position != window.seen.position or is_result:
+                window, page = None, await self._page(session_id, Seen())
+        if window is None:
+            window = await self._empty(session_id, page)
+            if window is None:
                 # Another process has moved the cursor since.
                 return await self.read(session_id)
-            new, has_older = await self._newest(session_id, moved, window.seen, page)
+        if page.rows:
+            new, has_older = await self._newest(session_id, window, page)
             # If there are older messages than these, they and the known ones have no room in the record any more.
-            known = () if has_older else window.kept
-            after = max([page.position, *(entry.row_id for entry in window.instructions)])
-            kept = (*known, *new)
-            kept = kept[bisect_right(kept, after, key=lambda entry: entry.row_id) :]
-            seen = Seen(page.epoch, page.position, page.rows[-1].id if page.rows else window.seen.last_id)
-            window = replace(moved, kept=kept, seen=seen)
+            kept = (*(() if has_older else window.kept), *new)
+            window = replace(window, kept=kept, seen=replace(window.seen, last_id=page.rows[-1].id))
         self.windows.put(session_id, window)
         return window
+
+    async def media(
+        self, session_id: str, turns: int, room: int, tokens: Callable[[ChatMessage], int]
+    ) -> list[ContentBlock]:
+        """The newest media of the last turns that were shown, within a room, each behind a line that says whose."""
+        shown: list[ContentBlock] = []
+        window = self.windows.get(session_id)
+        if window is None:
+            return shown
+        for row_id, whose in whose_media(window.kept, turns).items():
+            for row in await self.store.readers.rows_in(session_id, [row_id], window.seen.epoch) or []:
+                # Megabytes are decoded, for which the event loop must not be blocked.
+                message = await asyncio.to_thread(getattr, row, "message")
+                for block in filter(can_be_sent, reversed(message.blocks)):
+                    lined = [TextBlock(text=f"[{block.block_type} of {whose}]\n"), block]
+                    room -= tokens(ChatMessage(blocks=lined))
+                    if room < 0:
+                        return shown
+                    shown = [*lined, *shown]
+        return shown
 
     async def move(self, session_id: str, window: Window, position: int) -> bool:
         """Move the cursor, and store the summary of the window; False as ``Readers.move``."""
@@ -322,63 +310,44 @@ class RecordReader:
             )
             send(event)
 
-    async def _known(self, session_id: str, snapshot: Snapshot | None) -> tuple[Window, LogPage]:
-        """The window that was read last, and what the log has gained; a new window if that cannot be continued."""
-        window = self.windows.get(session_id)
-        if window is not None and window.seen.last_id:
-            page = await self._page(session_id, window.seen, snapshot=snapshot)
-            # A result shares the room of its call; and rows that were not shown may have room again after a move.
-            is_result = window.kept and page.rows and page.rows[0].is_result
-            is_moved = window.has_overflow and page.position != window.seen.position
-            if page.fresh and not is_result and not is_moved:
-                return window, page
-        instructions = await self._first_instructions(session_id) if self.settings.include_system else ()
-        window = Window(Seen(), self.settings.selection(instructions), instructions)
-        return window, await self._page(session_id, window.seen, snapshot=snapshot)
-
-    async def _first_instructions(self, session_id: str) -> tuple[Entry, ...]:
-        """The entry of the first message of the log if that instructs the assistant."""
-        rows = (await self.store.readers.unread(session_id, self.settings.name, after=0, limit=1)).rows
-        entries = await self._counted([row for row in rows if row.role in INSTRUCTION_ROLES])
-        room = self.settings.room - self.settings.reserved
-        long = [clip_entry(entry, room // 2, self.settings.counter) for entry in entries if entry.tokens > room]
-        return tuple(entry for entry in (long or entries) if entry.tokens <= room)
-
-    async def _moved(self, session_id: str, window: Window, page: LogPage) -> Window | None:
-        """The window with the summary of the rows before the page; None if the cursor has moved since."""
+    async def _empty(self, session_id: str, page: LogPage) -> Window | None:
+        """A window with the first instructions and the summary of what stands before a page; None if that has moved."""
         settings = self.settings
-        position, stored = await self.store.readers.state(session_id, settings.name)
-        if position != page.position:
+        first = await self.store.readers.unread(session_id, settings.name, after=0, limit=1)
+        if first.position != page.position:
             return None
-        state = stored or {}
-        summary, limit = str(state.get("summary") or ""), settings.summary_limit
-        if not settings.summarize:
-            # A stored one that is no longer extended leaves half to messages.
-            limit = min(limit, (settings.room - settings.recall_limit - tokens_of(window.instructions)) // 2)
+        room, instructions = settings.room - settings.recall_limit, tuple[Entry, ...]()
+        if settings.summarize:
+            room -= settings.summary_limit
+        if settings.include_system:
+            entries = await self._counted([row for row in first.rows if row.role in INSTRUCTION_ROLES])
+            clipped = [clip_entry(entry, room // 2, settings.counter) for entry in entries]
+            instructions = tuple(entry for entry in clipped if entry.tokens <= room)
+            room -= tokens_of(instructions)
+        # A stored summary that is no longer extended leaves half to messages.
+        limit = settings.summary_limit if settings.summarize else min(settings.summary_limit, room // 2)
+        state = first.state or {}
+        summary = str(state.get("summary") or "")
         element = summary_element(summary, limit, settings.counter, (settings.name,))
-        return replace(
-            window,
-            selection=settings.selection(window.instructions, element.tokens),
-            summary=summary,
-            element=element,
-            summarised=int(state.get("summarised") or 0),
-        )
+        if not settings.summarize:
+            room -= element.tokens
+        # The instructions count as messages.
+        most = max(settings.limits.max_messages - len(instructions), 1)
+        keep = max(settings.limits.keep_messages - len(instructions), 1)
+        limits = replace(settings.limits, tokens=max(room, 0), max_messages=most, keep_messages=keep)
+        seen, summarised = Seen(page.epoch, page.position), int(state.get("summarised") or 0)
+        return Window(seen, limits, settings.counter, instructions, summary, element, summarised)
 
-    async def _newest(self, session_id: str, window: Window, seen: Seen, page: LogPage) -> tuple[list[Entry], bool]:
-        """The newest entries that were not seen, as many as can be shown, and whether there are older ones."""
-        new: list[Entry] = []
-        rows, selection = page.rows, window.selection
-        while rows:
-            rows, chunk = rows[:-_CHUNK_ROWS], rows[-_CHUNK_ROWS:]
-            new = await self._counted(chunk) + new
-            if (rows or page.more) and await asyncio.to_thread(selection.are_full, new):
-                break
-            if not rows and page.more:
-                page = await self._page(session_id, seen, before=chunk[0].id)
-                rows = page.rows
-        is_short = tokens_of(new) <= selection.message_limit
-        shown = new if is_short else await asyncio.to_thread(selection.within_shares, new)
-        return shown, bool(rows) or page.more
+    async def _newest(self, session_id: str, window: Window, page: LogPage) -> tuple[list[Entry], bool]:
+        """The newest entries up to a page, as many as can be shown, and whether there are older ones."""
+        new = await self._counted(page.rows)
+        while page.more and not await asyncio.to_thread(window.is_filled_by, new):
+            page = await self._page(session_id, window.seen, before=page.rows[0].id)
+            new = await self._counted(page.rows) + new
+        if tokens_of(new) > window.message_limit:
+            new = await asyncio.to_thread(window.within_shares, new)
+        first = {entry.row_id for entry in window.instructions}
+        return [entry for entry in new if entry.row_id not in first], page.more
 
     async def _page(
         self, session_id: str, seen: Seen, before: int | None = None, snapshot: Snapshot | None = None
@@ -389,13 +358,10 @@ class RecordReader:
         return await self.store.readers.page(session_id, self.settings.name, seen, before=before, limit=_PAGE_ROWS)
 
     async def _counted(self, rows: Sequence[LogRow]) -> list[Entry]:
-        def entries() -> list[Entry]:
-            counter, tags = self.settings.counter, (self.settings.name,)
-            found = (entry_of(row.id, row.message, counter, tags, speaker=row.speaker) for row in rows)
-            return [entry for entry in found if entry is not None]
-
-        is_long = sum(row.characters for row in rows) > LONG_CHARACTERS
-        return await asyncio.to_thread(entries) if is_long else entries()
+        counter, tags = self.settings.counter, (self.settings.name,)
+        if sum(row.characters for row in rows) > LONG_CHARACTERS:
+            return await asyncio.to_thread(entries_of, rows, counter, tags)
+        return entries_of(rows, counter, tags)
 
 
 def marked_rows(ends: Sequence[int], entries: Sequence[Entry], ended: Collection[int]) -> list[int]:

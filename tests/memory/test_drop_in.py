@@ -105,7 +105,7 @@ MISTAKES: list[dict[str, Any]] = [
     {"token_limit": "40k"}, {"token_limit": -5}, {"token_limit": True}, {"token_limit": 40_000.5},
     {"condensed_token_limit": "1"}, {"facts_token_limit": -1}, {"context_window": "8k"}, {"context_window": 0},
     {"keep_ratio": 2}, {"keep_ratio": "half"}, {"max_messages": 0},
-    {"keep_messages": 3}, {"start_on": "user"}, {"allow_partial": True}, {"message_ratio": 0}, {"media_turns": -1},
+    {"keep_messages": 3}, {"start_on": "user"}, {"allow_partial": True}, {"media_turns": -1},
     {"recall_token_limit": -1}, {"recall_token_limit": 10**6}, {"summarize": "perhaps"},
     {"max_facts": 0}, {"min_confidence": 2}, {"similarity_weight": -1}, {"context_turns": 0},
     {"similarity_weight": 0, "confidence_weight": 0}, {"ranker_factory": 3}, {"retry_seconds": 0},

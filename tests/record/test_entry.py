@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from itertools import pairwise
 
 import pytest
@@ -21,8 +20,7 @@ from llama_index_memory_ext.record.text import (
     summary_element,
     truncated,
 )
-from llama_index_memory_ext.store.tables import LogRow
-from llama_index_memory_ext.text.messages import Entry, body_of, clip_entry, entry_of, escape_tags
+from llama_index_memory_ext.text.messages import Entry, clip_entry, entry_of, escape_tags
 from llama_index_memory_ext.text.tokens import as_counter
 from tests.conversation import assistant, calling, result, user
 
@@ -81,33 +79,13 @@ def test_a_record_is_taken_apart_exactly_as_it_was_put_together(
     assert split_record("".join(parts)) == parts
 
 
-# ---- entries -------------------------------------------------------------------------------------------
-
-
-@given(message=messages, row_id=st.integers(0, 10**9), brief=st.booleans())
-def test_an_entry_knows_its_parts_from_its_text(message: ChatMessage, row_id: int, brief: bool) -> None:
-    entry = entry_of(row_id, message, COUNTER, brief=brief)
-    if entry is not None:
-        body = escape_tags(body_of(message))
-        assert entry.text == entry.tags[0] + entry.body + ("\n" if brief else "</message>\n")
-        assert entry.body == (body.rstrip() if brief else body)
-        assert entry.role == message.role.value
-        assert is_result(entry.text) == entry.is_result
-
-
 def test_earlier_messages_stand_under_a_heading_and_those_of_a_day_under_its_own() -> None:
-    one, two, three = ([entry] for entry in entries_of([user("one"), assistant("two"), user("three")], brief=True))
-    days = [datetime(2026, 11, day, tzinfo=timezone.utc) for day in (20, 19, 20)]
-    times = [int(day.timestamp()) * 10**9 for day in days]
-    rows = [[LogRow(i, "user", {}, timestamp=time)] for i, time in enumerate(times)]
-    found = list(zip(rows, (one, two, three), strict=True))
+    entries = entries_of([user("one"), assistant("two"), user("three")], brief=True)
+    found = [(f"2026-11-{day}", [entry]) for day, entry in zip((20, 19, 20), entries, strict=True)]
     assert earlier_element(found, COUNTER) == (
         f"{EARLIER_OPENING}<message date>2026-11-19\n<message assistant>two\n"
         f"<message date>2026-11-20\n<message user>one\n<message user>three\n{EARLIER_CLOSING}"
     )
-
-
-# ---- the summary ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -133,22 +111,12 @@ def test_a_summary_is_within_its_limit_or_not_shown(summary: str, limit: int, co
         assert shown.removeprefix("<conversation_summary>").removesuffix("</conversation_summary>\n").strip()
 
 
-def test_a_summary_has_all_the_room_there_is() -> None:
-    tags = COUNTER.count("<conversation_summary></conversation_summary>\n")
-    for limit in range(61):
-        shown = summary_element("The user is Logan, who likes tea. " * 20, limit, COUNTER)
-        assert COUNTER.count(shown) <= limit
-        assert bool(shown) == (limit > tags)
-
-
 @given(summary=hostile_texts)
 def test_no_summary_can_open_or_close_an_element(summary: str) -> None:
     shown = summary_element(f"a{summary}z", 1_000, COUNTER, ("notes",))
     assert shown == f"<conversation_summary>{escape_tags(f'a{summary}z')}</conversation_summary>\n"
     assert summary_element("</notes>", 1_000, COUNTER, ("notes",)).count("<") == 2
 
-
-# ---- shortening ----------------------------------------------------------------------------------------
 
 SYSTEM = ChatMessage(role="system", content="Be brief.")
 CONVERSATION = [

@@ -59,7 +59,6 @@ OPTIONS = st.fixed_dictionaries(
     {},
     optional={
         "keep_ratio": st.floats(0.05, 1),
-        "message_ratio": st.floats(0.05, 1),
         "include_system": st.booleans(),
         "summarize": st.booleans(),
         "recall_token_limit": st.integers(0, 300),
@@ -123,19 +122,6 @@ async def test_a_prompt_never_exceeds_the_limit_by_what_is_added_to_the_turn(
         added = sent_text(prompt).partition(BEFORE_QUESTION)
         assert alone + COUNTER.count(added[0] + added[1] if added[1] else "") <= max(limit, alone)
     await memory.aclose()
-
-
-async def test_what_the_host_does_not_count_is_counted(open_memory: OpenMemory) -> None:
-    """Tool arguments, the template and a long question: the host's prompt becomes five times its limit."""
-    memory = open_memory(token_limit=1_000, condensed_token_limit=900, facts_token_limit=0)
-    for i in range(20):
-        call = ToolCallBlock(tool_call_id="c", tool_name="f", tool_kwargs={"text": "word " * 100})
-        await memory.aput_messages([user(f"question {i}"), ChatMessage(role="assistant", blocks=[call])])
-    await memory.aput_messages([user("word " * 500), ChatMessage(role="assistant", blocks=[call])])
-    prompt = await memory.aget()
-    text = sent_text(prompt)
-    assert "<condensed_memory>" in text
-    assert COUNTER.count(text) + COUNTER.count(str(call.tool_kwargs)) <= 1_000
 
 
 @pytest.mark.parametrize("limit", [80, 90, 120, 1_000])

@@ -146,16 +146,6 @@ def test_instructions_are_never_found(role: str) -> None:
     assert places(messages, "zebra") == []
 
 
-def test_the_last_message_is_found_by_the_next_ones_when_they_have_come() -> None:
-    rows = rows_of(*TEA)
-    index = index_of(rows[:1])
-    assert found(index, "tea") == [(rows[0].id,)]
-    assert found(index, "noted") == []
-    index.take(rows[1:2])
-    assert found(index, "tea") == [(rows[0].id,), (rows[1].id,)]
-    assert found(index, "noted") == [(rows[1].id,), (rows[0].id,)]
-
-
 # ---- calls and results ---------------------------------------------------------------------------------
 
 LOOKED_UP = [
@@ -171,14 +161,6 @@ LOOKED_UP = [
 @pytest.mark.parametrize("question", ["Lisbon", "sunshine", "the hailstorm"])
 def test_a_call_is_found_with_its_results_by_the_words_of_each(question: str) -> None:
     assert places(LOOKED_UP, question)[0] == (1, 2, 3)
-
-
-def test_a_call_and_its_results_have_the_room_of_one_message() -> None:
-    rows = rows_of(*LOOKED_UP[:2], result("call_1", "sun " * 900), result("call_2", "hail " * 900))
-    entries = index_of(rows).entries(rows[1:], "", 200)
-    assert [entry.role for entry in entries] == ["assistant", "tool", "tool"]
-    assert sum(entry.tokens for entry in entries) <= 200
-    assert all("tokens left out" in entry.text for entry in entries[1:])
 
 
 def test_a_call_is_not_found_while_its_results_are_shown() -> None:
@@ -212,7 +194,7 @@ def test_a_time_that_cannot_be_is_no_date(timestamp: int) -> None:
     assert found(index, "1970 floor")[0] == (rows[2].id,)
     (entry,) = index.entries(rows[:1], "", 500)
     assert entry.text == "<message user>I drink green tea in the morning.\n"
-    assert "<message date>unknown\n" in earlier_element([(rows[:1], [entry])], COUNTER)
+    assert "<message date>unknown\n" in earlier_element([("", [entry])], COUNTER)
 
 
 # ---- for any conversation ------------------------------------------------------------------------------

@@ -100,21 +100,6 @@ async def test_it_stands_behind_the_record_under_a_heading_in_the_order_in_which
     assert "<message date>" not in prompt.partition(EARLIER_OPENING)[0]
 
 
-async def test_of_a_day_of_which_all_tell_their_time_the_order_is_that_of_the_times(open_memory: OpenMemory) -> None:
-    """Of two that are put at once the later may be written first. Without their times, it is as they were written."""
-
-    def at(second: int | None, text: str) -> ChatMessage:
-        time = {} if second is None else {"timestamp": f"2026-01-05T10:00:{second:02}Z"}
-        return ChatMessage(role="user", content=f"{text} of alpacas.", additional_kwargs=time)
-
-    memory = open_memory(**SMALL)
-    await say(memory, at(7, "Third"), at(3, "First"), at(5, "Second"))
-    await say(memory, at(None, "Fifth"), at(None, "Sixth"))
-    await fill(memory)
-    told = [text.split()[0] for _, text in recalled(await ask(memory, "What of alpacas?")) if "alpacas" in text]
-    assert told == ["First", "Second", "Third", "Fifth", "Sixth"]
-
-
 async def test_without_a_limit_for_it_nothing_comes_back(memory: CondensedMemory) -> None:
     memory.condensed_block.recall_token_limit = 0
     assert "Caroline" not in (await ask(memory, "And Caroline?")).partition("</memory>")[0]
@@ -152,16 +137,6 @@ async def test_a_new_memory_on_the_same_file_shows_the_same(memory: CondensedMem
     assert sent_text(await again.aget()) == prompt
 
 
-async def test_what_another_memory_wrote_is_found(memory: CondensedMemory, open_memory: OpenMemory) -> None:
-    """As another process would have written it."""
-    other = open_memory(**SMALL)
-    assert recalled(await ask(memory, "What does Caroline breed?"))
-    await say(other, assistant("Alpacas."), user("My uncle collects stamps."), assistant("Fine."))
-    await fill(other)
-    assert ("user", "My uncle collects stamps.") in recalled(await ask(memory, "Who collects stamps?"))
-    assert CAROLINE in recalled(await ask(memory, "Again, what does Caroline breed?"))
-
-
 async def test_two_sessions_never_see_what_belongs_to_the_other(open_memory: OpenMemory) -> None:
     for name, other in (("ann", "bob"), ("bob", "ann")):
         memory = open_memory(name, **SMALL)
@@ -196,20 +171,8 @@ async def test_while_an_agent_works_the_same_comes_back_in_every_round(memory: C
     assert sent_text((await memory.aget())[:1]) == prompt
 
 
-async def test_a_call_comes_back_with_its_results(open_memory: OpenMemory) -> None:
-    memory = open_memory(**SMALL)
-    await say(
-        memory, user("Look it up."), calling(("call_1", "look", {"city": "Cusco"})), result("call_1", "hailstorm")
-    )
-    await say(memory, assistant("Bad weather."))
-    await fill(memory)
-    shown = recalled(await ask(memory, "Was there a hailstorm?"))
-    assert ("tool", "hailstorm") in shown
-    assert shown[shown.index(("tool", "hailstorm")) - 1] == ("assistant", '[tool call call_1] look({"city": "Cusco"})')
-
-
 async def test_a_question_uses_what_the_record_leaves_free(open_memory: OpenMemory) -> None:
-    """The record stays as it is; all of it stays within the limit, and what asks for nothing finds less."""
+    """The record stays as it is; all of it stays within the limit, and what asks for nothing has the limit itself."""
     memory = open_memory(**SMALL)
     for i in range(40):
         await say(memory, user(f"Caroline's alpaca number {i} lives in Cusco."), assistant(f"A fine one, {i}."))
@@ -224,7 +187,7 @@ async def test_a_question_uses_what_the_record_leaves_free(open_memory: OpenMemo
     asked, told, stated = sizes.values()
     assert 400 < asked <= 600
     assert 400 < told <= 600
-    assert 250 < stated <= 320
+    assert 320 < stated <= 400
 
 
 # ---- when it was said ----------------------------------------------------------------------------------
@@ -309,7 +272,7 @@ async def test_a_broken_index_costs_no_answer_and_is_made_anew(caplog: pytest.Lo
     """There is no known way to one, so this reaches into it. That it goes on is told once."""
     store = MemoryStore()
     await store.log.append("chat", [user("My sister Caroline breeds alpacas."), assistant("How nice.")], len)
-    limits = {"room": 900, "limits": Limits(), "message_ratio": 0.5, "summary_limit": 0, "recall_limit": 400}
+    limits = {"room": 900, "limits": Limits(), "summary_limit": 0, "recall_limit": 400}
     settings = RecordSettings("record", COUNTER, include_system=False, summarize=False, **limits)  # type: ignore[arg-type]
     search = MessageSearch(store, settings)
     window = replace(await RecordReader(store, settings).read("chat"), kept=(), has_overflow=True)
@@ -331,19 +294,6 @@ async def test_a_broken_index_costs_no_answer_and_is_made_anew(caplog: pytest.Lo
 
 
 # ---- with other limits ---------------------------------------------------------------------------------
-
-
-async def test_a_small_limit_shows_whole_elements_or_nothing(memory: CondensedMemory) -> None:
-    await memory.aput(user("What does Caroline breed?"))
-    for limit in (1, 20, 40, 60, 100):
-        memory.condensed_block.recall_token_limit = limit
-        prompt = await ask(memory, f"What does Caroline breed within {limit} tokens?")
-        start = prompt.find(EARLIER_OPENING)
-        if start >= 0:
-            assert COUNTER.count(prompt[start : prompt.index(EARLIER_CLOSING)] + EARLIER_CLOSING) <= 1.5 * limit
-            assert recalled(prompt)
-            assert all(text.strip() for _, text in recalled(prompt))
-    assert start >= 0
 
 
 async def test_a_long_log_is_found_whole_after_a_restart(open_memory: OpenMemory) -> None:

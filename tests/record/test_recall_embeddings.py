@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import pickle
 from typing import Any
 
 import pytest
 from llama_index.core.llms import ChatMessage
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
-from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, MemoryRetriever, MemoryStore
+from llama_index_memory_ext import CondensedMemory, MemoryRetriever, MemoryStore
 from llama_index_memory_ext.store.facts import KeptVectors
 from llama_index_memory_ext.store.tables import vectors_namespace
 from tests.conversation import assistant, calling, recalled, result, sent_text, user
@@ -56,14 +55,6 @@ async def row_of(memory: CondensedMemory, text: str) -> int:
     return next(row.id for row in rows if row.message.content == text)
 
 
-async def test_a_message_is_recalled_by_its_meaning(open_memory: OpenMemory) -> None:
-    memory = open_memory(**SMALL, embed_model=Meanings())
-    await begin(memory)
-    assert HOUND in await ask(memory)
-    words = open_memory(**SMALL)
-    assert HOUND not in await ask(words)
-
-
 async def test_a_search_finds_messages_by_their_meaning(open_memory: OpenMemory) -> None:
     """The first search has them embedded, if nothing is recalled; until then it goes by words."""
     memory = open_memory(**{**SMALL, "recall_token_limit": 0}, embed_model=(model := Meanings(asked=[])))
@@ -99,18 +90,6 @@ async def test_tools_are_embedded_with_their_results_and_instructions_are_not(op
     assert not any("briefly" in text for text in model.asked)
 
 
-async def test_a_question_is_embedded_once_for_facts_and_messages(open_memory: OpenMemory) -> None:
-    memory = open_memory(**{**SMALL, "facts_token_limit": 100}, embed_model=(model := Meanings(asked=[])))
-    await memory.facts.aadd("Has a dog")
-    await begin(memory)
-    for _ in range(2):
-        assert HOUND in await ask(memory, "puppy?")
-    assert model.asked.count("puppy?") == 1
-
-
-# ---- a model that fails --------------------------------------------------------------------------------------
-
-
 async def test_a_model_that_fails_costs_no_message(open_memory: OpenMemory, caplog: pytest.LogCaptureFixture) -> None:
     """The prompt is that without a model, no text is logged, and ``astats`` says it; a model that works mends it."""
     memory = open_memory(**SMALL, embed_model=Meanings(failing=True))
@@ -124,18 +103,6 @@ async def test_a_model_that_fails_costs_no_message(open_memory: OpenMemory, capl
     await fresh.aput_messages([user("And?"), assistant("So.")])
     await fresh.aput(user("Then?"))
     assert HOUND in await ask(fresh)
-
-
-async def test_a_model_that_gives_other_vectors_now_begins_anew(open_memory: OpenMemory) -> None:
-    memory = open_memory(**SMALL, embed_model=(model := Meanings()))
-    await begin(memory)
-    assert HOUND in await ask(memory)
-    model.size = 16
-    await memory.aget("a puppy?")
-    assert HOUND in await ask(memory, "a puppy?")
-
-
-# ---- kept in the store ---------------------------------------------------------------------------------------
 
 
 async def test_no_message_is_embedded_twice(any_database_uri: str | None) -> None:
@@ -204,15 +171,6 @@ async def test_a_vector_that_comes_after_its_message_was_deleted_is_not_kept(sto
     again = (await store.readers.unread("chat", "")).rows[0].id
     assert not await vectors.write({str(again): ("", b"1")})
     assert await stored(store) == set()
-
-
-async def test_the_model_does_not_travel_with_a_pickle_or_a_dump() -> None:
-    block = CondensedMemoryBlock(embed_model=Meanings(model_name="secret"), token_limit=900, recall_token_limit=400)
-    await block.aput([user(HOUND)], session_id="chat")
-    await block.asearch("dog", session_id="chat")
-    assert "secret" not in f"{block!r} {block.model_dump()} {pickle.dumps(block)!r}"
-    assert pickle.loads(pickle.dumps(block)).embed_model is None
-    await block.aclose()
 
 
 class Disturbed(DocumentsWait):
