@@ -626,33 +626,26 @@ class CondensedMemory(Memory):
         ``contents`` is what each block gave, by its name; truncated contents replace it there. The ``turn`` may have
         cache points of its own.
         """
+        shape = self.memory_blocks_template
+        is_in_front = self.insert_method == InsertMethod.USER and any(one.role == MessageRole.USER for one in turn)
         while True:
-            content, messages, tokens = await self._joined(contents, room, turn)
-            left = [block for block in self.memory_blocks if contents.get(block.name)]
+            parts, messages = await self._format_memory_blocks(contents)
+            hint = HINT if is_in_front and contents.get(self.condensed_block.name) else ""
+            content = template.formatted(shape, parts, contents, self.cache_points, turn, hint=hint)
+            # The bound is never too low; only where it is over the room the exact count decides.
+            left = room - template.max_tokens(shape, contents, self.tokenizer_fn)
+            if left < 0:
+                left = room - await self._tokens_of([*messages, ChatMessage(blocks=content)])
+            shown = [block for block in self.memory_blocks if contents.get(block.name)]
             # A block of ours can be truncated whatever its priority.
-            may_be_cut = [block for block in left if isinstance(block, LogBlock) or block.priority > 0]
-            if tokens <= room or not may_be_cut:
+            may_be_cut = [block for block in shown if isinstance(block, LogBlock) or block.priority > 0]
+            if left >= 0 or not may_be_cut:
                 break
             block = max(may_be_cut, key=_PRIORITY)
-            contents[block.name] = await block.atruncate(contents[block.name], tokens - room)
-        if tokens > room and left:
-            template.warn_of_excess(", ".join(block.name for block in left), self.token_limit)
-        return content, messages, room - tokens
-
-    async def _joined(
-        self, contents: dict[str, Any], room: int, turn: list[ChatMessage]
-    ) -> tuple[list[ContentBlock], list[ChatMessage], int]:
-        """Returns what blocks gave as content of one message and as messages, and how many tokens they have at most."""
-        shape = self.memory_blocks_template
-        parts, messages = await self._format_memory_blocks(contents)
-        is_in_front = self.insert_method == InsertMethod.USER and any(one.role == MessageRole.USER for one in turn)
-        hint = HINT if is_in_front and contents.get(self.condensed_block.name) else ""
-        content = template.formatted(shape, parts, contents, self.cache_points, turn, hint=hint)
-        # The bound is never too low; only where it is over the room the exact count decides.
-        tokens = template.max_tokens(shape, contents, self.tokenizer_fn)
-        if tokens > room:
-            tokens = await self._tokens_of([*messages, ChatMessage(blocks=content)])
-        return content, messages, int(tokens)
+            contents[block.name] = await block.atruncate(contents[block.name], -left)
+        if left < 0 and shown:
+            template.warn_of_excess(", ".join(block.name for block in shown), self.token_limit)
+        return content, messages, left
 
     async def _tokens_of(self, messages: Sequence[ChatMessage]) -> int:
         await self.tokenizer_fn.load()

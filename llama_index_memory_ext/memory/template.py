@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
+import sys
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +21,11 @@ from llama_index_memory_ext.text.messages import HINT, ID_KEY, SPEAKER_KEY, body
 from llama_index_memory_ext.text.tokens import CountedText
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 logger = logging.getLogger(__name__)
-
-_OPENING, _CLOSING = "<memory>\n", "</memory>\n\n"
 
 
 class MemoryBlocksTemplate(RichPromptTemplate):
@@ -39,21 +37,33 @@ class MemoryBlocksTemplate(RichPromptTemplate):
     """
 
     def __init__(self) -> None:
-        super().__init__(
-            template_str=(
-                "<memory>\n{% for name, blocks in memory_blocks %}<{{ name }}>\n"
-                "{% for block in blocks %}{{ block.text }}{% endfor %}</{{ name }}>\n{% endfor %}</memory>\n\n"
-                "{% if hint %}{{ hint }}\n\n{% endif %}"
-            ),
-            template_vars=["memory_blocks", "hint"],
+        template_str = (
+            "<memory>\n{% for name, blocks in memory_blocks %}<{{ name }}>\n"
+            "{% for block in blocks %}{{ block.text }}{% endfor %}</{{ name }}>\n{% endfor %}</memory>\n\n"
+            "{% if hint %}{{ hint }}\n\n{% endif %}"
         )
+        super().__init__(template_str=template_str, template_vars=["memory_blocks", "hint"])
 
     def format_messages(self, llm: Any = None, **kwargs: Any) -> list[ChatMessage]:
         """Returns one user message with the blocks of all memory blocks.
 
         The tags join the texts next to them. Text blocks of one memory block stay apart, for prompt caches.
         """
-        return [ChatMessage(role=MessageRole.USER, blocks=_tagged(kwargs["memory_blocks"], kwargs.get("hint", "")))]
+        content: list[ContentBlock] = []
+        text = "<memory>\n"
+        for name, blocks in kwargs["memory_blocks"]:
+            text += f"<{name}>\n"
+            for i, block in enumerate(blocks):
+                if text and (i > 0 or not isinstance(block, TextBlock)):
+                    content.append(TextBlock(text=text))
+                    text = ""
+                if not isinstance(block, TextBlock):
+                    content.append(block)
+                elif block.text:
+                    text += block.text if block.text.endswith("\n") else f"{block.text}\n"
+            text += f"</{name}>\n"
+        hint = f"{kwargs['hint']}\n\n" if kwargs.get("hint") else ""
+        return [ChatMessage(role=MessageRole.USER, blocks=[*content, TextBlock(text=f"{text}</memory>\n\n{hint}")])]
 
 
 def formatted(
@@ -80,31 +90,30 @@ def formatted(
             text = contents[name]
             if isinstance(text, RecordText):
                 memory_blocks[i] = name, text.content_blocks(cache_points, others)
-    hints: dict[str, Any] = {"hint": hint} if isinstance(template, MemoryBlocksTemplate) else {}
-    content = list(template.format_messages(memory_blocks=memory_blocks, **hints)[0].blocks)
+    content = list(template.format_messages(memory_blocks=memory_blocks, hint=hint)[0].blocks)
     if content and isinstance(content[-1], TextBlock) and not content[-1].text.endswith("\n\n"):
         content[-1] = TextBlock(text=content[-1].text.rstrip("\n") + "\n\n")
     return content
 
 
-def max_tokens(template: RichPromptTemplate, contents: Mapping[str, object], counter: TokenCounter) -> float:
-    """Returns a number of tokens that contents do not exceed in our template; infinite if it is unknown."""
-    texts = [content for content in contents.values() if isinstance(content, str)]
-    if len(texts) < len(contents) or not isinstance(template, MemoryBlocksTemplate):
-        return math.inf
-    tags = _OPENING + _closing(HINT) + "".join(f"<{name}>\n</{name}>\n\n" for name in contents)
-    tokens = sum(text.tokens if isinstance(text, CountedText) else counter.count(text) for text in texts)
+def max_tokens(template: RichPromptTemplate, contents: Mapping[str, object], counter: TokenCounter) -> int:
+    """Returns a number of tokens that contents do not exceed in our template; a very large one if it is unknown."""
+    tokens = 0
+    for name, text in contents.items():
+        if not isinstance(text, str) or not isinstance(template, MemoryBlocksTemplate):
+            return sys.maxsize
+        tokens += text.tokens if isinstance(text, CountedText) else counter.count(text)
+        tokens += len(f"<{name}>\n</{name}>\n\n".encode())
     # No token is shorter than a byte.
-    return tokens + len(tags.encode())
+    return tokens + len(f"<memory>\n</memory>\n\n{HINT}\n\n")
 
 
 @cache
 def warn_of_excess(names: str, token_limit: int) -> None:
     """Logs, once in a process, which blocks of others lift the prompt over the limit and may not be cut."""
     logger.warning(
-        "A prompt is longer than token_limit=%d, though the record and the facts were left out: the blocks %s have "
-        "priority 0, which means that they are always shown whole. With a priority of 1 or more they are cut where "
-        "they do not fit.",
+        "A prompt is longer than token_limit=%d without the record and the facts: the blocks %s have priority 0, which "
+        "means that they are always shown whole. With a priority of 1 or more they are cut where they do not fit.",
         token_limit,
         names,
     )
@@ -162,40 +171,11 @@ def with_cache_points(
     """
     if not cache_points:
         return messages
-    goes_on = goes_on and cache_points_in(messages) < MOST_CACHE_POINTS
-    places = [i for i, message in enumerate(messages) if message.role == MessageRole.USER] if goes_on else []
-    marked = []
-    for i, message in enumerate(messages):
-        blocks = message.blocks
-        if i in places[-1:] and blocks and not isinstance(blocks[-1], CachePoint):
-            blocks = [*blocks, cache_point(cache_points)]
-        if any(isinstance(block, CachePoint) for block in blocks):
-            kwargs = {**message.additional_kwargs, "session_id": session_id}
-            message = ChatMessage(role=message.role, blocks=blocks, additional_kwargs=kwargs)  # noqa: PLW2901
-        marked.append(message)
-    return marked
-
-
-def _tagged(memory_blocks: Iterable[tuple[str, Sequence[ContentBlock]]], hint: str) -> list[ContentBlock]:
-    content: list[ContentBlock] = []
-    before = _OPENING
-    for name, blocks in memory_blocks:
-        before += f"<{name}>\n"
-        for i, block in enumerate(blocks, 1):
-            if not isinstance(block, TextBlock):
-                content += [TextBlock(text=before), block] if before else [block]
-                before = ""
-                continue
-            text = before + block.text
-            text += "\n" if block.text and not block.text.endswith("\n") else ""
-            if i == len(blocks):
-                before = text
-            else:
-                content.append(block if text == block.text else TextBlock(text=text))
-                before = ""
-        before += f"</{name}>\n"
-    return [*content, TextBlock(text=before + _closing(hint))]
-
-
-def _closing(hint: str) -> str:
-    return f"{_CLOSING}{hint}\n\n" if hint else _CLOSING
+    question = next((message for message in reversed(messages) if message.role == MessageRole.USER), None)
+    if goes_on and question is not None and cache_points_in(messages) < MOST_CACHE_POINTS:
+        if question.blocks and not isinstance(question.blocks[-1], CachePoint):
+            question.blocks = [*question.blocks, cache_point(cache_points)]
+    for message in messages:
+        if any(isinstance(block, CachePoint) for block in message.blocks):
+            message.additional_kwargs = {**message.additional_kwargs, "session_id": session_id}
+    return messages
