@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import warnings
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole
@@ -39,7 +38,6 @@ from llama_index_memory_ext.settings import check_names, checked, shown, unpacke
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.store.tables import Opening, Seen
 from llama_index_memory_ext.text.messages import (
-    HINT,
     MEDIA_TOKENS,
     body_of,
     characters_of,
@@ -64,9 +62,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store.tables import Snapshot
 
 logger = logging.getLogger(__name__)
-
-
-_PRIORITY = attrgetter("priority")
 
 
 async def _wait_for_jobs(memory: CondensedMemory) -> None:
@@ -383,12 +378,11 @@ class CondensedMemory(Memory):
         """
         await self.acheck_session()
         check_search(similarity_top_k, facts=facts, messages=messages)
-        known: Sequence[Any] = ()
-        said: Sequence[Any] = ()
-        if facts and question.strip():
-            known = await self.facts.asearch(question, similarity_top_k=similarity_top_k)
-        if messages and question.strip():
-            said = await self.condensed_block.asearch(question, session_id=self.session_id, most=similarity_top_k)
+        if not question.strip():
+            return MemorySearchResult()
+        known = await self.facts.asearch(question, similarity_top_k=similarity_top_k) if facts else []
+        record, most = self.condensed_block, similarity_top_k
+        said = await record.asearch(question, session_id=self.session_id, most=most) if messages else []
         return MemorySearchResult(tuple(known), tuple(said))
 
     def turn(self) -> AbstractAsyncContextManager[Self]:
@@ -535,7 +529,10 @@ class CondensedMemory(Memory):
         self._owns_store = True
 
     async def _append(self, messages: Sequence[ChatMessage], plan: turns.Plan | None, *, replace: bool = False) -> None:
-        self._opened = self._opened or await turns.open_session(self.session_id, self._log_blocks)
+        if not self._opened:
+            for block in self._log_blocks:
+                await block.aopen(self.session_id)
+            self._opened = True
         async with self._calls():
             await self._write(messages, plan, replace=replace)
 
@@ -576,26 +573,26 @@ class CondensedMemory(Memory):
         LlamaIndex's chat engines put their question when it was answered. With a question that is still to come, a turn
         that is over moves into the record here, as it would when the question is put.
         """
-        readers, opening = self.sql_store.readers, Opening(self.user_id, self.shared)
-        record, watched = self.condensed_block, self.facts_block.namespace_of(self.session_id)
-        has_moved = False
-        while True:
-            known = record.last_seen(self.session_id)
-            snapshot = await readers.glance(self.session_id, record.name, known, watched, opening)
-            if snapshot.is_closed:
-                await self.acheck_session()
-            turn = [row.message for row in snapshot.active]
-            asked = template.with_question(turn, question)
-            if asked is turn or (turn and not turns.is_over(turn)):
-                return snapshot, False
-            if not turn:
-                break
+        snapshot = await self._glance()
+        turn = [row.message for row in snapshot.active]
+        asked = template.with_question(turn, question)
+        if asked is turn or (turn and not turns.is_over(turn)):
+            return snapshot, False
+        if turn:
             await self._write([], len)
-            has_moved = True
+            return await self._glance(), True
         # A flush moves a question into the log while it is being answered.
-        rows = [] if has_moved else (await readers.page(self.session_id, "", Seen(), limit=1)).rows
-        last = [row.message for row in rows if row.role == MessageRole.USER.value]
+        page = await self.sql_store.readers.page(self.session_id, "", Seen(), limit=1)
+        last = [row.message for row in page.rows if row.role == MessageRole.USER.value]
         return snapshot, not last or template.with_question(last, question) is not last
+
+    async def _glance(self) -> Snapshot:
+        record, opening = self.condensed_block, Opening(self.user_id, self.shared)
+        known, watched = record.last_seen(self.session_id), self.facts_block.namespace_of(self.session_id)
+        snapshot = await self.sql_store.readers.glance(self.session_id, record.name, known, watched, opening)
+        if snapshot.is_closed:
+            await self.acheck_session()
+        return snapshot
 
     def _plan_flush(self, messages: Sequence[ChatMessage]) -> int:
         """Returns how many of the oldest messages leave short-term memory."""
@@ -606,7 +603,7 @@ class CondensedMemory(Memory):
     async def _contents(self, asked: list[ChatMessage], snapshot: Snapshot, **block_kwargs: Any) -> dict[str, Any]:
         """Returns what each block shows for the messages, by its name, without empty ones."""
         contents: dict[str, Any] = {}
-        for block in sorted(self.memory_blocks, key=_PRIORITY, reverse=True):
+        for block in sorted(self.memory_blocks, key=lambda block: block.priority, reverse=True):
             # The blocks of others need not know such an argument.
             is_ours = isinstance(block, LogBlock) and block.store is self.sql_store
             more = {"snapshot": snapshot} if is_ours else {}
@@ -630,8 +627,8 @@ class CondensedMemory(Memory):
         is_in_front = self.insert_method == InsertMethod.USER and any(one.role == MessageRole.USER for one in turn)
         while True:
             parts, messages = await self._format_memory_blocks(contents)
-            hint = HINT if is_in_front and contents.get(self.condensed_block.name) else ""
-            content = template.formatted(shape, parts, contents, self.cache_points, turn, hint=hint)
+            with_hint = is_in_front and bool(contents.get(self.condensed_block.name))
+            content = template.formatted(shape, parts, contents, self.cache_points, turn, with_hint=with_hint)
             # The bound is never too low; only where it is over the room the exact count decides.
             left = room - template.max_tokens(shape, contents, self.tokenizer_fn)
             if left < 0:
@@ -641,7 +638,7 @@ class CondensedMemory(Memory):
             may_be_cut = [block for block in shown if isinstance(block, LogBlock) or block.priority > 0]
             if left >= 0 or not may_be_cut:
                 break
-            block = max(may_be_cut, key=_PRIORITY)
+            block = max(may_be_cut, key=lambda block: block.priority)
             contents[block.name] = await block.atruncate(contents[block.name], -left)
         if left < 0 and shown:
             template.warn_of_excess(", ".join(block.name for block in shown), self.token_limit)

@@ -132,19 +132,13 @@ def blocks_for(
     )
     record = CondensedMemoryBlock(token_limit=limits[0], **of_record, **of_both)
     facts = RelevantFactsBlock(token_limit=limits[1], user_id=user_id, **of_facts, **of_both)
-    is_list = isinstance(others, list | tuple | None)
-    wrong = [one for one in others or () if not isinstance(one, BaseMemoryBlock)] if is_list else [others]
-    if wrong:
+    more = others if isinstance(others, list | tuple | None) else [others]
+    blocks = [record, facts, *(more or ())]
+    names = [block.name if isinstance(block, BaseMemoryBlock) else shown(block) for block in blocks]
+    if len(set(names)) < len(names) or not all(isinstance(block, BaseMemoryBlock) for block in blocks):
         raise SettingError(
-            f"memory_blocks must be a list of LlamaIndex's memory blocks; saw {shown(wrong[0])}. The record and the "
-            "facts are there without it."
-        )
-    blocks = [record, facts, *(others or ())]
-    names = [block.name for block in blocks]
-    if len(set(names)) < len(names):
-        raise SettingError(
-            f"memory_blocks must have a name each, and none that the record or the facts have; saw {', '.join(names)}. "
-            "Name them otherwise."
+            f"memory_blocks must be a list of LlamaIndex's memory blocks with a name each; saw {', '.join(names[2:])}. "
+            f"The record and the facts, {record.name} and {facts.name}, are there without it."
         )
     return blocks
 

@@ -73,12 +73,12 @@ def formatted(
     cache_points: CachePoints = False,
     turn: Sequence[ChatMessage] = (),
     *,
-    hint: str = "",
+    with_hint: bool = False,
 ) -> list[ContentBlock]:
     """Returns the blocks of the message that a template makes of memory blocks; [] for none.
 
     Our template gets the record among ``contents`` in its text blocks, with cache points as long as there are at most
-    four together with those of the ``turn``, and the ``hint``. A text at the end of the message ends with a
+    four together with those of the ``turn``, and the hint, if it is wanted. A text at the end ends with a
     blank line, because some APIs join texts without anything between them.
     """
     if not memory_blocks:
@@ -90,6 +90,7 @@ def formatted(
             text = contents[name]
             if isinstance(text, RecordText):
                 memory_blocks[i] = name, text.content_blocks(cache_points, others)
+    hint = HINT if with_hint else ""
     content = list(template.format_messages(memory_blocks=memory_blocks, hint=hint)[0].blocks)
     if content and isinstance(content[-1], TextBlock) and not content[-1].text.endswith("\n\n"):
         content[-1] = TextBlock(text=content[-1].text.rstrip("\n") + "\n\n")
@@ -171,11 +172,14 @@ def with_cache_points(
     """
     if not cache_points:
         return messages
-    question = next((message for message in reversed(messages) if message.role == MessageRole.USER), None)
-    if goes_on and question is not None and cache_points_in(messages) < MOST_CACHE_POINTS:
-        if question.blocks and not isinstance(question.blocks[-1], CachePoint):
+    if goes_on and cache_points_in(messages) < MOST_CACHE_POINTS:
+        question = next((message for message in reversed(messages) if message.role == MessageRole.USER), None)
+        if question and question.blocks and not isinstance(question.blocks[-1], CachePoint):
             question.blocks = [*question.blocks, cache_point(cache_points)]
-    for message in messages:
-        if any(isinstance(block, CachePoint) for block in message.blocks):
-            message.additional_kwargs = {**message.additional_kwargs, "session_id": session_id}
-    return messages
+    named = {"session_id": session_id}
+    return [
+        message.model_copy(update={"additional_kwargs": message.additional_kwargs | named})
+        if cache_points_in([message])
+        else message
+        for message in messages
+    ]
