@@ -640,8 +640,6 @@ class CondensedMemory(Memory):
                 break
             block = max(may_be_cut, key=lambda block: block.priority)
             contents[block.name] = await block.atruncate(contents[block.name], -left)
-        if left < 0 and shown:
-            template.warn_of_excess(", ".join(block.name for block in shown), self.token_limit)
         return content, messages, left
 
     async def _tokens_of(self, messages: Sequence[ChatMessage]) -> int:

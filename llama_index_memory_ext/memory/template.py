@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import sys
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import CachePoint, ChatMessage, ContentBlock, MessageRole, TextBlock
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from llama_index_memory_ext.text.tokens import TokenCounter
-
-logger = logging.getLogger(__name__)
 
 
 class MemoryBlocksTemplate(RichPromptTemplate):
@@ -107,17 +103,6 @@ def max_tokens(template: RichPromptTemplate, contents: Mapping[str, object], cou
         tokens += len(f"<{name}>\n</{name}>\n\n".encode())
     # No token is shorter than a byte.
     return tokens + len(f"<memory>\n</memory>\n\n{HINT}\n\n")
-
-
-@cache
-def warn_of_excess(names: str, token_limit: int) -> None:
-    """Logs, once in a process, which blocks of others lift the prompt over the limit and may not be cut."""
-    logger.warning(
-        "A prompt is longer than token_limit=%d without the record and the facts: the blocks %s have priority 0, which "
-        "means that they are always shown whole. With a priority of 1 or more they are cut where they do not fit.",
-        token_limit,
-        names,
-    )
 
 
 def with_question(turn: list[ChatMessage], question: str | ChatMessage | None) -> list[ChatMessage]:
