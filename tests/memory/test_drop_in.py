@@ -45,8 +45,9 @@ async def test_a_call_of_the_host_works_as_it_is() -> None:
     arguments: list[Any] = ["chat", [user("Hello")], 40_000, [], str.split, 0.7, 300, template, InsertMethod.SYSTEM]
     arguments += [100, 200, 300, None, "my_table", None, None, None]
     names = [*inspect.signature(Memory.from_defaults).parameters]
-    with pytest.warns(UserWarning, match="token_flush_size"):
+    with pytest.warns(UserWarning, match=r"token_flush_size=300 .* chat_history_token_ratio") as warned:
         in_place = CondensedMemory.from_defaults(*arguments)
+    assert [warning.filename for warning in warned] == [__file__]
     with pytest.warns(UserWarning, match="token_flush_size"):
         by_name = CondensedMemory.from_defaults(**dict(zip(names, arguments, strict=True)))
     for memory in (in_place, by_name):
@@ -56,12 +57,6 @@ async def test_a_call_of_the_host_works_as_it_is() -> None:
         assert (memory.sql_store.table_name, memory.tokenizer_fn.count("one two")) == ("my_table", 2)
         assert [message.content for message in await memory.aget_all()] == ["Hello"]
         await memory.aclose()
-
-
-def test_an_argument_without_a_meaning_here_is_told_once_and_where_it_was_given() -> None:
-    with pytest.warns(UserWarning, match=r"token_flush_size=300 .* chat_history_token_ratio") as warned:
-        CondensedMemory.from_defaults(token_flush_size=300)
-    assert [warning.filename for warning in warned] == [__file__]
 
 
 def test_each_setting_of_the_blocks_is_shown_with_its_default() -> None:
