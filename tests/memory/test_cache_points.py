@@ -16,12 +16,7 @@ from llama_index.core.memory import InsertMethod, Memory
 from llama_index.core.prompts import RichPromptTemplate
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
-from llama_index_memory_ext import (
-    CondensedMemory,
-    CondensedMemoryBlock,
-    LayoutError,
-    MemoryBlocksTemplate,
-)
+from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, LayoutError, MemoryBlocksTemplate
 from llama_index_memory_ext.models.prompt_caches import needs_cache_points
 from llama_index_memory_ext.record.window import MOST_BLOCKS
 from tests.conversation import BEFORE_QUESTION, assistant, calling, result, sent_text, user
@@ -47,9 +42,9 @@ def closed(messages: Sequence[ChatMessage]) -> list[str]:
     return texts(messages)[:-2]
 
 
-def marked(messages: Sequence[ChatMessage]) -> list[str]:
-    """The beginnings of the last user message that end with a cache point."""
-    blocks = question(messages).blocks
+def marked(messages: Sequence[ChatMessage], place: int = -1) -> list[str]:
+    """The beginnings of a message, by default the last user message, that end with a cache point."""
+    blocks = messages[place].blocks if place >= 0 else question(messages).blocks
     places = [i for i, block in enumerate(blocks) if isinstance(block, CachePoint)]
     return [joined(blocks[:place]) for place in places]
 
@@ -204,9 +199,7 @@ async def test_instructions_of_the_system_hold_the_blocks_too(open_memory: OpenM
     for prompt in (before, now):
         assert [message.role for message in prompt] == ["system", "user"]
         assert prompt[0].additional_kwargs["session_id"] == "chat"
-    assert {joined(before[0].blocks[:i]) for i, block in enumerate(before[0].blocks) if block == POINT} & {
-        joined(now[0].blocks[:i]) for i, block in enumerate(now[0].blocks) if block == POINT
-    }
+    assert set(marked(before, 0)) & set(marked(now, 0))
 
 
 async def test_what_is_empty_has_nothing_to_mark(open_memory: OpenMemory) -> None:

@@ -8,13 +8,7 @@ from typing import Any
 
 import pytest
 
-from llama_index_memory_ext import (
-    CondensedMemory,
-    CondensedMemoryBlock,
-    MemoryStore,
-    RelevantFactsBlock,
-    StoreError,
-)
+from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, MemoryStore, RelevantFactsBlock, StoreError
 from tests.conversation import assistant, user
 from tests.memories import OpenPlainMemory
 

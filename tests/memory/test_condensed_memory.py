@@ -16,13 +16,7 @@ from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from llama_index_memory_ext import (
-    CondensedMemory,
-    CondensedMemoryBlock,
-    MemoryStore,
-    MessageError,
-    StoreError,
-)
+from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, MemoryStore, MessageError, StoreError
 from llama_index_memory_ext.text.messages import HINT
 from tests.conversation import BEFORE_QUESTION, assistant, calling, record, result, sent_text, user
 from tests.memories import OpenMemory, OpenPlainMemory
@@ -117,9 +111,10 @@ def test_the_synchronous_calls_finish_what_they_start(database_uri: str, in_memo
     assert len(record(sent_text(memory.get()))) == 3
     memory.set([user("new")])
     assert sent_text(memory.get()) == "new"
+    exported = memory.export()
     memory.reset()
     assert memory.get() == []
-    memory.put(user("again"))
+    assert memory.import_(exported) == 1
     assert memory.forget() == {"messages": 1, "cursors": 1, "facts": 0, "embeddings": 0}
     memory.close()
 

@@ -101,7 +101,7 @@ MISTAKES: list[dict[str, Any]] = [
     {"condensed_token_limit": "1"}, {"facts_token_limit": -1}, {"context_window": "8k"}, {"context_window": 0},
     {"keep_ratio": 2}, {"keep_ratio": "half"}, {"max_messages": 0},
     {"keep_messages": 3}, {"start_on": "user"}, {"allow_partial": True}, {"message_ratio": 0}, {"media_turns": -1},
-    {"recall_token_limit": -1}, {"recall_token_limit": 10**6}, {"summarize": "perhaps"},
+    {"recall_token_limit": -1}, {"recall_token_limit": 10**6}, {"shared": "yes"},
     {"max_facts": 0}, {"min_confidence": 2}, {"similarity_weight": -1}, {"context_turns": 0},
     {"similarity_weight": 0, "confidence_weight": 0}, {"ranker_factory": 3}, {"retry_seconds": 0},
     {"categories": "diet"}, {"categories": []}, {"extraction_prompt": " "}, {"extract_every_turns": 0},
@@ -113,7 +113,7 @@ MISTAKES: list[dict[str, Any]] = [
     {"async_database_uri": 3}, {"chat_history": 3}, {"chat_history": ["Hello"]}, {"max_message": 3}, {"memory": 3},
     {"token_limit": 10}, {"context_window": 100}, {"condensed_token_limit": 20}, {"async_database_uri": ""},
     {"verify": "yes"}, {"extract_facts": "no"}, {"retire_with_messages": 1}, {"summarize": "yes"}, {"allow_partial": 0},
-    {"include_system": 1}, {"cache_points": "yes"}, {"languages": "xx"}, {"languages": ["xx"]},
+    {"include_system": 1}, {"cache_points": "yes"}, {"languages": "xx"}, {"languages": ["xx"]}, {"shared": True},
     *({name: value} for name in ("session_id", "user_id", "agent_id") for value in NO_IDS),
 ]  # fmt: skip
 

@@ -153,15 +153,6 @@ def test_an_address_that_cannot_be_used_is_refused_without_the_password(uri: str
     assert not has_secret(whole(error.value))
 
 
-@pytest.mark.parametrize("uri", [URI, URI_WITH_OPTION])
-async def test_an_error_about_an_unreachable_server_does_not_carry_the_password(uri: str) -> None:
-    memory = memory_with_secrets(uri)
-    with pytest.raises(StoreError, match="Connect") as error:
-        await memory.aput(SECRET)
-    assert not has_secret(whole(error.value))
-    assert "my secret" not in str(error.value)
-
-
 async def test_an_error_about_a_wrong_password_does_not_carry_it(postgres_uri: str) -> None:
     """Of a user who has to give one, other than the rest of this server's."""
     async with create_async_engine(postgres_uri, poolclass=NullPool).begin() as connection:
