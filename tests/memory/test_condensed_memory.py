@@ -14,7 +14,6 @@ from llama_index.core.memory import BaseMemoryBlock, Memory, StaticMemoryBlock
 from llama_index.core.prompts import RichPromptTemplate
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, MemoryStore, MessageError, StoreError
 from llama_index_memory_ext.text.messages import HINT
@@ -71,8 +70,7 @@ async def test_a_turn_is_whole_after_its_answer_until_it_is_flushed(open_memory:
     memory = open_memory()
     await talk(memory, 2)
     question, answer = await memory.aget()
-    assert sent_text([question]).endswith("question 1")
-    assert answer.content == "answer 1"
+    assert (sent_text([question])[-10:], answer.content) == ("question 1", "answer 1")
     for _ in range(2):
         await memory.aflush()
     (message,) = await memory.aget()
@@ -153,11 +151,12 @@ async def test_further_blocks_stand_behind_the_record(open_memory: OpenMemory) -
     await memory.aput(user("two"))
     (message,) = await memory.aget()
     before, image, after, question = message.blocks
-    assert isinstance(before, TextBlock)
-    assert before.text.startswith("<memory>\n<condensed_memory>\n")
-    assert before.text.endswith("</condensed_memory>\n<notes>\nBe kind.\n</notes>\n<picture>\n")
+    assert sent_text([ChatMessage(blocks=[before])]) == (
+        '<memory>\n<condensed_memory>\n<message role="user">one</message>\n</condensed_memory>\n'
+        "<notes>\nBe kind.\n</notes>\n<picture>\n"
+    )
     assert isinstance(image, ImageBlock)
-    assert (after.text, question.text) == (f"</picture>\n{BEFORE_QUESTION}", "two")  # type: ignore[union-attr]
+    assert sent_text([ChatMessage(blocks=[after, question])]) == f"</picture>\n{BEFORE_QUESTION}two"
 
 
 async def test_further_blocks_get_what_the_host_gives_them(open_memory: OpenMemory) -> None:
@@ -225,18 +224,6 @@ def test_a_store_of_another_kind_and_a_lasting_one_without_a_session_id_are_refu
             CondensedMemory.from_defaults(**lasting)
     with pytest.raises(StoreError, match="it is a SQLAlchemyChatStore"):
         CondensedMemory.from_defaults(chat_store=SQLAlchemyChatStore(table_name="t"))  # type: ignore[arg-type]
-
-
-async def test_an_engine_can_be_lent(database_uri: str) -> None:
-    """Leaving the block closes the memory, whose last turn is in the record then, and not the engine."""
-    engine = create_async_engine(database_uri)
-    async with CondensedMemory.from_defaults(
-        "chat", async_engine=engine, table_name="talks", extract_facts=False
-    ) as memory:
-        assert len(record(await talk(memory, 2))) == 2
-    again = CondensedMemory.from_defaults("chat", async_engine=engine, table_name="talks", extract_facts=False)
-    assert len(record(sent_text(await again.aget()))) == 4
-    await engine.dispose()
 
 
 async def test_a_database_of_the_plain_host_is_taken_over(
