@@ -38,6 +38,7 @@ from llama_index_memory_ext.settings import check_names, checked, shown, unpacke
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.store.tables import Opening, Seen
 from llama_index_memory_ext.text.messages import (
+    HINT,
     MEDIA_TOKENS,
     body_of,
     characters_of,
@@ -404,7 +405,6 @@ class CondensedMemory(Memory):
             if self._opened and not isinstance(error, SessionOwnerError):
                 raise
         finally:
-            await self.condensed_block.aclose()
             await self.facts_block.aclose()
             if self._owns_store:
                 await self.sql_store.aclose()
@@ -553,15 +553,11 @@ class CondensedMemory(Memory):
             opening=Opening(self.user_id, self.shared),
             readers=[name for block in self._log_blocks for name in block.readers_of(self.session_id)],
         )
-        if not flushed:
-            return
-        passed_on: Any = {"from_short_term_memory": True, "session_id": self.session_id}
-        calls = (block.aput(list(flushed), **passed_on) for block in self.memory_blocks)
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        for block, result in zip(self.memory_blocks, results, strict=True):
-            if isinstance(result, Exception):
-                # The messages are stored.
-                logger.warning("Block %r did not take %d messages: %r", block.name, len(flushed), type(result))
+        for block in self.memory_blocks if flushed else ():
+            try:
+                await block.aput(list(flushed), from_short_term_memory=True, session_id=self.session_id)
+            except Exception as error:  # noqa: BLE001, PERF203 - anybody's block; all is stored
+                logger.warning("Block %r did not take %d messages: %r", block.name, len(flushed), type(error))
 
     @property
     def _log_blocks(self) -> list[LogBlock]:
@@ -624,13 +620,15 @@ class CondensedMemory(Memory):
         cache points of its own.
         """
         shape = self.memory_blocks_template
+        is_ours = isinstance(shape, template.MemoryBlocksTemplate)
         is_in_front = self.insert_method == InsertMethod.USER and any(one.role == MessageRole.USER for one in turn)
         while True:
-            parts, messages = await self._format_memory_blocks(contents)
-            with_hint = is_in_front and bool(contents.get(self.condensed_block.name))
-            content = template.formatted(shape, parts, contents, self.cache_points, turn, with_hint=with_hint)
+            given = template.with_record_in_blocks(contents, self.cache_points, turn) if is_ours else contents
+            parts, messages = await self._format_memory_blocks(given)
+            hint = HINT if is_in_front and contents.get(self.condensed_block.name) else ""
+            content = template.joined(shape, parts, hint)
             # The bound is never too low; only where it is over the room the exact count decides.
-            left = room - template.max_tokens(shape, contents, self.tokenizer_fn)
+            left = room - template.max_tokens(contents, self.tokenizer_fn) if is_ours else -1
             if left < 0:
                 left = room - await self._tokens_of([*messages, ChatMessage(blocks=content)])
             shown = [block for block in self.memory_blocks if contents.get(block.name)]

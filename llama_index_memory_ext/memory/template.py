@@ -62,42 +62,39 @@ class MemoryBlocksTemplate(RichPromptTemplate):
         return [ChatMessage(role=MessageRole.USER, blocks=[*content, TextBlock(text=f"{text}</memory>\n\n{hint}")])]
 
 
-def formatted(
-    template: RichPromptTemplate,
-    memory_blocks: list[tuple[str, list[ContentBlock]]],
-    contents: Mapping[str, object],
-    cache_points: CachePoints = False,
-    turn: Sequence[ChatMessage] = (),
-    *,
-    with_hint: bool = False,
+def with_record_in_blocks(
+    contents: dict[str, Any], cache_points: CachePoints, turn: Sequence[ChatMessage]
+) -> dict[str, Any]:
+    """Returns what each memory block gave, by its name, the record in text blocks with cache points between them.
+
+    There are at most four together with those of the other memory blocks and of the ``turn``.
+    """
+    lists = [content for content in contents.values() if isinstance(content, list)]
+    others = cache_points_in(turn) + sum(isinstance(block, CachePoint) for content in lists for block in content)
+    records = {name: text for name, text in contents.items() if isinstance(text, RecordText)}
+    return contents | {name: text.content_blocks(cache_points, others) for name, text in records.items()}
+
+
+def joined(
+    template: RichPromptTemplate, memory_blocks: list[tuple[str, list[ContentBlock]]], hint: str
 ) -> list[ContentBlock]:
     """Returns the blocks of the message that a template makes of memory blocks; [] for none.
 
-    Our template gets the record among ``contents`` in its text blocks, with cache points as long as there are at most
-    four together with those of the ``turn``, and the hint, if it is wanted. A text at the end ends with a
-    blank line, because some APIs join texts without anything between them.
+    A text at its end ends with a blank line, because some APIs join texts without anything between them.
     """
     if not memory_blocks:
         return []
-    if isinstance(template, MemoryBlocksTemplate):
-        others = cache_points_in(turn)
-        others += sum(isinstance(block, CachePoint) for _, blocks in memory_blocks for block in blocks)
-        for i, (name, _) in enumerate(memory_blocks):
-            text = contents[name]
-            if isinstance(text, RecordText):
-                memory_blocks[i] = name, text.content_blocks(cache_points, others)
-    hint = HINT if with_hint else ""
     content = list(template.format_messages(memory_blocks=memory_blocks, hint=hint)[0].blocks)
     if content and isinstance(content[-1], TextBlock) and not content[-1].text.endswith("\n\n"):
         content[-1] = TextBlock(text=content[-1].text.rstrip("\n") + "\n\n")
     return content
 
 
-def max_tokens(template: RichPromptTemplate, contents: Mapping[str, object], counter: TokenCounter) -> int:
+def max_tokens(contents: Mapping[str, object], counter: TokenCounter) -> int:
     """Returns a number of tokens that contents do not exceed in our template; a very large one if it is unknown."""
     tokens = 0
     for name, text in contents.items():
-        if not isinstance(text, str) or not isinstance(template, MemoryBlocksTemplate):
+        if not isinstance(text, str):
             return sys.maxsize
         tokens += text.tokens if isinstance(text, CountedText) else counter.count(text)
         tokens += len(f"<{name}>\n</{name}>\n\n".encode())
