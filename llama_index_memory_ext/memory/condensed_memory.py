@@ -224,7 +224,7 @@ class CondensedMemory(Memory):
         memory = cls(
             session_id=session_id,
             token_limit=limits[0],
-            memory_blocks=blocks_for(settings, limits[1:], of_user, memory_blocks, **of_both),
+            memory_blocks=blocks_for(settings, limits[1:], of_user, memory_blocks or (), **of_both),
             tokenizer_fn=counter,
             sql_store=store,
             chat_history_token_ratio=chat_history_token_ratio,
@@ -309,10 +309,7 @@ class CondensedMemory(Memory):
         else:
             template.add_media(media, content, sent)
             shown = self._insert_memory_content(sent, content, messages)
-        # An agent asks again for each of its tool calls, whose results it may keep to itself.
-        before, self._question_hash = self._question_hash, hash(body_of(turn[0])) if turn else 0
-        goes_on = bool(turn) and before == self._question_hash
-        shown = template.with_cache_points(shown, self.session_id, self.cache_points, goes_on=goes_on)
+        shown = template.with_cache_points(shown, self.session_id, self.cache_points, goes_on=self._goes_on(turn))
         for message, row in zip(sent, snapshot.active, strict=False):
             # A tool's result that was put as the user's.
             message.role = MessageRole.USER if row.is_printed else message.role
@@ -619,26 +616,43 @@ class CondensedMemory(Memory):
         ``contents`` is what each block gave, by its name; truncated contents replace it there. The ``turn`` may have
         cache points of its own.
         """
-        shape = self.memory_blocks_template
-        is_ours = isinstance(shape, template.MemoryBlocksTemplate)
-        is_in_front = self.insert_method == InsertMethod.USER and any(one.role == MessageRole.USER for one in turn)
         while True:
-            given = template.with_record_in_blocks(contents, self.cache_points, turn) if is_ours else contents
-            parts, messages = await self._format_memory_blocks(given)
-            hint = HINT if is_in_front and contents.get(self.condensed_block.name) else ""
-            content = template.joined(shape, parts, hint)
-            # The bound is never too low; only where it is over the room the exact count decides.
-            left = room - template.max_tokens(contents, self.tokenizer_fn) if is_ours else -1
-            if left < 0:
-                left = room - await self._tokens_of([*messages, ChatMessage(blocks=content)])
-            shown = [block for block in self.memory_blocks if contents.get(block.name)]
+            content, messages, left = await self._joined(contents, room, turn)
             # A block of ours can be truncated whatever its priority.
-            may_be_cut = [block for block in shown if isinstance(block, LogBlock) or block.priority > 0]
+            may_be_cut = [
+                block
+                for block in self.memory_blocks
+                if contents.get(block.name) and (isinstance(block, LogBlock) or block.priority > 0)
+            ]
             if left >= 0 or not may_be_cut:
-                break
+                return content, messages, left
             block = max(may_be_cut, key=lambda block: block.priority)
             contents[block.name] = await block.atruncate(contents[block.name], -left)
+
+    async def _joined(
+        self, contents: dict[str, Any], room: int, turn: list[ChatMessage]
+    ) -> tuple[list[ContentBlock], list[ChatMessage], int]:
+        """Returns what blocks gave as content of one message and as messages, and how many tokens are left at least."""
+        shape, given, left = self.memory_blocks_template, contents, -1
+        if isinstance(shape, template.MemoryBlocksTemplate):
+            given = template.with_record_in_blocks(contents, self.cache_points, turn)
+            left = room - template.max_tokens(contents, self.tokenizer_fn)
+        parts, messages = await self._format_memory_blocks(given)
+        is_in_front = self.insert_method == InsertMethod.USER and any(one.role == MessageRole.USER for one in turn)
+        hint = HINT if is_in_front and contents.get(self.condensed_block.name) else ""
+        content = template.joined(shape, parts, hint)
+        # The bound is never too low; only where it is over the room the exact count decides.
+        if left < 0:
+            left = room - await self._tokens_of([*messages, ChatMessage(blocks=content)])
         return content, messages, left
+
+    def _goes_on(self, turn: list[ChatMessage]) -> bool:
+        """Returns whether the turn is that of the prompt before.
+
+        An agent asks again for each of its tool calls, whose results it may keep to itself.
+        """
+        before, self._question_hash = self._question_hash, hash(body_of(turn[0])) if turn else 0
+        return bool(turn) and before == self._question_hash
 
     async def _tokens_of(self, messages: Sequence[ChatMessage]) -> int:
         await self.tokenizer_fn.load()

@@ -158,10 +158,8 @@ def with_cache_points(
         question = next((message for message in reversed(messages) if message.role == MessageRole.USER), None)
         if question and question.blocks and not isinstance(question.blocks[-1], CachePoint):
             question.blocks = [*question.blocks, cache_point(cache_points)]
-    named = {"session_id": session_id}
-    return [
-        message.model_copy(update={"additional_kwargs": message.additional_kwargs | named})
-        if cache_points_in([message])
-        else message
-        for message in messages
-    ]
+    for i, message in enumerate(messages):
+        if cache_points_in([message]):
+            kwargs = {**message.additional_kwargs, "session_id": session_id}
+            messages[i] = message.model_copy(update={"additional_kwargs": kwargs})
+    return messages
