@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import warnings
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole
@@ -64,9 +63,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store.tables import Snapshot
 
 logger = logging.getLogger(__name__)
-
-
-_PRIORITY = attrgetter("priority")
 
 
 async def _wait_for_jobs(memory: CondensedMemory) -> None:
@@ -228,7 +224,7 @@ class CondensedMemory(Memory):
         memory = cls(
             session_id=session_id,
             token_limit=limits[0],
-            memory_blocks=blocks_for(settings, limits[1:], of_user, memory_blocks, **of_both),
+            memory_blocks=blocks_for(settings, limits[1:], of_user, memory_blocks or (), **of_both),
             tokenizer_fn=counter,
             sql_store=store,
             chat_history_token_ratio=chat_history_token_ratio,
@@ -313,10 +309,7 @@ class CondensedMemory(Memory):
         else:
             template.add_media(media, content, sent)
             shown = self._insert_memory_content(sent, content, messages)
-        # An agent asks again for each of its tool calls, whose results it may keep to itself.
-        before, self._question_hash = self._question_hash, hash(body_of(turn[0])) if turn else 0
-        goes_on = bool(turn) and before == self._question_hash
-        shown = template.with_cache_points(shown, self.session_id, self.cache_points, goes_on=goes_on)
+        shown = template.with_cache_points(shown, self.session_id, self.cache_points, goes_on=self._goes_on(turn))
         for message, row in zip(sent, snapshot.active, strict=False):
             # A tool's result that was put as the user's.
             message.role = MessageRole.USER if row.is_printed else message.role
@@ -383,12 +376,11 @@ class CondensedMemory(Memory):
         """
         await self.acheck_session()
         check_search(similarity_top_k, facts=facts, messages=messages)
-        known: Sequence[Any] = ()
-        said: Sequence[Any] = ()
-        if facts and question.strip():
-            known = await self.facts.asearch(question, similarity_top_k=similarity_top_k)
-        if messages and question.strip():
-            said = await self.condensed_block.asearch(question, session_id=self.session_id, most=similarity_top_k)
+        if not question.strip():
+            return MemorySearchResult()
+        known = await self.facts.asearch(question, similarity_top_k=similarity_top_k) if facts else []
+        record, most = self.condensed_block, similarity_top_k
+        said = await record.asearch(question, session_id=self.session_id, most=most) if messages else []
         return MemorySearchResult(tuple(known), tuple(said))
 
     def turn(self) -> AbstractAsyncContextManager[Self]:
@@ -410,7 +402,6 @@ class CondensedMemory(Memory):
             if self._opened and not isinstance(error, SessionOwnerError):
                 raise
         finally:
-            await self.condensed_block.aclose()
             await self.facts_block.aclose()
             if self._owns_store:
                 await self.sql_store.aclose()
@@ -535,7 +526,10 @@ class CondensedMemory(Memory):
         self._owns_store = True
 
     async def _append(self, messages: Sequence[ChatMessage], plan: turns.Plan | None, *, replace: bool = False) -> None:
-        self._opened = self._opened or await turns.open_session(self.session_id, self._log_blocks)
+        if not self._opened:
+            for block in self._log_blocks:
+                await block.aopen(self.session_id)
+            self._opened = True
         async with self._calls():
             await self._write(messages, plan, replace=replace)
 
@@ -556,15 +550,11 @@ class CondensedMemory(Memory):
             opening=Opening(self.user_id, self.shared),
             readers=[name for block in self._log_blocks for name in block.readers_of(self.session_id)],
         )
-        if not flushed:
-            return
-        passed_on: Any = {"from_short_term_memory": True, "session_id": self.session_id}
-        calls = (block.aput(list(flushed), **passed_on) for block in self.memory_blocks)
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        for block, result in zip(self.memory_blocks, results, strict=True):
-            if isinstance(result, Exception):
-                # The messages are stored.
-                logger.warning("Block %r did not take %d messages: %r", block.name, len(flushed), type(result))
+        for block in self.memory_blocks if flushed else ():
+            try:
+                await block.aput(list(flushed), from_short_term_memory=True, session_id=self.session_id)
+            except Exception as error:  # noqa: BLE001, PERF203 - anybody's block; all is stored
+                logger.warning("Block %r did not take %d messages: %r", block.name, len(flushed), type(error))
 
     @property
     def _log_blocks(self) -> list[LogBlock]:
@@ -576,26 +566,26 @@ class CondensedMemory(Memory):
         LlamaIndex's chat engines put their question when it was answered. With a question that is still to come, a turn
         that is over moves into the record here, as it would when the question is put.
         """
-        readers, opening = self.sql_store.readers, Opening(self.user_id, self.shared)
-        record, watched = self.condensed_block, self.facts_block.namespace_of(self.session_id)
-        has_moved = False
-        while True:
-            known = record.last_seen(self.session_id)
-            snapshot = await readers.glance(self.session_id, record.name, known, watched, opening)
-            if snapshot.is_closed:
-                await self.acheck_session()
-            turn = [row.message for row in snapshot.active]
-            asked = template.with_question(turn, question)
-            if asked is turn or (turn and not turns.is_over(turn)):
-                return snapshot, False
-            if not turn:
-                break
+        snapshot = await self._glance()
+        turn = [row.message for row in snapshot.active]
+        asked = template.with_question(turn, question)
+        if asked is turn or (turn and not turns.is_over(turn)):
+            return snapshot, False
+        if turn:
             await self._write([], len)
-            has_moved = True
+            return await self._glance(), True
         # A flush moves a question into the log while it is being answered.
-        rows = [] if has_moved else (await readers.page(self.session_id, "", Seen(), limit=1)).rows
-        last = [row.message for row in rows if row.role == MessageRole.USER.value]
+        page = await self.sql_store.readers.page(self.session_id, "", Seen(), limit=1)
+        last = [row.message for row in page.rows if row.role == MessageRole.USER.value]
         return snapshot, not last or template.with_question(last, question) is not last
+
+    async def _glance(self) -> Snapshot:
+        record, opening = self.condensed_block, Opening(self.user_id, self.shared)
+        known, watched = record.last_seen(self.session_id), self.facts_block.namespace_of(self.session_id)
+        snapshot = await self.sql_store.readers.glance(self.session_id, record.name, known, watched, opening)
+        if snapshot.is_closed:
+            await self.acheck_session()
+        return snapshot
 
     def _plan_flush(self, messages: Sequence[ChatMessage]) -> int:
         """Returns how many of the oldest messages leave short-term memory."""
@@ -606,7 +596,7 @@ class CondensedMemory(Memory):
     async def _contents(self, asked: list[ChatMessage], snapshot: Snapshot, **block_kwargs: Any) -> dict[str, Any]:
         """Returns what each block shows for the messages, by its name, without empty ones."""
         contents: dict[str, Any] = {}
-        for block in sorted(self.memory_blocks, key=_PRIORITY, reverse=True):
+        for block in sorted(self.memory_blocks, key=lambda block: block.priority, reverse=True):
             # The blocks of others need not know such an argument.
             is_ours = isinstance(block, LogBlock) and block.store is self.sql_store
             more = {"snapshot": snapshot} if is_ours else {}
@@ -627,32 +617,42 @@ class CondensedMemory(Memory):
         cache points of its own.
         """
         while True:
-            content, messages, tokens = await self._joined(contents, room, turn)
-            left = [block for block in self.memory_blocks if contents.get(block.name)]
+            content, messages, left = await self._joined(contents, room, turn)
             # A block of ours can be truncated whatever its priority.
-            may_be_cut = [block for block in left if isinstance(block, LogBlock) or block.priority > 0]
-            if tokens <= room or not may_be_cut:
-                break
-            block = max(may_be_cut, key=_PRIORITY)
-            contents[block.name] = await block.atruncate(contents[block.name], tokens - room)
-        if tokens > room and left:
-            template.warn_of_excess(", ".join(block.name for block in left), self.token_limit)
-        return content, messages, room - tokens
+            may_be_cut = [
+                block
+                for block in self.memory_blocks
+                if contents.get(block.name) and (isinstance(block, LogBlock) or block.priority > 0)
+            ]
+            if left >= 0 or not may_be_cut:
+                return content, messages, left
+            block = max(may_be_cut, key=lambda block: block.priority)
+            contents[block.name] = await block.atruncate(contents[block.name], -left)
 
     async def _joined(
         self, contents: dict[str, Any], room: int, turn: list[ChatMessage]
     ) -> tuple[list[ContentBlock], list[ChatMessage], int]:
-        """Returns what blocks gave as content of one message and as messages, and how many tokens they have at most."""
-        shape = self.memory_blocks_template
-        parts, messages = await self._format_memory_blocks(contents)
+        """Returns what blocks gave as content of one message and as messages, and how many tokens are left at least."""
+        shape, given, left = self.memory_blocks_template, contents, -1
+        if isinstance(shape, template.MemoryBlocksTemplate):
+            given = template.with_record_in_blocks(contents, self.cache_points, turn)
+            left = room - template.max_tokens(contents, self.tokenizer_fn)
+        parts, messages = await self._format_memory_blocks(given)
         is_in_front = self.insert_method == InsertMethod.USER and any(one.role == MessageRole.USER for one in turn)
         hint = HINT if is_in_front and contents.get(self.condensed_block.name) else ""
-        content = template.formatted(shape, parts, contents, self.cache_points, turn, hint=hint)
+        content = template.joined(shape, parts, hint)
         # The bound is never too low; only where it is over the room the exact count decides.
-        tokens = template.max_tokens(shape, contents, self.tokenizer_fn)
-        if tokens > room:
-            tokens = await self._tokens_of([*messages, ChatMessage(blocks=content)])
-        return content, messages, int(tokens)
+        if left < 0:
+            left = room - await self._tokens_of([*messages, ChatMessage(blocks=content)])
+        return content, messages, left
+
+    def _goes_on(self, turn: list[ChatMessage]) -> bool:
+        """Returns whether the turn is that of the prompt before.
+
+        An agent asks again for each of its tool calls, whose results it may keep to itself.
+        """
+        before, self._question_hash = self._question_hash, hash(body_of(turn[0])) if turn else 0
+        return bool(turn) and before == self._question_hash
 
     async def _tokens_of(self, messages: Sequence[ChatMessage]) -> int:
         await self.tokenizer_fn.load()

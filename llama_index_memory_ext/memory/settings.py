@@ -118,7 +118,7 @@ def blocks_for(
     settings: Mapping[str, Any],
     limits: tuple[int, int],
     user_id: str,
-    others: Sequence[BaseMemoryBlock[Any]] | None,
+    others: Sequence[BaseMemoryBlock[Any]],
     **of_both: Any,
 ) -> list[BaseMemoryBlock[Any]]:
     """Returns the record and the facts, with these limits and with what is ``of_both``, and the ``others``.
@@ -126,25 +126,17 @@ def blocks_for(
     A setting goes to the block that has a field of its name. Raises a SettingError for a setting of a wrong type or
     range or for what is no list of blocks, and what the checks of the record raise.
     """
-    of_record, of_facts = (
-        {name: value for name, value in settings.items() if name in kind.model_fields}
-        for kind in (CondensedMemoryBlock, RelevantFactsBlock)
-    )
+    of_record = {name: settings[name] for name in settings if name in CondensedMemoryBlock.model_fields}
+    of_facts = {name: settings[name] for name in settings if name in RelevantFactsBlock.model_fields}
     record = CondensedMemoryBlock(token_limit=limits[0], **of_record, **of_both)
     facts = RelevantFactsBlock(token_limit=limits[1], user_id=user_id, **of_facts, **of_both)
-    is_list = isinstance(others, list | tuple | None)
-    wrong = [one for one in others or () if not isinstance(one, BaseMemoryBlock)] if is_list else [others]
-    if wrong:
+    blocks = [record, facts, *(others if isinstance(others, list | tuple) else [others])]
+    names = {block.name for block in blocks if isinstance(block, BaseMemoryBlock)}
+    if len(names) < len(blocks):
+        saw = ", ".join(str(getattr(block, "name", shown(block))) for block in blocks[2:])
         raise SettingError(
-            f"memory_blocks must be a list of LlamaIndex's memory blocks; saw {shown(wrong[0])}. The record and the "
-            "facts are there without it."
-        )
-    blocks = [record, facts, *(others or ())]
-    names = [block.name for block in blocks]
-    if len(set(names)) < len(names):
-        raise SettingError(
-            f"memory_blocks must have a name each, and none that the record or the facts have; saw {', '.join(names)}. "
-            "Name them otherwise."
+            f"memory_blocks must be a list of LlamaIndex's memory blocks with a name each; saw {saw}. "
+            f"The record and the facts, {record.name} and {facts.name}, are there without it."
         )
     return blocks
 

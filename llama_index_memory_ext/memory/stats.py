@@ -40,12 +40,8 @@ class MemoryStats(BaseModel):
     pending: int | None = Field(description="Messages not read for facts yet, active ones too; None: none are read.")
     failures: dict[str, Failure] = Field(description='What has failed last: "facts", "summary" or "recall index".')
     rejections: dict[str, int] = Field(description="Entries of the model's replies that were not stored, by reason.")
-    set_aside: tuple[SetAside, ...] = Field(
-        default=(), description="Turns from which no facts could be extracted: first row, last row, type of the error."
-    )
-    usage: dict[str, Usage] = Field(
-        default_factory=dict, description='Calls of models and their tokens: "facts", "verification" and "summary".'
-    )
+    set_aside: tuple[SetAside, ...] = Field(default=(), description="Turns without facts: first row, last row, error.")
+    usage: dict[str, Usage] = Field(default={}, description='Calls and tokens: "facts", "verification", "summary".')
 
     def __str__(self) -> str:
         shown = f"{self.active} of the current turn, {self.verbatim} shown in the record"

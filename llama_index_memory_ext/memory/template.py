@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import math
-from functools import cache
+import sys
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import CachePoint, ChatMessage, ContentBlock, MessageRole, TextBlock
@@ -21,13 +19,9 @@ from llama_index_memory_ext.text.messages import HINT, ID_KEY, SPEAKER_KEY, body
 from llama_index_memory_ext.text.tokens import CountedText
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from llama_index_memory_ext.text.tokens import TokenCounter
-
-logger = logging.getLogger(__name__)
-
-_OPENING, _CLOSING = "<memory>\n", "</memory>\n\n"
 
 
 class MemoryBlocksTemplate(RichPromptTemplate):
@@ -39,75 +33,73 @@ class MemoryBlocksTemplate(RichPromptTemplate):
     """
 
     def __init__(self) -> None:
-        super().__init__(
-            template_str=(
-                "<memory>\n{% for name, blocks in memory_blocks %}<{{ name }}>\n"
-                "{% for block in blocks %}{{ block.text }}{% endfor %}</{{ name }}>\n{% endfor %}</memory>\n\n"
-                "{% if hint %}{{ hint }}\n\n{% endif %}"
-            ),
-            template_vars=["memory_blocks", "hint"],
+        template_str = (
+            "<memory>\n{% for name, blocks in memory_blocks %}<{{ name }}>\n"
+            "{% for block in blocks %}{{ block.text }}{% endfor %}</{{ name }}>\n{% endfor %}</memory>\n\n"
+            "{% if hint %}{{ hint }}\n\n{% endif %}"
         )
+        super().__init__(template_str=template_str, template_vars=["memory_blocks", "hint"])
 
     def format_messages(self, llm: Any = None, **kwargs: Any) -> list[ChatMessage]:
         """Returns one user message with the blocks of all memory blocks.
 
         The tags join the texts next to them. Text blocks of one memory block stay apart, for prompt caches.
         """
-        return [ChatMessage(role=MessageRole.USER, blocks=_tagged(kwargs["memory_blocks"], kwargs.get("hint", "")))]
+        content: list[ContentBlock] = []
+        text = "<memory>\n"
+        for name, blocks in kwargs["memory_blocks"]:
+            text += f"<{name}>\n"
+            for i, block in enumerate(blocks):
+                if text and (i > 0 or not isinstance(block, TextBlock)):
+                    content.append(TextBlock(text=text))
+                    text = ""
+                if not isinstance(block, TextBlock):
+                    content.append(block)
+                elif block.text:
+                    text += block.text if block.text.endswith("\n") else f"{block.text}\n"
+            text += f"</{name}>\n"
+        hint = f"{kwargs['hint']}\n\n" if kwargs.get("hint") else ""
+        return [ChatMessage(role=MessageRole.USER, blocks=[*content, TextBlock(text=f"{text}</memory>\n\n{hint}")])]
 
 
-def formatted(
-    template: RichPromptTemplate,
-    memory_blocks: list[tuple[str, list[ContentBlock]]],
-    contents: Mapping[str, object],
-    cache_points: CachePoints = False,
-    turn: Sequence[ChatMessage] = (),
-    *,
-    hint: str = "",
+def with_record_in_blocks(
+    contents: dict[str, Any], cache_points: CachePoints, turn: Sequence[ChatMessage]
+) -> dict[str, Any]:
+    """Returns what each memory block gave, by its name, the record in text blocks with cache points between them.
+
+    There are at most four together with those of the other memory blocks and of the ``turn``.
+    """
+    lists = [content for content in contents.values() if isinstance(content, list)]
+    others = cache_points_in(turn) + sum(isinstance(block, CachePoint) for content in lists for block in content)
+    records = {name: text for name, text in contents.items() if isinstance(text, RecordText)}
+    return contents | {name: text.content_blocks(cache_points, others) for name, text in records.items()}
+
+
+def joined(
+    template: RichPromptTemplate, memory_blocks: list[tuple[str, list[ContentBlock]]], hint: str
 ) -> list[ContentBlock]:
     """Returns the blocks of the message that a template makes of memory blocks; [] for none.
 
-    Our template gets the record among ``contents`` in its text blocks, with cache points as long as there are at most
-    four together with those of the ``turn``, and the ``hint``. A text at the end of the message ends with a
-    blank line, because some APIs join texts without anything between them.
+    A text at its end ends with a blank line, because some APIs join texts without anything between them.
     """
     if not memory_blocks:
         return []
-    if isinstance(template, MemoryBlocksTemplate):
-        others = cache_points_in(turn)
-        others += sum(isinstance(block, CachePoint) for _, blocks in memory_blocks for block in blocks)
-        for i, (name, _) in enumerate(memory_blocks):
-            text = contents[name]
-            if isinstance(text, RecordText):
-                memory_blocks[i] = name, text.content_blocks(cache_points, others)
-    hints: dict[str, Any] = {"hint": hint} if isinstance(template, MemoryBlocksTemplate) else {}
-    content = list(template.format_messages(memory_blocks=memory_blocks, **hints)[0].blocks)
+    content = list(template.format_messages(memory_blocks=memory_blocks, hint=hint)[0].blocks)
     if content and isinstance(content[-1], TextBlock) and not content[-1].text.endswith("\n\n"):
         content[-1] = TextBlock(text=content[-1].text.rstrip("\n") + "\n\n")
     return content
 
 
-def max_tokens(template: RichPromptTemplate, contents: Mapping[str, object], counter: TokenCounter) -> float:
-    """Returns a number of tokens that contents do not exceed in our template; infinite if it is unknown."""
-    texts = [content for content in contents.values() if isinstance(content, str)]
-    if len(texts) < len(contents) or not isinstance(template, MemoryBlocksTemplate):
-        return math.inf
-    tags = _OPENING + _closing(HINT) + "".join(f"<{name}>\n</{name}>\n\n" for name in contents)
-    tokens = sum(text.tokens if isinstance(text, CountedText) else counter.count(text) for text in texts)
+def max_tokens(contents: Mapping[str, object], counter: TokenCounter) -> int:
+    """Returns a number of tokens that contents do not exceed in our template; a very large one if it is unknown."""
+    tokens = 0
+    for name, text in contents.items():
+        if not isinstance(text, str):
+            return sys.maxsize
+        tokens += text.tokens if isinstance(text, CountedText) else counter.count(text)
+        tokens += len(f"<{name}>\n</{name}>\n\n".encode())
     # No token is shorter than a byte.
-    return tokens + len(tags.encode())
-
-
-@cache
-def warn_of_excess(names: str, token_limit: int) -> None:
-    """Logs, once in a process, which blocks of others lift the prompt over the limit and may not be cut."""
-    logger.warning(
-        "A prompt is longer than token_limit=%d, though the record and the facts were left out: the blocks %s have "
-        "priority 0, which means that they are always shown whole. With a priority of 1 or more they are cut where "
-        "they do not fit.",
-        token_limit,
-        names,
-    )
+    return tokens + len(f"<memory>\n</memory>\n\n{HINT}\n\n")
 
 
 def with_question(turn: list[ChatMessage], question: str | ChatMessage | None) -> list[ChatMessage]:
@@ -162,40 +154,12 @@ def with_cache_points(
     """
     if not cache_points:
         return messages
-    goes_on = goes_on and cache_points_in(messages) < MOST_CACHE_POINTS
-    places = [i for i, message in enumerate(messages) if message.role == MessageRole.USER] if goes_on else []
-    marked = []
+    if goes_on and cache_points_in(messages) < MOST_CACHE_POINTS:
+        question = next((message for message in reversed(messages) if message.role == MessageRole.USER), None)
+        if question and question.blocks and not isinstance(question.blocks[-1], CachePoint):
+            question.blocks = [*question.blocks, cache_point(cache_points)]
     for i, message in enumerate(messages):
-        blocks = message.blocks
-        if i in places[-1:] and blocks and not isinstance(blocks[-1], CachePoint):
-            blocks = [*blocks, cache_point(cache_points)]
-        if any(isinstance(block, CachePoint) for block in blocks):
+        if cache_points_in([message]):
             kwargs = {**message.additional_kwargs, "session_id": session_id}
-            message = ChatMessage(role=message.role, blocks=blocks, additional_kwargs=kwargs)  # noqa: PLW2901
-        marked.append(message)
-    return marked
-
-
-def _tagged(memory_blocks: Iterable[tuple[str, Sequence[ContentBlock]]], hint: str) -> list[ContentBlock]:
-    content: list[ContentBlock] = []
-    before = _OPENING
-    for name, blocks in memory_blocks:
-        before += f"<{name}>\n"
-        for i, block in enumerate(blocks, 1):
-            if not isinstance(block, TextBlock):
-                content += [TextBlock(text=before), block] if before else [block]
-                before = ""
-                continue
-            text = before + block.text
-            text += "\n" if block.text and not block.text.endswith("\n") else ""
-            if i == len(blocks):
-                before = text
-            else:
-                content.append(block if text == block.text else TextBlock(text=text))
-                before = ""
-        before += f"</{name}>\n"
-    return [*content, TextBlock(text=before + _closing(hint))]
-
-
-def _closing(hint: str) -> str:
-    return f"{_CLOSING}{hint}\n\n" if hint else _CLOSING
+            messages[i] = message.model_copy(update={"additional_kwargs": kwargs})
+    return messages

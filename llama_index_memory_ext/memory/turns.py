@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from llama_index.core.base.llms.types import MessageRole
 
-from llama_index_memory_ext.background.jobs import log_failure
 from llama_index_memory_ext.background.locks import lock_for
-from llama_index_memory_ext.errors import StoreTimeoutError, TurnError
+from llama_index_memory_ext.errors import TurnError
 from llama_index_memory_ext.text.limits import plan_flush
 from llama_index_memory_ext.text.messages import has_calls
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
 
     from llama_index.core.base.llms.types import ChatMessage
 
-    from llama_index_memory_ext.reader_block import LogBlock
-
-
 # Says of messages how many of the oldest leave short-term memory.
 Plan: TypeAlias = "Callable[[Sequence[ChatMessage]], int]"
 
@@ -32,24 +28,6 @@ WAITS = ", then wait for extraction, summary and embeddings of this session"
 
 # At this share of the token limit or less, every turn but the newest leaves short-term memory, however short it is.
 FLUSH_EVERY_TURN = 0.0001
-
-
-async def open_session(session_id: str, blocks: Sequence[LogBlock]) -> bool:
-    """Lets the blocks begin with the session; returns False if that has failed, which is logged.
-
-    A StoreTimeoutError if the database does not answer.
-    """
-    try:
-        for block in blocks:
-            await block.aopen(session_id)
-    except StoreTimeoutError:
-        # The message would wait as long again.
-        raise
-    except Exception as error:  # noqa: BLE001 - the message that is put now must be stored, whatever has failed
-        outcome = "the next message tries again"
-        log_failure("Unread messages of other sessions were not looked for", session_id, error, outcome)
-        return False
-    return True
 
 
 def leaving(messages: Sequence[ChatMessage], limit: int = 0, tokens: Callable[[ChatMessage], int] = lambda _: 1) -> int:

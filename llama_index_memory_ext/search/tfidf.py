@@ -112,29 +112,6 @@ def sparing(failures: Counter[str], failed: str, drop: Callable[[], object]) -> 
             logger.warning("%s (%s); nothing is lost, and the next question builds the index anew.", failed, kind)
 
 
-class Vectorizer(Protocol):
-    """What is used of scikit-learn's ``CountVectorizer``, ``TfidfVectorizer`` and ``HashingVectorizer``."""
-
-    def build_analyzer(self) -> Callable[[str], Iterable[str]]:
-        """Returns a function that splits a text into terms."""
-
-
-@contextmanager
-def sparing(failures: Counter[str], failed: str, drop: Callable[[], object]) -> Iterator[None]:
-    """Let no failure of an index cost an answer: end the block, and ``drop`` the index, so that it is built anew.
-
-    ``failures`` counts the failures by the type of the error, each of which is logged once.
-    """
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001 - an index may be broken in any way, and a ranker may be anybody's own
-        drop()
-        kind = type(error).__name__
-        failures[kind] += 1
-        if failures[kind] == 1:
-            logger.warning("%s (%s); nothing is lost, and the next question builds the index anew.", failed, kind)
-
-
 class Posting:
     """The rows with a term, in ascending order, and how often each has it."""
 

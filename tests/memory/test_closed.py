@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from llama_index_memory_ext import (
-    CondensedMemory,
-    CondensedMemoryBlock,
-    MemoryStore,
-    RelevantFactsBlock,
-    StoreError,
-)
+from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, MemoryStore, RelevantFactsBlock, StoreError
 from tests.conversation import assistant, user
 from tests.memories import OpenPlainMemory
 
@@ -107,5 +100,3 @@ async def test_a_copy_is_as_closed_as_the_memory() -> None:
         await memory.aput(user("I like tea."))
     with pytest.raises(StoreError, match=GONE):
         await copy.deepcopy(memory).aget()
-    with pytest.raises(StoreError, match="cannot be pickled: its database is in memory"):
-        pickle.dumps(memory)

@@ -8,7 +8,7 @@ import traceback
 from typing import Any
 
 import pytest
-from llama_index.core.memory import InsertMethod, Memory
+from llama_index.core.memory import BaseMemoryBlock, InsertMethod, Memory
 from llama_index.llms.openai import OpenAI
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -28,7 +28,6 @@ from llama_index_memory_ext.search.tfidf import TfidfRanker
 from tests.conversation import user
 
 PARAMETERS = inspect.signature(CondensedMemory.from_defaults).parameters
-RECORD_SETTINGS, FACTS_SETTINGS = CondensedOptions.__annotations__, FactsOptions.__annotations__
 KEY = "sk-secret-key"
 
 
@@ -45,8 +44,9 @@ async def test_a_call_of_the_host_works_as_it_is() -> None:
     arguments: list[Any] = ["chat", [user("Hello")], 40_000, [], str.split, 0.7, 300, template, InsertMethod.SYSTEM]
     arguments += [100, 200, 300, None, "my_table", None, None, None]
     names = [*inspect.signature(Memory.from_defaults).parameters]
-    with pytest.warns(UserWarning, match="token_flush_size"):
+    with pytest.warns(UserWarning, match=r"token_flush_size=300 .* chat_history_token_ratio") as warned:
         in_place = CondensedMemory.from_defaults(*arguments)
+    assert [warning.filename for warning in warned] == [__file__]
     with pytest.warns(UserWarning, match="token_flush_size"):
         by_name = CondensedMemory.from_defaults(**dict(zip(names, arguments, strict=True)))
     for memory in (in_place, by_name):
@@ -58,15 +58,12 @@ async def test_a_call_of_the_host_works_as_it_is() -> None:
         await memory.aclose()
 
 
-def test_an_argument_without_a_meaning_here_is_told_once_and_where_it_was_given() -> None:
-    with pytest.warns(UserWarning, match=r"token_flush_size=300 .* chat_history_token_ratio") as warned:
-        CondensedMemory.from_defaults(token_flush_size=300)
-    assert [warning.filename for warning in warned] == [__file__]
-
-
-def test_each_setting_of_the_blocks_is_shown_with_its_default() -> None:
+def test_each_setting_of_the_blocks_can_be_given_and_is_shown_with_its_default() -> None:
+    """But for those that the memory has for both of them."""
     fields = {**RelevantFactsBlock.model_fields, **CondensedMemoryBlock.model_fields}
-    assert set(MemoryOptions.__annotations__) == {*RECORD_SETTINGS, *FACTS_SETTINGS, "languages", "retry_seconds"}
+    of_the_memory = {"name", "token_limit", "tokenizer_fn", "store", "llm", "embed_model", "user_id", "cache_points"}
+    of_the_memory |= set(BaseMemoryBlock.model_fields)
+    assert set(MemoryOptions.__annotations__) == set(fields) - of_the_memory
     assert {name: PARAMETERS[name].default for name in MemoryOptions.__annotations__} == {
         name: fields[name].default for name in MemoryOptions.__annotations__
     }
@@ -79,14 +76,6 @@ def test_help_says_what_each_argument_is_and_in_which_range() -> None:
     assert (
         "keep_ratio: Share of the limit that is left when the record is cut; 1: each turn. Above 0, at most 1." in shown
     )
-
-
-def test_every_setting_of_a_block_can_be_given_to_a_memory() -> None:
-    """But for those that both blocks have, and that the memory has for both of them."""
-    both = set(CondensedMemoryBlock.model_fields) & set(RelevantFactsBlock.model_fields)
-    of_the_memory = {"user_id", "cache_points"} | both
-    settings = (set(CondensedMemoryBlock.model_fields) | set(RelevantFactsBlock.model_fields)) - of_the_memory
-    assert settings == {*RECORD_SETTINGS, *FACTS_SETTINGS}
 
 
 def test_a_setting_reaches_its_block() -> None:
@@ -106,7 +95,7 @@ MISTAKES: list[dict[str, Any]] = [
     {"condensed_token_limit": "1"}, {"facts_token_limit": -1}, {"context_window": "8k"}, {"context_window": 0},
     {"keep_ratio": 2}, {"keep_ratio": "half"}, {"max_messages": 0},
     {"keep_messages": 3}, {"start_on": "user"}, {"allow_partial": True}, {"media_turns": -1},
-    {"recall_token_limit": -1}, {"recall_token_limit": 10**6}, {"summarize": "perhaps"},
+    {"recall_token_limit": -1}, {"recall_token_limit": 10**6}, {"summarize": "perhaps"}, {"shared": "yes"},
     {"max_facts": 0}, {"min_confidence": 2}, {"similarity_weight": -1}, {"context_turns": 0},
     {"similarity_weight": 0, "confidence_weight": 0}, {"ranker_factory": 3}, {"retry_seconds": 0},
     {"categories": "diet"}, {"categories": []}, {"extraction_prompt": " "}, {"extract_every_turns": 0},
@@ -118,7 +107,7 @@ MISTAKES: list[dict[str, Any]] = [
     {"async_database_uri": 3}, {"chat_history": 3}, {"chat_history": ["Hello"]}, {"max_message": 3}, {"memory": 3},
     {"token_limit": 10}, {"context_window": 100}, {"condensed_token_limit": 20}, {"async_database_uri": ""},
     {"verify": "yes"}, {"extract_facts": "no"}, {"retire_with_messages": 1}, {"summarize": "yes"}, {"allow_partial": 0},
-    {"include_system": 1}, {"cache_points": "yes"}, {"languages": "xx"}, {"languages": ["xx"]},
+    {"include_system": 1}, {"cache_points": "yes"}, {"languages": "xx"}, {"languages": ["xx"]}, {"shared": True},
     *({name: value} for name in ("session_id", "user_id", "agent_id") for value in NO_IDS),
 ]  # fmt: skip
 

@@ -30,12 +30,13 @@ from llama_index_memory_ext.events import (
 )
 from llama_index_memory_ext.models.responses import Usage
 from tests.conversation import assistant, record, user
+from tests.facts.learning import learner
+from tests.facts.test_agents import knowing
 from tests.memories import OpenMemory
 from tests.openai_server import Message, call, fail, say
 from tests.scripted_models import StartModel
 
 OURS = "llama_index_memory_ext"
-SAYS = re.compile(r"I (like|use) (\w+)")
 E = TypeVar("E", bound=MemoryEvent)
 
 
@@ -80,9 +81,9 @@ def add(a: float, b: float) -> float:
 
 
 class Learner:
-    """Adds in two rounds if it is asked to, reports what is liked and used, and sums up in a few words.
+    """Adds in two rounds if it is asked to, sums up in a few words, and else is the learner.
 
-    Its ``answers`` come first where facts are asked for.
+    Its ``answers``, the last one first, come before where facts are asked for.
     """
 
     def __init__(self, *answers: Message) -> None:
@@ -90,7 +91,7 @@ class Learner:
 
     def __call__(self, messages: list[Message], tools: list[str]) -> Message:
         if tools == ["report_facts"]:
-            return self.answers.pop() if self.answers else report(messages[-1]["content"])
+            return self.answers.pop() if self.answers else learner(messages, tools)
         if "running summary" in str(messages[0]["content"]):
             return say(f"The user talked: {record(messages[-1]['content'])[0][1]}")
         rounds = sum(message["role"] == "tool" for message in messages)
@@ -98,26 +99,6 @@ class Learner:
         if rounds < 2 and "Add" in asked.rpartition("\n")[2]:
             return call((f"call_{rounds}", "add", {"a": 1, "b": rounds}))
         return say("Fine.")
-
-
-def report(prompt: str) -> Message:
-    known = dict(re.findall(r"^(\d+)\. (.*)$", prompt.partition("<transcript>")[0], flags=re.MULTILINE))
-    said = re.findall(r'<message role="user">(.*?)</message>', prompt, flags=re.DOTALL)
-    found = [
-        {"content": f"{match[1].capitalize()}s {match[2]}", "confidence": 0.9, "quote": match[0], "category": "context"}
-        for text in said
-        for match in SAYS.finditer(text)
-    ]
-    gone = [
-        {"number": int(number), "reason": "It is over.", "quote": match[0]}
-        for text in said
-        for match in re.finditer(r"I do not use (\w+) any more", text)
-        for number, content in known.items()
-        if content == f"Uses {match[1]}"
-    ]
-    guess = [{"content": "Lives in Paris", "confidence": 0.9, "quote": "I live in Paris", "category": "context"}]
-    new = found + (guess if any("guess" in text for text in said) else [])
-    return call(("call_1", "report_facts", {"new_facts": new, "confirmed": [], "retired": gone}))
 
 
 async def test_the_facts_of_the_event_are_those_of_the_prompt(
@@ -144,21 +125,22 @@ async def test_the_facts_of_the_event_are_those_of_the_prompt(
     assert heard.events == events
 
 
-async def test_nothing_is_told_where_no_fact_is_shown(open_memory: OpenMemory, heard: Listener) -> None:
-    memory = open_memory(facts_token_limit=0)
-    await memory.facts.aadd("Likes tea")
-    await memory.aput(user("Hello."))
-    await memory.aget()
-    assert heard.events == []
+def fact_of(content: str, quote: str) -> dict[str, Any]:
+    return {"content": content, "confidence": 0.9, "category": "context", "quote": quote}
 
 
 async def test_an_extraction_tells_what_became_of_which_fact(
     open_memory: OpenMemory, start_model: StartModel, heard: Listener
 ) -> None:
-    llm, _ = start_model(Learner())
+    model = Learner()
+    llm, _ = start_model(model)
     async with open_memory(user_id="ann", llm=llm) as memory:
         await memory.aput_messages([user("I like tea. I use Docker."), assistant("Fine.")])
         await memory.aflush()
+        over = {"number": 2, "reason": "It is over.", "quote": "I do not use Docker any more"}
+        known = [fact_of("Likes tea", "I like tea"), fact_of("Uses Podman", "I use Podman"), over]
+        for entries in ([fact_of("Lives in Paris", "I live in Paris")], known):
+            model.answers.append(knowing(*entries)([], ["report_facts"]))
         await memory.aput_messages([user("I like tea. I do not use Docker any more. I use Podman."), assistant("Ok.")])
         await memory.aput_messages([user("Take a guess where I live.")])
         await memory.aflush()

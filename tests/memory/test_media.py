@@ -22,14 +22,8 @@ from llama_index.core.base.llms.types import (
     VideoBlock,
 )
 from llama_index.core.storage.chat_store.base_db import MessageStatus
-from sqlalchemy import event
-from sqlalchemy.ext.asyncio import create_async_engine
 
-from llama_index_memory_ext import (
-    CondensedMemory,
-    MemoryStore,
-    TokenCounter,
-)
+from llama_index_memory_ext import CondensedMemory, MemoryStore, TokenCounter
 from llama_index_memory_ext.text.messages import HINT
 from tests.conversation import assistant, calling, record, sent_text, user
 from tests.memories import OpenMemory
@@ -258,29 +252,3 @@ async def test_media_go_with_their_messages(any_database_uri: str | None) -> Non
     await there.areset(MessageStatus.ARCHIVED)
     assert media(await here.aget()) == []
     await store.aclose()
-
-
-async def test_what_has_no_room_is_not_read(database_uri: str) -> None:
-    """As of a turn with a picture for each call of a tool; without media nothing is read at all."""
-    engine = create_async_engine(database_uri)
-    asked: list[tuple[Any, ...]] = []
-    event.listen(engine.sync_engine, "before_cursor_execute", lambda *call: asked.append(call[3]))
-    store = MemoryStore(async_engine=engine)
-    memory = CondensedMemory.from_defaults("chat", chat_store=store, extract_facts=False)
-    await told(memory, user("Hello"))
-    await memory.aget()
-    asked.clear()
-    await memory.aget()
-    assert len(asked) == 1
-    steps = []
-    for i in range(40):
-        steps += [calling((str(i), "look", {})), by_tool(call_id=str(i))]
-    await memory.aput_messages([assistant("Hello!"), user("Look!"), *steps, assistant("I see."), user("And?")])
-    await memory.aget()
-    asked.clear()
-    shown = len(media(await memory.aget()))
-    assert 20 <= shown <= 28
-    # The rows that are asked for by their ids, a few at a time.
-    assert len({given for call in asked[1:] for given in call if isinstance(given, int)} - {0}) <= shown + 4
-    await store.aclose()
-    await engine.dispose()

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
-
+from tests.forked import run_forked
 from tests.openai_server import Message, call, say, serve
 
-# Python runs it at its start, in the processes of these processes too. The hook sees what any library does.
+# The hook sees what any library does.
 WATCH = """
 import sys
 
@@ -68,22 +65,11 @@ def watching(folder: Path) -> str:
     return os.pathsep.join([str(folder / "watch"), os.environ.get("PYTHONPATH", "")])
 
 
-def watched(code: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": watching(folder), **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def test_a_conversation_connects_to_its_model_and_to_nothing_else(tmp_path: Path) -> None:
     """With facts, a summary, recalled messages, and token counts."""
     with serve(model) as server:
         environment = {"OPENAI_API_KEY": "sk-test", "OPENAI_API_BASE": server.api_base}
-        done = watched(TALK, tmp_path, **environment)
+        done = run_forked(WATCH + TALK, folder=tmp_path, environment=environment)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Is called Ann" in done.stdout
     assert "several questions" in done.stdout
@@ -91,7 +77,7 @@ def test_a_conversation_connects_to_its_model_and_to_nothing_else(tmp_path: Path
     assert len(server.requests) >= 6
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "example.invalid"])
-def test_the_watch_would_see_it(host: str, tmp_path: Path) -> None:
-    done = watched(f"import socket\nsocket.create_connection(({host!r}, 80), 1)", tmp_path)
-    assert f"CONNECTS TO {host}" in done.stderr
+def test_the_watch_would_see_it(tmp_path: Path) -> None:
+    for host in ("192.0.2.1", "example.invalid"):
+        code = f"import socket\nsocket.create_connection(({host!r}, 80), 1)"
+        assert f"CONNECTS TO {host}" in run_forked(WATCH + code, folder=tmp_path).stderr

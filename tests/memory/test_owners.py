@@ -17,7 +17,6 @@ from llama_index_memory_ext import (
     MessageError,
     RelevantFactsBlock,
     SessionOwnerError,
-    SettingError,
 )
 from tests.conversation import assistant, record, sent_text, user
 from tests.facts.test_agents import knowing
@@ -202,13 +201,6 @@ async def test_what_another_says_is_no_evidence(store: MemoryStore, start_model:
     prompt = str(server.requests[-1][-1]["content"])
     assert '<message role="other user">I live in Oslo.</message>' in prompt
     assert 'What an "other user" says is about somebody else.' in prompt
-
-
-def test_who_shares_a_session_has_a_user_id() -> None:
-    with pytest.raises(SettingError, match="user_id"):
-        CondensedMemory.from_defaults("chat", shared=True)
-    with pytest.raises(SettingError, match="shared"):
-        CondensedMemory.from_defaults("chat", user_id="ann", shared="yes")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("seed", range(8))

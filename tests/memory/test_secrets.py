@@ -27,18 +27,12 @@ from sqlalchemy.pool import NullPool
 from llama_index_memory_ext import (
     CondensedMemory,
     CondensedMemoryBlock,
-    FactReplyError,
     MemoryRetriever,
     MemoryStore,
     MemoryToolSpec,
     RelevantFactsBlock,
     StoreError,
-    TokenCounter,
 )
-from llama_index_memory_ext.errors import SummaryReplyError
-from llama_index_memory_ext.facts.prompt import ask_for_facts
-from llama_index_memory_ext.record.summary import ask_for_summary
-from llama_index_memory_ext.text.messages import Entry
 from tests.conversation import user
 from tests.memories import OpenMemory
 from tests.memory.test_events import attached
@@ -153,15 +147,6 @@ def test_an_address_that_cannot_be_used_is_refused_without_the_password(uri: str
     assert not has_secret(whole(error.value))
 
 
-@pytest.mark.parametrize("uri", [URI, URI_WITH_OPTION])
-async def test_an_error_about_an_unreachable_server_does_not_carry_the_password(uri: str) -> None:
-    memory = memory_with_secrets(uri)
-    with pytest.raises(StoreError, match="Connect") as error:
-        await memory.aput(SECRET)
-    assert not has_secret(whole(error.value))
-    assert "my secret" not in str(error.value)
-
-
 async def test_an_error_about_a_wrong_password_does_not_carry_it(postgres_uri: str) -> None:
     """Of a user who has to give one, other than the rest of this server's."""
     async with create_async_engine(postgres_uri, poolclass=NullPool).begin() as connection:
@@ -197,21 +182,6 @@ async def test_an_error_of_the_database_does_not_quote_the_message(any_database_
         await memory.aput(SECRET)
     assert "my secret" not in whole(error.value)
     await memory.sql_store.aclose()
-
-
-async def test_an_error_about_a_reply_does_not_show_what_the_model_has_said(start_model: StartModel) -> None:
-    """But in the attribute for it, and in a pickle."""
-    llm, _ = start_model(lambda messages, tools: say("my secret, repeated"))
-    entry = Entry(1, '<message role="user">Hello</message>\n', 9)
-    with pytest.raises(FactReplyError) as facts_error:
-        await ask_for_facts(llm, [user("Hello"), user("Report")])
-    llm, _ = start_model(lambda messages, tools: say("I cannot do that: my secret." * 3_000))
-    with pytest.raises(SummaryReplyError) as summary_error:
-        await ask_for_summary(llm, "Old and long. " * 30, [entry], token_limit=500, counter=TokenCounter())
-    for error in (facts_error.value, summary_error.value):
-        assert "my secret" in error.reply
-        assert "my secret" in pickle.loads(pickle.dumps(error)).reply
-        assert "my secret" not in f"{error!r} {error} {error.args} {whole(error)}"
 
 
 def failing_model(messages: list[Message], tools: list[str]) -> Message:

@@ -6,13 +6,10 @@ import asyncio
 import gc
 import inspect
 import threading
-import types
-from collections.abc import Coroutine, Generator
-from functools import partial
+from collections.abc import Coroutine
 from itertools import count
 from typing import Any
 
-import httpx
 import pytest
 from llama_index.core.llms import ChatMessage
 
@@ -22,7 +19,7 @@ from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.models.offline import OfflineModel
 from tests.conversation import assistant, sent_text, user
 from tests.openai_server import Message, say, serve
-from tests.scripted_models import client_of, client_without_connections
+from tests.scripted_models import client_without_connections
 
 HISTORY: list[ChatMessage] = [message for i in range(6) for message in (user(f"question {i}"), assistant("yes"))]
 OPTIONS: list[dict[str, Any]] = [
@@ -50,49 +47,6 @@ def test_a_memory_with_a_history_can_be_opened_before_any_loop_and_in_one(option
 
     asyncio.run(ask(open_one()))
     asyncio.run(open_and_ask())
-
-
-# Of a connection that SQLAlchemy has thrown away, aiosqlite says that nobody has closed it.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("options", OPTIONS)
-def test_a_memory_without_a_database_outlives_the_loops_that_it_is_used_in(options: dict[str, Any]) -> None:
-    """The end of ``asyncio.run`` cancels what is under way, and a cancelled statement costs its connection."""
-    for _ in range(3):
-        memory = CondensedMemory.from_defaults("chat", llm=OfflineModel(), **options)
-        for i in range(4):
-            asyncio.run(memory.aput_messages([*HISTORY, user(f"now {i}?")]))
-            assert f"now {i}?" in sent_text(asyncio.run(memory.aget()))
-        assert len(asyncio.run(memory.aget_all())) == 4 * (len(HISTORY) + 1)
-        asyncio.run(memory.aclose())
-    gc.collect()
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_puts_of_many_threads_all_come_back(database_uri: str, shared: bool) -> None:
-    """With one memory, or one each on the same store; the model's client keeps its connections open."""
-    with serve(lambda messages, tools: say("")) as server, httpx.Client() as client:
-        async_client = httpx.AsyncClient()
-        llm, store = client_of(server, client, async_client), MemoryStore(database_uri)
-        opened = partial(CondensedMemory.from_defaults, llm=llm, chat_store=store)
-        first = opened("chat 0")
-        memories = [first if shared else opened(f"chat {i}") for i in range(8)]
-        done: list[int] = []
-
-        def talk(i: int) -> None:
-            for j in range(4):
-                memories[i].put(assistant(f"answer {i} {j}") if j % 2 else user(f"question {i} {j}"))
-            done.append(i)
-
-        threads = [threading.Thread(target=talk, args=(i,), daemon=True) for i in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(100)
-        assert sorted(done) == list(range(8))
-        assert len(first.get_all()) == (32 if shared else 4)
-        assert server.requests
-        run(store.aclose())
-        run(async_client.aclose())
 
 
 def test_a_put_waits_for_its_own_session_and_cancels_nothing(database_uri: str) -> None:
@@ -138,43 +92,26 @@ def test_help_shows_each_twin_by_its_own_name(owner: type) -> None:
 # ---- loops that are closed in the middle of a call, as by a notebook or at an interruption --------------
 
 
-class Stepped:
-    """Stops a loop after some steps of all its tasks."""
+class Stepped(asyncio.SelectorEventLoop):
+    """Stops after some steps."""
 
     def __init__(self, steps: int) -> None:
+        super().__init__()
         self.left = steps
-        self.loop = asyncio.new_event_loop()
-        self.loop.set_task_factory(lambda loop, coro, **options: asyncio.Task(self.counted(coro), loop=loop, **options))
 
-    async def counted(self, coro: Any) -> Any:
-        return await counting(self, coro)
+    def _run_once(self) -> None:
+        super()._run_once()  # type: ignore[misc]  # it is private
+        self.left -= 1
+        if self.left == 0:
+            self.stop()
 
     def run(self, call: Coroutine[Any, Any, Any]) -> bool:
         """Runs so many steps of a call, closes the loop, and returns whether the call has ended."""
-        task = self.loop.create_task(call)
-        task.add_done_callback(lambda _: self.loop.stop())
-        self.loop.run_forever()
-        self.loop.close()
+        task = self.create_task(call)
+        task.add_done_callback(lambda _: self.stop())
+        self.run_forever()
+        self.close()
         return task.done()
-
-
-@types.coroutine
-def counting(owner: Stepped, coro: Any) -> Generator[Any, Any, Any]:
-    """Goes through the steps of a coroutine, and stops the loop of the owner behind the last one that it has left."""
-    steps = coro.__await__()
-    resume, value = steps.send, None
-    while True:
-        try:
-            yielded = resume(value)
-        except StopIteration as end:
-            return end.value
-        owner.left -= 1
-        if owner.left == 0:
-            owner.loop.stop()
-        try:
-            value, resume = (yield yielded), steps.send
-        except BaseException as error:  # noqa: BLE001 - whatever it is goes on to the coroutine
-            value, resume = error, steps.throw
 
 
 # Of tasks that never end, and threads of aiosqlite whose loop is gone.

@@ -16,30 +16,8 @@ from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import CondensedMemory
 from tests.conversation import assistant, record, sent_text, user
-from tests.facts.learning import contents, learner, likes, talk
+from tests.facts.learning import talk
 from tests.memories import OpenMemory
-from tests.scripted_models import StartModel
-
-
-async def test_regenerating_an_answer_reads_only_the_new_words(
-    any_database_uri: str | None, start_model: StartModel
-) -> None:
-    """Nor does setting the same history again; a backfill then finds nothing unread."""
-    llm, server = start_model(learner)
-    options: dict[str, Any] = {"user_id": "ann", "llm": llm, "async_database_uri": any_database_uri}
-    async with CondensedMemory.from_defaults("chat", **options) as memory:
-        await memory.aput_messages(talk("tea", "rain", "snow"))
-        await memory.aflush()
-        asked = len(server.requests)
-        await memory.aset(await memory.aget_all())
-        await memory.aflush()
-        await memory.aset((await memory.aget_all())[:-2])
-        await memory.aput_messages(talk("hail"))
-        await memory.aflush()
-        assert likes(server.requests[asked:]) == [["hail"]]
-        assert (await memory.abackfill()).messages == 0
-        assert len(await contents(memory)) == 4
-        assert server.refusals == []
 
 
 async def test_a_record_of_which_all_messages_were_taken_back_shows_those_before(open_memory: OpenMemory) -> None:

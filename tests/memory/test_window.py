@@ -10,8 +10,8 @@ import pytest
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.bridge.pydantic import Field
 from llama_index.core.chat_engine import SimpleChatEngine
-from llama_index.core.llms import ChatMessage, TextBlock
-from llama_index.core.memory import BaseMemoryBlock, StaticMemoryBlock
+from llama_index.core.llms import ChatMessage
+from llama_index.core.memory import BaseMemoryBlock
 from llama_index.llms.openai import OpenAI
 from openai import BadRequestError
 from workflows.errors import WorkflowRuntimeError
@@ -171,17 +171,3 @@ async def test_blocks_of_others_with_a_priority_are_left_out_where_they_do_not_f
     for turn in range(8):
         assert "I was sent" in await ask(llm, memory, question_of(turn))
     assert len(server.refusals) == 1
-
-
-async def test_a_block_that_may_not_be_left_out_and_does_not_fit_is_warned_about(
-    open_memory: OpenMemory, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Once, with the numbers, and without its words."""
-    block = StaticMemoryBlock(name="archive", static_content=[TextBlock(text=PAGE * 12)])
-    memory = open_memory(context_window=WINDOW, memory_blocks=[block])
-    for _ in range(3):
-        await memory.aput(user("And now?"))
-        await memory.aget()
-    (line,) = [one.getMessage() for one in caplog.records if one.name.startswith("llama_index_memory_ext")]
-    assert all(word in line for word in ("archive", "priority", "6144"))
-    assert "bridges" not in line
