@@ -96,6 +96,13 @@ class FactRanker(Similar, Protocol):
         """Removes documents, so that they have no influence any more; unknown ids are ignored."""
 
 
+class Vectorizer(Protocol):
+    """What is used of scikit-learn's ``CountVectorizer``, ``TfidfVectorizer`` and ``HashingVectorizer``."""
+
+    def build_analyzer(self) -> Callable[[str], Iterable[str]]:
+        """Returns a function that splits a text into terms."""
+
+
 @contextmanager
 def sparing(failures: Counter[str], failed: str, drop: Callable[[], object]) -> Iterator[None]:
     """Let no failure of an index cost an answer: end the block, and ``drop`` the index, so that it is built anew.
