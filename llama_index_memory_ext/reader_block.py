@@ -11,7 +11,6 @@ from llama_index.core.llms.llm import LLM
 from llama_index.core.llms.mock import MockLLM
 from llama_index.core.memory import BaseMemoryBlock
 from llama_index.core.settings import Settings
-from pydantic import StrictBool
 
 from llama_index_memory_ext.background.jobs import Failure, JobKey, Jobs
 from llama_index_memory_ext.errors import NoModelError
@@ -31,8 +30,6 @@ DEFAULT_SESSION_ID = "default"
 Counter: TypeAlias = Annotated[TokenCounter, BeforeValidator(as_counter)]
 # Codes of ISO 639-1; None stands for any language.
 Languages: TypeAlias = Annotated[Sequence[str] | None, BeforeValidator(checked_languages)]
-# A field that does not take "yes" and 1.
-Switch: TypeAlias = StrictBool
 # Models are shared by copies, and left out of pickles: they hold keys and connections.
 _MODELS = ("llm", "embed_model")
 

@@ -7,9 +7,9 @@ import re
 from difflib import get_close_matches
 from itertools import chain
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, StrictBool, ValidationError
 from pydantic_core import PydanticUndefined
 
 from llama_index_memory_ext.errors import MemoryExtError, SettingError
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 
+# A field that does not take "yes" and 1.
+Switch: TypeAlias = StrictBool
 F = TypeVar("F", bound="Callable[..., Any]")
 
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}

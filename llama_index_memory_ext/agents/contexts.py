@@ -9,12 +9,14 @@ from llama_index.core.workflow import Context, JsonSerializer
 from workflows.context.serializers import BaseSerializer
 
 from llama_index_memory_ext.errors import StoreError
-from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
+from llama_index_memory_ext.memory.condensed_memory import check_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from llama_index.core.workflow import Workflow
+
+    from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 
 # LlamaIndex's agents keep these in the context: the memory, and the question of the last run.
 _MEMORY, _QUESTION = "memory", "user_msg_str"
@@ -73,12 +75,3 @@ async def restore_context(
         )
     await ctx.store.set(_MEMORY, memory)
     return ctx
-
-
-def check_memory(memory: object, who: str) -> None:
-    """Raises a TypeError for anything but a ``CondensedMemory``."""
-    if not isinstance(memory, CondensedMemory):
-        raise TypeError(
-            f"{who} asks a CondensedMemory; this is a {type(memory).__name__}. "
-            "Build one with CondensedMemory.from_defaults(...)."
-        )

@@ -13,10 +13,10 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
 from pydantic import ValidationError
 
-from llama_index_memory_ext.agents.contexts import check_memory
 from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.errors import LimitError, StoreError
 from llama_index_memory_ext.facts.ranking import Weights, days_of
+from llama_index_memory_ext.memory.condensed_memory import check_memory
 from llama_index_memory_ext.memory.search import check_search
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS
 from llama_index_memory_ext.text.messages import escape_tags

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from llama_index.core.tools.tool_spec.base import BaseToolSpec
 
-from llama_index_memory_ext.agents.contexts import check_memory
 from llama_index_memory_ext.agents.retriever import MemoryRetriever, store_errors
 from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.errors import FactError, LimitError
@@ -20,6 +19,7 @@ from llama_index_memory_ext.language import phrases
 from llama_index_memory_ext.language.names import shares_word
 from llama_index_memory_ext.language.quotes import Span, find_quote, tokens_in
 from llama_index_memory_ext.language.tokens import keywords, shared
+from llama_index_memory_ext.memory.condensed_memory import check_memory
 from llama_index_memory_ext.record.recall import SEARCH_TOOL
 from llama_index_memory_ext.text.messages import Utterance, escape_tags
 from llama_index_memory_ext.text.tokens import fit_tokens

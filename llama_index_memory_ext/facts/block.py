@@ -35,10 +35,10 @@ from llama_index_memory_ext.facts.prompt import check_categories
 from llama_index_memory_ext.facts.ranking import Weights, explain
 from llama_index_memory_ext.language.tokens import checked_languages
 from llama_index_memory_ext.models.responses import Usage
-from llama_index_memory_ext.reader_block import DEFAULT_SESSION_ID, LogBlock, Switch
+from llama_index_memory_ext.reader_block import DEFAULT_SESSION_ID, LogBlock
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.search.tfidf import TfidfRanker
-from llama_index_memory_ext.settings import check_id
+from llama_index_memory_ext.settings import Switch, check_id
 from llama_index_memory_ext.store.facts import KeptVectors
 from llama_index_memory_ext.store.tables import Seen
 from llama_index_memory_ext.text.messages import Utterance, question_in, spoken, turns_of

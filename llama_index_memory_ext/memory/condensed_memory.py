@@ -31,10 +31,10 @@ from llama_index_memory_ext.memory.settings import (
     store_of,
 )
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
-from llama_index_memory_ext.reader_block import Counter, LogBlock, Switch
+from llama_index_memory_ext.reader_block import Counter, LogBlock
 from llama_index_memory_ext.record.block import CondensedMemoryBlock
 from llama_index_memory_ext.record.window import CachePoints
-from llama_index_memory_ext.settings import check_names, checked, shown, unpacked
+from llama_index_memory_ext.settings import Switch, check_names, checked, shown, unpacked
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.store.tables import Opening, Seen
 from llama_index_memory_ext.text.messages import (
@@ -670,3 +670,12 @@ class CondensedMemory(Memory):
         It is not shared across loops: a synchronous call inside a running loop would wait for the loop that it blocks.
         """
         return lock_for("calls", self.session_id, *self.sql_store.database.identity)
+
+
+def check_memory(memory: object, who: str) -> None:
+    """Raises a TypeError for anything but a ``CondensedMemory``."""
+    if not isinstance(memory, CondensedMemory):
+        raise TypeError(
+            f"{who} asks a CondensedMemory; this is a {type(memory).__name__}. "
+            "Build one with CondensedMemory.from_defaults(...)."
+        )

@@ -15,10 +15,11 @@ from llama_index_memory_ext.errors import LimitError, StoreError
 from llama_index_memory_ext.events import SummaryFailedEvent
 from llama_index_memory_ext.language.tokens import checked_languages
 from llama_index_memory_ext.models.responses import Usage
-from llama_index_memory_ext.reader_block import DEFAULT_SESSION_ID, LogBlock, Switch
+from llama_index_memory_ext.reader_block import DEFAULT_SESSION_ID, LogBlock
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS, FoundMessage, MessageSearch
 from llama_index_memory_ext.record.text import NO_TEXT, truncated
 from llama_index_memory_ext.record.window import CachePoints, RecordReader, RecordSettings, Window, cache_points_in
+from llama_index_memory_ext.settings import Switch
 from llama_index_memory_ext.text.limits import Limits
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from typing_extensions import Self
 
 from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.events import HistoryCondensedEvent, is_heard, send
-from llama_index_memory_ext.reader_block import Switch
 from llama_index_memory_ext.record.text import NO_TEXT, clip_entries, entries_of, summary_element
+from llama_index_memory_ext.settings import Switch
 from llama_index_memory_ext.store.tables import LogPage, LogRow, Seen, Snapshot
 from llama_index_memory_ext.text.limits import Limits, plan_cut
 from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, MEDIA_TOKENS, Entry, clip_entry, tokens_of
