@@ -57,6 +57,7 @@ MODULES = {
 MOST_FILES, MOST_LEVELS = 100, 12
 # Files that only one other file imports, and why they are files.
 WITH_ONE_IMPORTER = {
+    "agents/contexts.py": "is for workflows that wait for a human, and public",
     "agents/mcp.py": "needs the extra mcp",
     "facts/foreign.py": "knows the layouts of other programs",
     "facts/verification.py": "is a request of its own, which is off by default",
