@@ -12,6 +12,11 @@ timed. The results hold counts and the names of classes only: the texts are not 
   altered as models alter them (see ``altered_quotes.py``), each only where there is something to alter; with the
   one sentence that has most words of the fact; and with the quote of another turn, where a stored fact is the mistake.
 - True facts, hard: numbers, dates and names in other forms, other languages, short answers. Lost is what is not stored.
+- Falsehoods, LoCoMo: the same facts made false in thirteen ways (see ``honesty_falsehoods.py``), each labelled truly,
+  with a tenth of the labels wrong, and always as stated by the user. The rules were chosen on the first two
+  conversations; the others are reported apart. Of each conversation every fifth fact is taken.
+- False replies, labelled truly: those of the folder with the labels of their classes, without what is stored on purpose
+  (permissions, instructions), duplicates and retirements. What is stored as past or as a plan is none.
 - False replies: stored is one of whose facts any is, or by which a fact is retired if that is what it asks for.
 - Corrections: kept is one whose old fact is retired and whose new one, if it names one, is stored.
 - Malformed replies: read is one of which as many facts are stored as it has whole ones, from a text or from calls.
@@ -37,8 +42,9 @@ from random import Random
 from benchmarks.altered_quotes import ALTERATIONS, Alteration, altered_in_all_ways
 from benchmarks.command import named_path, shown
 from benchmarks.honesty_cases import Case, Outcome, cases_of, check, corrections_of, locomo_cases
+from benchmarks.honesty_falsehoods import FALSEHOODS, falsehoods_of, labelled
 from benchmarks.honesty_replies import attacks_that_change, malformed_read, remembered, summaries_taken
-from benchmarks.locomo import load_conversations
+from benchmarks.locomo import Conversation, load_conversations
 from benchmarks.report import Measure, Promise, publish
 from llama_index_memory_ext import Fact
 
@@ -56,6 +62,22 @@ NEVER = {
     "secret": False,
     "empty content": False,
 }
+# Of what a model would tell that labels truly, by the class of a false reply.
+TRUE_LABELS = {
+    "": ("stated", "user"),
+    "negation flipped": ("denied", "user"),
+    "wrong person": ("stated", "other"),
+    "hypothetical, question, quoted text or joke": ("supposed", "user"),
+    "content of a tool result, page or pasted document": ("quoted", "user"),
+    "assistant's suggestion as the user's": ("quoted", "user"),
+    "echo of what was shown": ("quoted", "user"),
+    "temporal": ("past", "user"),
+    "not about anybody": ("stated", "other"),
+}
+# What is stored on purpose as any other fact, and what says nothing of a new one.
+ON_PURPOSE = ("permission", "standing instruction", "one-time instruction", "duplicate", "retires")
+# So many conversations were looked at when the rules were chosen; and of each so many facts make falsehoods.
+CHOSEN_ON, EVERY = 2, 5
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 _WORD = re.compile(r"\w+")
 
@@ -156,6 +178,31 @@ def report_locomo(report: Report, cases: Sequence[Case]) -> list[Outcome]:
     return exact
 
 
+def report_falsehoods(report: Report, conversations: Sequence[Conversation]) -> None:
+    """Facts of LoCoMo made false that are stored, by how well they are labelled, and where the rules were chosen."""
+    limits = {"truly": 3.0, "a tenth wrongly": 12.0, "always stated": 100.0}
+    for name, some in (("chosen on", conversations[:CHOSEN_ON]), ("elsewhere", conversations[CHOSEN_ON:])):
+        cases = list(locomo_cases(some))[::EVERY]
+        for labels, limit in limits.items():
+            stored, of = 0, 0
+            for kind, make in shown(FALSEHOODS.items(), f"falsehoods {name}, labelled {labels}"):
+                false = falsehoods_of(cases, make, labels, Random(SEED))
+                found = sum(one.is_changed for one in report.look(map(check, false)))
+                report.count(f"falsehoods stored, {name}, labelled {labels}: {kind}", found, len(false))
+                stored, of = stored + found, of + len(false)
+            report.share(f"falsehoods stored, {name}, labelled {labels}", stored, of, limit)
+
+
+def report_labelled(report: Report, folder: Path) -> None:
+    """False replies of the folder with the labels of their classes that are stored as if they held now."""
+    cases = [case for case in cases_of(folder, "false_acceptances") if not case.kind.startswith(ON_PURPOSE)]
+    stored = 0
+    for outcome in report.look(check(labelled(case, *TRUE_LABELS.get(case.kind, TRUE_LABELS[""]))) for case in cases):
+        facts = (fact for fact in outcome.valid.accepted if fact.said_as != "planned")
+        stored += any(fact.state(outcome.case.now) == "present" for fact in facts)
+    report.share("false replies stored, labelled truly, without what is stored on purpose", stored, len(cases), 8)
+
+
 def report_folder(report: Report, folder: Path) -> tuple[list[Outcome], list[Outcome]]:
     """The hard set and the false replies, by class; returns them."""
     hard = report.look(map(check, cases_of(folder, "false_rejections")))
@@ -222,7 +269,9 @@ def main() -> int:
         return 2
     report = Report()
     exact = report_locomo(report, list(locomo_cases(conversations)))
+    report_falsehoods(report, conversations)
     hard, false = report_folder(report, folder)
+    report_labelled(report, folder)
     asyncio.run(report_replies(report, folder))
     report.promises.append(Promise("stored facts with invisible characters", 0, report.invisible))
     poor = report_gates(report, false, hard, exact)

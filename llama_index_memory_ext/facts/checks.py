@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from llama_index_memory_ext.facts.source import Place, Source
@@ -348,6 +348,8 @@ def _words(section: str) -> frozenset[str]:
 
 _LIGHT = (STOP_WORDS | _words("articles") | _words("adverbs")) - _words("speakers")
 _LEAST_QUOTED, _SUBJECT_WORDS = 3, 3
+# So many words behind the speaker a change is told: "I have gone back".
+_NEAR = 3
 _QUOTATION_MARKS = (("\u201c", "\u201d"), ("\u201e", "\u201c"), ("\u300c", "\u300d"), ('"', '"'), ("'", "'"))
 
 
@@ -372,12 +374,16 @@ def denies(text: str) -> bool:
 def tells_change(text: str) -> bool:
     """Return whether a text says that something of the speaker's has become otherwise.
 
-    >>> [tells_change(text) for text in ("I have moved to Rome", "Call me Bo from now on", "I love Rome", "Hi there")]
+    >>> [tells_change(text) for text in ("I have moved to Rome", "Call me Bo from now on", "I went to Rome", "Hi")]
     [True, True, False, False]
     """
-    words = [word.removesuffix("'ve") for word in _words_in(text) if word not in ("have", "had")]
-    acted = (word for before, word in pairwise(words) if before in _words("speakers") and _may_be_past(word))
-    return any(term_of(word) != word for word in acted) or bool(phrases("clauses", "since_now").search(text))
+    words = [word.removesuffix("'ve") for word in _words_in(text)]
+    changes = frozenset(map(term_of, _words("changes")))
+    for i, word in enumerate(words):
+        done = words[i + 1 : i + 1 + _NEAR] if word in _words("speakers") else []
+        if any(term_of(one) in changes and (_may_be_past(one) or one == "back") for one in done):
+            return True
+    return bool(phrases("clauses", "since_now").search(text))
 
 
 def unsaid_reason(statement: str, text: str, span: Span, *, may_presuppose: bool = True) -> str:
