@@ -254,6 +254,22 @@ def test_facts_travel_through_a_pipe(cli: Here, tmp_path: Path) -> None:
     assert "Likes Köln 🚀" in cli("facts", "list", "--user", "bob", **other).stdout
 
 
+def test_what_a_model_keeps_of_a_conversation_is_measured(cli: Here, tmp_path: Path) -> None:
+    talk, empty = tmp_path / "talk.json", tmp_path / "empty.json"
+    said = [{"role": "user", "content": "I like tea. I live in Oslo."}, {"role": "assistant", "content": "Fine."}]
+    talk.write_text(json.dumps(said), encoding="utf-8")
+    empty.write_text("[]", encoding="utf-8")
+    runs = json.loads(cli("facts", "check", str(talk), "--json").stdout)["runs"]
+    assert [run["verify"] for run in runs] == [False, True]
+    assert [sorted(fact["content"] for fact in run["kept"]) for run in runs] == [["Likes tea", "Lives in Oslo"]] * 2
+    assert [run["kept"][0]["said_as"] for run in runs] == ["stated"] * 2
+    assert all(run["calls"] and run["tokens_sent"] and run["seconds"] for run in runs)
+    shown = cli("facts", "check", str(talk)).stdout
+    assert "facts kept" in shown
+    assert "I live in Oslo" in shown
+    assert "there is no message in it" in cli("facts", "check", str(empty)).stderr
+
+
 def test_exports_of_other_memories_are_imported(cli: Here) -> None:
     """Also in the encoding of another shell."""
     mem0 = {"results": [{"id": "1", "memory": "Likes Köln", "user_id": "u7", "metadata": None}]}
@@ -564,6 +580,7 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path) -
         (("export", *ANN, "-o", "/"), 1, "Could not open file '/': Is a directory"),
         (("export", "--session", "s", "--format", "xml"), 2, "xml"),
         (("import", "/no/such/file", *ANN), 1, "/no/such/file cannot be read"),
+        (("facts", "check", "/no/such/file"), 1, "/no/such/file cannot be read"),
         (("import", "-"), 2, "say --session ID for messages"),
         (("sessions", "list", "--db", "what?"), 2, "without a question mark"),
         (("sessions", "list", "--db", "oracle://a:secret@b/c"), 1, "SQLite or PostgreSQL"),

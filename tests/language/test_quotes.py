@@ -59,6 +59,20 @@ def test_what_was_not_said_is_not_found(quote: str) -> None:
     assert find_quote(quote, SAID) is None
 
 
+@pytest.mark.parametrize(
+    ("quote", "is_found"),
+    [
+        ("I have lived in Oslo for ten years. Last week I sold my red bicycle to Tom.", True),
+        ("I have lived in Rome for ten years. Yesterday he sold a new blue car to Tom.", False),
+    ],
+)
+def test_the_middle_of_a_quote_may_be_left_out(quote: str, is_found: bool) -> None:
+    middle = "The weather is awful, and my neighbours play drums at night while I try to sleep, which makes me think."
+    text = f"I have lived in Oslo for ten years. {middle} Last week I sold my red bicycle to Tom."
+    span = find_quote(quote, text)
+    assert (span is not None and span.of(text) == text) is is_found
+
+
 @pytest.mark.parametrize("answer", ["Yes", "No.", "好", "3"])
 def test_a_short_answer_is_its_own_quote(answer: str) -> None:
     assert find_quote(answer, answer) is not None
