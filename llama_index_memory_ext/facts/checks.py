@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 MAX_FACT = 500
 _MAX_QUOTE, _MAX_WORD = 2_000, 50
 # The least share of a fact's keywords that its message must have; of so few a name, a number or a date is enough.
-_LEAST_SHARE, _FEW_WORDS = 0.2, 6
+_LEAST_SHARE, _FEW_WORDS = 0.1, 8
 # The least share that must be the user's of what an agent's tool stores, and where others have said something, too.
 _USERS_SHARE, _USERS_SHARE_BESIDE_OTHERS = 0.4, 0.6
 _NOTHING = r"(?i)[\W_]*(?:null|none|nil|nan|n/a|undefined|unknown)?[\W_]*"

@@ -500,6 +500,7 @@ def _why_shown(entry: RankedFact, places: Collection[str]) -> str:
 
 
 def _cells(fact: ExplainedFact) -> tuple[str, ...]:
-    content = textwrap.shorten(fact.fact.content, _CONTENT_WIDTH, placeholder="...")
+    said = f" ({fact.fact.said_as})" if fact.fact.said_as in ("planned", "past") else ""
+    content = textwrap.shorten(fact.fact.content, _CONTENT_WIDTH, placeholder="...") + said
     numbers = (f"{number:.2f}" for number in (fact.similarity, fact.confidence, fact.recency, fact.score))
     return (content, *numbers, fact.words, str(fact.tokens), f"yes: {fact.why}" if fact.injected else fact.why)
