@@ -142,6 +142,8 @@ async def test_an_extraction_tells_what_became_of_which_fact(
         for entries in ([fact_of("Lives in Paris", "I live in Paris")], known):
             model.answers.append(knowing(*entries)([], ["report_facts"]))
         await memory.aput_messages([user("I like tea. I do not use Docker any more. I use Podman."), assistant("Ok.")])
+        # Else both would be read at once if the first has not been read yet.
+        await memory.aflush()
         await memory.aput_messages([user("Take a guess where I live.")])
         await memory.aflush()
         facts = {fact.content: fact.id for fact in await memory.facts.alist(with_retired=True)}
