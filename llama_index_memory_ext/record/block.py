@@ -126,9 +126,18 @@ class CondensedMemoryBlock(LogBlock):
     @classmethod
     def _check_fields(cls, value: int, info: ValidationInfo) -> int:
         """The last field, so that all others are known; an error of the whole block would carry them, the model too."""
-        _checked_limits(info.data)
-        if info.data.get("token_limit") is not None:
-            check_room(info.data["token_limit"], {**info.data, "recall_token_limit": value})
+        fields = info.data
+        _checked_limits(fields)
+        token_limit = fields.get("token_limit")
+        if token_limit is not None:
+            summary = _summary_limit(token_limit, fields.get("summary_token_limit")) if fields.get("summarize") else 0
+            reserved = value + summary
+            if reserved and reserved + MIN_ROOM > token_limit:
+                raise LimitError(
+                    f"The summary and what is recalled may have {reserved} tokens, and leave no room for messages in "
+                    f"the {token_limit} of the whole record. Raise token_limit (condensed_token_limit of the memory), "
+                    "or lower summary_token_limit or recall_token_limit."
+                )
         return value
 
     @classmethod
@@ -296,18 +305,6 @@ def _checked_limits(fields: Mapping[str, Any]) -> Limits:
     """The limits by those fields of a block that are known."""
     most, keep, ratio = fields.get("max_messages"), fields.get("keep_messages"), fields.get("keep_ratio", 1.0)
     return Limits.checked(None, most, keep, ratio, include_system=fields.get("include_system", False))
-
-
-def check_room(token_limit: int, options: Mapping[str, Any]) -> None:
-    """Raises a LimitError if summary and recall, by the options of a block, leave messages no room in the record."""
-    summary = options.get("summary_token_limit") if options.get("summarize") else 0
-    reserved = (options.get("recall_token_limit") or 0) + _summary_limit(token_limit, summary)
-    if reserved and reserved + MIN_ROOM > token_limit:
-        raise LimitError(
-            f"The summary and what is recalled may have {reserved} tokens, and leave no room for messages in "
-            f"the {token_limit} of the whole record. Raise token_limit (condensed_token_limit of the memory), "
-            "or lower summary_token_limit or recall_token_limit."
-        )
 
 
 def _summary_limit(token_limit: int, wanted: int | None) -> int:
