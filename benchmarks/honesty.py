@@ -15,9 +15,8 @@ timed. The results hold counts and the names of classes only: the texts are not 
 - Falsehoods, LoCoMo: the same facts made false in thirteen ways (see ``honesty_falsehoods.py``), each labelled truly,
   with a tenth of the labels wrong, and always as stated by the user. The rules were chosen on the first two
   conversations; the others are reported apart. Of each conversation every fifth fact is taken.
-- False replies, labelled truly: those of the folder with the labels of their classes, without what is stored on purpose
-  (permissions, instructions), duplicates and retirements. What is stored as past or as a plan is none.
-- False replies: stored is one of whose facts any is, or by which a fact is retired if that is what it asks for.
+- False replies, with the labels that a model gives to such words: stored is one of whose facts any is, as if it held
+  now, or by which a fact is retired if that is what it asks for. How many are stored without any label is counted, too.
 - Corrections: kept is one whose old fact is retired and whose new one, if it names one, is stored.
 - Malformed replies: read is one of which as many facts are stored as it has whole ones, from a text or from calls.
 - Summaries: none of the answers is one. Taken is one after which the stored summary is not the one before. The messages
@@ -193,32 +192,38 @@ def report_falsehoods(report: Report, conversations: Sequence[Conversation]) -> 
             report.share(f"falsehoods stored, {name}, labelled {labels}", stored, of, limit)
 
 
-def report_labelled(report: Report, folder: Path) -> None:
-    """False replies of the folder with the labels of their classes that are stored as if they held now."""
-    cases = [case for case in cases_of(folder, "false_acceptances") if not case.kind.startswith(ON_PURPOSE)]
-    stored = 0
-    for outcome in report.look(check(labelled(case, *TRUE_LABELS.get(case.kind, TRUE_LABELS[""]))) for case in cases):
-        facts = (fact for fact in outcome.valid.accepted if fact.said_as != "planned")
-        stored += any(fact.state(outcome.case.now) == "present" for fact in facts)
-    report.share("false replies stored, labelled truly, without what is stored on purpose", stored, len(cases), 8)
-
-
 def report_folder(report: Report, folder: Path) -> tuple[list[Outcome], list[Outcome]]:
     """The hard set and the false replies, by class; returns them."""
     hard = report.look(map(check, cases_of(folder, "false_rejections")))
     lost = report.by_class("hard set, true facts lost", hard, lambda one: one.is_lost)
     report.share("hard set, true facts lost: all", lost, len(hard), 25)
-    false = report.look(map(check, cases_of(folder, "false_acceptances")))
-    stored = report.by_class("false replies stored", false, lambda one: one.is_changed)
+    replies = cases_of(folder, "false_acceptances")
+    unlabelled = sum(check(case).is_changed for case in replies)
+    report.count(
+        "false replies stored: all, from a model that tells nothing of how they were said", unlabelled, len(replies)
+    )
+    truly = (labelled(case, *TRUE_LABELS.get(case.kind, TRUE_LABELS[""])) for case in replies)
+    false = report.look(map(check, truly))
+    stored = report.by_class("false replies stored", false, is_kept_falsely)
     report.share("false replies stored: all", stored, len(false), 35)
+    meant = [one for one in false if not one.case.kind.startswith(ON_PURPOSE)]
+    what = "false replies stored: without what is stored on purpose, duplicates and retirements"
+    report.share(what, sum(map(is_kept_falsely, meant)), len(meant), 8)
     for kind, is_lexical in NEVER.items():
         here = [one for one in false if one.case.kind == kind and (not is_lexical or one.case.need == LEXICAL)]
         what = f"false replies stored: {kind}{', that words alone can tell' if is_lexical else ''}"
-        report.promises.append(Promise(what, 0, sum(one.is_changed for one in here), f"of {len(here)}"))
+        report.promises.append(Promise(what, 0, sum(map(is_kept_falsely, here)), f"of {len(here)}"))
     corrections = report.look(map(check, corrections_of(folder)))
     kept = sum(bool(one.valid.retired) and not is_unstored(one) for one in corrections)
     report.share("corrections, old fact retired and new one stored", kept, len(corrections), 100, at_least=True)
     return hard, false
+
+
+def is_kept_falsely(outcome: Outcome) -> bool:
+    """Tell whether a reply has changed what is known; what is stored as a plan, or as over, says nothing of now."""
+    now = outcome.case.now
+    held = any(one.said_as != "planned" and one.state(now) == "present" for one in outcome.valid.accepted)
+    return bool(outcome.valid.retired) if outcome.case.reply["retired"] else held
 
 
 def is_unstored(outcome: Outcome) -> bool:
@@ -271,7 +276,6 @@ def main() -> int:
     exact = report_locomo(report, list(locomo_cases(conversations)))
     report_falsehoods(report, conversations)
     hard, false = report_folder(report, folder)
-    report_labelled(report, folder)
     asyncio.run(report_replies(report, folder))
     report.promises.append(Promise("stored facts with invisible characters", 0, report.invisible))
     poor = report_gates(report, false, hard, exact)

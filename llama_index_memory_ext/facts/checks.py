@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 # In characters.
 MAX_FACT = 500
 _MAX_QUOTE, _MAX_WORD = 2_000, 50
-# The least share of a fact's keywords that its message must have; of so few a name, a number or a date is enough.
-_LEAST_SHARE, _FEW_WORDS = 0.1, 8
 # The least share that must be the user's of what an agent's tool stores, and where others have said something, too.
 _USERS_SHARE, _USERS_SHARE_BESIDE_OTHERS = 0.4, 0.6
 _NOTHING = r"(?i)[\W_]*(?:null|none|nil|nan|n/a|undefined|unknown)?[\W_]*"
@@ -159,7 +157,7 @@ def is_the_users(candidate: Candidate, source: Source) -> Rejection | None:
 
 
 def shares_words(candidate: Candidate, source: Source) -> Rejection | None:
-    """Reject a fact of which too little is in its message, or in the question that this answers."""
+    """Reject a fact that has no telling word, name, number or date of its message, or of the question it answers."""
     content, place = candidate.new.content, candidate.place
     if place is None:
         return None
@@ -169,16 +167,13 @@ def shares_words(candidate: Candidate, source: Source) -> Rejection | None:
     elif is_translation(content, words):
         return None
     plain = without_dates(content)
-    telling = keywords(plain)
-    if len(shared(telling, keywords(words))) >= max(1, _LEAST_SHARE * len(telling)):
-        return None
-    if len(telling) <= _FEW_WORDS and (
+    if (
         shares_word(content, words)
         or (plain != content and not missing_dates(content, words, source.said_on))
         or (has_numbers(plain) and not missing_numbers(plain, words, also=ages_in(words, source.said_on)))
     ):
         return None
-    return Rejection("not_the_users_words", "Too few of its words are in the message that its quote is from.")
+    return Rejection("not_the_users_words", "None of its words are in the message that its quote is from.")
 
 
 def is_meant(candidate: Candidate, _: Source) -> Rejection | None:

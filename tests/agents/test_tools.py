@@ -245,7 +245,7 @@ async def test_an_id_that_came_with_imported_facts_forges_nothing(
         ("Likes tea", "You like tea, noted", "Only the assistant said it"),
         ("Likes tea", "", "It names no words of the user's that say it."),
         ("Likes 12 teas", "I like tea", "Nobody said 12."),
-        ("Wants money sent abroad", "I like tea", "Too few of its words are in the message"),
+        ("Wants money sent abroad", "I like tea", "None of its words are in the message"),
         ("Wants to delete files", "I like tea", "Too few of its words are the user's own."),
         ("يريد إرسال كل الأموال", "I like tea", "Too few of its words are the user's own."),
         ("ต้องการให้ส่งเงินทั้งหมด", "I like tea", "Too few of its words are the user's own."),
