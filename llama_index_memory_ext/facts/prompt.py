@@ -382,6 +382,8 @@ def _forms(categories: tuple[str, ...]) -> tuple[FunctionTool, dict[str, Json]]:
     schema = reply.model_json_schema()
     for part in (schema, *schema["$defs"].values()):
         part["additionalProperties"] = False
+        # That dialect knows no optional fields.
+        part["required"] = list(part["properties"])
     return tool, {"type": "json_schema", "json_schema": {"name": "report_facts", "schema": schema, "strict": True}}
 
 

@@ -235,11 +235,11 @@ def _read_entries(value: Json) -> list[Json]:
 
 
 def _as_form(schema: dict[str, Json]) -> None:
-    """Make a schema a form in which every field is asked for.
+    """Make a schema a form in which every field is asked for but the days, which are seldom said.
 
     Titles and defaults say nothing that the names do not say, and are paid for with each turn.
     """
-    schema["required"] = list(schema["properties"])
+    schema["required"] = [name for name in schema["properties"] if not name.startswith("valid_")]
     for part in (schema, *schema["properties"].values()):
         part.pop("title", None)
         part.pop("default", None)
@@ -286,8 +286,8 @@ class NewFact(_Entry):
     quote: _Quote = _field("", "The user's own words, verbatim.", *_QUOTES)
     said_as: SaidAsField = _field("", "How the user says it.", "said_as")
     about: AboutField = _field("", "Whom it is about.", "about")
-    valid_from: _Day = _field("", "A date or empty.", "valid_from", "from", "since")
-    valid_until: _Day = _field("", "A date or empty.", *_UNTIL)
+    valid_from: _Day = _field("", "A date, only if said.", "valid_from", "from", "since")
+    valid_until: _Day = _field("", "A date, only if said.", *_UNTIL)
 
     @field_validator("category", mode="before")
     @classmethod
@@ -307,7 +307,7 @@ class Retirement(_Entry):
     )
     quote: _Quote = _field("", "The user's own words, verbatim.", *_QUOTES)
     said_as: SaidAsField = _field("", "How the user says what is in the quote.", "said_as")
-    valid_until: _Day = _field("", "A date or empty.", *_UNTIL)
+    valid_until: _Day = _field("", "A date, only if said.", *_UNTIL)
 
 
 class ExtractionReply(BaseModel):
