@@ -13,9 +13,10 @@ from llama_index.core.memory import BaseMemoryBlock, InsertMethod, Memory
 from llama_index.core.prompts import RichPromptTemplate
 from typing_extensions import Self, Unpack
 
+from llama_index_memory_ext.background.jobs import log_failure
 from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.background.loop import in_sync
-from llama_index_memory_ext.errors import SessionOwnerError, SettingError, StoreError
+from llama_index_memory_ext.errors import SessionOwnerError, SettingError, StoreError, StoreTimeoutError
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.formats import messages_from_json, messages_to_json
 from llama_index_memory_ext.memory import template, turns
@@ -527,11 +528,22 @@ class CondensedMemory(Memory):
 
     async def _append(self, messages: Sequence[ChatMessage], plan: turns.Plan | None, *, replace: bool = False) -> None:
         if not self._opened:
+            await self._open_blocks()
+        async with self._calls():
+            await self._write(messages, plan, replace=replace)
+
+    async def _open_blocks(self) -> None:
+        """Let the blocks begin with the session. What fails is logged, and tried again with the next message."""
+        try:
             for block in self._log_blocks:
                 await block.aopen(self.session_id)
             self._opened = True
-        async with self._calls():
-            await self._write(messages, plan, replace=replace)
+        except StoreTimeoutError:
+            # The message would wait as long again.
+            raise
+        except Exception as error:  # noqa: BLE001 - the message that is put now must be stored, whatever has failed
+            outcome = "the next message tries again"
+            log_failure("Unread messages of other sessions were not looked for", self.session_id, error, outcome)
 
     async def _flush(self, plan: turns.Plan) -> None:
         """Pass on to the blocks what leaves by the plan; wait for facts and summary."""
@@ -550,11 +562,15 @@ class CondensedMemory(Memory):
             opening=Opening(self.user_id, self.shared),
             readers=[name for block in self._log_blocks for name in block.readers_of(self.session_id)],
         )
-        for block in self.memory_blocks if flushed else ():
-            try:
-                await block.aput(list(flushed), from_short_term_memory=True, session_id=self.session_id)
-            except Exception as error:  # noqa: BLE001, PERF203 - anybody's block; all is stored
-                logger.warning("Block %r did not take %d messages: %r", block.name, len(flushed), type(error))
+        if not flushed:
+            return
+        passed_on: Any = {"from_short_term_memory": True, "session_id": self.session_id}
+        calls = (block.aput(list(flushed), **passed_on) for block in self.memory_blocks)
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        for block, result in zip(self.memory_blocks, results, strict=True):
+            if isinstance(result, Exception):
+                # The messages are stored.
+                logger.warning("Block %r did not take %d messages: %r", block.name, len(flushed), type(result))
 
     @property
     def _log_blocks(self) -> list[LogBlock]:

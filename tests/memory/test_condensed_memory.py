@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import re
@@ -272,3 +273,10 @@ async def test_all_messages_of_a_long_session_can_be_read_one_after_the_other(an
                 await memory.aput(user("The last one"))
             seen.append(message.content)
         assert seen == [*said[:1_000], "The last one"]
+
+
+async def test_five_concurrent_first_reads_work(any_database_uri: str | None) -> None:
+    """The host finds no table four times."""
+    memory = CondensedMemory.from_defaults("chat", async_database_uri=any_database_uri, extract_facts=False)
+    assert await asyncio.gather(*(memory.aget() for _ in range(5))) == [[]] * 5
+    await memory.aclose()

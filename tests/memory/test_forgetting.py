@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, RelevantFactsBlock, StoreError
 from llama_index_memory_ext.facts.book import FactBook
-from llama_index_memory_ext.store.tables import Seen
+from llama_index_memory_ext.store.tables import Opening, Seen
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.databases import OpenStore
 from tests.facts.learning import learner, shown
@@ -367,3 +367,17 @@ async def test_a_session_named_like_another_user_does_not_take_that_users_facts_
     assert (await store.forget_user("bob"))["facts"] == 3
     assert len(await FactBook(store, "ann").alist()) == 2
     assert [info.session_id for info in await store.sessions()] == ["anns", "ann"]
+
+
+async def test_many_sessions_are_deleted_at_once(store: MemoryStore) -> None:
+    """More than a statement takes parameters."""
+    await store.add_message("s7", user("Hello."))
+    sessions = [f"s{i}" for i in range(1_200)]
+
+    def claim(conn: Connection) -> None:
+        for session_id in sessions:
+            store.users.claim_within(conn, session_id, Opening("ann"), (), [])
+
+    await store.database.run(claim, sessions=sessions)
+    assert await store.forget_user("ann", vacuum=False) == {**NOTHING, "messages": 1, "cursors": 1_200}
+    assert await is_empty(store)

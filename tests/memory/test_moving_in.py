@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -131,3 +132,16 @@ print(memory.get()[0].content)
     printed = output_of("ChatSummaryMemoryBuffer", tmp_path, then)
     assert "The user talked about tea." in printed.splitlines()[0]
     assert "<conversation_summary" in printed
+
+
+async def test_a_cancelled_import_stores_all_or_nothing(open_memory: OpenMemory) -> None:
+    """At whatever moment it is cancelled."""
+    for steps in (0, 1, 2, 3, 5, 8, 13, 21):
+        memory = open_memory(f"after-{steps}")
+        task = asyncio.create_task(memory.aimport(TURNS * 50))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len(await memory.aget_all()) in (0, 300)

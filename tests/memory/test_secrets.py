@@ -240,3 +240,12 @@ async def test_no_log_and_no_event_holds_a_key(
     told = "".join(events) + caplog.text
     assert "sk-test-key" not in told
     assert KEY not in told
+
+
+@pytest.mark.parametrize("uri", [URI, URI_WITH_OPTION])
+async def test_an_error_about_an_unreachable_server_does_not_carry_the_password(uri: str) -> None:
+    memory = memory_with_secrets(uri)
+    with pytest.raises(StoreError, match="Connect") as error:
+        await memory.aput(SECRET)
+    assert not has_secret(whole(error.value))
+    assert "my secret" not in str(error.value)

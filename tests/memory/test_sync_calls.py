@@ -7,9 +7,11 @@ import gc
 import inspect
 import threading
 from collections.abc import Coroutine
+from functools import partial
 from itertools import count
 from typing import Any
 
+import httpx
 import pytest
 from llama_index.core.llms import ChatMessage
 
@@ -19,7 +21,7 @@ from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.models.offline import OfflineModel
 from tests.conversation import assistant, sent_text, user
 from tests.openai_server import Message, say, serve
-from tests.scripted_models import client_without_connections
+from tests.scripted_models import client_of, client_without_connections
 
 HISTORY: list[ChatMessage] = [message for i in range(6) for message in (user(f"question {i}"), assistant("yes"))]
 OPTIONS: list[dict[str, Any]] = [
@@ -144,3 +146,31 @@ def test_the_next_loop_goes_on_wherever_one_was_closed(any_database_uri: str | N
     assert [row for row in rows if not (row or "").startswith("open")] == confirmed
     asyncio.run(asyncio.wait_for(memory.aclose(), 20))
     gc.collect()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_puts_of_many_threads_all_come_back(database_uri: str, shared: bool) -> None:
+    """With one memory, or one each on the same store; the model's client keeps its connections open."""
+    with serve(lambda messages, tools: say("")) as server, httpx.Client() as client:
+        async_client = httpx.AsyncClient()
+        llm, store = client_of(server, client, async_client), MemoryStore(database_uri)
+        opened = partial(CondensedMemory.from_defaults, llm=llm, chat_store=store)
+        first = opened("chat 0")
+        memories = [first if shared else opened(f"chat {i}") for i in range(8)]
+        done: list[int] = []
+
+        def talk(i: int) -> None:
+            for j in range(4):
+                memories[i].put(assistant(f"answer {i} {j}") if j % 2 else user(f"question {i} {j}"))
+            done.append(i)
+
+        threads = [threading.Thread(target=talk, args=(i,), daemon=True) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(100)
+        assert sorted(done) == list(range(8))
+        assert len(first.get_all()) == (32 if shared else 4)
+        assert server.requests
+        run(store.aclose())
+        run(async_client.aclose())
