@@ -45,21 +45,26 @@ class MemoryBlocksTemplate(RichPromptTemplate):
 
         The tags join the texts next to them. Text blocks of one memory block stay apart, for prompt caches.
         """
-        content: list[ContentBlock] = []
-        text = "<memory>\n"
-        for name, blocks in kwargs["memory_blocks"]:
-            text += f"<{name}>\n"
-            for i, block in enumerate(blocks):
-                if text and (i > 0 or not isinstance(block, TextBlock)):
-                    content.append(TextBlock(text=text))
-                    text = ""
-                if not isinstance(block, TextBlock):
-                    content.append(block)
-                elif block.text:
-                    text += block.text if block.text.endswith("\n") else f"{block.text}\n"
-            text += f"</{name}>\n"
-        hint = f"{kwargs['hint']}\n\n" if kwargs.get("hint") else ""
-        return [ChatMessage(role=MessageRole.USER, blocks=[*content, TextBlock(text=f"{text}</memory>\n\n{hint}")])]
+        return [ChatMessage(role=MessageRole.USER, blocks=_tagged(kwargs["memory_blocks"], kwargs.get("hint") or ""))]
+
+
+def _tagged(memory_blocks: Sequence[tuple[str, list[ContentBlock]]], hint: str) -> list[ContentBlock]:
+    content: list[ContentBlock] = []
+    text = "<memory>\n"
+    for name, blocks in memory_blocks:
+        text += f"<{name}>\n"
+        for i, block in enumerate(blocks):
+            if text and (i > 0 or not isinstance(block, TextBlock)):
+                content.append(TextBlock(text=text))
+                text = ""
+            is_whole = not isinstance(block, TextBlock) or (block.text.endswith("\n") and i + 1 < len(blocks))
+            if is_whole and not text:
+                content.append(block)
+            elif isinstance(block, TextBlock) and block.text:
+                text += block.text if block.text.endswith("\n") else f"{block.text}\n"
+        text += f"</{name}>\n"
+    closing = f"{hint}\n\n" if hint else ""
+    return [*content, TextBlock(text=f"{text}</memory>\n\n{closing}")]
 
 
 def with_record_in_blocks(
@@ -84,6 +89,9 @@ def joined(
     """
     if not memory_blocks:
         return []
+    if type(template) is MemoryBlocksTemplate:
+        # Without a message, which would check each of the blocks.
+        return _tagged(memory_blocks, hint)
     content = list(template.format_messages(memory_blocks=memory_blocks, hint=hint)[0].blocks)
     if content and isinstance(content[-1], TextBlock) and not content[-1].text.endswith("\n\n"):
         content[-1] = TextBlock(text=content[-1].text.rstrip("\n") + "\n\n")

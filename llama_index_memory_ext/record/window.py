@@ -190,24 +190,30 @@ class RecordReader:
     """Reads the records of sessions as the settings of a block ask for.
 
     ``windows`` are the last ones it has read, and ``ended`` the rows behind which their newest blocks have ended when
-    they were shown, for the last two such rows.
+    they were shown, for the last two such rows. ``joined`` are the texts of windows, the lengths of
+    their heads, and where their blocks end.
     """
 
     store: MemoryStore
     settings: RecordSettings
     windows: Recent[str, Window] = field(default_factory=Recent)
     ended: Recent[str, tuple[int, ...]] = field(default_factory=Recent)
+    joined: Recent[str, tuple[Window, str, int, dict[int, int]]] = field(default_factory=Recent)
 
     def text(self, session_id: str, window: Window, earlier: CountedText) -> RecordText:
         """Returns the window and recalled messages as text with its blocks; remembers where the newest block ends."""
-        ends, before = block_ends(window.kept, self.settings.room), self.ended.get(session_id) or ()
-        rows = list(ends)
+        known = self.joined.get(session_id)
+        if known is None or known[0] is not window:
+            # What stands in front of the messages: the first instructions and the summary.
+            head = "".join([*(entry.text for entry in window.instructions), window.element])
+            text = "".join([head, *(entry.text for entry in window.kept)])
+            known = window, text, len(head), block_ends(window.kept, self.settings.room)
+            self.joined.put(session_id, known)
+        _, text, length, ends = known
+        rows, before = list(ends), self.ended.get(session_id) or ()
         self.ended.put(session_id, tuple(sorted({*before, *rows[-1:]})[-2:]))
-        # What stands in front of the messages: the first instructions and the summary.
-        head = "".join([*(entry.text for entry in window.instructions), window.element])
-        text = "".join([head, *(entry.text for entry in window.kept), earlier])
         marks = marked_rows(rows, window.kept, before)
-        return RecordText(text, window.tokens + earlier.tokens, len(head), ends, marks)
+        return RecordText(f"{text}{earlier}", window.tokens + earlier.tokens, length, ends, marks)
 
     async def shown(self, session_id: str, snapshot: Snapshot | None = None) -> Window:
         """The window within its limits, for which it is cut, for every process.
