@@ -103,7 +103,12 @@ def validate_reply(
             else:
                 fact = by_content[content] = _new_fact(new, place, source, now, session_id)
                 accepted.append(fact)
-        elif place and rejection and _is_only_doubted(Candidate(new, place, min_confidence), source, checks):
+        elif (
+            place
+            and rejection
+            and content not in by_content
+            and _is_only_doubted(Candidate(new, place, min_confidence), source, checks)
+        ):
             doubted.append((_new_fact(new, place, source, now, session_id), rejection))
         rejected += [rejection] if rejection else []
         by_label.setdefault(new.label, fact)

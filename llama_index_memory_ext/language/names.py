@@ -86,10 +86,8 @@ def relations_in(text: str) -> set[str]:
     >>> sorted(relations_in("My mom and my hubby's boss"))
     ['boss', 'husband', 'mother']
     """
-    words, is_spaced = (
-        set(tokens_in(text.casefold().replace("\u2019", "'").replace("'s", ""))),
-        script_of(text) != "cjk",
-    )
+    words = set(tokens_in(text.casefold().replace("\u2019", "'").replace("'s", "")))
+    is_spaced = script_of(text) != "cjk"
     return {
         relation
         for relation, *others in word_lists("relations")[""]

@@ -70,7 +70,7 @@ def _worked_out(statement: str, source: str, said_on: date) -> Iterator[Day]:
     for match in phrases("calendar", "day_of_month").finditer(source):
         for shift in (-1, 0, 1):
             in_year, before = divmod(said_on.year * 12 + said_on.month - 1 + shift, 12)
-            yield Day(in_year, before + 1, int(match["d"]))
+            yield Day(in_year, before + 1, int(match["d"] or match["d2"]))
     for match in phrases("calendar", "year_end").finditer(source):
         yield Day(int(match["y"] or match["y2"]), 12, 31)
     yield from _feasts(source, said_on)

@@ -183,6 +183,13 @@ def test_what_is_over_has_a_last_day_before_it_was_said(until: str, expected: da
     assert [fact.valid_until for fact in outcome.accepted] == [expected]
 
 
+def test_what_is_known_is_not_doubted() -> None:
+    """Else a second reading would store it again."""
+    sisters = new("Has 3 sisters", quote="My sister Ann")
+    assert [fact.content for fact, _ in gated(sisters).doubted] == ["Has 3 sisters"]
+    assert gated(sisters, active=[Fact(content="has 3 sisters")]).doubted == ()
+
+
 @pytest.mark.parametrize("said_as", ["asked", "supposed", "quoted", "planned"])
 def test_a_known_fact_does_not_end_by_what_is_not_so(said_as: str) -> None:
     fact = Fact(id="k", content="Lives in Oslo")
