@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.formats import messages_from_json as messages_from_json
     from llama_index_memory_ext.formats import messages_to_json as messages_to_json
     from llama_index_memory_ext.memory.condensed_memory import CondensedMemory as CondensedMemory
-    from llama_index_memory_ext.memory.settings import MemoryOptions as MemoryOptions
+    from llama_index_memory_ext.memory.condensed_memory import MemoryOptions as MemoryOptions
     from llama_index_memory_ext.memory.template import MemoryBlocksTemplate as MemoryBlocksTemplate
     from llama_index_memory_ext.models.caching_openai import CachingOpenAI as CachingOpenAI
     from llama_index_memory_ext.models.caching_openai import CachingOpenAIResponses as CachingOpenAIResponses
@@ -57,8 +57,7 @@ _NAMES = {
     "facts.block": ["FactsOptions", "RelevantFactsBlock"],
     "facts.ranking": ["format_facts"],
     "formats": ["messages_from_json", "messages_to_json"],
-    "memory.condensed_memory": ["CondensedMemory"],
-    "memory.settings": ["MemoryOptions"],
+    "memory.condensed_memory": ["CondensedMemory", "MemoryOptions"],
     "memory.template": ["MemoryBlocksTemplate"],
     "models.caching_openai": ["CachingOpenAI", "CachingOpenAIResponses"],
     "models.offline": ["OfflineModel"],

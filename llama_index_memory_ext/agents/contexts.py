@@ -9,7 +9,7 @@ from llama_index.core.workflow import Context, JsonSerializer
 from workflows.context.serializers import BaseSerializer
 
 from llama_index_memory_ext.errors import StoreError
-from llama_index_memory_ext.memory.condensed_memory import check_memory
+from llama_index_memory_ext.memory.search import check_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import wraps
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
@@ -16,9 +16,11 @@ from pydantic import Field
 from llama_index_memory_ext.agents.retriever import store_errors
 from llama_index_memory_ext.agents.tools import REFUSALS, MemoryToolSpec, line_of
 from llama_index_memory_ext.errors import MemoryExtError
-from llama_index_memory_ext.facts.extraction import Extractor
-from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.text.messages import Utterance
+
+if TYPE_CHECKING:
+    from llama_index_memory_ext.facts.extraction import Extractor
+    from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 
 logger = logging.getLogger(__name__)
 
@@ -43,11 +45,11 @@ class _ToldTools(MemoryToolSpec):
         "without a session (--session) nobody sees that the user agrees to everything, so they must name it."
     )
 
-    async def _said(self, extractor: Extractor, quote: str) -> tuple[Sequence[Utterance], Sequence[Utterance]]:
+    async def _said(self, extractor: "Extractor", quote: str) -> tuple[Sequence[Utterance], Sequence[Utterance]]:
         return [Utterance(0, "user", quote)], ()
 
 
-def memory_server(memory: CondensedMemory, *, in_session: bool = False, read_only: bool = False) -> MCPServer:
+def memory_server(memory: "CondensedMemory", *, in_session: bool = False, read_only: bool = False) -> MCPServer:
     """Returns a server with the tools of ``MemoryToolSpec``, and ``list_memories``.
 
     They see the memory's user alone. With ``in_session`` the messages of the memory's session are searched, and quotes

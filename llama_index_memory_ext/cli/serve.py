@@ -54,9 +54,9 @@ def inspect(
         raise UsageError("--html FILE and --session ID belong together.")
     with needs_extra("inspect", "starlette", "uvicorn", "jinja2"):
         # Imported here: an extra, and LlamaIndex takes seconds to start.
-        from llama_index_memory_ext.inspector.pages import Access, report
-        from llama_index_memory_ext.inspector.prompt import memory_on
+        from llama_index_memory_ext.inspector.pages import Access
         from llama_index_memory_ext.inspector.server import Inspector, serve
+        from llama_index_memory_ext.inspector.views import memory_on, report
         from llama_index_memory_ext.store import read_only
     asked = {
         "token_limit": token_limit,

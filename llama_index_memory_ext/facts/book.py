@@ -15,7 +15,7 @@ from llama_index_memory_ext.fact import CATEGORIES, Fact, FactFields, restored, 
 from llama_index_memory_ext.facts.foreign import EXPORTS, foreign_facts
 from llama_index_memory_ext.facts.history import history_of
 from llama_index_memory_ext.facts.ranking import rank
-from llama_index_memory_ext.language.tokens import visible
+from llama_index_memory_ext.language.words import visible
 from llama_index_memory_ext.settings import unpacked
 
 if TYPE_CHECKING:

@@ -20,14 +20,8 @@ from llama_index_memory_ext.language.quotes import find_quote, tokens_in
 from llama_index_memory_ext.language.said_dates import ages_in, missing_dates, without_dates
 from llama_index_memory_ext.language.secrets import holds_secret
 from llama_index_memory_ext.language.stems import is_translation, may_be_english, script_of
-from llama_index_memory_ext.language.tokens import (
-    IRREGULAR,
-    STOP_WORDS,
-    are_forms,
-    keywords,
-    shared,
-    term_of,
-)
+from llama_index_memory_ext.language.tokens import keywords, shared, term_of
+from llama_index_memory_ext.language.words import IRREGULAR, STOP_WORDS, are_forms
 from llama_index_memory_ext.text.messages import escape_tags
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from llama_index_memory_ext.facts.source import question_before
 from llama_index_memory_ext.facts.validation import ValidatedReply, owned, validate_reply, without_repeats
 from llama_index_memory_ext.models.ask import context_window
 from llama_index_memory_ext.models.responses import Usage, usage_of, was_truncated
-from llama_index_memory_ext.store.cursors import ROWS
-from llama_index_memory_ext.store.tables import Opening, Seen
+from llama_index_memory_ext.store.tables import ROWS, Opening, Seen
 from llama_index_memory_ext.text.messages import OTHER_ROLE, Utterance, as_taken, spoken
 
 if TYPE_CHECKING:

@@ -98,7 +98,7 @@ def validate_reply(
         if place and not rejection:
             fact = by_content.get(content)
             if fact:
-                confirmed[fact.id] = raised_fact(fact, now)
+                confirmed[fact.id] = raised(fact, now)
                 rejection = Rejection("duplicate", "It is known already.")
             else:
                 fact = by_content[content] = _new_fact(new, place, source, now, session_id)
@@ -133,7 +133,7 @@ def validate_reply(
         fact = _known_fact(number, known, now)
         rejection = first_rejection(fact, source, CONFIRMATION_CHECKS) if fact else _UNKNOWN
         if fact and not rejection:
-            confirmed[fact.id] = raised_fact(fact, now)
+            confirmed[fact.id] = raised(fact, now)
         rejected += [rejection] if rejection else []
 
     others_ids = {*retired, *(fact.id for fact in accepted)}
@@ -144,11 +144,6 @@ def validate_reply(
 def _is_only_doubted(candidate: Candidate, source: Source, checks: Sequence[Check]) -> bool:
     """Return whether nothing but names and numbers speaks against a new fact."""
     return first_rejection(candidate, source, [check for check in checks if check not in DOUBTS]) is None
-
-
-def raised_fact(fact: Fact, now: datetime) -> Fact:
-    """Return a fact that was said again, which is surer then."""
-    return fact.model_copy(update={"confidence": raised(fact.confidence), "updated_at": max(fact.updated_at, now)})
 
 
 def without_repeats(valid: ValidatedReply, past: Sequence[Fact]) -> ValidatedReply:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from llama_index.core.base.llms.types import ChatMessage
@@ -10,18 +11,18 @@ from llama_index.core.tools import FunctionTool
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from llama_index_memory_ext.errors import VerificationError
-from llama_index_memory_ext.fact import Fact, SaidAs
+from llama_index_memory_ext.fact import Fact, SaidAs, raised
 from llama_index_memory_ext.facts.checks import Rejection
 from llama_index_memory_ext.facts.prompt import known_facts_text, messages_text, most_similar, on_one_line
 from llama_index_memory_ext.facts.reply import AboutField, json_values, objects_in, read_number, read_said_as, read_text
 from llama_index_memory_ext.facts.source import excerpt
-from llama_index_memory_ext.facts.validation import ValidatedReply, raised_fact
 from llama_index_memory_ext.language.quotes import find_quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
+    from llama_index_memory_ext.facts.validation import ValidatedReply
     from llama_index_memory_ext.search.tfidf import Similar
     from llama_index_memory_ext.text.messages import Utterance
     from llama_index_memory_ext.text.tool_calls import Json
@@ -217,12 +218,19 @@ def verified(
         rejected.append(Rejection("duplicate", "By a second reading, it says the same as another one."))
         stands[fact.id] = same.id
         if same.id not in kept:
-            confirmed.setdefault(same.id, raised_fact(same, now))
+            confirmed.setdefault(same.id, raised(same, now))
     ended = (
         fact.model_copy(update={"replaced_by": stands.get(fact.replaced_by or "", fact.replaced_by)})
         for fact in retired
     )
-    return ValidatedReply(tuple(kept.values()), tuple(confirmed.values()), tuple(ended), tuple(rejected))
+    return replace(
+        valid,
+        accepted=tuple(kept.values()),
+        confirmed=tuple(confirmed.values()),
+        retired=tuple(ended),
+        rejected=tuple(rejected),
+        doubted=(),
+    )
 
 
 _NOT_VERIFIED = Rejection("not_verified", "By a second reading, the user's words do not say this.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.facts.book import FactBook
-from llama_index_memory_ext.inspector.views import NotFoundError
+from llama_index_memory_ext.inspector.pages import NotFoundError
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.store import MemoryStore

@@ -17,15 +17,16 @@ from urllib.parse import urlencode
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from llama_index_memory_ext.fact import utc_now
-from llama_index_memory_ext.inspector.views import Views
+from llama_index_memory_ext.errors import MemoryExtError
 from llama_index_memory_ext.text.messages import body_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
-    from llama_index_memory_ext.store import MemoryStore
+
+class NotFoundError(MemoryExtError):
+    """There is nothing of this name in the database."""
 
 
 # The names by which a browser on this machine reaches us. Any other one is a web page's that leads here by its DNS.
@@ -120,19 +121,3 @@ class Pages:
         """Returns the address of a page, with the values that are not None in its query."""
         values = {name: value for name, value in {**(query or {}), **more}.items() if value is not None}
         return f"{self.root}/{page}?{urlencode(values)}" if values else f"{self.root}/{page}"
-
-
-# The newest messages; a browser shows no more at once in a reasonable time.
-MOST_MESSAGES = 2_000
-
-
-async def report(store: MemoryStore, session_id: str, question: str, limits: Mapping[str, int]) -> str:
-    """Returns the page as HTML; a NotFoundError if there is no such session."""
-    views = Views(store, limits)
-    found = await views.session({"id": session_id, "q": question})
-    skipped = max(found["info"].messages - MOST_MESSAGES, 0)
-    messages = await views.read_messages(session_id, skipped, MOST_MESSAGES)
-    facts = await views.facts_of(found["user"])
-    ended = [(fact, state) for fact, state in facts if state != "present"]
-    more = {"ended": ended, "contents": {fact.id: fact.content for fact, _ in facts}, "made_at": utc_now()}
-    return Pages(store.address).render("whole", **found, **more, messages=messages)

@@ -13,8 +13,8 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 
 from llama_index_memory_ext.errors import MemoryExtError
 from llama_index_memory_ext.inspector.actions import ask, do
-from llama_index_memory_ext.inspector.pages import HEADERS, Access, Pages
-from llama_index_memory_ext.inspector.views import NotFoundError, Views
+from llama_index_memory_ext.inspector.pages import HEADERS, Access, NotFoundError, Pages
+from llama_index_memory_ext.inspector.views import Views
 
 if TYPE_CHECKING:
     import socket

@@ -1,36 +1,40 @@
-"""Reads from a store what a page shows. Nothing is written."""
+"""Reads from a store what a page shows, and works out what the model would be shown. Nothing is written."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llama_index_memory_ext.errors import MemoryExtError
+from llama_index.core.base.llms.types import ChatMessage, TextBlock
+
 from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.facts.history import history_of
-from llama_index_memory_ext.inspector.prompt import show
+from llama_index_memory_ext.inspector.pages import NotFoundError, Pages
+from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.memory.stats import read_stats
 from llama_index_memory_ext.record.block import CondensedMemoryBlock
-from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED
+from llama_index_memory_ext.store import MemoryStore
+from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LAST_ID
+from llama_index_memory_ext.text.messages import as_taken, body_of, question_in
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
     from llama_index_memory_ext.fact import Fact
-    from llama_index_memory_ext.store import MemoryStore, SessionInfo
+    from llama_index_memory_ext.store import SessionInfo
     from llama_index_memory_ext.store.tables import LogRow
+    from llama_index_memory_ext.text.tokens import TokenCounter
 
 PAGE_ROWS = 50
 # More than there can be.
 _LAST_PAGE = 10**9
 
 Context = dict[str, Any]
-
-
-class NotFoundError(MemoryExtError):
-    """There is nothing of this name in the database."""
 
 
 def page_of(asked: str, total: int, *, otherwise: int = 1) -> dict[str, int]:
@@ -142,3 +146,117 @@ class Views:
         facts = RelevantFactsBlock(store=self.store).model_copy(update={"user_id": user})
         stats = await read_stats(self.store, record, facts, session_id)
         return {"id": session_id, "info": infos[0], "users": users, "user": user, "stats": stats}
+
+
+# The newest messages; a browser shows no more at once in a reasonable time.
+MOST_MESSAGES = 2_000
+
+
+async def report(store: MemoryStore, session_id: str, question: str, limits: Mapping[str, int]) -> str:
+    """Returns the page as HTML; a NotFoundError if there is no such session."""
+    views = Views(store, limits)
+    found = await views.session({"id": session_id, "q": question})
+    skipped = max(found["info"].messages - MOST_MESSAGES, 0)
+    messages = await views.read_messages(session_id, skipped, MOST_MESSAGES)
+    facts = await views.facts_of(found["user"])
+    ended = [(fact, state) for fact, state in facts if state != "present"]
+    more = {"ended": ended, "contents": {fact.id: fact.content for fact, _ in facts}, "made_at": utc_now()}
+    return Pages(store.address).render("whole", **found, **more, messages=messages)
+
+
+# Rows of the log that the facts look at, whatever has left the record.
+_LEAST_ROWS = 60
+# No message of the record has fewer tokens: that many have its tags alone.
+_LEAST_TOKENS = 8
+# A session needs a name in the copy.
+_UNNAMED = "(no name)"
+_SECTIONS = {"<relevant_facts>": "facts", "</memory>": "question"}
+_SECTION = re.compile(rf"^(?=(?:{'|'.join(_SECTIONS)})$)", re.MULTILINE)
+
+
+class Part(NamedTuple):
+    """A part of a prompt: of the record, the facts, the question, or a further message of the turn."""
+
+    kind: str
+    role: str
+    text: str
+    tokens: int
+
+
+def memory_on(store: MemoryStore, session_id: str, user_id: str, limits: Mapping[str, int]) -> CondensedMemory:
+    """Returns a memory that asks no model; a LimitError for limits that do not fit into each other."""
+    # Ids that no memory takes may be stored.
+    name, user = session_id.strip() or _UNNAMED, user_id.strip() or _UNNAMED
+    options: Any = {"extract_facts": False, **limits}
+    return CondensedMemory.from_defaults(name, user_id=user, chat_store=store, **options)
+
+
+async def show(
+    store: MemoryStore, session_id: str, user_id: str, question: str, limits: Mapping[str, int]
+) -> dict[str, Any]:
+    """Returns what the model would be shown if the user asked this question now; "": at the last question.
+
+    The ``question``, the ``explanation`` of the facts and the ``summary``; the ``runs`` of parts of one kind and role,
+    and the ``tokens`` by kind, in the order of the prompt; and the ``limits`` that are used.
+    """
+    async with _copied(store, session_id, user_id, limits) as memory:
+        record, facts = memory.condensed_block, memory.facts_block
+        said = as_taken(await memory.aget_all())[-_LEAST_ROWS:]
+        asked, context = question_in([*said, *([ChatMessage(question)] if question else [])], [], facts.context_turns)
+        explanation = await facts.aexplain(asked, context=context)
+        if question:
+            await memory.aput(ChatMessage(question))
+        parts = [part for message in await memory.aget() for part in _parts(message, memory.tokenizer_fn)]
+        tokens = Counter[str]()
+        for part in parts:
+            tokens[part.kind] += part.tokens
+        return {
+            "question": asked,
+            "explanation": explanation,
+            "summary": await record.asummary(memory.session_id),
+            "runs": [list(run) for _, run in groupby(parts, lambda part: (part.kind, part.role))],
+            "tokens": tokens,
+            "limits": {
+                "token_limit": memory.token_limit,
+                "condensed_token_limit": record.token_limit,
+                "facts_token_limit": facts.token_limit,
+                "recall_token_limit": record.recall_token_limit,
+            },
+        }
+
+
+@asynccontextmanager
+async def _copied(
+    store: MemoryStore, session_id: str, user_id: str, limits: Mapping[str, int]
+) -> AsyncIterator[CondensedMemory]:
+    """Gives a memory on a copy of what a prompt needs of the session and of its user's facts, until the block ends."""
+    blank = memory_on(MemoryStore(), session_id, user_id, limits)
+    name, record = blank.session_id, blank.condensed_block
+    position, state = await store.readers.state(session_id, record.name)
+    most = max(_LEAST_ROWS, record.token_limit // _LEAST_TOKENS)
+    skipped = 0 if record.recall_token_limit else max(await store.users.count(session_id) - most, 0)
+    rows = await store.readers.find(session_id, [ARCHIVED, ACTIVE], limit=LAST_ID, offset=skipped)
+    kept = ("id", "role", "data", "timestamp", "status", "user_id")
+    copy = MemoryStore(db_data=[{"key": name, **{field: getattr(row, field) for field in kept}} for row in rows])
+    try:
+        if position:
+            await copy.readers.move(name, record.name, epoch=0, old=0, new=position, state=state)
+        memory = memory_on(copy, session_id, user_id, limits)
+        await copy.facts.write(memory.facts.namespace, (await store.facts.read(user_id)).facts)
+        yield memory
+    finally:
+        await copy.aclose()
+
+
+def _parts(message: ChatMessage, tokens: TokenCounter) -> Iterator[Part]:
+    """Yields the parts of a message: the record in its blocks, the facts, and the question; another one is one part."""
+    role, blocks = message.role.value, [block.text for block in message.blocks if isinstance(block, TextBlock)]
+    if not blocks or not blocks[0].startswith("<memory>\n"):
+        text = body_of(message)
+        yield Part("question" if role == "user" else "turn", role, text, tokens.count(text))
+        return
+    kind = "record"
+    for text in (section for block in blocks for section in _SECTION.split(block) if section):
+        if kind != "question":
+            kind = _SECTIONS.get(text.partition("\n")[0], kind)
+        yield Part(kind, role, text, tokens.count(text))

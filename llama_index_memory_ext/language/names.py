@@ -11,7 +11,8 @@ from llama_index_memory_ext.language import pattern, phrases, word_lists
 from llama_index_memory_ext.language.quotes import tokens_in
 from llama_index_memory_ext.language.said_dates import without_dates
 from llama_index_memory_ext.language.stems import HAN, KANA, is_translation, language_of, script_of
-from llama_index_memory_ext.language.tokens import STOP_CHARACTERS, STOP_WORDS, comparable, keywords, shared
+from llama_index_memory_ext.language.tokens import keywords, shared
+from llama_index_memory_ext.language.words import STOP_CHARACTERS, STOP_WORDS, comparable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

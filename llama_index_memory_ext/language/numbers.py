@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.language import pattern, phrases, word_lists
 from llama_index_memory_ext.language.stems import language_of
-from llama_index_memory_ext.language.tokens import STOP_WORDS, are_forms
+from llama_index_memory_ext.language.words import STOP_WORDS, are_forms
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.language import pattern, word_lists
-from llama_index_memory_ext.language.tokens import STOP_CHARACTERS, STOP_WORDS
+from llama_index_memory_ext.language.words import STOP_CHARACTERS, STOP_WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,14 +17,12 @@ from llama_index_memory_ext.background.jobs import log_failure
 from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.errors import SessionOwnerError, SettingError, StoreError, StoreTimeoutError
-from llama_index_memory_ext.facts.block import RelevantFactsBlock
+from llama_index_memory_ext.facts.block import FactsOptions, RelevantFactsBlock
 from llama_index_memory_ext.formats import messages_from_json, messages_to_json
 from llama_index_memory_ext.memory import template, turns
 from llama_index_memory_ext.memory.search import MemorySearchResult, check_search
 from llama_index_memory_ext.memory.settings import (
     DEFAULT_TOKEN_LIMIT,
-    MemoryOptions,
-    blocks_for,
     check_cache_points,
     limits_for,
     model_window,
@@ -33,7 +31,7 @@ from llama_index_memory_ext.memory.settings import (
 )
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
 from llama_index_memory_ext.reader_block import Counter, LogBlock
-from llama_index_memory_ext.record.block import CondensedMemoryBlock
+from llama_index_memory_ext.record.block import CondensedMemoryBlock, CondensedOptions
 from llama_index_memory_ext.record.window import CachePoints
 from llama_index_memory_ext.settings import Switch, check_names, checked, shown, unpacked
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
@@ -50,7 +48,7 @@ from llama_index_memory_ext.text.messages import (
 from llama_index_memory_ext.text.tokens import LONG_CHARACTERS, TokenCounter, as_counter
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -68,6 +66,16 @@ logger = logging.getLogger(__name__)
 
 async def _wait_for_jobs(memory: CondensedMemory) -> None:
     await memory.sql_store.jobs.wait_for_session(memory.session_id)
+
+
+class MemoryOptions(CondensedOptions, FactsOptions, total=False):
+    """The settings of both blocks that ``CondensedMemory.from_defaults`` takes by name.
+
+    ``CondensedMemoryBlock`` and ``RelevantFactsBlock`` document them, and so does ``help`` of that function.
+    """
+
+    languages: Sequence[str] | None
+    retry_seconds: float
 
 
 class CondensedMemory(Memory):
@@ -688,10 +696,28 @@ class CondensedMemory(Memory):
         return lock_for("calls", self.session_id, *self.sql_store.database.identity)
 
 
-def check_memory(memory: object, who: str) -> None:
-    """Raises a TypeError for anything but a ``CondensedMemory``."""
-    if not isinstance(memory, CondensedMemory):
-        raise TypeError(
-            f"{who} asks a CondensedMemory; this is a {type(memory).__name__}. "
-            "Build one with CondensedMemory.from_defaults(...)."
+def blocks_for(
+    settings: Mapping[str, Any],
+    limits: tuple[int, int],
+    user_id: str,
+    others: Sequence[BaseMemoryBlock[Any]],
+    **of_both: Any,
+) -> list[BaseMemoryBlock[Any]]:
+    """Returns the record and the facts, with these limits and with what is ``of_both``, and the ``others``.
+
+    A setting goes to the block that has a field of its name. Raises a SettingError for a setting of a wrong type or
+    range or for what is no list of blocks, and what the checks of the record raise.
+    """
+    of_record = {name: settings[name] for name in settings if name in CondensedMemoryBlock.model_fields}
+    of_facts = {name: settings[name] for name in settings if name in RelevantFactsBlock.model_fields}
+    record = CondensedMemoryBlock(token_limit=limits[0], **of_record, **of_both)
+    facts = RelevantFactsBlock(token_limit=limits[1], user_id=user_id, **of_facts, **of_both)
+    blocks = [record, facts, *(others if isinstance(others, list | tuple) else [others])]
+    names = {block.name for block in blocks if isinstance(block, BaseMemoryBlock)}
+    if len(names) < len(blocks):
+        saw = ", ".join(str(getattr(block, "name", shown(block))) for block in blocks[2:])
+        raise SettingError(
+            f"memory_blocks must be a list of LlamaIndex's memory blocks with a name each; saw {saw}. "
+            f"The record and the facts, {record.name} and {facts.name}, are there without it."
         )
+    return blocks

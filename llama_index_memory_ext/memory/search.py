@@ -43,5 +43,15 @@ def check_search(similarity_top_k: int, *, facts: bool, messages: bool) -> None:
     check_top_k(similarity_top_k)
 
 
+def check_memory(memory: object, who: str) -> None:
+    """Raises a TypeError for anything but a ``CondensedMemory``."""
+    # The class stands above this file; no other memory has such a block.
+    if not hasattr(memory, "facts_block"):
+        raise TypeError(
+            f"{who} asks a CondensedMemory; this is a {type(memory).__name__}. "
+            "Build one with CondensedMemory.from_defaults(...)."
+        )
+
+
 def _line(score: float, about: list[str], text: str) -> str:
     return f"{score:.2f}  {', '.join(filter(None, about))}: {' '.join(text.split())}"

@@ -1,25 +1,21 @@
-"""Derives the limits of a memory from the context window of its model, and makes its store and blocks of settings."""
+"""Derives the limits of a memory from the context window of its model, and checks the settings of its store."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from llama_index.core.memory import BaseMemoryBlock
 from llama_index.core.memory.memory import generate_chat_store_key
 
 from llama_index_memory_ext.errors import LayoutError, LimitError, SettingError, StoreError
-from llama_index_memory_ext.facts.block import FactsOptions, RelevantFactsBlock
 from llama_index_memory_ext.memory.template import MemoryBlocksTemplate
 from llama_index_memory_ext.models.ask import context_window as window_of
 from llama_index_memory_ext.models.prompt_caches import name_of, warn_without_cache_points
 from llama_index_memory_ext.reader_block import llm_of_settings
-from llama_index_memory_ext.record.block import MIN_ROOM, CondensedMemoryBlock, CondensedOptions
+from llama_index_memory_ext.record.text import MIN_ROOM
 from llama_index_memory_ext.settings import check_id, shown
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from llama_index.core.llms.llm import LLM
 
     from llama_index_memory_ext.record.window import CachePoints
@@ -102,43 +98,6 @@ def _total_limit(window: int | None, model: str, given: int | None) -> tuple[int
             f"out, which gives {usual}, or say context_window=... if the model has a larger one."
         )
     return given, ""
-
-
-class MemoryOptions(CondensedOptions, FactsOptions, total=False):
-    """The settings of both blocks that ``CondensedMemory.from_defaults`` takes by name.
-
-    ``CondensedMemoryBlock`` and ``RelevantFactsBlock`` document them, and so does ``help`` of that function.
-    """
-
-    languages: Sequence[str] | None
-    retry_seconds: float
-
-
-def blocks_for(
-    settings: Mapping[str, Any],
-    limits: tuple[int, int],
-    user_id: str,
-    others: Sequence[BaseMemoryBlock[Any]],
-    **of_both: Any,
-) -> list[BaseMemoryBlock[Any]]:
-    """Returns the record and the facts, with these limits and with what is ``of_both``, and the ``others``.
-
-    A setting goes to the block that has a field of its name. Raises a SettingError for a setting of a wrong type or
-    range or for what is no list of blocks, and what the checks of the record raise.
-    """
-    of_record = {name: settings[name] for name in settings if name in CondensedMemoryBlock.model_fields}
-    of_facts = {name: settings[name] for name in settings if name in RelevantFactsBlock.model_fields}
-    record = CondensedMemoryBlock(token_limit=limits[0], **of_record, **of_both)
-    facts = RelevantFactsBlock(token_limit=limits[1], user_id=user_id, **of_facts, **of_both)
-    blocks = [record, facts, *(others if isinstance(others, list | tuple) else [others])]
-    names = {block.name for block in blocks if isinstance(block, BaseMemoryBlock)}
-    if len(names) < len(blocks):
-        saw = ", ".join(str(getattr(block, "name", shown(block))) for block in blocks[2:])
-        raise SettingError(
-            f"memory_blocks must be a list of LlamaIndex's memory blocks with a name each; saw {saw}. "
-            f"The record and the facts, {record.name} and {facts.name}, are there without it."
-        )
-    return blocks
 
 
 def check_cache_points(cache_points: CachePoints, memory_blocks_template: object, llm: LLM | None) -> None:

@@ -17,7 +17,7 @@ from llama_index_memory_ext.language.tokens import checked_languages
 from llama_index_memory_ext.models.responses import Usage
 from llama_index_memory_ext.reader_block import DEFAULT_SESSION_ID, LogBlock
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS, FoundMessage, MessageSearch
-from llama_index_memory_ext.record.text import NO_TEXT, truncated
+from llama_index_memory_ext.record.text import MIN_ROOM, NO_TEXT, truncated
 from llama_index_memory_ext.record.window import CachePoints, RecordReader, RecordSettings, Window, cache_points_in
 from llama_index_memory_ext.settings import Switch
 from llama_index_memory_ext.text.limits import Limits
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store.tables import Snapshot
 
 _MAX_SUMMARY_TOKENS = 1_000
-# The tags of the record and of two messages, and a few words: with less room, nothing would be shown.
-MIN_ROOM = 50
 
 
 class CondensedOptions(TypedDict, total=False):

@@ -18,7 +18,8 @@ from llama_index_memory_ext.language.dates import MONTH_PATTERN, with_english_da
 from llama_index_memory_ext.language.names import missing_names
 from llama_index_memory_ext.language.numbers import missing_numbers
 from llama_index_memory_ext.language.stems import language_of
-from llama_index_memory_ext.language.tokens import keywords, sentences_in, term_of, visible
+from llama_index_memory_ext.language.tokens import keywords, term_of
+from llama_index_memory_ext.language.words import sentences_in, visible
 from llama_index_memory_ext.models.ask import ask_with, context_window, token_bound, tokens_left
 from llama_index_memory_ext.models.responses import Usage, usage_of, was_refused, was_truncated
 from llama_index_memory_ext.record.text import clip_entries

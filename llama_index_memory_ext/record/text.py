@@ -24,6 +24,8 @@ _ELEMENT_START = re.compile(
 )
 _EMPTY_DAY = re.compile(rf"^{_DAY_START}.*\n(?={_DAY_START}|{EARLIER_CLOSING})", re.MULTILINE)
 NO_TEXT = CountedText("", 0)
+# The tags of the record and of two messages, and a few words: with less room, nothing would be shown.
+MIN_ROOM = 50
 _RESULT_STARTS = ('<message role="tool"', '<message role="function"', "<message tool", "<message function")
 _INSTRUCTION_STARTS = ('<message role="system"', '<message role="developer"')
 
@@ -31,10 +33,10 @@ _INSTRUCTION_STARTS = ('<message role="system"', '<message role="developer"')
 def summary_element(summary: str, limit: int, counter: TokenCounter, tags: Iterable[str] = ()) -> CountedText:
     """Returns the summary as the record shows it, in at most ``limit`` tokens; "" if it is empty or has no room."""
     body = escape_tags(summary.strip(), tags)
-    element = clipped_element((_SUMMARY_OPENING, _SUMMARY_CLOSING), body, limit, counter, counter.clip)
+    element, tokens = clipped_element((_SUMMARY_OPENING, _SUMMARY_CLOSING), body, limit, counter, counter.clip)
     # A single character may have several tokens, so that nothing is left of the summary.
     is_empty = not element[len(_SUMMARY_OPENING) : -len(_SUMMARY_CLOSING)].strip()
-    return NO_TEXT if is_empty or element.tokens > limit else element
+    return NO_TEXT if is_empty or tokens > limit else CountedText(element, tokens)
 
 
 def day_heading(day: str) -> str:

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Under this key the state of a cursor lists what it says of single rows.
-ROWS = "rows"
 _LOG_AND_ACTIVE = [ARCHIVED, ACTIVE]
 _GLANCE_ROWS = 40
 

@@ -11,7 +11,6 @@ from sqlalchemy import String, bindparam, cast, delete, exists, func, or_, selec
 
 from llama_index_memory_ext.errors import SessionOwnerError
 from llama_index_memory_ext.fact import utc_now
-from llama_index_memory_ext.store.cursors import ROWS
 from llama_index_memory_ext.store.runner import reads, writes_session
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
@@ -21,6 +20,7 @@ from llama_index_memory_ext.store.tables import (
     LAST_ID,
     OF_NOBODY,
     OWN,
+    ROWS,
     SHARED,
     one_of,
     upsert,

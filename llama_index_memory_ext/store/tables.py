@@ -35,6 +35,8 @@ _OLDEST_VERSION = 3
 
 # How a session is open: to one user alone, to users who share it, or to no user yet: it is its own user then.
 OWN, SHARED, OF_NOBODY = "own", "shared", "nobody"
+# Under this key the state of a cursor lists what it says of single rows.
+ROWS = "rows"
 
 # Under these keys a connection says of its transaction which epochs the locked sessions have, and what need not be done
 # again once it is committed.

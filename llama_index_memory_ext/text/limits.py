@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.errors import LimitError
-from llama_index_memory_ext.language.tokens import sentences_in
+from llama_index_memory_ext.language.words import sentences_in
 from llama_index_memory_ext.text.tool_calls import RESULT_ROLES, Counted
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from llama_index.core.base.llms.types import ChatMessage, ImageBlock, MessageRol
 from pydantic import TypeAdapter, ValidationError
 
 from llama_index_memory_ext.errors import MessageError
-from llama_index_memory_ext.language.tokens import CONTROLS
-from llama_index_memory_ext.text.tokens import CountedText
+from llama_index_memory_ext.language.words import CONTROLS
 from llama_index_memory_ext.text.tool_calls import (
     ASSISTANT_ROLES,
     CALL_KEYS,
@@ -226,20 +225,20 @@ def clip_entry(entry: Entry, limit: int, counter: TokenCounter, clip: Callable[[
     """
     if entry.tokens <= limit:
         return entry
-    text = clipped_element(entry.tags, entry.body, limit, counter, clip or counter.clip)
-    return replace(entry, text=text, tokens=text.tokens)
+    text, tokens = clipped_element(entry.tags, entry.body, limit, counter, clip or counter.clip)
+    return replace(entry, text=text, tokens=tokens)
 
 
 def clipped_element(
     tags: tuple[str, str], body: str, limit: int, counter: TokenCounter, clip: Callable[[str, int], str]
-) -> CountedText:
-    """Returns a text between two tags, clipped as by ``clip_entry``."""
+) -> tuple[str, int]:
+    """Returns a text between two tags, clipped as by ``clip_entry``, and its tokens."""
     room = limit - counter.count("".join(tags))
     while True:
         text = clip(body, room).join(tags)
         tokens = counter.count(text)
         if tokens <= limit or room <= 0:
-            return CountedText(text, tokens)
+            return text, tokens
         room -= tokens - limit
 
 

@@ -18,7 +18,7 @@ from llama_index.llms.openai import OpenAI
 from llama_index_memory_ext import Fact, FactError, MemoryStore, RelevantFactsBlock, SettingError, TokenCounter
 from llama_index_memory_ext.fact import retire
 from llama_index_memory_ext.facts.book import FactBook
-from llama_index_memory_ext.language.tokens import visible
+from llama_index_memory_ext.language.words import visible
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.facts.learning import Learns, contents, extractions, learner, likes, shown, talk
 from tests.memories import OpenMemory, OpenPlainMemory

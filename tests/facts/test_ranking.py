@@ -24,7 +24,7 @@ from llama_index_memory_ext.facts.ranking import (
     format_facts,
     rank,
 )
-from llama_index_memory_ext.language.tokens import visible
+from llama_index_memory_ext.language.words import visible
 from llama_index_memory_ext.search.tfidf import Document, FactRanker, TfidfRanker
 from tests.language import LANGUAGES, rows
 

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, StoreError
 from llama_index_memory_ext.inspector.pages import Access
-from llama_index_memory_ext.inspector.prompt import show
+from llama_index_memory_ext.inspector.views import show
 from llama_index_memory_ext.store import read_only
 from llama_index_memory_ext.store.tables import Seen
 from tests.inspector.conftest import Inspected

@@ -17,7 +17,8 @@ from llama_index_memory_ext.language.quotes import Span, find_quote
 from llama_index_memory_ext.language.said_dates import missing_dates, without_dates
 from llama_index_memory_ext.language.secrets import holds_secret
 from llama_index_memory_ext.language.stems import is_translation, language_of, script_of
-from llama_index_memory_ext.language.tokens import comparable, keywords, shared
+from llama_index_memory_ext.language.tokens import keywords, shared
+from llama_index_memory_ext.language.words import comparable
 
 DAY = date(2025, 11, 20)
 LENGTH = 100_000

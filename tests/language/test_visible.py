@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llama_index_memory_ext.fact import Fact, retire, utc_now
-from llama_index_memory_ext.language.tokens import visible
+from llama_index_memory_ext.language.words import visible
 
 # Formats that are seen: the signs before Arabic and Kaithi numbers.
 SEEN_FORMATS = frozenset(map(chr, [*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD]))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from llama_index_memory_ext.language.tokens import are_forms, keywords, shared
+from llama_index_memory_ext.language.tokens import keywords, shared
+from llama_index_memory_ext.language.words import are_forms
 from tests.language import rows
 
 
