@@ -31,7 +31,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # A model may answer in characters that the terminal does not have, and a pipe may hold any bytes.
             stream.reconfigure(errors="replace")
     try:
-        return _run(arguments)
+        try:
+            with needs_extra("cli", "typer", "rich"):
+                app = load_app()
+        except UsageError:
+            if arguments != ["demo"]:
+                raise
+            # Imported here: LlamaIndex takes seconds to start, and a wrong option is reported without it.
+            from llama_index_memory_ext.cli.demo import run
+
+            return run()
+        return app(arguments, standalone_mode="--json" not in arguments) or 0
     except SystemExit as end:
         return int(end.code or 0)
     except KeyboardInterrupt:
@@ -41,14 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:  # noqa: BLE001 - the user gets one line, whatever failed
-        return _report(error, as_json="--json" in arguments)
-
-
-def _report(error: Exception, *, as_json: bool) -> int:
-    text = plain(describe_error(error))
-    sys.stderr.write((json.dumps({"error": text}) if as_json else f"Error: {text}") + "\n")
-    # The class of wrong usage has a public name only in older versions of Typer.
-    return WRONG_USAGE if isinstance(error, (UsageError, SettingError)) or hasattr(error, "format_message") else FAILED
+        text = plain(describe_error(error))
+        sys.stderr.write((json.dumps({"error": text}) if "--json" in arguments else f"Error: {text}") + "\n")
+        # The class of wrong usage has a public name only in older versions of Typer.
+        is_usage = isinstance(error, (UsageError, SettingError)) or hasattr(error, "format_message")
+        return WRONG_USAGE if is_usage else FAILED
 
 
 def load_app() -> typer.Typer:
@@ -60,20 +67,6 @@ def load_app() -> typer.Typer:
         # Each registers its commands.
         import_module(f"llama_index_memory_ext.cli.{module}")
     return app
-
-
-def _run(arguments: list[str]) -> int:
-    try:
-        with needs_extra("cli", "typer", "rich"):
-            app = load_app()
-    except UsageError:
-        if arguments != ["demo"]:
-            raise
-        # Imported here: LlamaIndex takes seconds to start, and a wrong option is reported without it.
-        from llama_index_memory_ext.cli.demo import run
-
-        return run()
-    return app(arguments, standalone_mode="--json" not in arguments) or 0
 
 
 if __name__ == "__main__":

@@ -144,11 +144,11 @@ def _refusal(error: ValidationError, kind: type[BaseModel], raised: type[MemoryE
     if name not in fields or isinstance(cause, Exception):
         return raised(f"{name if name in fields else kind.__name__}: {cause or said}")
     seen = shown(first["input"], with_text=all(one["type"].startswith(_SHOWN_TEXTS) for one in about_it))
-    return raised(f"{name} {said}; saw {'nothing' if first['type'] == 'missing' else seen}. {_hint(fields[name])}")
-
-
-def _hint(field: FieldInfo) -> str:
-    meaning = f'It is: "{about(field)}" ' if about(field) else ""
+    seen = "nothing" if first["type"] == "missing" else seen
+    field, hint = fields[name], "Give it such a value, or leave it out."
     if field.default is None or isinstance(field.default, int | float | str):
-        return f"{meaning}Leave it out for {field.default!r}."
-    return f"{meaning}Give it such a value{'' if field.is_required() else ', or leave it out'}."
+        hint = f"Leave it out for {field.default!r}."
+    elif field.is_required():
+        hint = "Give it such a value."
+    meaning = f'It is: "{about(field)}" ' if about(field) else ""
+    return raised(f"{name} {said}; saw {seen}. {meaning}{hint}")

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 
-# LlamaIndex's agents keep these in the context: the memory, and the question of the last run.
-_MEMORY, _QUESTION = "memory", "user_msg_str"
 # A null in JSON, for whoever reads the context without this serializer, and no other serializer writes it so.
 _STANDS_FOR_MEMORY = " null"
 
@@ -66,12 +64,13 @@ async def restore_context(
     ctx: Context[Any] = Context.from_dict(
         workflow, data, serializer=_WithMemory(memory, serializer or JsonSerializer())
     )
-    has_run = await ctx.store.get(_QUESTION, default=None) is not None
+    # LlamaIndex's agents keep in the context the question of the last run, and the memory.
+    has_run = await ctx.store.get("user_msg_str", default=None) is not None
     if has_run and not await memory.sql_store.users.knows(memory.session_id):
         raise StoreError(
             f"This context comes from a run, and its memory holds no message of session {memory.session_id!r} in "
             f"{memory.sql_store.address}. Give the memory the session_id and the async_database_uri of that run; a "
             "database in memory ends with its process."
         )
-    await ctx.store.set(_MEMORY, memory)
+    await ctx.store.set("memory", memory)
     return ctx

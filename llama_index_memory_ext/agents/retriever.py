@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
-    from llama_index_memory_ext.record.recall import FoundMessage
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +120,8 @@ class MemoryRetriever(BaseRetriever):
         self.similarity_top_k = similarity_top_k
         self.token_limit = token_limit
         self._facts, self._messages = facts, messages
+        share = LONGEST_MESSAGE_TOKENS if token_limit is None else max(1, int(token_limit * _NODE_SHARE))
+        self._node_limit = min(LONGEST_MESSAGE_TOKENS, share)
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return run(self._aretrieve(query_bundle))
@@ -137,8 +138,15 @@ class MemoryRetriever(BaseRetriever):
                 nodes += [self.fact_node(entry.fact, entry.score) for entry in facts[:most]]
             if self._messages:
                 limits = {"most": most, "message_token_limit": self._node_limit}
-                messages = await memory.condensed_block.asearch(question, session_id=memory.session_id, **limits)
-                nodes += map(self._message_node, messages)
+                shares = Weights(memory.facts_block.similarity_weight, memory.facts_block.confidence_weight).shares()
+                for found in await memory.condensed_block.asearch(question, session_id=memory.session_id, **limits):
+                    # Each database counts its rows from 1, and the host takes two nodes with the same id for one.
+                    place = (*memory.sql_store.database.identity, memory.session_id, found.row_ids[0])
+                    about = {"role": found.role, "date": found.day, "session_id": memory.session_id}
+                    score = shares.similarity * found.similarity + shares.confidence * _MESSAGE_CONFIDENCE
+                    ids = list(found.row_ids)
+                    node_id = uuid5(NAMESPACE_OID, repr(place)).hex
+                    nodes.append(_node(node_id, found.text, score, kind="message", **about, message_ids=ids))
         best = sorted(nodes, key=lambda node: -(node.score or 0.0))[:most]
         if self.token_limit is None:
             return best
@@ -161,29 +169,6 @@ class MemoryRetriever(BaseRetriever):
             session_id=fact.session_id or "",
             **days_of(fact),
         )
-
-    def _message_node(self, message: FoundMessage) -> NodeWithScore:
-        memory = self.memory
-        block = memory.facts_block
-        shares = Weights(block.similarity_weight, block.confidence_weight).shares()
-        # Each database counts its rows from 1, and the host takes two nodes with the same id for one.
-        place = (*memory.sql_store.database.identity, memory.session_id, message.row_ids[0])
-        return _node(
-            uuid5(NAMESPACE_OID, repr(place)).hex,
-            message.text,
-            shares.similarity * message.similarity + shares.confidence * _MESSAGE_CONFIDENCE,
-            kind="message",
-            role=message.role,
-            date=message.day,
-            session_id=memory.session_id,
-            message_ids=list(message.row_ids),
-        )
-
-    @property
-    def _node_limit(self) -> int:
-        if self.token_limit is None:
-            return LONGEST_MESSAGE_TOKENS
-        return min(LONGEST_MESSAGE_TOKENS, max(1, int(self.token_limit * _NODE_SHARE)))
 
 
 def _node(node_id: str, text: str, score: float, **metadata: object) -> NodeWithScore:

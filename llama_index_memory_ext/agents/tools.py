@@ -52,7 +52,12 @@ def asks_to_forget(
     i, span = next(((i, span) for i, span in found if span), (0, None))
     if span is None:
         return [False] * len(contents), False
-    told = _told_of_everything(lines, results)
+    # What stands between an order to forget everything and the user's yes to it.
+    told, (order, answer) = frozenset[str](), ([line for line in lines if line.is_users] * 2)[-2:]
+    ordered = filter(_is_order, sentences_at(order.text, Span(0, len(order.text), 1.0)))
+    if _phrases("confirms").fullmatch(answer.text) and any(map(_phrases("everything").search, ordered)):
+        between = [one.text for one in (*lines, *results) if order.row_id < one.row_id < answer.row_id]
+        told = keywords("\n".join(between))
     orders = list(filter(_is_order, sentences_at(lines[i].text, span)))
     before = [line.text for line in lines[max(i - _LINES_BEFORE, 0) : i + 1]]
     # An order of a few words points to what was said before it.
@@ -71,16 +76,6 @@ def _is_order(sentence: str) -> bool:
         return False
     # What the order is about may be denied, not the order.
     return not (denies(sentence[: found.start()]) or denies(_phrases("object").split(sentence[found.end() :])[0]))
-
-
-def _told_of_everything(lines: Sequence[Utterance], results: Sequence[Utterance]) -> frozenset[str]:
-    """Returns the keywords of what stands between an order to forget everything and the user's yes to it."""
-    asked, answer = ([line for line in lines if line.is_users] * 2)[-2:]
-    orders = filter(_is_order, sentences_at(asked.text, Span(0, len(asked.text), 1.0)))
-    if not (_phrases("confirms").fullmatch(answer.text) and any(map(_phrases("everything").search, orders))):
-        return frozenset()
-    between = (one.text for one in (*lines, *results) if asked.row_id < one.row_id < answer.row_id)
-    return keywords("\n".join(between))
 
 
 # The confidence of a fact that the user has asked to remember.
@@ -211,7 +206,19 @@ class MemoryToolSpec(BaseToolSpec):
             return f"Nothing was forgotten: it needs a quote. {_HOW_TO_QUOTE}"
         with store_errors("Nothing was forgotten", self.memory.session_id):
             await self.memory.acheck_session()
-            meant = await self._meant([facts] if isinstance(facts, str) else facts or [])
+            now, meant = utc_now(), list[list[Fact]]()
+            listed = await self.memory.facts.alist(with_retired=True)
+            known = [(normalised(fact.content), fact) for fact in listed if fact.state(now) != "retired"]
+            for words in map(str, [facts] if isinstance(facts, str) else facts or []):
+                # An id, the beginning of one, or words of a fact, best first.
+                name, content = words.strip(" []\"'#"), normalised(words)
+                found = [fact for text, fact in known if name == fact.id or content == text]
+                if not found and len(name) >= SHORT_ID_CHARACTERS:
+                    found = [fact for _, fact in known if fact.id.startswith(name)]
+                if not found:
+                    ranked = await self.memory.facts_block.asearch(words, session_id=self.memory.session_id)
+                    found = [entry.fact for entry in ranked]
+                meant.append(found)
             chosen = list({found[0].id: found[0] for found in meant if len(found) == 1}.values())
             answers = await self._retire(chosen, str(quote)) if chosen else []
         for found in meant:
@@ -222,22 +229,6 @@ class MemoryToolSpec(BaseToolSpec):
         if not (meant and all(meant)):
             answers.append("Nothing was forgotten for what is not known: search_memory shows the ids of facts.")
         return "\n".join(answers)
-
-    async def _meant(self, wanted: Sequence[str]) -> list[list[Fact]]:
-        """Returns for each id, beginning of an id, or words of a fact, the facts that it may mean, best first."""
-        facts, now = await self.memory.facts.alist(with_retired=True), utc_now()
-        known = [(normalised(fact.content), fact) for fact in facts if fact.state(now) != "retired"]
-        meant = []
-        for words in map(str, wanted):
-            name, content = words.strip(" []\"'#"), normalised(words)
-            found = [fact for text, fact in known if name == fact.id or content == text]
-            if not found and len(name) >= SHORT_ID_CHARACTERS:
-                found = [fact for _, fact in known if fact.id.startswith(name)]
-            if not found:
-                ranked = await self.memory.facts_block.asearch(words, session_id=self.memory.session_id)
-                found = [entry.fact for entry in ranked]
-            meant.append(found)
-        return meant
 
     async def _retire(self, chosen: Sequence[Fact], quote: str) -> list[str]:
         """Retires the facts that the quote asks to forget; returns a line for each fact."""

@@ -65,29 +65,25 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, (TerminalError, MemoryExtError)):
         return _redacted(text, longest=900)
     if type(error).__module__.partition(".")[0] in ("openai", "httpx"):
-        if (said := _describe_model_error(error)) is not None:
-            return said
+        # Imported here: it takes half a second, and was imported already where its errors come from.
+        import openai
+
+        problem, host = "", model_host()
+        if is_timeout(error) and status_of(error) is None:
+            problem = f"{host} has not answered in time. --timeout SECONDS or OPENAI_TIMEOUT gives it more."
+        elif isinstance(error, openai.APIConnectionError):
+            problem = f"there is no connection to {host}."
+        elif isinstance(error, openai.APIStatusError):
+            said = error.body.get("message") if isinstance(error.body, dict) else error.message
+            problem = f"{host} answers with status {error.status_code}: {_redacted(str(said))}"
+        if problem:
+            return problem
     elif isinstance(error, ValueError) and callable(errors := getattr(error, "errors", None)):
         # The whole text of a pydantic error quotes the value.
         first: Any = errors()[0]
         field = ".".join(map(str, first["loc"]))
         return f"{field}: {_redacted(first['msg']).removeprefix('Value error, ').rstrip('.')}."
     return f"{type(error).__name__}: {_redacted(text)}".removesuffix(": ")
-
-
-def _describe_model_error(error: Any) -> str | None:
-    # Imported here: it takes half a second, and was imported already where its errors come from.
-    import openai
-
-    host = model_host()
-    if is_timeout(error) and status_of(error) is None:
-        return f"{host} has not answered in time. --timeout SECONDS or OPENAI_TIMEOUT gives it more."
-    if isinstance(error, openai.APIConnectionError):
-        return f"there is no connection to {host}."
-    if isinstance(error, openai.APIStatusError):
-        text = error.body.get("message") if isinstance(error.body, dict) else error.message
-        return f"{host} answers with status {error.status_code}: {_redacted(str(text))}"
-    return None
 
 
 def model_host() -> str:
@@ -102,7 +98,11 @@ def plain(text: str) -> str:
     >>> plain("\x1b[31mred")
     '␛[31mred'
     """
-    return _UNSAFE.sub(_picture, text)
+
+    def picture(found: re.Match[str]) -> str:
+        return chr(0x2400 + ord(found[0])) if found[0] < " " else "\u2421" if found[0] == "\x7f" else "\ufffd"
+
+    return _UNSAFE.sub(picture, text)
 
 
 def one_line(text: str, longest: int = 500) -> str:
@@ -119,7 +119,3 @@ def pluralize(number: int, noun: str) -> str:
 def _redacted(text: str, longest: int = 300) -> str:
     key = os.environ.get("OPENAI_API_KEY", "").strip()
     return one_line(text.replace(key, "[key]") if key else text, longest)
-
-
-def _picture(found: re.Match[str]) -> str:
-    return chr(0x2400 + ord(found[0])) if found[0] < " " else "\u2421" if found[0] == "\x7f" else "\ufffd"

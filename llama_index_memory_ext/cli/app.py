@@ -170,18 +170,21 @@ def show(output: Output, *, as_json: bool) -> Any:
     return result
 
 
-# What was checked, the verdict (ok or wrong), and what was found.
-_Check: TypeAlias = tuple[str, str, str]
-
-
 @app.command()
 def doctor(*, db: Db = None, as_json: Json = False) -> None:
     """Check the database and the model. Nothing is created. Exit code 1 if something is wrong.
 
     `pip check` tells whether the libraries have the versions that are needed.
     """
+    # Imported here: it imports LlamaIndex.
+    from llama_index_memory_ext.cli.demo import choose_model, describe_model
+
     here = f"{ext.__version__}, on Python {platform.python_version()}"
-    checks = [(PACKAGE, "ok", here), asyncio.run(_check_database(db)), _check_model()]
+    checks = [(PACKAGE, "ok", here), asyncio.run(_check_database(db))]
+    try:
+        checks.append(("model", "ok", describe_model(choose_model())))
+    except ValueError as error:
+        checks.append(("model", "wrong", describe_error(error)))
     is_ok = all(verdict != "wrong" for _, verdict, _ in checks)
     listed = [dict(zip(("name", "verdict", "found"), check, strict=True)) for check in checks]
     show(({"ok": is_ok, "checks": listed}, table(["checked", "result", "found"], checks)), as_json=as_json)
@@ -189,8 +192,8 @@ def doctor(*, db: Db = None, as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-async def _check_database(db: str | None) -> _Check:
-    """Checks whether the database can be reached, the version of its schema, and whether rows can be written."""
+async def _check_database(db: str | None) -> tuple[str, str, str]:
+    """Returns what was checked, the verdict (ok or wrong), and the version of the schema, or why it cannot be used."""
     store = find_store(db)
     file = file_of(store)
     # The folder of the default file is created.
@@ -205,16 +208,6 @@ async def _check_database(db: str | None) -> _Check:
             return "database", "ok", f"{file or store.address}: {found}"
     except Exception as error:  # noqa: BLE001 - whatever failed is what this command is to find
         return "database", "wrong", describe_error(error)
-
-
-def _check_model() -> _Check:
-    # Imported here: it imports LlamaIndex.
-    from llama_index_memory_ext.cli.demo import choose_model, describe_model
-
-    try:
-        return "model", "ok", describe_model(choose_model())
-    except ValueError as error:
-        return "model", "wrong", describe_error(error)
 
 
 def memory_on(

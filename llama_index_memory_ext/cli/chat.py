@@ -13,7 +13,7 @@ import typer
 
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.background.loop import BackgroundLoop
-from llama_index_memory_ext.cli import TIMEOUT, TerminalError, describe_error, one_line, plain
+from llama_index_memory_ext.cli import TIMEOUT, describe_error, one_line, plain
 from llama_index_memory_ext.cli import app as cli
 from llama_index_memory_ext.cli.app import Db, Model, Session, Timeout, User
 from llama_index_memory_ext.cli.facts import explanation_table, facts_table
@@ -88,12 +88,32 @@ async def _open(
 
 def _respond(loop: BackgroundLoop, agent: FunctionAgent, memory: ext.CondensedMemory, line: str) -> bool:
     """Answers a question or obeys a command; returns False for a question without an answer."""
+    # Imported here: they import LlamaIndex.
+    from llama_index.core.base.llms.types import ChatMessage
+
+    from llama_index_memory_ext.text.messages import question_in
+
     is_command = line.startswith("/")
+    name, _, text = line.partition(" ")
     try:
-        if is_command:
-            _obey(loop, memory, *line.partition(" ")[::2])
-        else:
+        if not is_command:
             loop.run(_answer(agent, memory, line))
+        elif name == "/facts":
+            _wait_for_facts(loop, memory.aflush())
+            cli.say(facts_table(loop.run(memory.facts.alist()), memory.facts.namespace))
+        elif name == "/why":
+            messages = loop.run(memory.aget_all()) + ([ChatMessage(text.strip())] if text.strip() else [])
+            question, context = question_in(messages, [], memory.facts_block.context_turns)
+            if question:
+                cli.say(f"Facts that the model would be shown now for {one_line(question)!r}, and why:")
+                found = memory.facts_block.aexplain(question, session_id=memory.session_id, context=context)
+                cli.say(explanation_table(loop.run(found), memory.facts.namespace))
+            else:
+                cli.say("Nothing was asked yet. Say /why QUESTION to look at a question of your own.", stderr=True)
+        elif name == "/help":
+            cli.say(_HELP)
+        else:
+            cli.say(f"There is no {name}. /help lists the commands.", stderr=True)
     except KeyboardInterrupt:
         if not cli.is_terminal():
             raise
@@ -139,35 +159,6 @@ async def _answer(agent: FunctionAgent, memory: ext.CondensedMemory, question: s
             with suppress(asyncio.CancelledError, Exception):
                 await run
             raise
-
-
-def _obey(loop: BackgroundLoop, memory: ext.CondensedMemory, name: str, text: str) -> None:
-    facts = memory.facts
-    if name == "/facts":
-        _wait_for_facts(loop, memory.aflush())
-        cli.say(facts_table(loop.run(facts.alist()), facts.namespace))
-    elif name == "/why":
-        _explain(loop, memory, text.strip())
-    elif name == "/help":
-        cli.say(_HELP)
-    else:
-        cli.say(f"There is no {name}. /help lists the commands.", stderr=True)
-
-
-def _explain(loop: BackgroundLoop, memory: ext.CondensedMemory, text: str) -> None:
-    """Explains a question, by default the last one, with the turns before it."""
-    # Imported here: they import LlamaIndex.
-    from llama_index.core.base.llms.types import ChatMessage
-
-    from llama_index_memory_ext.text.messages import question_in
-
-    messages, block = loop.run(memory.aget_all()), memory.facts_block
-    question, context = question_in([*messages, *([ChatMessage(text)] if text else [])], [], block.context_turns)
-    if not question:
-        raise TerminalError("nothing was asked yet. Say /why QUESTION to look at a question of your own.")
-    cli.say(f"Facts that the model would be shown now for {one_line(question)!r}, and why:")
-    explanation = loop.run(block.aexplain(question, session_id=memory.session_id, context=context))
-    cli.say(explanation_table(explanation, memory.facts.namespace))
 
 
 def _read_line() -> str:

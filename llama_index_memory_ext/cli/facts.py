@@ -1,6 +1,6 @@
 """The commands under ``facts``: show and change what is known about a user."""
 
-# No annotation is a string here: Typer reads those of the commands, through the signatures that _command makes.
+# No annotation is a string here: Typer reads those of the commands, through the signatures that ``command`` makes.
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta, timezone
@@ -50,7 +50,7 @@ def check_whose(user: str | None, session: str | None) -> None:
         raise UsageError("say whose facts: --user ID, or --session ID for those of a session without a user.")
 
 
-def _command(name: str, *, create: bool = False) -> Callable[[_Work], None]:
+def command(name: str, *, create: bool = False) -> Callable[[_Work], None]:
     """Makes a command of a coroutine function: adds those for user, session, agent, database and JSON to its own."""
 
     def register(work: _Work) -> None:
@@ -77,23 +77,23 @@ def _command(name: str, *, create: bool = False) -> Callable[[_Work], None]:
     return register
 
 
-@_command("list")
-async def _list(memory: "CondensedMemory", *, retired: _Retired = False, expired: _Expired = False) -> Output:
+@command("list")
+async def list_(memory: "CondensedMemory", *, retired: _Retired = False, expired: _Expired = False) -> Output:
     """List the current facts, the newest first."""
     facts = await cli.book_of(memory).alist(with_retired=retired, with_expired=expired)
     return facts, facts_table(facts, memory.facts.namespace)
 
 
-@_command("search")
-async def _search(memory: "CondensedMemory", question: _Question) -> Output:
+@command("search")
+async def search(memory: "CondensedMemory", question: _Question) -> Output:
     """Find facts that have words in common with a question, the best first; without --agent those that all share."""
     found = await memory.facts_block.asearch(question)
     result = [{**one.fact.model_dump(mode="json"), "score": one.score, "similarity": one.similarity} for one in found]
     return result, facts_table([one.fact for one in found], f"{memory.facts.namespace} that share a word with it")
 
 
-@_command("explain")
-async def _explain(memory: "CondensedMemory", question: _Question) -> Output:
+@command("explain")
+async def explain(memory: "CondensedMemory", question: _Question) -> Output:
     """Say of each fact whether the model is shown it for a question, and why; without --agent of the shared ones."""
     found = await memory.facts_block.aexplain(question)
     names = ("why", "score", "similarity", "recency", "matched", "tokens")
@@ -105,8 +105,8 @@ async def _explain(memory: "CondensedMemory", question: _Question) -> Output:
     return result, explanation_table(found, memory.facts.namespace)
 
 
-@_command("add", create=True)
-async def _add(
+@command("add", create=True)
+async def add(
     memory: "CondensedMemory", text: _Text, *, category: _Category = "knowledge", pin: _Pin = False, ttl: _Ttl = None
 ) -> Output:
     """Add a fact, with --agent as this agent's own; a database that does not exist is created."""
@@ -115,22 +115,22 @@ async def _add(
     return _changed("Added", fact)
 
 
-@_command("retire")
-async def _retire(memory: "CondensedMemory", fact_id: _Id, *, reason: _Reason = "retired by hand") -> Output:
+@command("retire")
+async def retire(memory: "CondensedMemory", fact_id: _Id, *, reason: _Reason = "retired by hand") -> Output:
     """Keep a fact, but no longer show it to the model."""
     fact = await _find(memory, fact_id)
     return _changed("Retired", await cli.book_of(memory).aretire(fact.id, reason))
 
 
-@_command("restore")
-async def _restore(memory: "CondensedMemory", fact_id: _Id) -> Output:
+@command("restore")
+async def restore(memory: "CondensedMemory", fact_id: _Id) -> Output:
     """Show a retired fact to the model again."""
     fact = await _find(memory, fact_id)
     return _changed("Restored", await cli.book_of(memory).arestore(fact.id))
 
 
-@_command("forget")
-async def _forget(memory: "CondensedMemory", fact_ids: _Ids = None, *, all_: _All = False, yes: Yes = False) -> Output:
+@command("forget")
+async def forget(memory: "CondensedMemory", fact_ids: _Ids = None, *, all_: _All = False, yes: Yes = False) -> Output:
     """Delete facts for good. It asks before it does.
 
     The messages in which they were said stay; `forget` deletes sessions and persons.
@@ -138,18 +138,22 @@ async def _forget(memory: "CondensedMemory", fact_ids: _Ids = None, *, all_: _Al
     if bool(fact_ids) == all_:
         raise UsageError("name the facts, or say --all.")
     namespace = memory.facts.namespace
-    found = await _all_facts(memory) if all_ else [await _find(memory, one) for one in fact_ids or ()]
+    book = cli.book_of(memory)
+    if all_:
+        found = await book.alist(with_retired=True, with_expired=True)
+    else:
+        found = [await _find(memory, one) for one in fact_ids or ()]
     facts = {fact.id: fact for fact in found}
     if facts and not yes:
         cli.say(facts_table([*facts.values()], namespace), stderr=True)
         cli.confirm(f"Delete {pluralize(len(facts), 'fact')} of {namespace} for good?")
     # Without ids all facts would be deleted.
-    count = await cli.book_of(memory).aforget(*facts) if facts else 0
+    count = await book.aforget(*facts) if facts else 0
     return {"facts": count}, f"Deleted {pluralize(count, 'fact')} of {namespace}. {WORDS_STAY}"
 
 
 @app.command("check")
-def _check(file: _File, *, model: Model = None, timeout: Timeout = TIMEOUT, json: Json = False) -> None:
+def check(file: _File, *, model: Model = None, timeout: Timeout = TIMEOUT, json: Json = False) -> None:
     """Measure what of a conversation your model would have stored, with and without a second reading.
 
     FILE holds messages as `import --session` reads them; nothing is stored. With OPENAI_API_KEY set a model of OpenAI's
@@ -173,7 +177,7 @@ async def _checked(content: bytes, model: str | None, timeout: float) -> Output:
     messages = messages_from_json(content)
     if not messages:
         raise TerminalError("there is no message in it: expected a conversation with at least one message of the user.")
-    found = []
+    found: list[dict[str, Any]] = []
     async with DefaultAsyncHttpxClient() as client:
         llm = choose_model(model, client, timeout)
         for verify in (False, True):
@@ -195,33 +199,24 @@ async def _checked(content: bytes, model: str | None, timeout: float) -> Output:
                         "seconds": round(perf_counter() - started, 2),
                     }
                 )
-    return {"model": describe_model(llm), "runs": found}, _checked_table(describe_model(llm), found)
-
-
-def _checked_table(model: str, runs: Sequence[dict[str, Any]]) -> RenderableType:
-    """Returns the figures of both runs side by side, and each fact with the runs that keep it."""
+    rows = [["facts kept", *(str(len(run["kept"])) for run in found)]]
+    reasons = {*found[0]["rejected"], *found[1]["rejected"]}
     names = ("calls", "tokens_sent", "tokens_received", "seconds")
-    reasons = sorted({reason for run in runs for reason in run["rejected"]})
-    rows = [["facts kept", *(str(len(run["kept"])) for run in runs)]]
-    rows += [[f"rejected as {reason}", *(str(run["rejected"].get(reason, 0)) for run in runs)] for reason in reasons]
-    rows += [[name.replace("_", " "), *(str(run[name]) for run in runs)] for name in names]
-    if any(run["failures"] for run in runs):
-        rows.append(["failed", *(", ".join(run["failures"].values()) for run in runs)])
-    kept = [{_content(fact): fact for fact in run["kept"]} for run in runs]
-    facts = [
-        [content, *("yes" if content in run else "" for run in kept), fact.said_as or "", fact.quote]
-        for content, fact in (kept[1] | kept[0]).items()
-    ]
-    return Group(
-        f"model: {model}\n",
+    rows += [[f"rejected as {one}", *(str(run["rejected"].get(one, 0)) for run in found)] for one in sorted(reasons)]
+    rows += [[name.replace("_", " "), *(str(run[name]) for run in found)] for name in names]
+    rows.append(["failed", *(", ".join(run["failures"].values()) for run in found)])
+    without, with_ = ({_content(fact): fact for fact in run["kept"]} for run in found)
+    facts = []
+    for text, fact in (with_ | without).items():
+        kept = ("yes" if text in without else "", "yes" if text in with_ else "")
+        facts.append([text, *kept, fact.said_as or "", fact.quote])
+    shown = Group(
+        f"model: {describe_model(llm)}\n",
         cli.table(["", "without verify", "with verify"], rows),
         "",
         cli.table(["fact", "without", "with", "said as", "the user's words"], facts, empty="No fact was kept."),
     )
-
-
-async def _all_facts(memory: "CondensedMemory") -> list["Fact"]:
-    return await cli.book_of(memory).alist(with_retired=True, with_expired=True)
+    return {"model": describe_model(llm), "runs": found}, shown
 
 
 def _changed(what: str, fact: "Fact") -> Output:
@@ -230,7 +225,7 @@ def _changed(what: str, fact: "Fact") -> Output:
 
 async def _find(memory: "CondensedMemory", text: str) -> "Fact":
     """Returns the one fact whose id is or begins with the text; else a TerminalError."""
-    facts = await _all_facts(memory)
+    facts = await cli.book_of(memory).alist(with_retired=True, with_expired=True)
     found = [fact for fact in facts if text and fact.id.startswith(text)]
     found = [fact for fact in found if fact.id == text] or found
     if not found:

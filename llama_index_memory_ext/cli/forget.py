@@ -16,8 +16,6 @@ from llama_index_memory_ext.cli.app import Db, Json, Output, Session, User, Yes
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from llama_index_memory_ext.store import SessionInfo
-
 # The search looks up this many bytes at once; a shorter text is too common to prove anything.
 _KEY_BYTES = 8
 # A database scatters a long text over several pages, so it is searched in pieces.
@@ -37,7 +35,15 @@ def forget(*, user: User = None, session: Session = None, yes: Yes = False, db: 
     name = cli.one_of(user, session)
 
     async def work(store: ext.MemoryStore) -> Output:
-        infos, users, facts = await _stored(store, user, session)
+        # Imported here: it imports LlamaIndex.
+        from llama_index_memory_ext.facts.book import FactBook
+
+        infos = await store.sessions(user, session_ids=[] if session is None else [session])
+        # A session without a user is a user of its own.
+        own = [info.session_id for info in infos if info.session_id in info.user_ids]
+        users, facts = list(dict.fromkeys(own if user is None else [user, *own])), list[ext.Fact]()
+        for one in users:
+            facts += await FactBook(store, one, scope="all").alist(with_retired=True, with_expired=True)
         if not (infos or facts):
             raise TerminalError(f"Nothing is stored about {name!r}.")
         if not (json and yes):
@@ -55,21 +61,6 @@ def forget(*, user: User = None, session: Session = None, yes: Yes = False, db: 
         raise TerminalError(f"Still in the file or in its journal: {found['left']} of {searched}.")
 
 
-async def _stored(
-    store: ext.MemoryStore, user: str | None, session: str | None
-) -> tuple[list[SessionInfo], list[str], list[ext.Fact]]:
-    """Returns the sessions, users and facts that are to be deleted."""
-    # Imported here: it imports LlamaIndex.
-    from llama_index_memory_ext.facts.book import FactBook
-
-    infos = await store.sessions(user, session_ids=[] if session is None else [session])
-    # A session without a user is a user of its own.
-    own = [info.session_id for info in infos if info.session_id in info.user_ids]
-    users = list(dict.fromkeys(own if user is None else [user, *own]))
-    books = [FactBook(store, one, scope="all") for one in users]
-    return infos, users, [fact for book in books for fact in await book.alist(with_retired=True, with_expired=True)]
-
-
 async def _delete(store: ext.MemoryStore, sessions: list[str], users: list[str], facts: list[ext.Fact]) -> Output:
     """Deletes all of it, rewrites the file, and searches it for what was deleted."""
     file = cli.file_of(store)
@@ -79,6 +70,7 @@ async def _delete(store: ext.MemoryStore, sessions: list[str], users: list[str],
     else:
         deleted = await store.forget(sessions[0])
     await store.vacuum()
+    text = f"Deleted {', '.join(pluralize(n, kind.removesuffix('s')) for kind, n in deleted.items())}."
     residue = None
     if file:
         # Of a session that others share, what they have said stays.
@@ -86,7 +78,14 @@ async def _delete(store: ext.MemoryStore, sessions: list[str], users: list[str],
         texts -= await _texts(store, kept, ())
         await store.aclose()
         residue = search_file(file, texts, {*users, *sessions}.difference(kept))
-    return {"deleted": deleted, "file": residue}, _text_of(deleted, residue)
+        if residue["elsewhere"]:
+            again = pluralize(residue["elsewhere"], "text")
+            text += f"\nSaid elsewhere too, and kept there, in whole or in part: {again}."
+        if not residue["left"]:
+            text += f"\nThe file was searched: none of {pluralize(residue['searched'], 'text')} is left in it."
+    else:
+        text += "\nThe files of a server cannot be searched from here; its log and backups are its operator's."
+    return {"deleted": deleted, "file": residue}, text
 
 
 async def _texts(store: ext.MemoryStore, sessions: Iterable[str], facts: Iterable[ext.Fact]) -> set[str]:
@@ -108,17 +107,6 @@ def _strings(value: object) -> Iterator[str]:
             yield from _strings(inner)
 
 
-def _text_of(deleted: dict[str, int], residue: dict[str, int] | None) -> str:
-    text = f"Deleted {', '.join(pluralize(n, kind.removesuffix('s')) for kind, n in deleted.items())}."
-    if residue is None:
-        return f"{text}\nThe files of a server cannot be searched from here; its log and backups are its operator's."
-    if residue["elsewhere"]:
-        text += f"\nSaid elsewhere too, and kept there, in whole or in part: {pluralize(residue['elsewhere'], 'text')}."
-    if not residue["left"]:
-        text += f"\nThe file was searched: none of {pluralize(residue['searched'], 'text')} is left in it."
-    return text
-
-
 def search_file(file: Path, texts: Iterable[str], owners: Collection[str]) -> dict[str, int]:
     """Searches a SQLite file and its journals, byte by byte, for texts of 8 bytes or more.
 
@@ -126,11 +114,22 @@ def search_file(file: Path, texts: Iterable[str], owners: Collection[str]) -> di
 
     A row that names one of the deleted users and sessions, the ``owners``, is no other's.
     """
-    searched = [pieces for text in texts if text.strip() and (pieces := set(_pieces(text)))]
+    searched = []
+    for text in filter(str.strip, texts):
+        # The forms in which the database may hold a text: JSON and UTF-8.
+        forms = {dumps(text)[1:-1].encode(), text.encode(errors="replace")}
+        starts = [(form, start) for form in forms for start in range(0, len(form), _PIECE_BYTES)]
+        pieces = {form[start : start + _PIECE_BYTES] for form, start in starts if len(form) - start >= _KEY_BYTES}
+        searched += [pieces] if pieces else []
     found = set[bytes]()
     for ending in ("", "-wal", "-journal"):
         found |= find_pieces(Path(f"{file}{ending}"), set().union(*searched))
-    deleted = found - _pieces_of_others(file, found, owners)
+    deleted = set(found)
+    for row in _rows(file) if found else ():
+        # A user may be called "assistant", or as another one's agent.
+        if not any(value in owners for column, value in row.items() if column not in _OTHER_NAMES):
+            content = b"\n".join(one if isinstance(one, bytes) else str(one).encode() for one in row.values())
+            deleted -= {piece for piece in deleted if piece in content}
     left = len([pieces for pieces in searched if pieces & deleted])
     elsewhere = len([pieces for pieces in searched if pieces & found]) - left
     return {"searched": len(searched), "left": left, "elsewhere": elsewhere}
@@ -159,26 +158,8 @@ def find_pieces(path: Path, pieces: Collection[bytes]) -> set[bytes]:
     return found
 
 
-def _pieces(text: str) -> Iterator[bytes]:
-    """Yields the pieces of a text in the forms in which the database may hold it: JSON and UTF-8."""
-    for form in {dumps(text)[1:-1].encode(), text.encode(errors="replace")}:
-        pieces = (form[start : start + _PIECE_BYTES] for start in range(0, len(form), _PIECE_BYTES))
-        yield from (piece for piece in pieces if len(piece) >= _KEY_BYTES)
-
-
-def _pieces_of_others(file: Path, pieces: Collection[bytes], owners: Collection[str]) -> set[bytes]:
-    """Returns the pieces that are in rows of others, or in the names of the tables."""
-    kept = set[bytes]()
-    for row in _rows(file) if pieces else ():
-        # A user may be called "assistant", or as another one's agent.
-        if not any(value in owners for column, value in row.items() if column not in _OTHER_NAMES):
-            content = b"\n".join(one if isinstance(one, bytes) else str(one).encode() for one in row.values())
-            kept.update(piece for piece in pieces if piece in content)
-    return kept
-
-
 def _rows(file: Path) -> Iterator[dict[str, object]]:
-    """Yields all rows of all tables, by their columns."""
+    """Yields all rows of all tables, by their columns, and those that name the tables."""
     with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as connection:
         connection.row_factory = sqlite3.Row
         tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]

@@ -64,17 +64,25 @@ class Inspector:
         if not self.access.allows(request.method, token, request.headers):
             return PlainTextResponse("Forbidden\n", 403)
         try:
-            if request.method == "POST":
-                return await self._do(page, await _form(request))
-            return await self._show(page, dict(request.query_params))
+            if request.method != "POST":
+                return await self._show(page, dict(request.query_params))
+            form = await _form(request)
+            deed = _deed_of(form)
+            if page != "do" or not self.access.is_proven(form.get("proof", ""), *deed):
+                return PlainTextResponse("Forbidden\n", 403)
+            question = await ask(self.reader, *deed)
+            await do(self.writer, *deed)
+            return RedirectResponse(self._pages.url(*question["target"]), 303)
         except NotFoundError:
-            return self._error(404, "There is nothing of this name.", "It may have been deleted meanwhile.")
+            status, title, text = 404, "There is nothing of this name.", "It may have been deleted meanwhile."
         except Exception as error:  # noqa: BLE001 - the server's own log of an error would hold words of users
             # What the database has refused has a cause.
             if isinstance(error, MemoryExtError) and error.__cause__ is None:
-                return self._error(400, "This cannot be shown.", str(error))
-            logger.warning("A page was not made (%s).", type(error).__name__)
-            return self._error(500, "Something went wrong.", f"A {type(error).__name__} was raised.")
+                status, title, text = 400, "This cannot be shown.", str(error)
+            else:
+                logger.warning("A page was not made (%s).", type(error).__name__)
+                status, title, text = 500, "Something went wrong.", f"A {type(error).__name__} was raised."
+        return self._html("error", status, title=title, text=text)
 
     async def _show(self, page: str, query: Mapping[str, str]) -> Response:
         if page == "":
@@ -88,19 +96,8 @@ class Inspector:
         context: dict[str, Any] = await getattr(self._views, page)(query)
         return self._html(page, **context)
 
-    async def _do(self, page: str, form: Mapping[str, str]) -> Response:
-        deed = _deed_of(form)
-        if page != "do" or not self.access.is_proven(form.get("proof", ""), *deed):
-            return PlainTextResponse("Forbidden\n", 403)
-        question = await ask(self.reader, *deed)
-        await do(self.writer, *deed)
-        return RedirectResponse(self._pages.url(*question["target"]), 303)
-
     def _html(self, template: str, status: int = 200, **context: Any) -> HTMLResponse:
         return HTMLResponse(self._pages.render(template, **context), status)
-
-    def _error(self, status: int, title: str, text: str) -> HTMLResponse:
-        return self._html("error", status, title=title, text=text)
 
 
 def _deed_of(values: Mapping[str, str]) -> tuple[str, str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from contextlib import asynccontextmanager
+from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,7 +23,7 @@ from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LAST_ID
 from llama_index_memory_ext.text.messages import as_taken, body_of, question_in
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.store import SessionInfo
@@ -199,53 +199,43 @@ async def show(
     The ``question``, the ``explanation`` of the facts and the ``summary``; the ``runs`` of parts of one kind and role,
     and the ``tokens`` by kind, in the order of the prompt; and the ``limits`` that are used.
     """
-    async with _copied(store, session_id, user_id, limits) as memory:
-        record, facts = memory.condensed_block, memory.facts_block
-        said = as_taken(await memory.aget_all())[-_LEAST_ROWS:]
-        asked, context = question_in([*said, *([ChatMessage(question)] if question else [])], [], facts.context_turns)
-        explanation = await facts.aexplain(asked, context=context)
-        if question:
-            await memory.aput(ChatMessage(question))
-        parts = [part for message in await memory.aget() for part in _parts(message, memory.tokenizer_fn)]
-        tokens = Counter[str]()
-        for part in parts:
-            tokens[part.kind] += part.tokens
-        return {
-            "question": asked,
-            "explanation": explanation,
-            "summary": await record.asummary(memory.session_id),
-            "runs": [list(run) for _, run in groupby(parts, lambda part: (part.kind, part.role))],
-            "tokens": tokens,
-            "limits": {
-                "token_limit": memory.token_limit,
-                "condensed_token_limit": record.token_limit,
-                "facts_token_limit": facts.token_limit,
-                "recall_token_limit": record.recall_token_limit,
-            },
-        }
-
-
-@asynccontextmanager
-async def _copied(
-    store: MemoryStore, session_id: str, user_id: str, limits: Mapping[str, int]
-) -> AsyncIterator[CondensedMemory]:
-    """Gives a memory on a copy of what a prompt needs of the session and of its user's facts, until the block ends."""
     blank = memory_on(MemoryStore(), session_id, user_id, limits)
-    name, record = blank.session_id, blank.condensed_block
+    name, record, facts = blank.session_id, blank.condensed_block, blank.facts_block
     position, state = await store.readers.state(session_id, record.name)
     most = max(_LEAST_ROWS, record.token_limit // _LEAST_TOKENS)
     skipped = 0 if record.recall_token_limit else max(await store.users.count(session_id) - most, 0)
     rows = await store.readers.find(session_id, [ARCHIVED, ACTIVE], limit=LAST_ID, offset=skipped)
     kept = ("id", "role", "data", "timestamp", "status", "user_id")
+    # What a prompt needs of the session and of its user's facts, in a store of its own.
     copy = MemoryStore(db_data=[{"key": name, **{field: getattr(row, field) for field in kept}} for row in rows])
-    try:
+    async with aclosing(copy):
         if position:
             await copy.readers.move(name, record.name, epoch=0, old=0, new=position, state=state)
         memory = memory_on(copy, session_id, user_id, limits)
         await copy.facts.write(memory.facts.namespace, (await store.facts.read(user_id)).facts)
-        yield memory
-    finally:
-        await copy.aclose()
+        said = as_taken(await memory.aget_all())[-_LEAST_ROWS:]
+        asked, context = question_in([*said, *([ChatMessage(question)] if question else [])], [], facts.context_turns)
+        explanation = await memory.facts_block.aexplain(asked, context=context)
+        if question:
+            await memory.aput(ChatMessage(question))
+        parts = [part for message in await memory.aget() for part in _parts(message, memory.tokenizer_fn)]
+        summary = await memory.condensed_block.asummary(name)
+    tokens = Counter[str]()
+    for part in parts:
+        tokens[part.kind] += part.tokens
+    return {
+        "question": asked,
+        "explanation": explanation,
+        "summary": summary,
+        "runs": [list(run) for _, run in groupby(parts, lambda part: (part.kind, part.role))],
+        "tokens": tokens,
+        "limits": {
+            "token_limit": blank.token_limit,
+            "condensed_token_limit": record.token_limit,
+            "facts_token_limit": facts.token_limit,
+            "recall_token_limit": record.recall_token_limit,
+        },
+    }
 
 
 def _parts(message: ChatMessage, tokens: TokenCounter) -> Iterator[Part]:

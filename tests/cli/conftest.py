@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,12 @@ __all__ = ["command", "database_uri", "open_memory", "postgres_server", "postgre
 def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Here:
     """The command line, in this process and without the variables of the environment."""
     return Here(capsys, monkeypatch)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    """A file that does not exist yet."""
+    return tmp_path / "memory.db"
 
 
 @pytest.fixture

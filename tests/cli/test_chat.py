@@ -27,18 +27,13 @@ Chat = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> str:
-    return str(tmp_path / "memory.db")
-
-
-@pytest.fixture
-def chat(command: Here, database: str) -> Chat:
+def chat(command: Here, database: Path) -> Chat:
     """A conversation of these lines, to its end."""
 
     def talk(lines: str, *options: str, server: OpenAIServer | None = None, **environment: str) -> object:
         if server:
             environment |= {"OPENAI_API_KEY": KEY, "OPENAI_API_BASE": server.api_base}
-        done = command("chat", "--db", database, *options, stdin=lines, **environment)
+        done = command("chat", "--db", str(database), *options, stdin=lines, **environment)
         assert "Traceback" not in done.stderr
         assert KEY not in done.stderr
         return done
@@ -47,15 +42,15 @@ def chat(command: Here, database: str) -> Chat:
 
 
 @contextmanager
-def piped(database: str) -> Iterator[subprocess.Popen[bytes]]:
+def piped(database: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A conversation in a process of its own."""
     pipe = subprocess.PIPE
-    command = [*COMMAND, "chat", "--db", database, *S]
+    command = [*COMMAND, "chat", "--db", str(database), *S]
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=clean_environment()) as process:
         yield process
 
 
-def test_lines_of_a_pipe_are_answered_one_by_one(chat: Chat, database: str) -> None:
+def test_lines_of_a_pipe_are_answered_one_by_one(chat: Chat, database: Path) -> None:
     """Only the answers are on stdout."""
     done = chat("My name is Logan.\n\nWhat is my name?\n", *S)
     assert (done.returncode, done.stdout) == (0, "Noted: your name is Logan.\nYour name is Logan.\n")
@@ -145,7 +140,7 @@ def test_what_a_model_says_does_not_command_the_terminal(chat: Chat) -> None:
     ("line", "says"),
     [
         ("/dance", "There is no /dance. /help lists the commands."),
-        ("/why", "nothing was asked yet"),
+        ("/why", "Nothing was asked yet"),
         ("/help", "/quit"),
         ("/facts", "No facts of s."),
     ],
@@ -157,7 +152,7 @@ def test_a_slash_is_obeyed_and_mistakes_are_told(chat: Chat, line: str, says: st
 
 
 @at_a_terminal
-def test_a_person_interrupts_answers_and_waits_but_no_conversation(command: Here, database: str) -> None:
+def test_a_person_interrupts_answers_and_waits_but_no_conversation(command: Here, database: Path) -> None:
     """Nothing that the model has written is lost, and nothing commands the terminal."""
     asked, extracting, go_on = threading.Event(), threading.Event(), threading.Event()
 
@@ -174,7 +169,7 @@ def test_a_person_interrupts_answers_and_waits_but_no_conversation(command: Here
 
     with serve(slow) as server:
         openai = {"OPENAI_API_KEY": KEY, "OPENAI_API_BASE": server.api_base}
-        with at_terminal("chat", "--db", database, *S, NO_COLOR="1", **openai) as terminal:
+        with at_terminal("chat", "--db", str(database), *S, NO_COLOR="1", **openai) as terminal:
             terminal.wait_for("you> ")
             terminal.press_ctrl_c()
             terminal.wait_for("/quit or Ctrl-D ends the conversation.")
@@ -207,13 +202,13 @@ def test_a_person_interrupts_answers_and_waits_but_no_conversation(command: Here
         go_on.set()
     assert "Use **bold** and the <memory> tag.\r\n\r\n1. one\r\n2. two␛]0;t␇\r\n" in printed
     # What was asked is kept, and what was not extracted is not lost.
-    later = command("chat", "--db", database, *S, stdin="What is my name?\n/facts\n").stdout
+    later = command("chat", "--db", str(database), *S, stdin="What is my name?\n/facts\n").stdout
     assert later.startswith("Your name is Logan.")
-    assert "Lives in Rome" in later + command("facts", "list", "--db", database, *S).stdout
+    assert "Lives in Rome" in later + command("facts", "list", "--db", str(database), *S).stdout
 
 
 @at_a_terminal
-def test_ctrl_c_ends_a_conversation_through_a_pipe(database: str) -> None:
+def test_ctrl_c_ends_a_conversation_through_a_pipe(database: Path) -> None:
     """Whatever bytes came through it."""
     with interruptible(), piped(database) as process:
         assert process.stdin is not None
@@ -227,7 +222,7 @@ def test_ctrl_c_ends_a_conversation_through_a_pipe(database: str) -> None:
     assert b"Traceback" not in printed
 
 
-def test_a_closed_output_ends_the_conversation_without_an_error_text(database: str) -> None:
+def test_a_closed_output_ends_the_conversation_without_an_error_text(database: Path) -> None:
     with piped(database) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -241,7 +236,7 @@ def test_a_closed_output_ends_the_conversation_without_an_error_text(database: s
     assert process.returncode == 1
 
 
-def test_a_database_that_may_only_be_read_begins_no_conversation(command: Here, chat: Chat, database: str) -> None:
+def test_a_database_that_may_only_be_read_begins_no_conversation(command: Here, chat: Chat, database: Path) -> None:
     """It says so before the first question, and promises nothing."""
     chat("My name is Logan.\n", *S)
     address = f"sqlite+aiosqlite:///file:{database}?mode=ro&uri=true"

@@ -51,20 +51,10 @@ def test_it_talks_to_a_server_that_speaks_the_protocol() -> None:
     assert server.refusals == []
 
 
-@pytest.mark.parametrize(
-    ("code", "environment", "says"),
-    [
-        (1, {"OPENAI_API_BASE": "http://127.0.0.1:9"}, "no connection to 127.0.0.1:9"),
-        (1, {"OPENAI_CONTEXT_WINDOW": "8k"}, "OPENAI_CONTEXT_WINDOW: Input should be a valid integer"),
-        (2, {"OPENAI_TIMEOUT": "soon"}, "OPENAI_TIMEOUT must be a number of seconds such as 30"),
-    ],
-)
-def test_a_wrong_variable_gets_one_clear_sentence(
-    command: Here, code: int, environment: dict[str, str], says: str
-) -> None:
-    done = command("demo", OPENAI_API_KEY="sk-x", **environment)
-    assert (done.returncode, done.stderr.count("\n")) == (code, 1)
-    assert says in done.stderr
+def test_a_wrong_variable_gets_one_clear_sentence(command: Here) -> None:
+    done = command("demo", OPENAI_API_KEY="sk-x", OPENAI_TIMEOUT="soon")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "OPENAI_TIMEOUT must be a number of seconds such as 30" in done.stderr
 
 
 def test_the_offline_model_tells_of_the_turn_that_is_asked_about() -> None:

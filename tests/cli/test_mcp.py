@@ -9,7 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from mcp.types import CallToolResult, TextContent
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
 from llama_index_memory_ext.agents.mcp import memory_server
-from tests.cli.terminal import COMMAND, PATIENCE_SECONDS, Here, clean_environment
+from tests.cli.terminal import COMMAND, PATIENCE_SECONDS, clean_environment
 from tests.conversation import assistant, user
 
 GREEN_TEA: dict[str, Any] = {
@@ -29,11 +29,6 @@ GREEN_TEA: dict[str, Any] = {
     "quote": "Please remember that I love green tea.",
     "category": "preference",
 }
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Path:
-    return tmp_path / "memory.db"
 
 
 @asynccontextmanager
@@ -242,10 +237,3 @@ async def test_a_database_that_breaks_is_told_and_not_taken_for_an_empty_one(
         for name, arguments in (("list_memories", {}), ("search_memory", {"query": "tea"}), ("remember", GREEN_TEA)):
             assert "That does not mean that nothing is known" in await refusal(session, name, **arguments)
     assert "green" not in caplog.text
-
-
-def test_without_the_extra_the_command_says_what_is_missing(command: Here, without: Callable[..., None]) -> None:
-    without("mcp", "agents.mcp")
-    done = command("mcp", "--user", "ann")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert 'pip install "llama-index-memory-ext[mcp]"' in done.stderr

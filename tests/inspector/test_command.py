@@ -6,7 +6,6 @@ import re
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +70,3 @@ def test_wrong_options_are_told_with_what_to_do(command: Here, filled: Path, tmp
     missing = command("inspect", "--db", str(tmp_path / "none.db"))
     assert "There is no memory" in missing.stderr
     assert not (tmp_path / "none.db").exists()
-
-
-def test_without_its_extra_the_command_says_what_is_missing(
-    command: Here, filled: Path, without: Callable[..., None]
-) -> None:
-    without("uvicorn", "inspector.server")
-    done = command("inspect", "--db", str(filled))
-    assert done.returncode == 2
-    assert 'pip install "llama-index-memory-ext[inspect]"' in done.stderr
-    assert done.stderr.count("\n") == 1
