@@ -204,17 +204,18 @@ async def _checked(content: bytes, model: str | None, timeout: float) -> Output:
     names = ("calls", "tokens_sent", "tokens_received", "seconds")
     rows += [[f"rejected as {one}", *(str(run["rejected"].get(one, 0)) for run in found)] for one in sorted(reasons)]
     rows += [[name.replace("_", " "), *(str(run[name]) for run in found)] for name in names]
-    rows.append(["failed", *(", ".join(run["failures"].values()) for run in found)])
+    if any(run["failures"] for run in found):
+        rows.append(["failed", *(", ".join(run["failures"].values()) for run in found)])
     without, with_ = ({_content(fact): fact for fact in run["kept"]} for run in found)
-    facts = []
+    rows_of_facts = []
     for text, fact in (with_ | without).items():
         kept = ("yes" if text in without else "", "yes" if text in with_ else "")
-        facts.append([text, *kept, fact.said_as or "", fact.quote])
+        rows_of_facts.append([text, *kept, fact.said_as or "", fact.quote])
     shown = Group(
         f"model: {describe_model(llm)}\n",
         cli.table(["", "without verify", "with verify"], rows),
         "",
-        cli.table(["fact", "without", "with", "said as", "the user's words"], facts, empty="No fact was kept."),
+        cli.table(["fact", "without", "with", "said as", "the user's words"], rows_of_facts, empty="No fact was kept."),
     )
     return {"model": describe_model(llm), "runs": found}, shown
 

@@ -171,17 +171,17 @@ async def test_what_a_shutdown_interrupts_is_taken_up_by_the_next_start_which_se
 
     with serve(slow) as server:
         with serving(database_uri, server, 1) as socket:
-            async with users(socket, 11) as clients:
-                await ask(clients[10], "zero", "I like milk.")
-                await ask(clients[10], "zero", "Hello")
+            async with users(socket, 4) as clients:
+                await ask(clients[3], "zero", "I like milk.")
+                await ask(clients[3], "zero", "Hello")
             assert await asyncio.to_thread(asked.wait, 120)
         answered.set()
         with serving(database_uri, server, 1) as socket:
-            async with users(socket, 11) as clients:
-                await ask(clients[10], "first", "Hello")
-                await all_extracted(database_uri, 10, 11)
-                assert await ask(clients[10], "second", "What do I like?") == "milk"
-            await check(database_uri, socket, server, 10)
+            async with users(socket, 4) as clients:
+                await ask(clients[3], "first", "Hello")
+                await all_extracted(database_uri, 3, 4)
+                assert await ask(clients[3], "second", "What do I like?") == "milk"
+            await check(database_uri, socket, server, 3)
 
 
 async def test_a_lock_of_the_server_lets_one_turn_through_in_all_processes(

@@ -15,14 +15,13 @@ from typing import Any
 import httpx
 import pytest
 from llama_index.core.llms import ChatMessage
-from sqlalchemy import text
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, StoreError
 from llama_index_memory_ext.inspector.pages import Access
 from llama_index_memory_ext.inspector.views import show
 from llama_index_memory_ext.store import read_only
 from llama_index_memory_ext.store.tables import Seen
+from tests.databases import ask
 from tests.inspector.conftest import Inspected
 from tests.inspector.example import SESSION, facts, fill
 
@@ -115,14 +114,8 @@ async def test_looking_at_every_page_changes_no_byte(filled: Path, inspect: Insp
 
 async def rows_of(uri: str) -> dict[str, list[str]]:
     """All rows of all tables of a server's database."""
-    engine = create_async_engine(uri)
-    async with engine.connect() as connection:
-        names = await connection.execute(text("SELECT tablename FROM pg_tables WHERE schemaname = 'public'"))
-        tables = list(names.scalars())
-        rows = {name: await connection.execute(text(f"SELECT t::text FROM {name} t ORDER BY 1")) for name in tables}  # noqa: S608 - names of ours
-        found = {name: list(one.scalars()) for name, one in rows.items()}
-    await engine.dispose()
-    return found
+    tables = await ask(uri, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+    return {name: await ask(uri, f"SELECT t::text FROM {name} t ORDER BY 1") for name in tables}  # noqa: S608 - names of ours
 
 
 async def test_on_a_server_nothing_can_be_written_either(postgres_uri: str, inspect: Inspect) -> None:
