@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from llama_index_memory_ext.facts.source import Place, Source
 from llama_index_memory_ext.language import pattern, phrases, word_lists
-from llama_index_memory_ext.language.names import has_subject, missing_names, relations_in, shares_word
+from llama_index_memory_ext.language.names import has_other_order, has_subject, missing_names, relations_in, shares_word
 from llama_index_memory_ext.language.numbers import has_numbers, missing_numbers
 from llama_index_memory_ext.language.quotes import find_quote, tokens_in
 from llama_index_memory_ext.language.said_dates import ages_in, missing_dates, without_dates
@@ -37,6 +37,8 @@ MAX_FACT = 500
 _MAX_QUOTE, _MAX_WORD = 2_000, 50
 # The least share that must be the user's of what an agent's tool stores, and where others have said something, too.
 _USERS_SHARE, _USERS_SHARE_BESIDE_OTHERS = 0.4, 0.6
+# So many of the words of a fact of some length were said by the user or the assistant.
+_FEW_WORDS, _LEAST_SAID = 7, 0.17
 _NOTHING = r"(?i)[\W_]*(?:null|none|nil|nan|n/a|undefined|unknown)?[\W_]*"
 # What nobody sees: tags (U+E0000 to U+E007F), and marks that turn the direction of a text.
 _INVISIBLE = "[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]"
@@ -155,11 +157,14 @@ def shares_words(candidate: Candidate, source: Source) -> Rejection | None:
     content, place = candidate.new.content, candidate.place
     if place is None:
         return None
-    words = f"{place.text}\n{source.question(place)}"
+    words = "\n".join(filter(None, (place.text, source.question(place))))
+    telling = keywords(content)
     if place.is_translated:
         words = f"{words}\n{candidate.new.quote}"
     elif is_translation(content, words):
         return None
+    elif len(telling) > _FEW_WORDS and len(shared(telling, source.keywords)) < _LEAST_SAID * len(telling):
+        return Rejection("not_the_users_words", "Too few of its words were said.")
     plain = without_dates(content)
     if (
         shares_word(content, words)
@@ -187,7 +192,10 @@ def names_whom(candidate: Candidate, source: Source) -> Rejection | None:
     subject = " ".join(new.content.split()[:_SUBJECT_WORDS])
     named, said = relations_in(subject), relations_in(" ".join(sentences_at(place.text, place.span)))
     is_named = bool(named & said if said else named) or has_subject(new.content, place.quote if said else source.said)
-    return None if is_named else Rejection("other", "It is about somebody else, and does not say whom.")
+    if not is_named:
+        return Rejection("other", "It is about somebody else, and does not say whom.")
+    is_turned = has_other_order(new.content, place.text)
+    return Rejection("other", "It names people in another order than the words do.") if is_turned else None
 
 
 def is_said_in_earnest(candidate: Candidate, _: Source) -> Rejection | None:

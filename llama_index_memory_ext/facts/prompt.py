@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from importlib.resources import files
@@ -152,6 +153,8 @@ def answered_end(utterances: Sequence[Utterance], is_active: Sequence[bool]) -> 
 
 # The share of the room for facts with words in common with what was said. What the user corrects need not have any.
 _MATCHING_SHARE = 0.5
+# The kind of a fact is its first word that is not in more of them than this: "lives" of "Ann lives in Oslo".
+_COMMON_SHARE = 0.3
 # Of a batch of more messages, the newest decide.
 _MOST_TEXTS = 24
 
@@ -166,18 +169,28 @@ def texts_in(lines: Sequence[Utterance]) -> list[str]:
 def offered(
     facts: Sequence[Fact], texts: Sequence[str], ranker: Similar, counter: TokenCounter, limit: int
 ) -> list[Fact]:
-    """Return the facts that have room in about ``limit`` tokens: half of it for the most similar, then the shortest.
+    """Return the facts that have room in about ``limit`` tokens: half of it for the most similar, then of each kind.
 
-    "I moved to Rome" has no word in common with "Lives in Oslo", but what a person can change is said in few words,
-    and the shorter the facts, the more of them have room. Of two that are alike the newer one comes first.
+    "I moved to Rome" has no word in common with "Lives in Oslo", but of what a person can change there are few facts,
+    said in few words: of each kind the shortest comes first.
     """
     by_id = {fact.id: fact for fact in facts}
     # Of each text the best one, then of each the second one, ...
     best = chain.from_iterable(zip_longest(*(most_similar(text, by_id, ranker) for text in texts)))
-    shortest = sorted(facts, key=lambda fact: (len(fact.content), -fact.created_at.timestamp()))
+    # Of each kind first the shortest one, of two alike the newer, then of each the second one, ...
+    ordered = sorted(facts, key=lambda fact: (len(fact.content), -fact.created_at.timestamp()))
+    words = [fact.content.casefold().split() for fact in ordered]
+    counts = Counter(chain.from_iterable(map(set, words)))
+    kinds = Counter[str]()
+    places = list[int]()
+    for some in words:
+        kind = next((word for word in some if counts[word] <= _COMMON_SHARE * len(facts)), "")
+        kinds[kind] += 1
+        places.append(kinds[kind])
+    various = [ordered[i] for i in sorted(range(len(ordered)), key=places.__getitem__)]
     chosen: dict[str, Fact] = {}
     total = 0
-    for some, room in ((filter(None, best), _MATCHING_SHARE * limit), (shortest, limit)):
+    for some, room in ((filter(None, best), _MATCHING_SHARE * limit), (various, limit)):
         for fact in some:
             if fact.id not in chosen:
                 tokens = counter.count(f"{len(facts)}. {' '.join(fact.content.split())}\n")

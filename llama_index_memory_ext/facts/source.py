@@ -78,6 +78,11 @@ class Source:
         return "\n".join(line.text for line in (*self.context, *self.lines))
 
     @cached_property
+    def keywords(self) -> frozenset[str]:
+        """The keywords of what was said."""
+        return frozenset().union(*(keywords(line.text) for line in (*self.context, *self.lines)))
+
+    @cached_property
     def users_keywords(self) -> frozenset[str]:
         """The keywords of the user's lines."""
         return keywords("\n".join(line.text for line in self.lines if line.is_users))

@@ -81,6 +81,16 @@ def has_subject(statement: str, text: str) -> bool:
     return any(word[:1].isupper() and word in said for word in first)
 
 
+def has_other_order(statement: str, text: str) -> bool:
+    """Return whether the first name of a statement stands in a text only behind a later one: who does what to whom.
+
+    >>> has_other_order("Ann helps Bob", "Bob: I help Ann"), has_other_order("Ann helps Bob", "Ann helps me. Bob, too")
+    (True, False)
+    """
+    places = [text.find(name) for name in dict.fromkeys(_by_capital(f"x {statement}"))]
+    return any(0 <= place < places[0] for place in places[1:])
+
+
 def relations_in(text: str) -> set[str]:
     """Return whom a text names by their relation to the user: "mother" for mom, Mutter and 妈妈.
 

@@ -272,8 +272,8 @@ def keywords(text: str) -> frozenset[str]:
     folded = comparable(text)
     words = list(words_of(folded))
     found = {word.term if word.term.isascii() else without_accents(word.written) for word in words}
-    found |= {word.written for word in words if not pattern(CHARACTER).search(word.written)}
-    characters = set(pattern(CHARACTER).findall(folded)) - STOP_CHARACTERS
+    characters = set(pattern(CHARACTER).findall(folded)) - STOPCHARACTERS
+    found |= {word.written for word in words if not (characters and pattern(CHARACTER).search(word.written))}
     return frozenset({*found, *characters, *pattern(_NUMBER).findall(folded)})
 
 

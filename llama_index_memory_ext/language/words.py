@@ -96,11 +96,12 @@ def are_forms(one: str, other: str) -> bool:
     """Tell whether two words are one or forms of one, or one is a part of the other, or is the other misspelt."""
     if one == other:
         return True
-    shorter, longer = sorted((one, other), key=len)
-    if len(shorter) < _SHORTEST_PART or pattern(CHARACTER).search(one + other) or not (one + other).isalpha():
+    shorter, longer = (one, other) if len(one) <= len(other) else (other, one)
+    if len(shorter) < _SHORTEST_PART:
         return False
-    if shorter[:_SHARED_LETTERS] == longer[:_SHARED_LETTERS] or shorter in longer:
-        return True
-    if len(shorter) < _SHORTEST_MENDED or shorter[0] != longer[0]:
+    is_part = shorter[:_SHARED_LETTERS] == longer[:_SHARED_LETTERS] or shorter in longer
+    may_be_mended = len(shorter) >= _SHORTEST_MENDED and shorter[0] == longer[0]
+    # What costs most comes last: of most pairs of words it is not asked.
+    if not (is_part or may_be_mended) or not (one + other).isalpha() or pattern(CHARACTER).search(one + other):
         return False
-    return SequenceMatcher(None, one, other, autojunk=False).ratio() >= _LEAST_LIKENESS
+    return is_part or SequenceMatcher(None, one, other, autojunk=False).ratio() >= _LEAST_LIKENESS

@@ -42,6 +42,15 @@ def test_what_is_corrected_is_among_them_also_without_a_word_in_common() -> None
     assert len(found) == len({fact.id for fact in found}) > 60
 
 
+def test_what_can_be_corrected_is_among_a_thousand_short_ones() -> None:
+    """There is one home among many likes, however the facts begin."""
+    likes = [f"{verb} number {i}" for i in range(125) for verb in ("likes", "owns", "has", "saw", "met", "read", "met")]
+    for begin in ("", "Ann "):
+        home = Fact(content=f"{begin}lives in an old house")
+        facts = [Fact(content=begin + text) for text in likes]
+        assert home in offer([*facts[:400], home, *facts[400:]], "We moved.")
+
+
 def test_each_message_has_its_share() -> None:
     facts = [*events(200), *(Fact(content=f"Is fond of {word} in the very early morning") for word in ("tea", "rain"))]
     assert {fact.content.split()[3] for fact in offer(facts, "Tea!", "Rain!")[:2]} == {"tea", "rain"}

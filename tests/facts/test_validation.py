@@ -163,6 +163,8 @@ def test_a_short_answer_counts_with_its_question(question: str, answer: str, con
         ("She is a nurse in Rome.", "Is a nurse in Rome", False),
         ("My sister is a nurse.", "Is a nurse", False),
         ("My brother is a nurse.", "Logan is a nurse", False),
+        ("I help Bob. Ann helps me.", "Ann helps the user", True),
+        ("Ann: I help Bob.", "Bob helps Ann", False),
         ("我妹妹是护士。", "妹妹是护士", True),
         ("我妹妹是护士。", "是护士", False),
     ],
@@ -171,6 +173,15 @@ def test_a_fact_about_another_says_whom(said: str, content: str, stored: bool) -
     outcome = gated(new(content, quote=said, about="other"), lines=[Utterance(1, "user", said)])
     assert kept(outcome) == [content] * stored
     assert [fact.about for fact in outcome.accepted] == ["other"] * stored
+
+
+def test_a_long_fact_has_more_than_a_word_of_what_was_said() -> None:
+    """One that is a part of another turn mostly has the name of somebody, or a word that stands everywhere."""
+    lines = [Utterance(1, "user", "I sing in a choir, and we met Ann.")]
+    long = "Met with several colleagues about plans for adopting puppies before Christmas holidays"
+    assert gated(new(long, quote="we met Ann"), lines=lines).rejections == {"not_the_users_words": 1}
+    asked = Utterance(2, "assistant", "With several colleagues, about plans for adopting puppies?")
+    assert kept(gated(new(long.replace(" before Christmas holidays", ""), quote="we met Ann"), lines=[*lines, asked]))
 
 
 @pytest.mark.parametrize(
