@@ -53,7 +53,7 @@ class BackOff:
     @property
     def pausing(self) -> bool:
         """Whether a pause is under way."""
-        return self.failures > 0 and time.monotonic() < self.resume_at
+        return time.monotonic() < self.resume_at
 
     def failed(self) -> float:
         """Count a failure, and return its pause in seconds."""

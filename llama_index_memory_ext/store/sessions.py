@@ -10,12 +10,9 @@ from llama_index.core.base.llms.types import MessageRole
 from sqlalchemy import String, bindparam, cast, delete, exists, func, or_, select, update
 
 from llama_index_memory_ext.errors import SessionOwnerError
-from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.store.cursors import ROWS
 from llama_index_memory_ext.store.runner import reads, writes_session
 from llama_index_memory_ext.store.tables import (
-    ACTIVE,
-    ARCHIVED,
     DONE,
     EPOCHS,
     LAST_ID,
@@ -185,44 +182,6 @@ class Users:
         return list(conn.execute(query).scalars())
 
     @reads
-    def counts(
-        self,
-        conn: Connection,
-        key: str,
-        *,
-        record: str,
-        extraction: str,
-        namespace: str,
-        agents: Collection[str] = ("",),
-    ) -> dict[str, Json]:
-        """Count by indexes, without reading a message; ``record`` and ``extraction`` are the names of readers.
-
-        ``messages`` are all of the session, ``active`` those that are not in the log. The record's reader has left
-        ``left`` messages behind, and the facts' reader not yet ``unread`` ones. ``facts`` of these ``agents`` hold now:
-        they are not retired, have not expired, and are not past. ``state`` is what the facts' reader has
-        stored with its cursor.
-        """
-        rows, facts, cursors = self._tables.rows, self._tables.facts, self._tables.cursors
-        of_session = select(func.count()).where(rows.c.key == key)
-        known = select(func.count()).where(facts.c.namespace == namespace, facts.c.agent_id.in_(agents))
-        names = "retired_at", "expires_at", "valid_until"
-        retired_at, expires_at, valid_until = (facts.c.data[name].as_string() for name in names)
-        # To the second, and to the day.
-        is_valid = or_(expires_at.is_(None), func.substr(expires_at, 1, 19) > f"{utc_now():%Y-%m-%dT%H:%M:%S}")
-        is_present = or_(valid_until.is_(None), valid_until >= f"{utc_now():%Y-%m-%d}")
-        counts = {
-            "messages": of_session,
-            "active": of_session.where(rows.c.status == ACTIVE),
-            "left": of_session.where(rows.c.status == ARCHIVED, rows.c.id <= self._position(key, record)),
-            "unread": of_session.where(rows.c.id > self._position(key, extraction)),
-            "facts": known.where(retired_at.is_(None), is_valid, is_present),
-            "retired": known.where(retired_at.is_not(None)),
-            "state": select(cursors.c.state).where(cursors.c.key == key, cursors.c.reader == extraction),
-        }
-        found = conn.execute(select(*(count.scalar_subquery().label(name) for name, count in counts.items())))
-        return dict(found.mappings().one())
-
-    @reads
     def count(
         self,
         conn: Connection,
@@ -237,15 +196,11 @@ class Users:
 
         With any ``status`` if that is None.
         """
-        rows = self._tables.rows
-        unread = (rows.c.key == key, rows.c.id > self._position(key, reader), rows.c.id > after, rows.c.id <= last)
+        rows, cursors = self._tables.rows, self._tables.cursors
+        position = select(cursors.c.position).where(cursors.c.key == key, cursors.c.reader == reader).scalar_subquery()
+        unread = (rows.c.key == key, rows.c.id > func.coalesce(position, after), rows.c.id > after, rows.c.id <= last)
         counted = select(func.count()).where(*unread, *([rows.c.status == status] if status else []))
         return conn.execute(counted).scalar_one()
-
-    def _position(self, key: str, reader: str) -> Statement:
-        cursors = self._tables.cursors
-        query = select(cursors.c.position).where(cursors.c.key == key, cursors.c.reader == reader)
-        return func.coalesce(query.scalar_subquery(), 0)
 
     # ---- deletion ----
 
