@@ -154,8 +154,8 @@ class MemoryStore(SQLAlchemyChatStore):
         if self.database.in_memory:
             rows = self.database.tables.rows
             query = select(*rows.c["key", "timestamp", "role", "status", "data"]).order_by(rows.c.id)
-            dump["db_data"] = run(self.database.run(lambda conn: conn.execute(query).mappings().all(), writes=False))
-            dump["db_data"] = [dict(row) for row in dump["db_data"]]
+            read = self.database.run(lambda conn: [dict(row) for row in conn.execute(query).mappings()], writes=False)
+            dump["db_data"] = run(read)
         return dump
 
     async def read_schema_version(self) -> int | None:

@@ -6,10 +6,10 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sqlalchemy import bindparam, case, func, literal, null, or_, select, true
+from sqlalchemy import Connection, bindparam, case, func, literal, null, or_, select, true
 
 from llama_index_memory_ext.errors import StoreError
-from llama_index_memory_ext.store.runner import reads
+from llama_index_memory_ext.store.runner import Database, reads
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
     ARCHIVED,
@@ -18,17 +18,16 @@ from llama_index_memory_ext.store.tables import (
     SHARED,
     LogPage,
     LogRow,
+    Opening,
+    Seen,
     Snapshot,
+    Statement,
     upsert,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sqlalchemy import Connection
-
-    from llama_index_memory_ext.store.runner import Database
-    from llama_index_memory_ext.store.tables import Opening, Seen, Statement
     from llama_index_memory_ext.text.tool_calls import Json
 
 logger = logging.getLogger(__name__)
@@ -48,14 +47,8 @@ class Readers:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        tables = database.tables
-        rows, cursors, users, owners, sessions = (
-            tables.rows,
-            tables.cursors,
-            tables.users,
-            tables.owners,
-            tables.sessions,
-        )
+        rows, cursors = database.tables.rows, database.tables.cursors
+        users, owners, sessions = database.tables.users, database.tables.owners, database.tables.sessions
         # Statements of every turn are built once: building one costs as much as running it.
         session: Statement = bindparam("session")
         last_id: Statement = bindparam("last_id")

@@ -7,11 +7,11 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import MessageRole
-from sqlalchemy import String, bindparam, cast, delete, exists, func, or_, select, update
+from sqlalchemy import Connection, String, bindparam, cast, delete, exists, func, or_, select, update
 
 from llama_index_memory_ext.errors import SessionOwnerError
-from llama_index_memory_ext.store.cursors import ROWS
-from llama_index_memory_ext.store.runner import reads, writes_session
+from llama_index_memory_ext.store.cursors import ROWS, Readers
+from llama_index_memory_ext.store.runner import Database, reads, writes_session
 from llama_index_memory_ext.store.tables import (
     DONE,
     EPOCHS,
@@ -19,6 +19,8 @@ from llama_index_memory_ext.store.tables import (
     OF_NOBODY,
     OWN,
     SHARED,
+    Opening,
+    Statement,
     one_of,
     upsert,
     vectors_namespace,
@@ -28,12 +30,7 @@ from llama_index_memory_ext.text.tool_calls import RESULT_ROLES
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from sqlalchemy import Connection
-
-    from llama_index_memory_ext.store.cursors import Readers
     from llama_index_memory_ext.store.facts import Facts
-    from llama_index_memory_ext.store.runner import Database
-    from llama_index_memory_ext.store.tables import Opening, Statement
     from llama_index_memory_ext.text.tool_calls import Json
 
 # So many turns are deleted by one statement.
@@ -59,9 +56,14 @@ class Users:
         Returns whether it is of several users. A session that was begun without a user becomes that of the first one,
         with its facts. Raises a SessionOwnerError if it is another user's, unless both have opened it as shared.
         """
-        if not opening.shared and self._is_known(conn, key, (opening, *readers)):
-            return False
-        owners, user = self._owners_within(conn, key, opening), opening.user_in(key)
+        epoch = conn.info[EPOCHS].get(key)
+        if not opening.shared:
+            # What this process has claimed in this epoch need not be claimed again, once it is stored.
+            claim = (key, epoch, opening, *readers)
+            if epoch is not None and claim in self.database.done:
+                return False
+            conn.info[DONE].append(claim)
+        owners, user = self.owners_within(conn, key, opening), opening.user_in(key)
         kind = opening.kind or owners.get(key, OF_NOBODY)
         new = [{"key": key, "user_id": one, "kind": kind} for one in {user, *speakers} if owners.get(one) != kind]
         if new:
@@ -79,16 +81,11 @@ class Users:
         self._readers.register_within(conn, key, readers)
         return is_of_several
 
-    def _is_known(self, conn: Connection, key: str, claim: tuple[object, ...]) -> bool:
-        """Whether this process has made a claim in this epoch; else it is noted, which counts once it is stored."""
-        epoch = conn.info[EPOCHS].get(key)
-        is_known = epoch is not None and (key, epoch, *claim) in self.database.done
-        if not is_known:
-            conn.info[DONE].append((key, epoch, *claim))
-        return is_known
+    def owners_within(self, conn: Connection, key: str, opening: Opening) -> dict[str, str]:
+        """How each owner has opened a session.
 
-    def _owners_within(self, conn: Connection, key: str, opening: Opening) -> dict[str, str]:
-        """How each owner has opened a session; a SessionOwnerError if it is not open to this one."""
+        Raises a SessionOwnerError if it is another user's, unless both have opened it as shared.
+        """
         owners = {row.user_id: row.kind for row in conn.execute(self._owners, {"session": key})}
         user = opening.user_in(key)
         if any(kind in (OWN, OWN if opening.shared else SHARED) for owner, kind in owners.items() if owner != user):
@@ -98,6 +95,8 @@ class Users:
                 "shared=True if all who talk in it may read everything."
             )
         return owners
+
+    check = reads(owners_within)
 
     def _take_over(self, conn: Connection, key: str, user_id: str) -> None:
         """Give what was learned in a session without a user to its first one, if that is another."""
@@ -132,11 +131,6 @@ class Users:
             return
         kinds = {row.user_id: row.kind for row in conn.execute(self._owners, {"session": key})}
         self.claim_within(conn, key, opening._replace(shared=kinds.get(opening.user_id) == SHARED), (), readers)
-
-    @reads
-    def check(self, conn: Connection, key: str, opening: Opening) -> None:
-        """Raise a SessionOwnerError if a session is another user's, unless both have opened it as shared."""
-        self._owners_within(conn, key, opening)
 
     @reads
     def owners(self, conn: Connection, key: str) -> list[str]:
