@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from llama_index.core.bridge.pydantic import ConfigDict, Field, model_serializer
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI, SQLAlchemyChatStore
-from sqlalchemy import func, or_, select, text
+from sqlalchemy import Connection, func, or_, select, text
 
 from llama_index_memory_ext.background.jobs import JobRegistry
 from llama_index_memory_ext.background.loop import run
@@ -22,19 +22,15 @@ from llama_index_memory_ext.store.facts import Facts
 from llama_index_memory_ext.store.log import Log
 from llama_index_memory_ext.store.runner import Database, reads, writes_session
 from llama_index_memory_ext.store.sessions import Users
-from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LAST_ID, written_at
+from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LAST_ID, Row, Tables, written_at
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Sequence
     from datetime import datetime
 
     from llama_index.core.base.llms.types import ChatMessage
-    from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncEngine
     from typing_extensions import Self
-
-    from llama_index_memory_ext.store.tables import Row, Tables
-
 
 __all__ = ["DEFAULT_TABLE_NAME", "MemoryStore", "SessionInfo"]
 

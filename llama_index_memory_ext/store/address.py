@@ -33,15 +33,17 @@ MAKING = "making the tables"
 _DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
 # Options of asyncpg by the names that libpq has for them, and those that have none: of its caches, mostly.
 _RENAMED = {"ssl": "sslmode", "timeout": "connect_timeout", "database": "dbname"}
-_OF_ASYNCPG = frozenset(
-    {"direct_tls", "async_fallback", "command_timeout", "prepared_statement_cache_size", "prepared_statement_name_func"}
-    | {"statement_cache_size", "max_cached_statement_lifetime", "max_cacheable_statement_size"}
-)
+_OF_ASYNCPG = {
+    "direct_tls",
+    "async_fallback",
+    "command_timeout",
+    "statement_cache_size",
+    "max_cacheable_statement_size",
+}
+_OF_ASYNCPG |= {"prepared_statement_cache_size", "prepared_statement_name_func", "max_cached_statement_lifetime"}
 # The options of sqlite3 and of SQLite's own addresses; the last one is that of aiosqlite alone.
-_OF_SQLITE = frozenset(
-    {"uri", "timeout", "mode", "cache", "immutable", "nolock", "vfs", "psow", "check_same_thread", "cached_statements"}
-    | {"isolation_level", "detect_types", "iter_chunk_size"}
-)
+_OF_SQLITE = {"uri", "timeout", "mode", "cache", "immutable", "nolock", "vfs", "psow", "check_same_thread"}
+_OF_SQLITE |= {"cached_statements", "isolation_level", "detect_types", "iter_chunk_size"}
 
 
 class Settings(BaseModel, strict=True, arbitrary_types_allowed=True):
@@ -196,7 +198,9 @@ def open_engine(url: URL, seconds: float, pool_size: int, set_up: str = "") -> E
         options = {"hide_parameters": True, "poolclass": StaticPool}
     elif "uri" not in url.query and not (folder := Path(url.database or "").expanduser().parent).is_dir():
         raise StoreError(f"The database file {url.database!r} needs a folder {str(folder)!r}: create it first.")
-    engine = create_engine(driver_url(url), connect_args={"timeout": seconds, "check_same_thread": False}, **options)
+    # Transactions begin where the runner says so.
+    settings = {"timeout": seconds, "check_same_thread": False, "isolation_level": None}
+    engine = create_engine(driver_url(url), connect_args=settings, **options)
     event.listen(engine, "do_connect", partial(_connect_sqlite, set_up))
     return engine
 
@@ -204,8 +208,7 @@ def open_engine(url: URL, seconds: float, pool_size: int, set_up: str = "") -> E
 def _connect_sqlite(set_up: str, _dialect: Any, _record: Any, arguments: Any, options: Any) -> sqlite3.Connection:
     connection: sqlite3.Connection = sqlite3.connect(*arguments, **options)
     try:
-        # Transactions begin where the runner says so, and what was acknowledged survives a power cut.
-        connection.isolation_level = None
+        # What was acknowledged survives a power cut.
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(set_up)
     except sqlite3.Error:
@@ -225,9 +228,8 @@ def use_write_ahead_log(conn: Connection, seconds: float) -> None:
 
 
 def _set_up_postgresql(statements: str, connection: Any, _record: Any) -> None:
-    connection.autocommit = True
     connection.execute(statements)
-    connection.autocommit = False
+    connection.commit()
 
 
 def _check(connection: Any, _record: Any, _proxy: Any) -> None:

@@ -18,7 +18,7 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 from weakref import WeakSet, WeakValueDictionary
 
-from sqlalchemy import func, insert, select
+from sqlalchemy import Connection, Engine, func, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from llama_index_memory_ext.background.locks import Recent, lock_for
@@ -29,6 +29,7 @@ from llama_index_memory_ext.store.tables import (
     DONE,
     EPOCHS,
     SCHEMA_VERSION,
+    Row,
     Tables,
     create_missing,
     known_version,
@@ -39,10 +40,7 @@ from llama_index_memory_ext.store.tables import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Hashable, Iterator
 
-    from sqlalchemy import Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
-
-    from llama_index_memory_ext.store.tables import Row
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -50,8 +48,6 @@ Part = TypeVar("Part")
 
 logger = logging.getLogger(__name__)
 
-# Any number that no other program takes for its own lock.
-_SETUP_LOCK = 7_453_010_323_281_277_817
 # In AUTOCOMMIT a failure would leave half of a change; a writer in an old snapshot would fail once it has its lock.
 _LEVELS = {"sqlite": "SERIALIZABLE", "postgresql": "READ COMMITTED"}
 # How long the end of the program waits for writes, and how long a thread without work stays.
@@ -275,12 +271,8 @@ class Database:
     async def aclose(self) -> None:
         """Close the engine, unless it was lent; a later call opens it again. A database in memory is gone for good.
 
-        Writes that are under way are waited for, within the time for one call; those of a lent engine in this loop.
-        Reads that wait do not begin.
+        What is under way is waited for, within the time for one call; of a lent engine, what is in this loop.
         """
-        for job in list(self.pending):
-            if not job.writes:
-                self._threads.withdraw(job)
         here, end = asyncio.get_running_loop(), time.monotonic() + self.seconds
         while any(self._lent is None or job.answer.get_loop() is here for job in list(self.pending)):
             if time.monotonic() > end:
@@ -336,7 +328,8 @@ class Database:
             # An index of a large table takes longer than a statement may; "if not exists" is not safe against itself,
             # so that one process at a time makes tables.
             conn.exec_driver_sql("SET LOCAL statement_timeout = 0")
-            conn.execute(select(func.pg_advisory_xact_lock(_SETUP_LOCK)))
+            # Any number that no other program takes for its own lock.
+            conn.execute(select(func.pg_advisory_xact_lock(7_453_010_323_281_277_817)))
         create_missing(conn, self.tables)
         if self._rows:
             conn.execute(insert(self.tables.rows), self._rows)

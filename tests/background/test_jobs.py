@@ -16,7 +16,6 @@ from llama_index_memory_ext.background.jobs import (
     JobKey,
     JobRegistry,
     Jobs,
-    pause_seconds,
 )
 from tests.conversation import assistant, user
 from tests.openai_server import Message
@@ -92,7 +91,7 @@ def test_each_pause_is_twice_as_long_as_the_one_before_up_to_five_minutes() -> N
     back_off = BackOff(10.0)
     assert not back_off.pausing
     assert [back_off.failed() for _ in range(7)] == [10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0]
-    assert pause_seconds(2.0, 5_000) == LONGEST_PAUSE_SECONDS
+    assert BackOff(2.0, 5_000).failed() == LONGEST_PAUSE_SECONDS
 
 
 @pytest.mark.parametrize(("pause", "failures"), [(10.0, 1), (0.0, 0)])
