@@ -48,7 +48,11 @@ def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-@pytest.mark.parametrize("when", ["used before", "not used before"])
+@pytest.mark.parametrize(
+    ("any_database_uri", "when"),
+    [("memory", "used before"), ("file", "not used before"), ("file", "used before"), ("postgres", "used before")],
+    indirect=["any_database_uri"],
+)
 def test_children_of_a_fork_and_their_parent_go_on(any_database_uri: str | None, when: str) -> None:
     """As in prefork servers. A database in memory is copied."""
     done = run(FORKED, any_database_uri or "", when)
